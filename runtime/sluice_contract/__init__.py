@@ -1,0 +1,1 @@
+"""sluice_contract."""
