@@ -1,0 +1,205 @@
+"""EngineConfig: everything that decides how one engine behaves, as one frozen value.
+
+The operator renders it into a ConfigMap; `python -m sluice_runtime --config FILE` reads it. A key
+left out takes a default that `sluice_contract.sizing` explains. Identity (pod name, address) is
+not in here: it comes from the Downward API.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from sluice_contract import ports
+from sluice_contract.base import ConfigError, ContractModel, config_error_from
+from sluice_contract.labels import Role
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+SchedulingPolicy = Literal[
+    "fcfs", "lpm", "dfs-weight", "lof", "sjf", "srtf", "hrrn", "round-robin", "random", "priority",
+    "routing-key", "adaptive",
+]  # fmt: skip
+
+
+class ModelRef(ContractModel):
+    """Which weights to serve, and under what name."""
+
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="hf://org/name, pvc://claim/path, oci://image, file:///path, a plain path, "
+        "or dummy://name for random weights.",
+    )
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="Name in the OpenAI API; the URI's last part when left out.",
+    )
+    revision: str | None = Field(
+        default=None, max_length=128, description="Branch, tag or commit of a hub model."
+    )
+
+    @property
+    def served_name(self) -> str:
+        """The name clients use."""
+        return self.name or self.uri.rstrip("/").rpartition("/")[2]
+
+
+class KvTransfer(ContractModel):
+    """How prefill engines hand the KV cache to decode engines."""
+
+    backend: Literal["Mooncake", "TCP"] = Field(default="Mooncake", description="Transfer backend.")
+    protocol: Literal["tcp", "rdma"] = Field(default="tcp", description="Mooncake's transport.")
+    device: str | None = Field(
+        default=None, max_length=128, description="RDMA device; chosen by Mooncake when left out."
+    )
+    bootstrap_port: int = Field(
+        default=ports.BOOTSTRAP, ge=1, le=65535, description="Rendezvous port of prefill engines."
+    )
+
+
+class EngineSettings(ContractModel):
+    """The tunables of one engine. All optional: what is left out is resolved, with its source."""
+
+    dtype: DType | None = Field(
+        default=None, description="Type of weights and activations; auto is the checkpoint's."
+    )
+    kv_cache_dtype: DType | None = Field(
+        default=None, description="Type of the KV cache; auto is the same as dtype."
+    )
+    tensor_parallel_size: int | None = Field(
+        default=None, ge=1, le=64, description="GPUs that share each layer of one engine."
+    )
+    context_length: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="Most tokens of prompt and answer together; the model's own limit when absent.",
+    )
+    chunk_size: int | None = Field(
+        default=None,
+        ge=-1,
+        le=1_048_576,
+        description="Token budget of a prefill step, in tokens; -1 turns chunking off.",
+    )
+    max_prefill_tokens: int | None = Field(
+        default=None, ge=1, le=16_777_216, description="Most prompt tokens in one prefill batch."
+    )
+    min_prefill_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_048_576,
+        description="Part of the chunk that running requests cannot take in a mixed batch; "
+        "one page at least.",
+    )
+    max_running_requests: int | None = Field(
+        default=None, ge=1, le=65_536, description="Most requests that decode at once."
+    )
+    max_queued_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_048_576,
+        description="Most requests that wait; one more is answered 429.",
+    )
+    cuda_graph_max_batch: int | None = Field(
+        default=None,
+        ge=0,
+        le=4096,
+        description="Largest decode batch captured as a CUDA graph; none are on a CPU.",
+    )
+    page_size: int | None = Field(
+        default=None, ge=1, le=1024, description="Tokens in one page of the KV pool."
+    )
+    kv_pool_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Size of the KV pool in tokens; from free memory if absent.",
+    )
+    memory_fraction: float | None = Field(
+        default=None, gt=0, lt=1, description="Share of device memory for weights and KV pool."
+    )
+    mixed_chunk: bool | None = Field(
+        default=None, description="Whether decode rows join prefill chunks in one forward pass."
+    )
+    prefix_cache: bool | None = Field(
+        default=None, description="Whether computed prefixes are kept and shared."
+    )
+    overlap: bool | None = Field(
+        default=None, description="Whether scheduling runs beside the device's step."
+    )
+    scheduling_policy: SchedulingPolicy | None = Field(
+        default=None, description="Order in which waiting requests are admitted."
+    )
+    schedule_conservativeness: float | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="Factor on the share of max_tokens that admission reserves.",
+    )
+    priority_threshold: int | None = Field(
+        default=None, ge=0, description="Difference in priority above which a request preempts."
+    )
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="CPU threads; the cgroup's quota when left out."
+    )
+    kv_transfer: KvTransfer | None = Field(
+        default=None, description="Hand-over of the KV cache between prefill and decode."
+    )
+
+
+class ServerSettings(ContractModel):
+    """Where the engine's HTTP server listens, and its limits."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(default=ports.ENGINE_HTTP, ge=0, le=65535, description="0 picks a free port.")
+    drain_seconds: float = Field(
+        default=120.0, ge=0, le=86_400, description="How long streams may finish after SIGTERM."
+    )
+    max_body_bytes: int = Field(
+        default=8 * 1024 * 1024, ge=1024, description="Largest request body that is read."
+    )
+
+
+class EngineConfig(EngineSettings):
+    """The engine's file. Only `model.uri` must be given; unknown keys are refused."""
+
+    model: ModelRef
+    role: Role = Role.MIXED
+    server: ServerSettings = ServerSettings()
+    seed: int = Field(default=0, ge=0, description="Seed of random weights and unseeded sampling.")
+
+    @model_validator(mode="after")
+    def _sizes_fit_each_other(self) -> Self:
+        if self.chunk_size == 0:
+            raise ValueError("chunkSize: 0 is not allowed; allowed: -1 (off) or at least one page")
+        return self
+
+
+def parse_engine_config(text: str | bytes) -> EngineConfig:
+    """An EngineConfig from JSON text.
+
+    Raises:
+        ConfigError: one line with key, value and what is allowed.
+    """
+    try:
+        return EngineConfig.model_validate_json(text)
+    except ValidationError as error:
+        known = [field.alias or name for name, field in EngineConfig.model_fields.items()]
+        raise config_error_from(error, known) from None
+
+
+def read_engine_config(path: Path) -> EngineConfig:
+    """The EngineConfig in the file at `path`; raises ConfigError, also when there is no file."""
+    try:
+        return parse_engine_config(path.read_bytes())
+    except OSError as error:
+        raise ConfigError("--config", str(path), f"a readable file ({error.strerror})") from None
+
+
+def render_engine_config(config: EngineConfig) -> str:
+    """The file's text: sorted keys, so that equal configurations have equal hashes."""
+    return json.dumps(config.to_json_dict(), indent=2, sort_keys=True) + "\n"

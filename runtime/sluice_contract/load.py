@@ -1,0 +1,41 @@
+"""The load report: what an engine answers on `GET /load`.
+
+Cheap to make, read by the router (least loaded) and the autoscaler. Prometheus is for people.
+"""
+
+from __future__ import annotations
+
+from sluice_contract.base import ContractModel
+from sluice_contract.labels import Role
+
+
+class DisaggregationQueues(ContractModel):
+    """Lengths, in requests, of the four hand-over queues; all 0 in the mixed role."""
+
+    bootstrap: int = 0
+    inflight: int = 0
+    prealloc: int = 0
+    transfer: int = 0
+
+
+class LoadReport(ContractModel):
+    """One engine's load at `time_seconds`."""
+
+    role: Role
+    epoch: str
+    """Differs after every restart of the engine process."""
+    time_seconds: float
+    """Unix time at which the engine process made the report."""
+    draining: bool
+    queued_requests: int
+    queued_tokens: int
+    """Prompt tokens not computed yet, of waiting and of partly prefilled requests."""
+    running_requests: int
+    max_running_requests: int
+    kv_pages_total: int
+    kv_pages_free: int
+    kv_pages_evictable: int
+    page_size_tokens: int
+    queues: DisaggregationQueues = DisaggregationQueues()
+    queued_work_seconds: float
+    """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""

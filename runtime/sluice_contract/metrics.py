@@ -1,0 +1,138 @@
+"""Every metric: name, help, labels and buckets, in base units; the only place they are spelled.
+
+Knows nothing of prometheus-client: each process makes its own collectors from these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+LATENCY_SECONDS: Final = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5,
+    1, 2.5, 5, 10, 30, 60, 120, 300,
+)  # fmt: skip
+STEP_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+TOKENS: Final = tuple(2**n for n in range(18))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric family."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+ENGINE: Final = (
+    Metric("sluice_requests_total", "counter", "Requests ended, by outcome.", ("outcome",)),
+    Metric("sluice_prompt_tokens_total", "counter", "Prompt tokens of accepted requests."),
+    Metric(
+        "sluice_cached_prompt_tokens_total", "counter", "Prompt tokens found in the prefix cache."
+    ),
+    Metric("sluice_generated_tokens_total", "counter", "Tokens generated."),
+    Metric(
+        "sluice_time_to_first_token_seconds",
+        "histogram",
+        "Arrival to first token.",
+        (),
+        LATENCY_SECONDS,
+    ),
+    Metric(
+        "sluice_inter_token_seconds",
+        "histogram",
+        "Gap between tokens of a request.",
+        (),
+        LATENCY_SECONDS,
+    ),
+    Metric(
+        "sluice_request_seconds", "histogram", "Arrival to end of a request.", (), LATENCY_SECONDS
+    ),
+    Metric(
+        "sluice_queue_seconds",
+        "histogram",
+        "Arrival to first step of a request.",
+        (),
+        LATENCY_SECONDS,
+    ),
+    Metric("sluice_prompt_length_tokens", "histogram", "Prompt length.", (), TOKENS),
+    Metric("sluice_output_length_tokens", "histogram", "Output length.", (), TOKENS),
+    Metric("sluice_running_requests", "gauge", "Requests in the running batch."),
+    Metric("sluice_queued_requests", "gauge", "Requests waiting for admission."),
+    Metric("sluice_queued_tokens", "gauge", "Prompt tokens not computed yet."),
+    Metric("sluice_kv_pages", "gauge", "KV pages by state.", ("state",)),
+    Metric("sluice_token_usage_ratio", "gauge", "Share of the KV pool in use."),
+    Metric("sluice_new_token_ratio", "gauge", "Share of max_tokens that admission reserves."),
+    Metric("sluice_retractions_total", "counter", "Running requests sent back to the queue."),
+    Metric("sluice_chunk_cuts_total", "counter", "Prompts cut at a chunk border."),
+    Metric("sluice_steps_total", "counter", "Forward passes by mode.", ("mode",)),
+    Metric(
+        "sluice_step_seconds", "histogram", "Duration of a step by mode.", ("mode",), STEP_SECONDS
+    ),
+    Metric("sluice_scheduler_seconds", "histogram", "Scheduler CPU per step.", (), STEP_SECONDS),
+    Metric("sluice_draining", "gauge", "1 while the engine drains."),
+)
+
+ROUTER: Final = (
+    Metric(
+        "sluice_router_requests_total",
+        "counter",
+        "Requests by route and status code.",
+        ("route", "code"),
+    ),
+    Metric(
+        "sluice_router_request_seconds",
+        "histogram",
+        "Duration by route.",
+        ("route",),
+        LATENCY_SECONDS,
+    ),
+    Metric(
+        "sluice_router_first_byte_seconds",
+        "histogram",
+        "Arrival to first byte from an engine.",
+        (),
+        LATENCY_SECONDS,
+    ),
+    Metric(
+        "sluice_router_retries_total",
+        "counter",
+        "Attempts beyond the first, by reason.",
+        ("reason",),
+    ),
+    Metric("sluice_router_engines", "gauge", "Engines known, by state.", ("state",)),
+    Metric("sluice_router_inflight_requests", "gauge", "Requests being served."),
+)
+
+OPERATOR: Final = (
+    Metric(
+        "sluice_operator_reconcile_total",
+        "counter",
+        "Reconciles by kind and outcome.",
+        ("kind", "outcome"),
+    ),
+    Metric(
+        "sluice_operator_reconcile_errors_total",
+        "counter",
+        "Failed reconciles by kind and error.",
+        ("kind", "error"),
+    ),
+    Metric(
+        "sluice_operator_reconcile_duration_seconds",
+        "histogram",
+        "Duration by kind.",
+        ("kind",),
+        STEP_SECONDS,
+    ),
+    Metric("sluice_operator_queue_depth", "gauge", "Keys waiting, by kind.", ("kind",)),
+    Metric(
+        "sluice_operator_writes_total",
+        "counter",
+        "Write requests to the API server.",
+        ("verb", "kind"),
+    ),
+    Metric("sluice_operator_leader", "gauge", "1 while this replica holds the Lease."),
+)

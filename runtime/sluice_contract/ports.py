@@ -1,0 +1,19 @@
+"""Port numbers that more than one component must agree on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ENGINE_HTTP: Final = 8000
+"""Engine API process: OpenAI routes, /health, /ready, /load, /metrics. Port name `http`."""
+ROUTER_HTTP: Final = 8000
+"""Router container; the front Service maps `SERVICE_HTTP` to it. Port name `http`."""
+SERVICE_HTTP: Final = 80
+"""The front Service's port."""
+OPERATOR_METRICS: Final = 8080
+OPERATOR_HEALTH: Final = 8081
+BOOTSTRAP: Final = 8998
+"""Rendezvous of the KV hand-over on prefill engines."""
+KV_TRANSFER_MIN: Final = 15000
+KV_TRANSFER_MAX: Final = 17000
+"""Mooncake opens two listeners in this range."""

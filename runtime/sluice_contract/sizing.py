@@ -1,0 +1,130 @@
+"""Resolves every engine setting to a value, and says where the value came from.
+
+Order: the user's, else the accelerator's product, else its memory, else the general default. Pure;
+the operator shows the result in status, the engine uses it when a key is missing from its file.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from sluice_contract.accelerators import (
+    CPU,
+    MEMORY,
+    UNKNOWN,
+    WIDE_FROM,
+    Accelerator,
+    Sizes,
+    product_row,
+)
+from sluice_contract.base import ConfigError, ContractModel
+from sluice_contract.config import EngineSettings
+
+Value = bool | int | float | str
+SettingsT = TypeVar("SettingsT", bound=EngineSettings)
+
+
+class Source(StrEnum):
+    """Where a value came from."""
+
+    USER = "User"
+    PRODUCT = "Product"
+    MEMORY = "Memory"
+    GENERAL = "General"
+
+
+class Resolved(ContractModel):
+    """A value with its origin; `origin` is for a person, e.g. `A100-40GB TP1`."""
+
+    value: Value
+    source: Source
+    origin: str
+
+
+GENERAL: Final[dict[str, Value]] = {
+    "dtype": "auto",
+    "kv_cache_dtype": "auto",
+    "tensor_parallel_size": 1,
+    "max_prefill_tokens": 16_384,
+    "max_running_requests": 256,
+    "max_queued_requests": 4_096,
+    "page_size": 16,
+    "memory_fraction": 0.85,
+    "mixed_chunk": True,
+    "prefix_cache": False,
+    "overlap": False,
+    "scheduling_policy": "fcfs",
+    "schedule_conservativeness": 1.0,
+    "priority_threshold": 10,
+}
+"""General defaults. Keys that depend on the model or the host (context length, pool, threads) are
+left to the engine. Prefix cache and overlap are off until the engine has them."""
+
+
+def resolve_settings(user: EngineSettings, accelerator: Accelerator) -> dict[str, Resolved]:
+    """Every setting that can be known before the engine starts, by field name.
+
+    Raises:
+        ConfigError: two resolved values contradict each other.
+    """
+    resolved = {name: _general(value) for name, value in GENERAL.items()}
+    resolved |= _by_accelerator(accelerator)
+    for name in EngineSettings.model_fields.keys() - {"kv_transfer"}:
+        if (value := getattr(user, name)) is not None:
+            resolved[name] = Resolved(value=value, source=Source.USER, origin="spec")
+    resolved.setdefault("min_prefill_tokens", _general(resolved["page_size"].value, "one page"))
+    _check(resolved)
+    return resolved
+
+
+def apply_resolved(settings: SettingsT, resolved: dict[str, Resolved]) -> SettingsT:
+    """`settings` with every resolved value filled in."""
+    values: dict[str, Any] = {name: entry.value for name, entry in resolved.items()}
+    return settings.model_copy(update=values)
+
+
+def _general(value: Value, origin: str = "default") -> Resolved:
+    return Resolved(value=value, source=Source.GENERAL, origin=origin)
+
+
+def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
+    sizes, source, origin = _sizes(accelerator)
+    values = {
+        "chunk_size": sizes.chunk_size,
+        "cuda_graph_max_batch": sizes.cuda_graph_max_batch,
+        "tensor_parallel_size": max(1, accelerator.count),
+    }
+    return {
+        name: Resolved(value=value, source=source, origin=origin) for name, value in values.items()
+    }
+
+
+def _sizes(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
+    tensor_parallel = max(1, accelerator.count)
+    wide = tensor_parallel >= WIDE_FROM
+    if accelerator.is_cpu:
+        return CPU, Source.GENERAL, "CPU"
+    if accelerator.product and (row := product_row(accelerator.product)):
+        return (row.wide if wide else row.sizes), Source.PRODUCT, f"{row.name} TP{tensor_parallel}"
+    if accelerator.memory_mib:
+        gib = accelerator.memory_mib / 1024
+        by_memory = next(row for row in MEMORY if gib < row.below_gib)
+        return (
+            (by_memory.wide if wide else by_memory.sizes),
+            Source.MEMORY,
+            f"{gib:.0f} GiB TP{tensor_parallel}",
+        )
+    return UNKNOWN, Source.GENERAL, f"unknown accelerator TP{tensor_parallel}"
+
+
+def _check(resolved: dict[str, Resolved]) -> None:
+    chunk, page = resolved["chunk_size"].value, resolved["page_size"].value
+    minimum = resolved["min_prefill_tokens"].value
+    assert isinstance(chunk, int)
+    assert isinstance(page, int)
+    assert isinstance(minimum, int)
+    if chunk != -1 and chunk < page:
+        raise ConfigError("chunkSize", chunk, f"-1 (off) or at least pageSize ({page})")
+    if chunk != -1 and minimum > chunk:
+        raise ConfigError("minPrefillTokens", minimum, f"at most chunkSize ({chunk})")

@@ -1,0 +1,69 @@
+"""What this version of the engine can do: one table that engine and operator both refuse by.
+
+A row leaves this table when the feature lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.base import ConfigError
+from sluice_contract.config import EngineSettings
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A setting, the values of it that this version refuses, and what it allows instead."""
+
+    key: str
+    refuses: Callable[[EngineSettings], bool]
+    allowed: str
+
+
+ROWS: Final = (
+    Unsupported(
+        "tensorParallelSize",
+        lambda s: (s.tensor_parallel_size or 1) != 1,
+        "1 (tensor parallelism is not implemented yet)",
+    ),
+    Unsupported(
+        "prefixCache",
+        lambda s: bool(s.prefix_cache),
+        "false (the prefix cache is not implemented yet)",
+    ),
+    Unsupported(
+        "overlap",
+        lambda s: bool(s.overlap),
+        "false (the overlapped loop is not implemented yet)",
+    ),
+    Unsupported(
+        "schedulingPolicy",
+        lambda s: s.scheduling_policy not in (None, "fcfs"),
+        "fcfs (other policies are not implemented yet)",
+    ),
+    Unsupported(
+        "priorityThreshold",
+        lambda s: s.priority_threshold not in (None, 10),
+        "10 (priority scheduling is not implemented yet)",
+    ),
+    Unsupported(
+        "kvCacheDtype",
+        lambda s: s.kv_cache_dtype not in (None, "auto"),
+        "auto (a KV type of its own is not implemented yet)",
+    ),
+    Unsupported(
+        "kvTransfer",
+        lambda s: s.kv_transfer is not None,
+        "nothing (disaggregation is not implemented yet)",
+    ),
+)
+
+
+def unsupported(settings: EngineSettings) -> Iterator[ConfigError]:
+    """A refusal for every setting the user asked for and this version does not have."""
+    for row in ROWS:
+        if row.refuses(settings):
+            field = next(n for n, f in EngineSettings.model_fields.items() if f.alias == row.key)
+            yield ConfigError(row.key, getattr(settings, field), row.allowed)

@@ -1,0 +1,28 @@
+"""The termination message: one JSON object that a container leaves behind when it exits by itself.
+
+The engine writes it, the operator reads it into the Ready condition.
+"""
+
+from __future__ import annotations
+
+from sluice_contract.base import ContractModel
+
+MAX_BYTES = 4096
+"""Kubernetes' limit for one container's termination message."""
+
+
+class TerminationMessage(ContractModel):
+    """Why the process ended; `reason` is stable CamelCase, `message` one line for a person."""
+
+    reason: str
+    message: str
+
+    def to_bytes(self) -> bytes:
+        """The JSON, shortened so that it fits `MAX_BYTES`."""
+        message = self.message
+        while len(encoded := self._encode(message)) > MAX_BYTES:
+            message = message[: len(message) * MAX_BYTES // (len(encoded) + 1)]
+        return encoded
+
+    def _encode(self, message: str) -> bytes:
+        return self.model_copy(update={"message": message}).model_dump_json().encode()

@@ -1,0 +1,58 @@
+"""The exception tree of the runtime. Every error that ends a process or a request is one of these.
+
+Knows nothing of HTTP: `server` maps `RequestError` to OpenAI's error JSON, `launch` maps
+`StartupError` to the exit line and the termination message.
+"""
+
+from __future__ import annotations
+
+
+class SluiceRuntimeError(Exception):
+    """Base of the tree."""
+
+
+class StartupError(SluiceRuntimeError):
+    """The process cannot start. `str()` is one line naming key, value and what is allowed.
+
+    `reason` is stable CamelCase: it becomes the termination message and the CR's condition.
+    """
+
+    reason = "StartupFailed"
+
+
+class InvalidConfigError(StartupError):
+    """A key of engine.json cannot be used."""
+
+    reason = "InvalidConfig"
+
+
+class ModelLoadError(StartupError):
+    """Model files are missing, damaged, or of an architecture this version does not have."""
+
+    reason = "ModelLoadFailed"
+
+
+class OutOfMemoryError(StartupError):
+    """Weights and KV pool do not fit. The message names the setting to lower."""
+
+    reason = "OutOfMemory"
+
+
+class RequestError(SluiceRuntimeError):
+    """A request that cannot be served; `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequestError(RequestError):
+    """The client's mistake: 400."""
+
+
+class OverloadedError(RequestError):
+    """The queue is full: 429 with Retry-After."""
+
+
+class UnavailableError(RequestError):
+    """Not ready, draining, or the engine died: 503 with Retry-After."""

@@ -1,0 +1,143 @@
+"""What the API process and the engine process say to each other.
+
+msgspec structs, encoded as msgpack with a tag a type; never pickle. Knows no socket (see
+`transport.py`) and no torch. A struct here is a contract: fields are added with defaults and
+`PROTOCOL_VERSION` goes up, none is reinterpreted.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+PROTOCOL_VERSION: Final = 1
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of everything that crosses the process border."""
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the next token is drawn. Random numbers depend on (seed, position) only."""
+
+    temperature: float = 1.0
+    """0: greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all."""
+    seed: int = 0
+    """63 bits; the API process draws one when the client gave none."""
+
+
+class Generate(Message, frozen=True):
+    """API → engine: run this prompt. Exactly one terminal `TokenDelta` answers it."""
+
+    request_id: str
+    prompt_ids: list[int]
+    max_tokens: int
+    """Already clamped to what the context and the pool hold."""
+    sampling: Sampling
+    stop_token_ids: list[int] = []
+    """EOS ids and the client's; empty with `ignore_eos`. The stop token itself is delivered."""
+    ignore_eos: bool = False
+    """No EOS will end it, so admission reserves all of `max_tokens`."""
+    arrival_seconds: float = 0.0
+    """`time.monotonic()` at which the API process read the request; one clock on one host."""
+    credit_tokens: int = 4096
+    """Tokens that the engine may send before the API process grants more."""
+
+
+class Abort(Message, frozen=True):
+    """API → engine: forget the request (client gone, stop string). Unknown ids are ignored."""
+
+    request_id: str
+
+
+class Credit(Message, frozen=True):
+    """API → engine: the reader has taken `tokens` more of this request."""
+
+    request_id: str
+    tokens: int
+
+
+class Drain(Message, frozen=True):
+    """API → engine: finish what runs; the load report says draining from now on."""
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one request made by one step; array-like since there is one per row and step."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    """Set on the last delta of a request and on no other."""
+    error: str | None = None
+    """One line for the client, with `finish_reason` error."""
+    cached_tokens: int = 0
+
+
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The engine side of `sluice_contract.load.LoadReport`, and of /metrics."""
+
+    time_seconds: float
+    queued_requests: int
+    queued_tokens: int
+    running_requests: int
+    kv_pages_total: int
+    kv_pages_free: int
+    kv_pages_evictable: int
+    queued_work_seconds: float
+    new_token_ratio: float
+    retractions: int
+    """Since the start of the process; so are the next two."""
+    chunk_cuts: int
+    steps: dict[str, int]
+    """By forward mode."""
+
+
+class StepResult(Message, frozen=True):
+    """Engine → API: everything one step produced; one message a step."""
+
+    step: int
+    mode: str
+    """Forward mode: EXTEND, DECODE, MIXED; IDLE for results made without a forward pass."""
+    finished_seconds: float
+    """`time.monotonic()` when the step's tokens were known: the engine's clock for ITL."""
+    step_seconds: float
+    scheduler_seconds: float
+    deltas: list[TokenDelta]
+    load: Load
+
+
+class Heartbeat(Message, frozen=True):
+    """Engine → API, while idle."""
+
+    load: Load
+
+
+class EngineReady(Message, frozen=True):
+    """Engine → API: the model is loaded. First message of the engine."""
+
+    protocol_version: int
+    epoch: str
+    context_length_tokens: int
+    kv_pool_tokens: int
+    page_size_tokens: int
+    max_running_requests: int
+    max_queued_requests: int
+    vocabulary_size: int
+
+
+class EngineFailed(Message, frozen=True):
+    """Engine → API: the engine process is about to exit; ends every stream with an error."""
+
+    reason: str
+    """Stable CamelCase, as in the termination message."""
+    message: str
+
+
+ToEngine = Generate | Abort | Credit | Drain
+ToApi = EngineReady | StepResult | Heartbeat | EngineFailed

@@ -1,0 +1,100 @@
+"""Every resolved engine setting says where it came from."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.base import ConfigError
+from sluice_contract.config import (
+    EngineConfig,
+    EngineSettings,
+    parse_engine_config,
+    render_engine_config,
+)
+from sluice_contract.sizing import Source, apply_resolved, resolve_settings
+from sluice_contract.supported import ROWS, unsupported
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "chunk", "graph", "source"),
+    [
+        (Accelerator(), 512, 0, Source.GENERAL),
+        (Accelerator(product="Tesla-T4", count=1), 2048, 8, Source.PRODUCT),
+        (Accelerator(product="NVIDIA-A100-SXM4-40GB", count=1), 4096, 32, Source.PRODUCT),
+        (Accelerator(product="NVIDIA-A100-SXM4-40GB", count=4), 4096, 160, Source.PRODUCT),
+        (Accelerator(product="NVIDIA-A100-SXM4-80GB", count=1), 8192, 256, Source.PRODUCT),
+        (Accelerator(product="NVIDIA-H100-80GB-HBM3", count=8), 8192, 512, Source.PRODUCT),
+        (Accelerator(product="NVIDIA-H200", count=1), 8192, 256, Source.PRODUCT),
+        (Accelerator(product="NVIDIA-GB200", count=1), 16384, 512, Source.PRODUCT),
+        (Accelerator(product="NVIDIA-GeForce-RTX-4090", count=4), 2048, 80, Source.PRODUCT),
+        (Accelerator(product="Brand-New", memory_mib=24 * 1024, count=1), 2048, 16, Source.MEMORY),
+        (Accelerator(product="Brand-New", memory_mib=48 * 1024, count=4), 4096, 160, Source.MEMORY),
+        (Accelerator(memory_mib=288 * 1024, count=1), 16384, 512, Source.MEMORY),
+        (Accelerator(product="Brand-New", count=1), 4096, 32, Source.GENERAL),
+    ],
+)
+def test_chunk_and_graph_follow_the_accelerator(
+    accelerator: Accelerator, chunk: int, graph: int, source: Source
+) -> None:
+    resolved = resolve_settings(EngineSettings(), accelerator)
+    assert resolved["chunk_size"].value == chunk
+    assert resolved["cuda_graph_max_batch"].value == graph
+    assert resolved["chunk_size"].source == source
+
+
+def test_the_users_value_wins_and_says_so() -> None:
+    resolved = resolve_settings(EngineSettings(chunk_size=64), Accelerator(product="NVIDIA-H200"))
+    assert (resolved["chunk_size"].value, resolved["chunk_size"].source) == (64, Source.USER)
+    assert resolved["page_size"].source == Source.GENERAL
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (EngineSettings(chunk_size=8, page_size=16), "chunkSize"),
+        (EngineSettings(chunk_size=64, min_prefill_tokens=65), "minPrefillTokens"),
+    ],
+)
+def test_contradicting_values_are_refused_by_name(settings: EngineSettings, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        resolve_settings(settings, Accelerator())
+
+
+def test_a_rendered_config_reads_back_the_same() -> None:
+    config = EngineConfig.model_validate({"model": {"uri": "dummy://qwen3-tiny"}})
+    config = apply_resolved(config, resolve_settings(config, Accelerator()))
+    assert parse_engine_config(render_engine_config(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('{"model": {"uri": "x"}, "chunkSizes": 3}', ["chunkSizes", "3", "chunkSize"]),
+        ('{"model": {"uri": "x"}, "pageSize": 0}', ["pageSize", "0", "greater than or equal to 1"]),
+        ('{"model": {"uri": "x"}, "chunkSize": 0}', ["chunkSize", "0", "-1"]),
+        ('{"model": {}}', ["model.uri", "required"]),
+        ("{", ["JSON"]),
+    ],
+)
+def test_a_bad_file_is_one_line_with_key_value_and_what_is_allowed(
+    text: str, parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_engine_config(text)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert all(part in line for part in parts), line
+
+
+def test_what_this_version_lacks_is_refused_by_key() -> None:
+    settings = EngineSettings(
+        tensor_parallel_size=2, prefix_cache=True, overlap=True, scheduling_policy="lpm"
+    )
+    refused = {error.key for error in unsupported(settings)}
+    assert refused == {"tensorParallelSize", "prefixCache", "overlap", "schedulingPolicy"}
+    assert not list(unsupported(EngineSettings()))
+
+
+def test_every_refusal_names_a_real_setting() -> None:
+    aliases = {field.alias for field in EngineSettings.model_fields.values()}
+    assert {row.key for row in ROWS} <= aliases
