@@ -1,0 +1,113 @@
+# Sluice: `make up` runs it on a local cluster, `make test` tests it. `make` lists the rest.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON := .venv/bin/python
+PYTEST := OMP_NUM_THREADS=1 .venv/bin/pytest
+SOURCES := operator runtime e2e tests benchmarks images
+MODEL ?= dummy://qwen3-tiny
+PORT ?= 8000
+CLUSTER ?=
+export CLUSTER
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+## Run it
+
+.PHONY: up
+up: ## cluster, images, operator, a sample service, one streamed completion
+	@scripts/setup --minimal
+	@$(PYTHON) -m e2e.up
+
+.PHONY: down
+down: ## remove the cluster and everything it made on this machine
+	@scripts/setup --minimal
+	@$(PYTHON) -m e2e.cluster down
+
+.PHONY: kubectl
+kubectl: ## kubectl against the local cluster: make kubectl ARGS="get infsvc"
+	@$(PYTHON) -m e2e.cluster kubectl $(ARGS)
+
+.PHONY: serve
+serve: ## one engine without a cluster: make serve MODEL=/path/to/model PORT=8000
+	@scripts/setup
+	@scripts/serve "$(MODEL)" "$(PORT)"
+
+## Test it
+
+.PHONY: test
+test: check test-apiserver test-cluster ## every test, set-up included
+
+.PHONY: check
+check: lint types imports unit ## lint, types, import rules, unit tests: under a minute
+
+.PHONY: setup
+setup:
+	@scripts/setup
+
+.PHONY: lint
+lint: setup
+	.venv/bin/ruff check $(SOURCES)
+	.venv/bin/ruff format --check $(SOURCES)
+
+.PHONY: types
+types: setup
+	.venv/bin/mypy
+
+.PHONY: imports
+imports: setup
+	.venv/bin/lint-imports --no-cache
+
+.PHONY: unit
+unit: setup
+	$(PYTEST) -m "not apiserver and not cluster and not full and not gpu"
+
+.PHONY: test-apiserver
+test-apiserver: setup ## the operator against a real etcd and API server
+	$(PYTEST) -m "apiserver and not full"
+
+.PHONY: test-cluster
+test-cluster: setup ## images, and the stories on a real cluster
+	$(PYTEST) -m "cluster and not full" tests e2e/stories
+
+.PHONY: test-full
+test-full: test ## the long matrices and soaks as well
+	$(PYTEST) -m full tests e2e/stories --timeout 3600
+
+## Measure it: one JSON line a figure
+
+.PHONY: bench-interference
+bench-interference: setup ## a long prompt beside 16 streams: inter-token gaps, chunked and not
+	$(PYTHON) -m benchmarks.interference
+
+.PHONY: bench-cpu
+bench-cpu: setup ## the workload "CPU serving", beside transformers
+	$(PYTHON) -m benchmarks.cpu_serving
+
+.PHONY: bench-scheduler
+bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requests
+	$(PYTHON) -m benchmarks.scheduler_step
+
+.PHONY: bench-startup
+bench-startup: setup ## process start to /health and to the first token
+	$(PYTHON) -m benchmarks.startup
+
+.PHONY: bench-router
+bench-router: setup ## what the router adds to the time to first token
+	$(PYTHON) -m benchmarks.router
+
+## Work on it
+
+.PHONY: format
+format: setup ## format and fix what can be fixed
+	.venv/bin/ruff check --fix-only --quiet $(SOURCES)
+	.venv/bin/ruff format --quiet $(SOURCES)
+
+.PHONY: crds
+crds: setup ## write crds/ from the API types
+	$(PYTHON) -m sluice_operator.api.generate
+
+.PHONY: golden
+golden: setup ## write the golden manifests anew; read the diff
+	SLUICE_WRITE_GOLDEN=1 $(PYTEST) tests/operator -m "not apiserver and not cluster"
