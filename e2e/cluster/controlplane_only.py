@@ -1,0 +1,184 @@
+"""etcd and kube-apiserver alone, on 127.0.0.1, in a temporary directory: ready in about 3 s.
+
+For tests of what talks to an API server only. It knows no node: pods stay Pending, and without
+`controllers` nothing acts on objects either (no garbage collection, no Deployment controller).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from e2e.cluster import controlplane
+from e2e.cluster.build import Binaries, ensure_binaries
+from e2e.cluster.certs import Certificate, create_authority, create_signing_key, issue
+from e2e.cluster.command import run
+from e2e.cluster.daemon import Daemon
+from e2e.cluster.kubeconfig import write_kubeconfig
+
+ADDRESS = "127.0.0.1"
+SERVICE_SUBNET = "10.96.0.0/16"
+DIRECTORY_PREFIX = "sluice-controlplane-"
+READY_SECONDS = 60.0
+# Pods need no service account token here: nobody would issue it without the controller manager.
+APISERVER_FLAGS = {"disable-admission-plugins": "ServiceAccount", "allow-privileged": "true"}
+
+
+class ControlPlane:
+    """A running etcd and API server. Ports and data outlive `stop_apiserver`, so that
+    `start_apiserver` brings the same server back."""
+
+    def __init__(self, directory: Path, binaries: Binaries, controllers: Sequence[str]) -> None:
+        self.audit_log = directory / "audit.log"
+        self._directory = directory
+        self._binaries = binaries
+        pki = directory / "pki"
+        self._authority = create_authority(pki, "sluice-ca")
+        self._admin = issue(self._authority, pki, "admin", user="admin", groups=["system:masters"])
+        self._port, etcd_port, peer_port = free_ports(3)
+        self.url = f"https://{ADDRESS}:{self._port}"
+        self.kubeconfig = write_kubeconfig(
+            directory / "kubeconfig", self.url, self._authority.certificate, self._admin
+        )
+        self._etcd_url = f"http://{ADDRESS}:{etcd_port}"
+        self._etcd = self._etcd_daemon(f"http://{ADDRESS}:{peer_port}")
+        self._signing_key = create_signing_key(pki / "service-account.key")
+        self._apiserver = self._apiserver_daemon()
+        self._controllers = self._controllers_daemon(controllers) if controllers else None
+
+    def start(self) -> None:
+        """Starts everything; returns when /readyz answers."""
+        self._etcd.start()
+        self.start_apiserver()
+        if self._controllers is not None:
+            self._controllers.start()
+
+    def stop(self) -> None:
+        """Kills everything; returns when it is gone."""
+        for daemon in (self._controllers, self._apiserver, self._etcd):
+            if daemon is not None:
+                daemon.kill()
+
+    def start_apiserver(self) -> None:
+        """Starts the API server on its port and data; returns when /readyz answers."""
+        self._apiserver.start()
+        self._apiserver.wait_until(self._answers, READY_SECONDS)
+
+    def stop_apiserver(self) -> None:
+        """Kills the API server: open connections break, new ones are refused."""
+        self._apiserver.kill()
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """Standard output of a kubectl command against this API server."""
+        kubectl = self._binaries.program("kubectl")
+        return run([kubectl, f"--kubeconfig={self.kubeconfig}", *words], stdin=stdin)
+
+    def user_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig of another user, who may do what RBAC grants: for tests of roles."""
+        name = user.replace(":", "-")
+        client = issue(self._authority, self._directory / "pki", name, user=user, groups=groups)
+        path = self._directory / f"{name}.kubeconfig"
+        return write_kubeconfig(path, self.url, self._authority.certificate, client)
+
+    def _answers(self) -> bool:
+        return controlplane.is_ready(ADDRESS, self._port, self._authority.certificate, self._admin)
+
+    def _etcd_daemon(self, peer_url: str) -> Daemon:
+        argv = controlplane.etcd_argv(
+            self._binaries.program("etcd"), self._directory / "etcd", self._etcd_url, peer_url
+        )
+        return Daemon("etcd", argv, self._directory / "etcd.log")
+
+    def _apiserver_daemon(self) -> Daemon:
+        policy = self._directory / "audit-policy.yaml"
+        policy.write_text(controlplane.audit_policy())
+        argv = controlplane.apiserver_argv(
+            self._binaries.program("kube-apiserver"),
+            controlplane.ApiServerFiles(
+                authority=self._authority.certificate,
+                serving=self._serving_certificate(),
+                service_account_key=self._signing_key,
+                audit_policy=policy,
+                audit_log=self.audit_log,
+            ),
+            etcd_url=self._etcd_url,
+            address=ADDRESS,
+            port=self._port,
+            service_subnet=SERVICE_SUBNET,
+            extra=APISERVER_FLAGS,
+        )
+        return Daemon("kube-apiserver", argv, self._directory / "kube-apiserver.log")
+
+    def _serving_certificate(self) -> Certificate:
+        hosts = [ADDRESS, "localhost"]
+        pki = self._directory / "pki"
+        return issue(self._authority, pki, "kube-apiserver", user="kube-apiserver", hosts=hosts)
+
+    def _controllers_daemon(self, controllers: Sequence[str]) -> Daemon:
+        argv = controlplane.controller_manager_argv(
+            self._binaries.program("kube-controller-manager"),
+            self.kubeconfig,
+            self._authority.certificate,
+            self._signing_key,
+            controllers,
+            {"secure-port": "0"},
+        )
+        log = self._directory / "kube-controller-manager.log"
+        return Daemon("kube-controller-manager", argv, log)
+
+
+@contextmanager
+def control_plane(controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
+    """A control plane for the length of a `with` block; leaves no process and no file.
+
+    `controllers` names those of kube-controller-manager to run as well, for example
+    `["garbage-collector-controller", "namespace-controller", "deployment-controller"]`.
+    Killed outright, its processes die too, and its files go when the next one starts.
+    """
+    binaries = ensure_binaries()
+    _remove_abandoned()
+    directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
+    try:
+        with (directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            plane = ControlPlane(directory, binaries, controllers)
+            try:
+                plane.start()
+                yield plane
+            finally:
+                plane.stop()
+    finally:
+        shutil.rmtree(directory)
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports of the loopback interface that nobody listens on at this moment."""
+    sockets = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _remove_abandoned() -> None:
+    """Directories of control planes whose owner was killed: nobody holds their lock."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{DIRECTORY_PREFIX}*"):
+        lock = directory / "lock"
+        if lock.exists():
+            with lock.open() as stream:
+                if _try_lock(stream):
+                    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _try_lock(stream: TextIO) -> bool:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""Says what a person is waiting for and for how long. Writes to standard error only.
+
+In a terminal one line counts up in place; elsewhere (a log, CI) a line is added now and then.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+TERMINAL_REFRESH_SECONDS = 0.5
+LOG_REFRESH_SECONDS = 15.0
+CLEAR_LINE = "\r\x1b[2K"
+
+
+class Step:
+    """One named wait, as a context manager: announced, counted, and marked done or failed."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._detail = ""
+        self._start_seconds = time.monotonic()
+        self._stop = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._in_terminal = sys.stderr.isatty()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return time.monotonic() - self._start_seconds
+
+    def detail(self, text: str) -> None:
+        """What exactly is being waited for now; shown with the next tick."""
+        self._detail = text
+
+    def __enter__(self) -> Self:
+        self._start_seconds = time.monotonic()
+        if not self._in_terminal:
+            say(f"… {self._title}")
+        self._ticker.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._ticker.join()
+        clear = CLEAR_LINE if self._in_terminal else ""
+        mark = "✓" if kind is None else "✗"
+        say(f"{clear}{mark} {self._title}  {self.elapsed_seconds:.1f} s")
+
+    def _tick(self) -> None:
+        pause = TERMINAL_REFRESH_SECONDS if self._in_terminal else LOG_REFRESH_SECONDS
+        while not self._stop.wait(pause):
+            detail = f" · {self._detail}" if self._detail else ""
+            line = f"… {self._title}{detail}  {self.elapsed_seconds:.0f} s"
+            if self._in_terminal:
+                sys.stderr.write(CLEAR_LINE + line)
+                sys.stderr.flush()
+            else:
+                say(line)
+
+
+def say(text: str) -> None:
+    """One line for the person who waits."""
+    print(text, file=sys.stderr, flush=True)
