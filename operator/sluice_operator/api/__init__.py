@@ -1,0 +1,1 @@
+"""The CRDs as pydantic types, and their generated schemas."""

@@ -1,0 +1,1 @@
+"""Pure builders of child objects, one module per kind."""

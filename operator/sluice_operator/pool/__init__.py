@@ -1,0 +1,1 @@
+"""EnginePool: plan and status."""

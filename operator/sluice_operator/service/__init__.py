@@ -1,0 +1,1 @@
+"""InferenceService: plan and status."""
