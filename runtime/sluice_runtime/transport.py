@@ -1,0 +1,162 @@
+"""Carries `messages` between API process and engine process: msgpack over one ZMQ pair.
+
+`ApiLink` binds, `EngineLink` connects; the socket file lies in a folder only this user can enter.
+No side ever waits to send: queues are unbounded here because credit bounds what is in them. Knows
+neither what a message means nor who restarts whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from sluice_runtime.errors import SluiceRuntimeError
+from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady, ToApi, ToEngine
+
+_LINGER_MILLISECONDS: Final = 2_000
+"""How long `close` may take to hand over what was sent, such as a last `EngineFailed`."""
+
+_RECONNECT_MILLISECONDS: Final = 20
+"""How often the engine looks for the API process, which may bind after it."""
+
+MessageT = TypeVar("MessageT")
+
+
+class TransportError(SluiceRuntimeError):
+    """The other process said something this version does not understand."""
+
+
+@contextmanager
+def private_endpoint() -> Iterator[str]:
+    """A ZMQ endpoint in a folder of its own (mode 0700), which is removed afterwards."""
+    runtime_folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    parent = runtime_folder if os.access(runtime_folder, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="sluice-", dir=parent))
+    try:
+        yield f"ipc://{folder}/engine.sock"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class EngineLink:
+    """The engine's end. Not thread-safe: one thread polls and sends."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.PAIR)
+        _unbound_queues(self._socket)
+        self._socket.connect(endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        """Every message that has come, after waiting `timeout_seconds` at most for the first.
+
+        Raises:
+            TransportError: a message cannot be decoded.
+        """
+        received: list[ToEngine] = []
+        if not self._socket.poll(round(timeout_seconds * 1000)):
+            return received
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return received
+            received.append(_decode(self._decoder, frame, "API process"))
+
+    def send(self, message: ToApi) -> None:
+        """Queues the message; never blocks."""
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Hands over what was sent, for two seconds at most, and closes."""
+        self._context.destroy(linger=_LINGER_MILLISECONDS)
+
+
+class ApiLink:
+    """The API process's end. Belongs to the event loop it was made in."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.asyncio.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.PAIR)
+        _unbound_queues(self._socket)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.bind(endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToApi] = msgspec.msgpack.Decoder(ToApi)
+
+    async def messages(self) -> AsyncIterator[ToApi]:
+        """Messages in order; ends when the engine's process has gone and all it said is read.
+
+        Raises:
+            TransportError: a message cannot be decoded, or is of another protocol version.
+        """
+        gone = asyncio.ensure_future(self._monitor.recv_multipart())
+        received = asyncio.ensure_future(self._socket.recv())
+        try:
+            while True:
+                await asyncio.wait({received, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not received.done():
+                    break
+                yield self._decode(received.result())
+                received = asyncio.ensure_future(self._socket.recv())
+            received.cancel()
+            for frame in await self._rest():
+                yield self._decode(frame)
+        finally:
+            gone.cancel()
+            received.cancel()
+
+    def send(self, message: ToEngine) -> None:
+        """Queues the message; never blocks. A message to an engine that has gone is dropped."""
+        sent = asyncio.ensure_future(self._socket.send(self._encoder.encode(message), zmq.NOBLOCK))
+        with suppress(zmq.Again):
+            sent.result()
+
+    def close(self) -> None:
+        """Closes at once; the engine needs nothing that is still queued."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._context.destroy(linger=0)
+
+    async def _rest(self) -> list[bytes]:
+        frames: list[bytes] = []
+        while True:
+            try:
+                frames.append(await self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return frames
+
+    def _decode(self, frame: bytes) -> ToApi:
+        message = _decode(self._decoder, frame, "engine process")
+        if isinstance(message, EngineReady) and message.protocol_version != PROTOCOL_VERSION:
+            raise TransportError(
+                f"protocol version: the engine process speaks {message.protocol_version}; "
+                f"allowed: {PROTOCOL_VERSION}"
+            )
+        return message
+
+
+def _unbound_queues(socket: zmq.Socket[Any]) -> None:
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MILLISECONDS)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[MessageT], frame: bytes, sender: str) -> MessageT:
+    try:
+        return decoder.decode(frame)
+    except msgspec.DecodeError as error:
+        raise TransportError(
+            f"a message of the {sender} ({len(frame)} bytes) cannot be decoded: {error}"
+        ) from None

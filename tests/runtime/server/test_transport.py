@@ -1,0 +1,171 @@
+"""The link between API process and engine process: order, both ends' deaths, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from sluice_runtime.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Credit,
+    Drain,
+    EngineFailed,
+    EngineReady,
+    Generate,
+    Heartbeat,
+    Load,
+    Sampling,
+    StepResult,
+    ToApi,
+    TokenDelta,
+)
+from sluice_runtime.transport import ApiLink, EngineLink, TransportError, private_endpoint
+
+LOAD = Load(1.0, 0, 0, 0, 8, 8, 0, 0.0, 0.7, 0, 0, {"DECODE": 3})
+READY = EngineReady(PROTOCOL_VERSION, "epoch", 128, 256, 16, 8, 8, 259)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with private_endpoint() as value:
+        yield value
+
+
+async def next_message(link: ApiLink) -> ToApi:
+    async for message in link.messages():
+        return message
+    raise AssertionError("the engine has gone")
+
+
+async def test_messages_arrive_in_order_both_ways(endpoint: str) -> None:
+    engine = EngineLink(endpoint)  # connects before the API process binds
+    api = ApiLink(endpoint)
+    generate = Generate("a", [1, 2], 5, Sampling(seed=2**62), [258], arrival_seconds=1.5)
+    step = StepResult(
+        1, "MIXED", 2.0, 0.1, 0.001, [TokenDelta("a", [7]), TokenDelta("b", [8], "stop")], LOAD
+    )
+    try:
+        engine.send(READY)
+        engine.send(step)
+        engine.send(Heartbeat(LOAD))
+        received = []
+        async for message in api.messages():
+            received.append(message)
+            if len(received) == 3:
+                break
+        assert received == [READY, step, Heartbeat(LOAD)]
+        to_engine = [generate, Credit("a", 3), Abort("a"), Drain()]
+        for message in to_engine:
+            api.send(message)
+        arrived: list[object] = []
+        while len(arrived) < 4:
+            arrived += await asyncio.to_thread(engine.poll, 1.0)
+        assert arrived == to_engine
+        assert engine.poll(0) == []
+    finally:
+        api.close()
+        engine.close()
+
+
+async def test_messages_end_when_the_engine_has_gone_and_its_last_word_is_read(
+    endpoint: str,
+) -> None:
+    api = ApiLink(endpoint)
+    script = (
+        "import os, sys\n"
+        "from sluice_runtime.transport import EngineLink\n"
+        "from sluice_runtime.messages import EngineFailed\n"
+        f"link = EngineLink({endpoint!r})\n"
+        "for n in range(100): link.send(EngineFailed('R', str(n)))\n"
+        "link.close()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    engine = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    try:
+        said = [message async for message in api.messages()]
+        assert said == [EngineFailed("R", str(n)) for n in range(100)]
+    finally:
+        assert await engine.wait() == -9
+        api.close()
+
+
+async def test_a_send_never_waits_for_a_reader(endpoint: str) -> None:
+    api = ApiLink(endpoint)
+    engine = EngineLink(endpoint)
+    engine.send(READY)
+    assert await next_message(api) == READY
+    for number in range(20_000):
+        engine.send(EngineFailed("R", str(number)))
+        api.send(Abort(str(number)))
+    assert len(engine.poll(1.0)) > 0
+    api.close()
+    engine.close()
+
+
+async def test_a_message_to_an_engine_that_has_gone_is_dropped(endpoint: str) -> None:
+    api = ApiLink(endpoint)
+    api.send(Abort("a"))
+    api.close()
+
+
+async def test_another_protocol_version_is_refused_with_both_named(endpoint: str) -> None:
+    api = ApiLink(endpoint)
+    engine = EngineLink(endpoint)
+    engine.send(msgspec.structs.replace(READY, protocol_version=99))
+    with pytest.raises(TransportError, match=r"speaks 99; allowed: 1"):
+        await next_message(api)
+    api.close()
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode({"type": "Unheard"}),
+        msgspec.msgpack.encode({"type": "Abort", "request_id": "a", "extra": 1}),
+        msgspec.msgpack.encode({"type": "EngineReady"}),
+    ],
+)
+async def test_what_cannot_be_decoded_is_an_error_on_both_sides(
+    endpoint: str, frame: bytes
+) -> None:
+    context = zmq.Context()
+    stranger = context.socket(zmq.PAIR)
+    api = ApiLink(endpoint)
+    stranger.connect(endpoint)
+    stranger.send(frame)
+    with pytest.raises(TransportError, match="engine process"):
+        await next_message(api)
+    stranger.close(linger=0)
+    api.close()
+    with private_endpoint() as other:
+        stranger = context.socket(zmq.PAIR)
+        stranger.bind(other)
+        engine = EngineLink(other)
+        stranger.send(frame)
+        with pytest.raises(TransportError, match="API process"):
+            engine.poll(2.0)
+        engine.close()
+        stranger.close(linger=0)
+    context.term()
+
+
+def test_the_socket_lies_in_a_private_folder_that_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with private_endpoint() as value:
+        folder = Path(value.removeprefix("ipc://")).parent
+        assert folder.parent == tmp_path
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    assert not folder.exists()
