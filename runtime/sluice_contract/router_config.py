@@ -1,0 +1,135 @@
+"""RouterConfig: everything that decides how a service's router behaves, as one frozen value.
+
+The operator renders it into a ConfigMap; `python -m sluice_router --config FILE` reads it. Identity
+(pod address, namespace) is not in here: it comes from the Downward API.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from sluice_contract import ports
+from sluice_contract.base import ConfigError, ContractModel, config_error_from
+from sluice_contract.labels import Role
+
+EngineUrl = Annotated[str, StringConstraints(pattern=r"^http://[^/?#@\s]+$", max_length=512)]
+
+
+class Discovery(ContractModel):
+    """Which EndpointSlices name the engines: those of the Services `SERVICE-ROLE`."""
+
+    service: str = Field(
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        max_length=63,
+        description="Name of the InferenceService.",
+    )
+    roles: tuple[Role, ...] = Field(
+        default=(Role.MIXED,), min_length=1, description="Roles of the pools that serve it."
+    )
+    port_name: str = Field(
+        default="http", min_length=1, max_length=15, description="Name of the engines' port."
+    )
+
+
+class RouterServer(ContractModel):
+    """Where the router listens, its limits, and how it leaves."""
+
+    host: str | None = Field(
+        default=None, min_length=1, description="Address to listen on; the pod's own if left out."
+    )
+    port: int = Field(default=ports.ROUTER_HTTP, ge=0, le=65535, description="0 picks a free port.")
+    drain_seconds: float = Field(
+        default=120.0, ge=0, le=86_400, description="How long streams may finish after SIGTERM."
+    )
+    lame_duck_seconds: float = Field(
+        default=3.0,
+        ge=0,
+        le=300,
+        description="How long new requests are still served after SIGTERM, while the cluster "
+        "stops sending them here.",
+    )
+    max_body_bytes: int = Field(
+        default=8 * 1024 * 1024, ge=1024, description="Largest request body that is read."
+    )
+
+
+class Upstream(ContractModel):
+    """How long the router tries, and how often."""
+
+    connect_timeout_seconds: float = Field(
+        default=2.0, gt=0, le=300, description="Limit for opening a connection to an engine."
+    )
+    max_attempts: int = Field(
+        default=3, ge=1, le=16, description="Engines one request may be offered to."
+    )
+    wait_for_engine_seconds: float = Field(
+        default=5.0,
+        ge=0,
+        le=3600,
+        description="How long a request waits for a usable engine before it is answered 503.",
+    )
+    request_timeout_seconds: float = Field(
+        default=3600.0, gt=0, le=86_400, description="Limit for one request, first byte to last."
+    )
+
+
+class LoadFollowing(ContractModel):
+    """How the engines' load reports are read."""
+
+    interval_seconds: float = Field(
+        default=1.0, gt=0, le=60, description="Pause between two reports of one engine."
+    )
+    timeout_seconds: float = Field(
+        default=1.0, gt=0, le=60, description="Limit for one report to arrive."
+    )
+    stale_seconds: float = Field(
+        default=5.0, gt=0, le=600, description="Age from which a report counts as unknown."
+    )
+
+
+class RouterConfig(ContractModel):
+    """The router's file. Engines come from `discovery` or from `engines`, never from both."""
+
+    discovery: Discovery | None = None
+    engines: tuple[EngineUrl, ...] | None = Field(
+        default=None, min_length=1, description="Base URLs of engines, when there is no cluster."
+    )
+    server: RouterServer = RouterServer()
+    upstream: Upstream = Upstream()
+    load: LoadFollowing = LoadFollowing()
+
+    @model_validator(mode="after")
+    def _one_source_of_engines(self) -> Self:
+        if (self.discovery is None) == (self.engines is None):
+            raise ValueError("exactly one of discovery and engines is required")
+        return self
+
+
+def parse_router_config(text: str | bytes) -> RouterConfig:
+    """A RouterConfig from JSON text.
+
+    Raises:
+        ConfigError: one line with key, value and what is allowed.
+    """
+    try:
+        return RouterConfig.model_validate_json(text)
+    except ValidationError as error:
+        known = [field.alias or name for name, field in RouterConfig.model_fields.items()]
+        raise config_error_from(error, known) from None
+
+
+def read_router_config(path: Path) -> RouterConfig:
+    """The RouterConfig in the file at `path`; raises ConfigError, also when there is no file."""
+    try:
+        return parse_router_config(path.read_bytes())
+    except OSError as error:
+        raise ConfigError("--config", str(path), f"a readable file ({error.strerror})") from None
+
+
+def render_router_config(config: RouterConfig) -> str:
+    """The file's text: sorted keys, so that equal configurations have equal hashes."""
+    return json.dumps(config.to_json_dict(), indent=2, sort_keys=True) + "\n"
