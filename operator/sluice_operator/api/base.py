@@ -1,0 +1,131 @@
+"""The base of all API types: a pydantic model whose rules across fields hold twice.
+
+Each rule is written as CEL for the API server and as a function for the command line, side by
+side, so that a spec is refused by both with the same words. Knows no field itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+from sluice_contract.base import ContractModel
+
+CRD_DEFAULT: Final[dict[str, Any]] = {"x-crd-default": True}
+"""Marks a field whose default the API server writes into the object."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One constraint across fields. `field` is where the finding belongs, below the model."""
+
+    cel: str
+    holds: Callable[[Any], bool]
+    message: str
+    field: str = ""
+
+    def to_crd(self) -> dict[str, str]:
+        """The entry of x-kubernetes-validations."""
+        entry = {"rule": self.cel, "message": self.message, "reason": "FieldValueInvalid"}
+        return entry | ({"fieldPath": f".{self.field}"} if self.field else {})
+
+
+def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    rules = getattr(model, "RULES", ())
+    if rules:
+        schema["x-kubernetes-validations"] = [rule.to_crd() for rule in rules]
+
+
+class ApiModel(ContractModel):
+    """A part of a custom resource: frozen, camelCase outside, unknown keys refused."""
+
+    model_config = ConfigDict(json_schema_extra=_add_rules)
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        for rule in self.RULES:
+            if not rule.holds(self):
+                # Braces would be read as placeholders of pydantic's message template.
+                text = rule.message.replace("{", "(").replace("}", ")")
+                raise PydanticCustomError("rule", text, {"field": rule.field})
+        return self
+
+
+def list_map(*keys: str) -> dict[str, Any]:
+    """Schema extra: a list whose entries are told apart by `keys`."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+ATOMIC: Final[dict[str, Any]] = {"x-kubernetes-list-type": "atomic"}
+
+DnsLabel = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)
+]
+DnsName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253),
+]
+LabelKey = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$",
+        min_length=1,
+        max_length=317,
+    ),
+]
+LabelValue = Annotated[
+    str, StringConstraints(pattern=r"^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$", max_length=63)
+]
+Image = Annotated[str, StringConstraints(pattern=r"^\S+$", min_length=1, max_length=512)]
+FilePath = Annotated[str, StringConstraints(pattern=r"^/[^:]*$", min_length=1, max_length=512)]
+ShortText = Annotated[str, StringConstraints(max_length=4096)]
+
+QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+Quantity = Annotated[
+    int | Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=32)],
+    Field(
+        json_schema_extra={
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": QUANTITY_PATTERN,
+            "x-kubernetes-int-or-string": True,
+        }
+    ),
+]
+"""An amount such as 2, 500m or 4Gi."""
+
+
+class SecretKeyRef(ApiModel):
+    """One key of a Secret in the same namespace. Mounted as a file, never read by the operator."""
+
+    name: DnsName = Field(description="Name of the Secret.")
+    key: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[-._a-zA-Z0-9]+$",
+        description="Key within the Secret.",
+    )
+
+
+class LocalRef(ApiModel):
+    """The name of another object in the same namespace."""
+
+    name: DnsName = Field(description="Name of the object.")
+
+
+class Resources(ApiModel):
+    """Compute resources of one container, as in any pod."""
+
+    requests: dict[str, Quantity] | None = Field(
+        default=None, max_length=16, description="What the scheduler sets aside, e.g. cpu: 500m."
+    )
+    limits: dict[str, Quantity] | None = Field(
+        default=None,
+        max_length=16,
+        description="What the container may use at most. GPUs are not given here but as "
+        "accelerator.count.",
+    )

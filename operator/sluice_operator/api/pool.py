@@ -1,0 +1,49 @@
+"""EnginePool: what one pool of engines should be. Written by the operator, one per role.
+
+It is the stable target of the scale subresource, while the Deployments below it come and go with
+each revision.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from sluice_contract.labels import Role
+
+from sluice_operator.api.base import CRD_DEFAULT, ApiModel, DnsName, Image, LocalRef, Resources
+from sluice_operator.api.service import AcceleratorSpec
+from sluice_operator.api.template import PodTemplate
+
+
+class EnginePoolSpec(ApiModel):
+    """What one pool of engines should be."""
+
+    service_name: DnsName = Field(description="InferenceService that the pool belongs to.")
+    role: Role = Field(description="What the engines do: mixed, prefill or decode.")
+    replicas: int = Field(
+        default=1,
+        ge=0,
+        le=1000,
+        json_schema_extra=CRD_DEFAULT,
+        description="Number of engines. Default: 1.",
+    )
+    image: Image = Field(description="Engine image.")
+    config_ref: LocalRef = Field(
+        description="ConfigMap with engine.json. Its name carries the hash of its content."
+    )
+    model_claim: DnsName | None = Field(
+        default=None,
+        description="PersistentVolumeClaim with the model, mounted read-only at /mnt/model.",
+    )
+    drain_seconds: int = Field(
+        ge=0, le=86_400, description="How long streams may finish after SIGTERM, in seconds."
+    )
+    startup_seconds: int = Field(
+        ge=10, le=86_400, description="How long an engine may take to load, in seconds."
+    )
+    accelerator: AcceleratorSpec | None = Field(
+        default=None, description="GPUs of one engine; without it the engine runs on CPUs."
+    )
+    resources: Resources | None = Field(
+        default=None, description="CPU and memory of one engine's container."
+    )
+    template: PodTemplate | None = Field(default=None, description="Additions to the pool's pods.")

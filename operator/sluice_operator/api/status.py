@@ -1,0 +1,151 @@
+"""What the operator reports in `.status` of both kinds. Shapes only; `*/status.py` fills them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from sluice_operator.api.base import ATOMIC, ApiModel, list_map
+
+Timestamp = str
+
+
+class Condition(ApiModel):
+    """One aspect of the object's state, in Kubernetes' usual form."""
+
+    type: str = Field(
+        min_length=1, max_length=316, description="Which aspect, e.g. Ready or Progressing."
+    )
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
+    observed_generation: int | None = Field(
+        default=None, description="Generation of the spec that this is about."
+    )
+    reason: str = Field(max_length=1024, description="Why, in one CamelCase word.")
+    message: str = Field(max_length=32_768, description="Why, in words.")
+    last_transition_time: Timestamp = Field(
+        json_schema_extra={"format": "date-time"}, description="When status last changed."
+    )
+
+
+def _conditions() -> Any:
+    return Field(
+        default=None,
+        max_length=32,
+        json_schema_extra=list_map("type"),
+        description="Aspects of the state. Ready is the one to wait for.",
+    )
+
+
+class PoolSummary(ApiModel):
+    """One pool in numbers."""
+
+    desired: int = Field(description="Engines that there should be.")
+    ready: int = Field(description="Engines of the current revision that answer.")
+    draining: int = Field(description="Engines that finish their streams before they end.")
+    summary: str = Field(description="ready/desired, for people.")
+    accelerator: str | None = Field(
+        default=None, description="What the engines run on, e.g. 2 x NVIDIA-A100-SXM4-40GB or CPU."
+    )
+
+
+class PoolSummaries(ApiModel):
+    """The pools in numbers, by role."""
+
+    mixed: PoolSummary | None = Field(default=None, description="Engines that do both phases.")
+    prefill: PoolSummary | None = Field(default=None, description="Engines that compute prompts.")
+    decode: PoolSummary | None = Field(default=None, description="Engines that generate tokens.")
+
+
+class ResolvedValue(ApiModel):
+    """An engine setting as it is used, and where it comes from."""
+
+    value: Any = Field(
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        description="The value: a boolean, a number or a string.",
+    )
+    source: Literal["User", "Product", "Memory", "General"] = Field(
+        description="Who decided: the spec, the accelerator's product or memory, or a default."
+    )
+    from_: str = Field(alias="from", description="What exactly decided, e.g. A100-40GB TP1.")
+
+
+class ResolvedSettings(ApiModel):
+    """The engine settings in use, by role and key."""
+
+    mixed: dict[str, ResolvedValue] | None = Field(
+        default=None, description="Settings of the mixed pool."
+    )
+    prefill: dict[str, ResolvedValue] | None = Field(
+        default=None, description="Settings of the prefill pool."
+    )
+    decode: dict[str, ResolvedValue] | None = Field(
+        default=None, description="Settings of the decode pool."
+    )
+
+
+class ScalingStatus(ApiModel):
+    """The last decision on the number of replicas."""
+
+    reason: str = Field(description="Why, in one CamelCase word.")
+    message: str = Field(description="Why, in words.")
+    time: Timestamp = Field(
+        json_schema_extra={"format": "date-time"}, description="When it was decided."
+    )
+
+
+class InferenceServiceStatus(ApiModel):
+    """What the operator has seen and done."""
+
+    observed_generation: int | None = Field(
+        default=None, description="Generation of the spec that this status is about."
+    )
+    mode: Literal["Mixed", "Disaggregated"] | None = Field(
+        default=None, description="The mode that is served."
+    )
+    url: str | None = Field(default=None, description="Where the OpenAI API answers.")
+    conditions: list[Condition] | None = _conditions()
+    pools: PoolSummaries | None = Field(default=None, description="The pools in numbers.")
+    resolved: ResolvedSettings | None = Field(
+        default=None,
+        description="Engine settings in use and their sources. They change only with the spec.",
+    )
+    scaling: ScalingStatus | None = Field(
+        default=None, description="The last decision on the number of replicas."
+    )
+
+
+class RevisionStatus(ApiModel):
+    """One revision of a pool: a Deployment of its own."""
+
+    name: str = Field(description="Hash of everything that changes the engine process.")
+    config: str = Field(description="ConfigMap of the revision.")
+    replicas: int = Field(description="Pods of the revision.")
+    ready: int = Field(description="Pods of the revision that answer.")
+    current: bool = Field(description="Whether this is the revision the spec asks for.")
+
+
+class EnginePoolStatus(ApiModel):
+    """What the operator has seen and done."""
+
+    observed_generation: int | None = Field(
+        default=None, description="Generation of the spec that this status is about."
+    )
+    replicas: int | None = Field(default=None, description="Engines that run or start.")
+    ready: int | None = Field(
+        default=None, description="Engines of the current revision that answer."
+    )
+    draining: int | None = Field(
+        default=None, description="Engines that finish their streams before they end."
+    )
+    selector: str | None = Field(
+        default=None, description="Label selector of the engines, for the scale subresource."
+    )
+    summary: str | None = Field(default=None, description="ready/desired, for people.")
+    revisions: list[RevisionStatus] | None = Field(
+        default=None,
+        max_length=32,
+        json_schema_extra=ATOMIC,
+        description="Revisions that have pods, the current one first.",
+    )
+    conditions: list[Condition] | None = _conditions()
