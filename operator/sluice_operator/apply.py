@@ -1,0 +1,91 @@
+"""Carries a plan out: server-side apply of what differs, then deletion of what is left over.
+
+Says what it wrote. Knows no kind in particular, and decides nothing about what should be there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sluice_contract.labels import FIELD_MANAGER
+
+from sluice_operator.client import ApiClient
+from sluice_operator.fields import is_applied, owned_fields
+from sluice_operator.observed import INFERENCE_SERVICE, SERVICE_CHILDREN, Manifest, Plan
+
+REMEMBERED_OBJECTS: Final = 100_000
+WRITTEN: Final = {
+    (kind.api_version, kind.kind): kind for kind in (*SERVICE_CHILDREN, INFERENCE_SERVICE)
+}
+"""The kinds that are applied, by what a manifest says of itself."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Names one object within a namespace."""
+
+    api_version: str
+    kind: str
+    name: str
+
+
+class Applier:
+    """Writes only what differs. Without memory, but for objects that the server stores otherwise
+    than they were sent (a webhook, an unusual spelling): comparing says "differs" there each time,
+    so what was sent and what became of it is kept, and is sent again only when either changes."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._altered: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> None:
+        """Makes the plan's objects what they should be; `children` are the live ones."""
+        live = {address(child): child for child in children}
+        for desired in plan.apply:
+            await self.apply(desired, live.get(address(desired)))
+        for reference in plan.prune:
+            await self._client.delete(reference)
+
+    async def apply(
+        self, desired: Manifest, live: Manifest | None, subresource: str = ""
+    ) -> Manifest | None:
+        """Applies `desired` if `live` differs from it; the result, or None when nothing did."""
+        if live is not None and self._is_current(desired, live, subresource):
+            return None
+        kind = WRITTEN[desired["apiVersion"], desired["kind"]]
+        result = await self._client.apply(kind, desired, subresource)
+        self._note_alteration(desired, result, subresource)
+        return result
+
+    def _is_current(self, desired: Manifest, live: Manifest, subresource: str) -> bool:
+        if is_applied(desired, live, FIELD_MANAGER, subresource):
+            return True
+        kept = self._altered.get((live["metadata"]["uid"], subresource))
+        return kept is not None and kept == _fingerprint(desired, live, subresource)
+
+    def _note_alteration(self, desired: Manifest, result: Manifest, subresource: str) -> None:
+        key = (result["metadata"]["uid"], subresource)
+        self._altered.pop(key, None)
+        if not is_applied(desired, result, FIELD_MANAGER, subresource):
+            self._altered[key] = _fingerprint(desired, result, subresource)
+            if len(self._altered) > REMEMBERED_OBJECTS:
+                self._altered.popitem(last=False)
+
+
+def address(manifest: Manifest) -> Address:
+    """Where an object stands in its namespace."""
+    return Address(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"])
+
+
+def _fingerprint(desired: Manifest, live: Manifest, subresource: str) -> str:
+    owned = owned_fields(live, FIELD_MANAGER, subresource)
+    return f"{_digest(desired)} {_digest(owned)}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,144 @@
+"""Objects of the API server: get, list, apply, delete, and what the Lease and events need.
+
+Writes name this operator as field manager. Knows no policy: what to write is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sluice_contract.labels import FIELD_MANAGER
+
+from sluice_operator.errors import ApiError, ConflictError, NotFoundError, UnavailableError
+from sluice_operator.observed import Kind, Manifest, Reference
+from sluice_operator.transport import APPLY, Request, Response, Transport
+
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+PAGE_ITEMS: Final = 500
+
+CountWrite = Callable[[str, str], None]
+"""Called with verb and plural before every write request."""
+
+
+class ApiClient:
+    """One method per verb. All raise `ApiError` or `UnavailableError`."""
+
+    def __init__(self, transport: Transport, count_write: CountWrite) -> None:
+        self._transport = transport
+        self._count_write = count_write
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+        """The object, or None when there is none."""
+        try:
+            return await self._send(Request("GET", path(kind, namespace, name)))
+        except NotFoundError:
+            return None
+
+    async def list_objects(
+        self, kind: Kind, namespace: str | None, label_selector: str = ""
+    ) -> tuple[Manifest, ...]:
+        """Every object of `kind` that matches, in all namespaces when `namespace` is None."""
+        items = await self._pages(kind, namespace, label_selector, "application/json")
+        return tuple({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in items)
+
+    async def names(self, kind: Kind, namespace: str | None) -> tuple[tuple[str, str], ...]:
+        """Namespace and name of every object of `kind`, without their contents."""
+        items = await self._pages(kind, namespace, "", METADATA_ONLY)
+        return tuple((item["metadata"]["namespace"], item["metadata"]["name"]) for item in items)
+
+    async def apply(self, kind: Kind, manifest: Manifest, subresource: str = "") -> Manifest:
+        """Server-side apply of the whole `manifest`, taking over fields that others have set."""
+        metadata = manifest["metadata"]
+        self._count_write("apply", kind.plural)
+        return await self._send(
+            Request(
+                "PATCH",
+                path(kind, metadata["namespace"], metadata["name"], subresource),
+                {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"},
+                manifest,
+                APPLY,
+            )
+        )
+
+    async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
+        """Creates the object; `ConflictError` when there is one already."""
+        self._count_write("create", kind.plural)
+        collection = path(kind, manifest["metadata"]["namespace"])
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._send(Request("POST", collection, query, manifest))
+
+    async def replace(self, kind: Kind, manifest: Manifest) -> Manifest:
+        """Compare and swap: `ConflictError` unless `resourceVersion` is still the current one."""
+        metadata = manifest["metadata"]
+        self._count_write("update", kind.plural)
+        target = path(kind, metadata["namespace"], metadata["name"])
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._send(Request("PUT", target, query, manifest))
+
+    async def delete(self, reference: Reference) -> None:
+        """Deletes the object, if it is still the one with the reference's uid."""
+        self._count_write("delete", reference.kind.plural)
+        target = path(reference.kind, reference.namespace, reference.name)
+        options: dict[str, Any] = {"propagationPolicy": "Background"}
+        if reference.uid is not None:
+            options["preconditions"] = {"uid": reference.uid}
+        try:
+            await self._send(Request("DELETE", target, body=options))
+        except NotFoundError:
+            return
+
+    async def serves(self, kind: Kind) -> bool:
+        """Whether the API server knows `kind`."""
+        try:
+            listing = await self._send(Request("GET", _group_path(kind)))
+        except NotFoundError:
+            return False
+        return any(resource["name"] == kind.plural for resource in listing["resources"])
+
+    async def _pages(
+        self, kind: Kind, namespace: str | None, label_selector: str, accept: str
+    ) -> list[Manifest]:
+        query = {"limit": str(PAGE_ITEMS)}
+        if label_selector:
+            query["labelSelector"] = label_selector
+        items: list[Manifest] = []
+        while True:
+            request = Request("GET", path(kind, namespace), query, accept=accept)
+            page = await self._send(request)
+            items += page["items"]
+            if not (token := page["metadata"].get("continue")):
+                return items
+            query = {**query, "continue": token}
+
+    async def _send(self, request: Request) -> Manifest:
+        response = await self._transport.send(request)
+        if response.status < 300:
+            assert isinstance(response.body, dict)
+            return response.body
+        raise _error(request, response)
+
+
+def path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
+    """The URL path of a collection, an object or a subresource."""
+    parts = [_group_path(kind)]
+    if namespace is not None:
+        parts += ["namespaces", namespace]
+    parts += [part for part in (kind.plural, name, subresource) if part]
+    return "/".join(parts)
+
+
+def _group_path(kind: Kind) -> str:
+    root = "/apis" if "/" in kind.api_version else "/api"
+    return f"{root}/{kind.api_version}"
+
+
+def _error(request: Request, response: Response) -> Exception:
+    status = response.body if isinstance(response.body, dict) else {}
+    reason, message = status.get("reason", ""), status.get("message", "")
+    if response.status == 429 or response.status >= 500:
+        cause = f"{response.status} {reason}: {message}"
+        return UnavailableError(str(request), cause, response.retry_after_seconds)
+    kinds: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError}
+    failure = kinds.get(response.status, ApiError)
+    return failure(str(request), response.status, reason, message)

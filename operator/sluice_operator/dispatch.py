@@ -1,0 +1,72 @@
+"""The workers: take a key, have it reconciled, and put it back later when that failed.
+
+Knows how failures are spaced, counted and logged; knows no kind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from sluice_operator.clock import Clock
+from sluice_operator.errors import UnavailableError
+from sluice_operator.keys import Key
+from sluice_operator.metrics import OperatorMetrics
+from sluice_operator.workqueue import Backoff, WorkQueue
+
+Reconcile = Callable[[Key], Awaitable[None]]
+
+FAILURE: Final = Backoff(first_seconds=0.25, cap_seconds=300)
+OUTAGE: Final = Backoff(first_seconds=0.25, cap_seconds=5)
+"""While the API server is away nobody else uses it: look again often, to be back soon."""
+
+logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Feeds the reconcile of each kind from one queue. `draw` is uniform in [0, 1)."""
+
+    def __init__(
+        self,
+        queue: WorkQueue[Key],
+        reconciles: Mapping[str, Reconcile],
+        metrics: OperatorMetrics,
+        clock: Clock,
+        draw: Callable[[], float],
+    ) -> None:
+        self._queue = queue
+        self._reconciles = reconciles
+        self._metrics = metrics
+        self._clock = clock
+        self._draw = draw
+        self._failures: dict[Key, int] = {}
+
+    async def work(self) -> None:
+        """One worker, for ever."""
+        while True:
+            key = await self._queue.take()
+            self._queue.done(key, await self._attempt(key))
+
+    async def _attempt(self, key: Key) -> float | None:
+        """Seconds after which to try again; None after success."""
+        started_at = self._clock.monotonic()
+        try:
+            await self._reconciles[key.kind](key)
+        except Exception as error:
+            seconds = self._clock.monotonic() - started_at
+            self._metrics.failed(key.kind, error, seconds)
+            return self._failed(key, error)
+        self._metrics.reconciled(key.kind, self._clock.monotonic() - started_at)
+        self._failures.pop(key, None)
+        return None
+
+    def _failed(self, key: Key, error: Exception) -> float:
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        policy, at_least = FAILURE, 0.0
+        if isinstance(error, UnavailableError):
+            policy, at_least = OUTAGE, error.retry_after_seconds or 0.0
+        seconds = max(at_least, policy.delay_seconds(failures, self._draw()))
+        expected = isinstance(error, UnavailableError)
+        logger.warning("%s failed, again in %.1f s: %s", key, seconds, error, exc_info=not expected)
+        return seconds

@@ -1,0 +1,183 @@
+"""Leadership: one replica writes, the others stand by. A Lease object, compared and swapped.
+
+A standby trusts its own clock only: it takes over when the Lease has not changed for as long as
+the Lease itself says, however the holder's clock is set. The holder gives up earlier than that.
+Knows nothing of what the leader does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from sluice_operator.clock import Clock, micro_time
+from sluice_operator.errors import ConflictError, LeaseLostError, UnavailableError
+from sluice_operator.observed import Kind, Manifest
+
+LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseClient(Protocol):
+    """The requests that leadership needs."""
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None: ...
+
+    async def create(self, kind: Kind, manifest: Manifest) -> Manifest: ...
+
+    async def replace(self, kind: Kind, manifest: Manifest) -> Manifest: ...
+
+
+@dataclass(frozen=True)
+class LeaseName:
+    """Which Lease, and who wants it."""
+
+    namespace: str
+    name: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class LeaseTiming:
+    """Seconds. A holder that could not renew for two thirds of `duration` stops: the rest is left
+    for requests under way and for clocks that run unevenly."""
+
+    duration: int = 15
+
+    @property
+    def give_up(self) -> float:
+        return self.duration * 2 / 3
+
+    @property
+    def renew_every(self) -> float:
+        return self.duration / 5
+
+    @property
+    def look_every(self) -> float:
+        return min(2.0, self.duration / 5)
+
+
+class Leadership:
+    """This process's part in the election: `acquire`, then `hold`, at the end `release`."""
+
+    def __init__(
+        self, client: LeaseClient, name: LeaseName, timing: LeaseTiming, clock: Clock
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._timing = timing
+        self._clock = clock
+        self._held: Manifest | None = None
+        self._seen: Manifest | None = None
+        self._seen_at = 0.0
+
+    async def acquire(self) -> None:
+        """Returns once this process is the leader."""
+        while not await self._tried():
+            await self._clock.sleep(self._timing.look_every)
+
+    async def hold(self) -> None:
+        """Renews for ever.
+
+        Raises:
+            LeaseLostError: somebody else leads, or nobody can tell.
+        """
+        renewed_at = self._clock.monotonic()
+        while True:
+            await self._clock.sleep(self._timing.renew_every)
+            started_at = self._clock.monotonic()
+            left_seconds = renewed_at + self._timing.give_up - started_at
+            if left_seconds <= 0:
+                raise LeaseLostError(f"could not renew for {self._timing.give_up:.0f} seconds")
+            try:
+                async with asyncio.timeout(left_seconds):
+                    await self._renew()
+            except (UnavailableError, ConflictError, TimeoutError) as error:
+                logger.warning("cannot renew the lease: %s", error)
+            else:
+                renewed_at = started_at
+
+    async def release(self) -> None:
+        """Lets the next replica lead at once. Best effort: the Lease runs out by itself."""
+        if self._held is None:
+            return
+        try:
+            await self._client.replace(LEASE, self._body(self._held, holder=""))
+        except (ConflictError, UnavailableError) as error:
+            logger.info("lease not released: %s", error)
+        self._held = None
+
+    async def try_acquire(self) -> bool:
+        """One look at the Lease, and an attempt to take it if it is free."""
+        lease = await self._client.get(LEASE, self._name.namespace, self._name.name)
+        try:
+            if lease is None:
+                self._held = await self._client.create(LEASE, self._body(None, self._identity))
+            elif self._is_free(lease):
+                self._held = await self._client.replace(LEASE, self._body(lease, self._identity))
+            else:
+                return False
+        except ConflictError:
+            return False
+        return True
+
+    async def _tried(self) -> bool:
+        try:
+            return await self.try_acquire()
+        except UnavailableError as error:
+            logger.warning("cannot look at the lease: %s", error)
+            return False
+
+    def _is_free(self, lease: Manifest) -> bool:
+        spec = lease["spec"]
+        if spec.get("holderIdentity", "") in ("", self._identity):
+            return True
+        if self._seen is None or self._seen["spec"] != spec:
+            self._seen, self._seen_at = lease, self._clock.monotonic()
+        unchanged_seconds = self._clock.monotonic() - self._seen_at
+        return unchanged_seconds >= float(spec.get("leaseDurationSeconds", 0))
+
+    async def _renew(self) -> None:
+        assert self._held is not None
+        try:
+            self._held = await self._client.replace(LEASE, self._body(self._held, self._identity))
+        except ConflictError:
+            current = await self._still_ours()
+            self._held = await self._client.replace(LEASE, self._body(current, self._identity))
+
+    async def _still_ours(self) -> Manifest:
+        """Our copy is stale: an answer got lost, a person edited the Lease, or we are replaced."""
+        lease = await self._client.get(LEASE, self._name.namespace, self._name.name)
+        holder = None if lease is None else lease["spec"].get("holderIdentity")
+        if lease is None or holder != self._identity:
+            self._held = None
+            raise LeaseLostError(f"the lease is held by {holder!r}")
+        return lease
+
+    @property
+    def _identity(self) -> str:
+        return self._name.identity
+
+    def _body(self, current: Manifest | None, holder: str) -> Manifest:
+        now = micro_time(self._clock.now())
+        spec: dict[str, Any] = dict(current["spec"]) if current else {}
+        if spec.get("holderIdentity") != holder:
+            spec["leaseTransitions"] = spec.get("leaseTransitions", -1) + 1
+            spec["acquireTime"] = now
+        spec |= {
+            "holderIdentity": holder,
+            "renewTime": now,
+            "leaseDurationSeconds": self._timing.duration,
+        }
+        metadata = {"name": self._name.name, "namespace": self._name.namespace}
+        if current is not None:
+            metadata["resourceVersion"] = current["metadata"]["resourceVersion"]
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.kind,
+            "metadata": metadata,
+            "spec": spec,
+        }

@@ -1,0 +1,36 @@
+"""One EnginePool: observe everything once → plan → apply what differs → report.
+
+The same for every cause, as for an InferenceService. Knows no details of any step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_operator.apply import Applier
+from sluice_operator.clock import Clock
+from sluice_operator.keys import Key
+from sluice_operator.observe import Observer
+from sluice_operator.pool.plan import plan_pool
+from sluice_operator.pool.status import pool_status
+from sluice_operator.report import Reporter
+
+
+@dataclass(frozen=True)
+class PoolReconcile:
+    """Brings the cluster to what one EnginePool asks for."""
+
+    observer: Observer
+    applier: Applier
+    reporter: Reporter
+    clock: Clock
+
+    async def __call__(self, key: Key) -> None:
+        """Idempotent: run again without a change, it writes nothing."""
+        observed = await self.observer.pool(key)
+        if observed is None:
+            return
+        plan = plan_pool(observed)
+        await self.applier.carry_out(plan, observed.children)
+        status = pool_status(observed, plan, self.clock.now())
+        await self.reporter.report(observed.pool, status, plan.events)

@@ -1,0 +1,40 @@
+"""One InferenceService: observe everything once → plan → apply what differs → report.
+
+The same for every cause: created, changed, a child changed, nothing changed. Knows no details of
+any step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_operator.apply import Applier
+from sluice_operator.clock import Clock
+from sluice_operator.keys import Key
+from sluice_operator.observe import Observer, with_standing
+from sluice_operator.report import Reporter
+from sluice_operator.service.plan import plan_service
+from sluice_operator.service.status import service_status
+
+
+@dataclass(frozen=True)
+class ServiceReconcile:
+    """Brings the cluster to what one InferenceService asks for."""
+
+    observer: Observer
+    applier: Applier
+    reporter: Reporter
+    clock: Clock
+
+    async def __call__(self, key: Key) -> None:
+        """Idempotent: run again without a change, it writes nothing."""
+        observed = await self.observer.service(key)
+        if observed is None:
+            return
+        plan = plan_service(observed)
+        if standing := await self.observer.standing(observed, plan):
+            observed = with_standing(observed, standing)
+            plan = plan_service(observed)
+        await self.applier.carry_out(plan, observed.children)
+        status = service_status(observed, plan, self.clock.now())
+        await self.reporter.report(observed.service, status, plan.events)

@@ -1,0 +1,108 @@
+"""Kopf as the informer: every event of a watched kind becomes keys in the queue.
+
+Only raw-event handlers, so Kopf stores nothing in objects: no annotation, no finalizer. Knows
+which kinds concern a reconcile; not what it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import kopf
+from sluice_contract import labels
+
+from sluice_operator.errors import OperatorError
+from sluice_operator.keys import RECONCILED, Key, keys_of
+from sluice_operator.observed import POD, SERVICE_CHILDREN, Kind
+from sluice_operator.transport import log_in
+
+CHILDREN: Final = tuple(kind for kind in (*SERVICE_CHILDREN, POD) if kind not in RECONCILED)
+INACTIVITY_SECONDS: Final = 70.0
+"""The API server sends a bookmark every minute: a longer silence is a dead connection."""
+CONNECT_SECONDS: Final = 10.0
+
+
+class EndlessBackoffs:
+    """Delays between attempts at one request, without end and iterable anew for each.
+
+    Kopf ends the process when its delays run out, as a list or a generator would.
+    """
+
+    def __init__(self, first_seconds: float, cap_seconds: float) -> None:
+        self._first_seconds = first_seconds
+        self._cap_seconds = cap_seconds
+
+    def __iter__(self) -> Iterator[float]:
+        delay = self._first_seconds
+        while True:
+            yield delay
+            delay = min(2 * delay, self._cap_seconds)
+
+
+def event_registry(add: Callable[[Key], None]) -> kopf.OperatorRegistry:
+    """Kopf's handlers: one per watched kind, all alike, and the log-in."""
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(_log_in)
+    for kind in (*RECONCILED, *CHILDREN):
+        group, _, version = kind.api_version.rpartition("/")
+        kopf.on.event(group, version, kind.plural, registry=registry)(_handler(kind, add))
+    return registry
+
+
+def informer_settings() -> kopf.OperatorSettings:
+    """Watches that survive outages, are never silent for long, and see only what is ours."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.process.ultimate_exiting_timeout = None
+    settings.networking.error_backoffs = EndlessBackoffs(0.25, 5.0)
+    settings.networking.connect_timeout = CONNECT_SECONDS
+    settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+    for kind in CHILDREN:
+        group, _, version = kind.api_version.rpartition("/")
+        settings.watching.label_selectors[group, version, kind.plural] = labels.SERVICE
+    return settings
+
+
+async def inform(
+    add: Callable[[Key], None], namespaces: tuple[str, ...], on_signal: Callable[[], None]
+) -> None:
+    """Watches until cancelled; `add` is called with every key that may need a reconcile.
+
+    Raises:
+        Exception: a watch failed for good. The process should end, and be started again.
+    """
+    bystanders = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=event_registry(add),
+        settings=informer_settings(),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+    )
+    # Kopf has just taken these for itself, and would stop the informer only.
+    take_signals(on_signal)
+    await kopf.run_tasks(tasks, ignored=bystanders)
+    raise OperatorError("the informer has ended by itself")
+
+
+def take_signals(on_signal: Callable[[], None]) -> None:
+    """Has `on_signal` called on SIGTERM and SIGINT."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+def _handler(kind: Kind, add: Callable[[Key], None]) -> Callable[..., Any]:
+    async def enqueue(body: kopf.Body, **_: Any) -> None:
+        for key in keys_of(kind, body):
+            add(key)
+
+    return enqueue
+
+
+async def _log_in(**_: Any) -> kopf.ConnectionInfo:
+    return log_in()

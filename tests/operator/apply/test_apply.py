@@ -1,0 +1,126 @@
+"""Carrying plans out: what is written, in which order, and above all what is not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_operator.apply import Applier
+from sluice_operator.client import ApiClient
+from sluice_operator.observed import CONFIG_MAP, Plan, Reference
+from sluice_operator.transport import Request, Response
+
+OBJECTS = json.loads((Path(__file__).parent / "live_objects.json").read_text())
+
+
+class Server:
+    """Answers every write with what `become` makes of the body, and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.answer: dict[str, Any] = {}
+
+    async def send(self, request: Request) -> Response:
+        self.requests.append(request)
+        return Response(200, self.answer)
+
+    def writes(self) -> list[str]:
+        return [f"{r.method} {r.path.rpartition('/')[2]}" for r in self.requests]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def applier(server: Server) -> Applier:
+    return Applier(ApiClient(server, lambda verb, plural: None))
+
+
+def pair(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    found = copy.deepcopy(OBJECTS[kind])
+    return found["desired"], found["live"]
+
+
+async def test_at_rest_nothing_is_sent(applier: Applier, server: Server) -> None:
+    desired = [OBJECTS[kind]["desired"] for kind in OBJECTS]
+    live = [OBJECTS[kind]["live"] for kind in OBJECTS]
+    await applier.carry_out(Plan(apply=tuple(desired)), live)
+    assert server.requests == []
+
+
+async def test_only_what_differs_is_sent_and_sent_whole(applier: Applier, server: Server) -> None:
+    desired, live = pair("Service")
+    live["spec"]["ports"][0]["targetPort"] = "elsewhere"
+    server.answer = OBJECTS["Service"]["live"]
+    others = [OBJECTS[kind] for kind in OBJECTS if kind != "Service"]
+    plan = Plan(apply=(desired, *(other["desired"] for other in others)))
+    await applier.carry_out(plan, [live, *(other["live"] for other in others)])
+    (request,) = server.requests
+    assert request.body == desired
+    assert request.content_type == "application/apply-patch+yaml"
+    assert request.query["force"] == "true"
+    assert request.query["fieldManager"] == "sluice-operator"
+
+
+async def test_missing_objects_are_made_in_order_and_leftovers_deleted_last(
+    applier: Applier, server: Server
+) -> None:
+    first, second = pair("Service")[0], pair("ConfigMap")[0]
+    leftover = Reference(CONFIG_MAP, "default", "old", uid="u1")
+    server.answer = OBJECTS["Service"]["live"]
+    await applier.carry_out(Plan(apply=(second, first), prune=(leftover,)), [])
+    assert [r.body.get("kind") for r in server.requests] == ["ConfigMap", "Service", None]
+    assert server.requests[-1].method == "DELETE"
+    assert server.requests[-1].body["preconditions"] == {"uid": "u1"}
+
+
+async def test_a_value_that_the_server_alters_is_not_sent_again(
+    applier: Applier, server: Server
+) -> None:
+    desired, live = pair("ConfigMap")
+    desired["data"] = {"a.json": "sent"}
+    live["data"] = {"a.json": "altered by a webhook"}
+    server.answer = live
+    assert await applier.apply(desired, None) is not None
+    assert await applier.apply(desired, live) is None
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("change", ["desired", "owner"])
+async def test_an_altered_value_is_sent_again_once_something_changes(
+    applier: Applier, server: Server, change: str
+) -> None:
+    desired, live = pair("ConfigMap")
+    desired["data"] = {"a.json": "sent"}
+    server.answer = copy.deepcopy(live)
+    await applier.apply(desired, None)
+    if change == "desired":
+        desired["data"] = {"a.json": "sent now"}
+    else:
+        live["metadata"]["managedFields"][0]["fieldsV1"].pop("f:data")
+    assert await applier.apply(desired, live) is not None
+    assert len(server.requests) == 2
+
+
+async def test_status_goes_to_its_subresource(applier: Applier, server: Server) -> None:
+    _, live = pair("Deployment")
+    live["apiVersion"], live["kind"] = "serving.sluice.dev/v1alpha1", "InferenceService"
+    server.answer = live
+    desired = {
+        "apiVersion": live["apiVersion"],
+        "kind": live["kind"],
+        "metadata": {"name": "a", "namespace": "default", "uid": live["metadata"]["uid"]},
+        "status": {"mode": "Mixed"},
+    }
+    await applier.apply(desired, live, "status")
+    path = "/apis/serving.sluice.dev/v1alpha1/namespaces/default/inferenceservices/a/status"
+    assert server.requests[0].path == path
+    live["status"] = {"mode": "Mixed"}
+    entry = {"manager": "sluice-operator", "operation": "Apply", "subresource": "status"}
+    live["metadata"]["managedFields"].append({**entry, "fieldsV1": {"f:status": {"f:mode": {}}}})
+    assert await applier.apply(desired, live, "status") is None

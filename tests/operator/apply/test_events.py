@@ -1,0 +1,114 @@
+"""Events: told once, also across restarts, and never in the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_operator.errors import ConflictError, UnavailableError
+from sluice_operator.events import EventRecorder
+from sluice_operator.observed import Event, Kind, Manifest
+
+from tests.operator.virtual_time import FakeClock
+
+CHAT: dict[str, Any] = {
+    "apiVersion": "serving.sluice.dev/v1alpha1",
+    "kind": "InferenceService",
+    "metadata": {"name": "chat", "namespace": "team", "uid": "u1"},
+}
+READY = Event("Normal", "Ready", "1 of 1 engines is ready")
+
+
+class Events:
+    """An API server that keeps events by name."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Manifest] = {}
+        self.requests = 0
+        self.away = False
+
+    async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
+        self.requests += 1
+        if self.away:
+            raise UnavailableError("POST", "away")
+        if manifest["metadata"]["name"] in self.stored:
+            raise ConflictError("POST", 409, "AlreadyExists", "")
+        self.stored[manifest["metadata"]["name"]] = manifest
+        return manifest
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
+async def test_an_event_says_what_about_whom(events: Events, clock: FakeClock) -> None:
+    await EventRecorder(events, clock, "pod-a").record(CHAT, READY)
+    (event,) = events.stored.values()
+    assert event["regarding"]["uid"] == "u1"
+    assert event["metadata"]["namespace"] == "team"
+    assert (event["type"], event["reason"]) == ("Normal", "Ready")
+    assert event["note"] == "1 of 1 engines is ready"
+    assert event["eventTime"] == "2026-01-01T00:00:00.000000Z"
+
+
+async def test_the_same_thing_is_told_once(events: Events, clock: FakeClock) -> None:
+    recorder = EventRecorder(events, clock, "pod-a")
+    for _ in range(3):
+        await recorder.record(CHAT, READY)
+    assert events.requests == 1
+
+
+async def test_another_message_reason_or_object_is_another_event(
+    events: Events, clock: FakeClock
+) -> None:
+    recorder = EventRecorder(events, clock, "pod-a")
+    twin = {**CHAT, "metadata": {**CHAT["metadata"], "uid": "u2"}}
+    await recorder.record(CHAT, READY)
+    await recorder.record(twin, READY)
+    await recorder.record(CHAT, Event("Normal", "Ready", "2 of 2"))
+    await recorder.record(CHAT, Event("Warning", "Ready", "1 of 1 engines is ready"))
+    assert len(events.stored) == 4
+
+
+async def test_a_restart_adds_no_second_event(events: Events, clock: FakeClock) -> None:
+    await EventRecorder(events, clock, "pod-a").record(CHAT, READY)
+    restarted = EventRecorder(events, clock, "pod-b")
+    await restarted.record(CHAT, READY)
+    await restarted.record(CHAT, READY)
+    assert len(events.stored) == 1
+    assert events.requests == 2
+
+
+async def test_what_happens_again_much_later_is_told_again(
+    events: Events, clock: FakeClock
+) -> None:
+    recorder = EventRecorder(events, clock, "pod-a")
+    await recorder.record(CHAT, READY)
+    clock.elapsed_seconds += 601
+    await recorder.record(CHAT, READY)
+    assert len(events.stored) == 2
+
+
+async def test_an_outage_stops_nothing_and_the_event_is_told_later(
+    events: Events, clock: FakeClock
+) -> None:
+    recorder = EventRecorder(events, clock, "pod-a")
+    events.away = True
+    await recorder.record(CHAT, READY)
+    events.away = False
+    await recorder.record(CHAT, READY)
+    assert len(events.stored) == 1
+
+
+async def test_a_long_message_is_cut_to_what_the_api_takes(
+    events: Events, clock: FakeClock
+) -> None:
+    await EventRecorder(events, clock, "p").record(CHAT, Event("Warning", "X", "ä" * 2000))
+    (event,) = events.stored.values()
+    assert event["note"] == "ä" * 512

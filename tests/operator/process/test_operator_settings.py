@@ -1,0 +1,45 @@
+"""The operator's environment: defaults, and refusals that name the variable."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_contract.base import ConfigError
+from sluice_operator.settings import Settings
+
+IMAGES = {"SLUICE_ENGINE_IMAGE": "engine:1", "SLUICE_ROUTER_IMAGE": "router:1"}
+
+
+def test_the_images_are_enough() -> None:
+    settings = Settings.from_environment(IMAGES)
+    assert settings.engine_image == "engine:1"
+    assert settings.namespaces == ()
+    assert (settings.metrics_port, settings.health_port) == (8080, 8081)
+
+
+def test_identity_comes_from_the_downward_api() -> None:
+    identity = {"POD_NAME": "op-1", "POD_NAMESPACE": "sluice-system", "POD_IP": "10.0.0.7"}
+    settings = Settings.from_environment({**IMAGES, **identity})
+    found = (settings.pod_name, settings.pod_namespace, settings.pod_ip)
+    assert found == ("op-1", "sluice-system", "10.0.0.7")
+
+
+def test_namespaces_are_a_list_and_empty_means_all() -> None:
+    some = Settings.from_environment({**IMAGES, "SLUICE_NAMESPACES": "a, b,"})
+    assert some.namespaces == ("a", "b")
+    assert Settings.from_environment({**IMAGES, "SLUICE_NAMESPACES": ""}).namespaces == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SLUICE_WORKERS", "0"),
+        ("SLUICE_WORKERS", "many"),
+        ("SLUICE_RESYNC_SECONDS", "-1"),
+        ("SLUICE_HEALTH_PORT", "70000"),
+        ("SLUICE_LOG_LEVEL", "LOUD"),
+        ("SLUICE_ENGINE_IMAGE", ""),
+    ],
+)
+def test_a_bad_value_is_refused_by_the_variables_name(variable: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=variable):
+        Settings.from_environment({**IMAGES, variable: value})
