@@ -1,1 +1,1 @@
-"""Pure builders of child objects, one module per kind."""
+"""Pure builders of child objects, one module per concern; plain dicts out."""

@@ -1,0 +1,78 @@
+"""Conditions: pure checks make them, and the time of their last transition is carried along.
+
+Knows the form of conditions, not what they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from sluice_operator.observed import Event, Manifest
+
+READY: Final = "Ready"
+PROGRESSING: Final = "Progressing"
+RECONCILING: Final = "Reconciling"
+STALLED: Final = "Stalled"
+
+HEALTHY_REASONS: Final = frozenset(
+    {"AllReady", "Applying", "RollingOut", "Starting", "ScaledToZero", "Pending"}
+)
+"""Reasons of Ready that are part of an ordinary life; all others are worth a warning."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check: the content of a condition."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+
+    @property
+    def is_true(self) -> bool:
+        return self.status == "True"
+
+
+def conditions(
+    before: Iterable[Mapping[str, Any]], checks: Mapping[str, Check], generation: int, now: datetime
+) -> list[Manifest]:
+    """The conditions that say what `checks` found, in their order. A condition whose status is
+    the same as in `before` keeps its lastTransitionTime."""
+    known = {condition["type"]: condition for condition in before}
+    return [
+        {
+            "type": kind,
+            "status": check.status,
+            "observedGeneration": generation,
+            "reason": check.reason,
+            "message": check.message,
+            "lastTransitionTime": _transition(known.get(kind), check, now),
+        }
+        for kind, check in checks.items()
+    ]
+
+
+def _transition(before: Mapping[str, Any] | None, check: Check, now: datetime) -> str:
+    if before is not None and before["status"] == check.status:
+        return str(before["lastTransitionTime"])
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
+    """The condition of one type in a status."""
+    found = (status or {}).get("conditions") or ()
+    return next((dict(c) for c in found if c["type"] == kind), None)
+
+
+def status_events(before: Manifest | None, after: Manifest) -> tuple[Event, ...]:
+    """What a person should hear about a change of status: that Ready has another cause now."""
+    was, now = find(before, READY), find(after, READY)
+    if now is None or (was and (was["status"], was["reason"]) == (now["status"], now["reason"])):
+        return ()
+    healthy = now["status"] == "True" or now["reason"] in HEALTHY_REASONS
+    if healthy and now["status"] != "True":
+        return ()
+    return (Event("Normal" if healthy else "Warning", now["reason"], now["message"]),)

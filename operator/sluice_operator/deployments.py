@@ -1,0 +1,43 @@
+"""How far a Deployment has come, from its status alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_operator.manifests.metadata import is_current
+from sluice_operator.observed import Manifest
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A Deployment's progress towards what is desired of it."""
+
+    applied: bool
+    """The live object was made from the desired one, and its controller has seen that."""
+    complete: bool
+    """Every replica is of the newest template and available, and no other is left."""
+    deadline_exceeded: bool
+    failure: str | None
+    """Why no pod can even be created, e.g. a quota."""
+
+
+def progress(desired: Manifest, live: Manifest | None) -> Progress:
+    """The progress of `live` towards `desired`; both stamped."""
+    if live is None or not is_current(desired, live):
+        return Progress(applied=False, complete=False, deadline_exceeded=False, failure=None)
+    status = live.get("status") or {}
+    seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
+    wanted = desired["spec"]["replicas"]
+    counts = [status.get(k, 0) for k in ("replicas", "updatedReplicas", "availableReplicas")]
+    failure, moving = _condition(status, "ReplicaFailure"), _condition(status, "Progressing")
+    return Progress(
+        applied=seen,
+        complete=seen and all(count == wanted for count in counts),
+        deadline_exceeded=seen and moving.get("reason") == "ProgressDeadlineExceeded",
+        failure=failure.get("message") if failure.get("status") == "True" else None,
+    )
+
+
+def _condition(status: Manifest, kind: str) -> dict[str, Any]:
+    return next((c for c in status.get("conditions") or () if c["type"] == kind), {})

@@ -1,0 +1,17 @@
+"""PodDisruptionBudgets: a drained node takes one pod at a time, and never waits for a sick one."""
+
+from __future__ import annotations
+
+from sluice_operator.manifests.metadata import Owner, selector_labels
+from sluice_operator.observed import POD_DISRUPTION_BUDGET, Manifest
+
+
+def disruption_budget(owner: Owner, name: str, component: str, role: str) -> Manifest:
+    """The budget of one role's pods, over all revisions."""
+    return owner.child(POD_DISRUPTION_BUDGET, name, component, role) | {
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector_labels(owner.service, role)},
+        }
+    }

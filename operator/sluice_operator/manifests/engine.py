@@ -1,0 +1,161 @@
+"""The engines' Deployment: one per pool and revision, from an EnginePool's spec."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from sluice_contract import labels, ports
+
+from sluice_operator.accelerators import GPU_RESOURCE, gpu_count, node_selector
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.template import PodTemplate, Sidecar
+from sluice_operator.digest import digest
+from sluice_operator.manifests.accounts import engine_account
+from sluice_operator.manifests.config_map import ENGINE_FILE
+from sluice_operator.manifests.metadata import (
+    ENGINE,
+    Owner,
+    child_labels,
+    selector_labels,
+    stamped,
+)
+from sluice_operator.manifests.pods import (
+    CONFIG_FOLDER,
+    CONTAINER_SECURITY,
+    KILL_SLACK_SECONDS,
+    POD_SECURITY,
+    config_mount,
+    config_volume,
+    http_probe,
+    identity,
+    spread,
+)
+from sluice_operator.model_uri import CLAIM_MOUNT
+from sluice_operator.observed import DEPLOYMENT, Manifest
+
+STARTUP_PERIOD_SECONDS: Final = 2
+PROGRESS_SLACK_SECONDS: Final = 120
+"""For scheduling and pulling the image, beyond the time the engine may take to start."""
+
+PROCESS_FIELDS: Final = (
+    "image", "configRef", "modelClaim", "drainSeconds", "accelerator", "resources",
+)  # fmt: skip
+PROCESS_TEMPLATE_FIELDS: Final = (
+    "env", "volumes", "volumeMounts", "sidecars", "runtimeClassName", "imagePullSecrets",
+)  # fmt: skip
+
+
+def revision(spec: EnginePoolSpec) -> str:
+    """Hash of everything that changes the engine process. The ConfigMap's name stands for its
+    content. Where the pods run and how many there are is not part of it."""
+    full = spec.to_json_dict()
+    template = full.get("template") or {}
+    relevant = {name: full.get(name) for name in PROCESS_FIELDS}
+    return digest(relevant | {name: template.get(name) for name in PROCESS_TEMPLATE_FIELDS})
+
+
+def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
+    """The Deployment of the revision that `spec` asks for."""
+    name = revision(spec)
+    mark = {labels.REVISION: name}
+    selector = selector_labels(spec.service_name, spec.role) | mark
+    head = owner.child(DEPLOYMENT, f"{owner.name}-{name}", ENGINE, spec.role)
+    head["metadata"]["labels"] |= mark
+    template = spec.template or PodTemplate()
+    pod_metadata: Manifest = {"labels": child_labels(spec.service_name, ENGINE, spec.role) | mark}
+    if template.annotations:
+        pod_metadata["annotations"] = template.annotations
+    deployment = {
+        "replicas": spec.replicas,
+        "revisionHistoryLimit": 2,
+        "progressDeadlineSeconds": spec.startup_seconds + PROGRESS_SLACK_SECONDS,
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+        },
+        "selector": {"matchLabels": selector},
+        "template": {"metadata": pod_metadata, "spec": _pod(spec, template, selector)},
+    }
+    return stamped(head | {"spec": deployment})
+
+
+def _pod(spec: EnginePoolSpec, template: PodTemplate, selector: dict[str, str]) -> Manifest:
+    sidecars = [_sidecar(sidecar) for sidecar in template.sidecars or ()]
+    pod: Manifest = {
+        "serviceAccountName": engine_account(spec.service_name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+        "terminationGracePeriodSeconds": spec.drain_seconds + KILL_SLACK_SECONDS,
+        "topologySpreadConstraints": spread(selector),
+        "containers": [_container(spec, template), *sidecars],
+        "volumes": _volumes(spec, template),
+    }
+    return pod | _scheduling(spec, template)
+
+
+def _scheduling(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
+    """What the pod takes over from the template as it is; absent stays absent."""
+    given = template.to_json_dict()
+    names = (
+        "affinity", "tolerations", "priorityClassName", "runtimeClassName", "imagePullSecrets",
+    )  # fmt: skip
+    found = {name: given[name] for name in names if given.get(name)}
+    selector = node_selector(spec.accelerator, template.node_selector)
+    return found | ({"nodeSelector": selector} if selector else {})
+
+
+def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
+    startup_failures = math.ceil(spec.startup_seconds / STARTUP_PERIOD_SECONDS)
+    return {
+        "name": ENGINE,
+        "image": spec.image,
+        "args": ["--config", f"{CONFIG_FOLDER}/{ENGINE_FILE}"],
+        "env": [*identity(), *(entry.to_json_dict() for entry in template.env or ())],
+        "ports": [{"name": "http", "containerPort": ports.ENGINE_HTTP, "protocol": "TCP"}],
+        "startupProbe": http_probe(
+            "/ready", period=STARTUP_PERIOD_SECONDS, failures=startup_failures
+        ),
+        "livenessProbe": http_probe("/health", period=10, failures=3),
+        "readinessProbe": http_probe("/ready", period=2, failures=2),
+        "resources": _resources(spec),
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": _mounts(spec, template),
+    }
+
+
+def _resources(spec: EnginePoolSpec) -> Manifest:
+    resources: Manifest = spec.resources.to_json_dict() if spec.resources else {}
+    gpus = gpu_count(spec.accelerator)
+    if not gpus:
+        return resources
+    return resources | {"limits": {**resources.get("limits", {}), GPU_RESOURCE: gpus}}
+
+
+def _volumes(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
+    claim = {"name": "model", "persistentVolumeClaim": {"claimName": spec.model_claim}}
+    return [
+        config_volume(spec.config_ref.name),
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        *([claim] if spec.model_claim else []),
+        *(volume.to_json_dict() for volume in template.volumes or ()),
+    ]
+
+
+def _mounts(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
+    claim = {"name": "model", "mountPath": CLAIM_MOUNT, "readOnly": True}
+    return [
+        config_mount(),
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+        *([claim] if spec.model_claim else []),
+        *(mount.to_json_dict() for mount in template.volume_mounts or ()),
+    ]
+
+
+def _sidecar(sidecar: Sidecar) -> Manifest:
+    return sidecar.to_json_dict() | {"securityContext": CONTAINER_SECURITY}

@@ -1,0 +1,91 @@
+"""What every child carries: names, labels, the owner, and the hash of what was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract import labels
+
+from sluice_operator.digest import digest
+from sluice_operator.observed import Kind, Manifest
+
+DESIRED_HASH: Final = f"{labels.GROUP}/desired-hash"
+"""Annotation: tells from the live object alone whether it is what the plan wants now."""
+
+ENGINE: Final = "engine"
+ROUTER: Final = "router"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The object a child belongs to. Without a uid (no cluster) children carry no reference."""
+
+    kind: Kind
+    namespace: str
+    name: str
+    uid: str | None
+    service: str
+    """Name of the InferenceService at the top."""
+
+    def child(self, kind: Kind, name: str, component: str, role: str | None = None) -> Manifest:
+        """The head of a child: apiVersion, kind and metadata."""
+        metadata: Manifest = {
+            "name": name,
+            "namespace": self.namespace,
+            "labels": child_labels(self.service, component, role),
+        }
+        if self.uid is not None:
+            metadata["ownerReferences"] = [self._reference()]
+        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+
+    def _reference(self) -> Manifest:
+        return {
+            "apiVersion": self.kind.api_version,
+            "kind": self.kind.kind,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+
+def owner(kind: Kind, manifest: Manifest, service: str) -> Owner:
+    """The owner that `manifest`, an object of `kind`, is to its children."""
+    meta = manifest["metadata"]
+    return Owner(kind, meta.get("namespace", "default"), meta["name"], meta.get("uid"), service)
+
+
+def child_labels(service: str, component: str, role: str | None = None) -> dict[str, str]:
+    """The labels of a child of the InferenceService `service`."""
+    found = {
+        labels.NAME: f"{labels.PART_OF_SLUICE}-{component}",
+        labels.INSTANCE: service,
+        labels.COMPONENT: component,
+        labels.PART_OF: labels.PART_OF_SLUICE,
+        labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR,
+        labels.SERVICE: service,
+    }
+    return found | ({labels.ROLE: str(role)} if role else {})
+
+
+def selector_labels(service: str, role: str) -> dict[str, str]:
+    """The labels that select the pods of one role, of every revision."""
+    return {labels.SERVICE: service, labels.ROLE: str(role)}
+
+
+def stamped(manifest: Manifest) -> Manifest:
+    """`manifest` with the hash of itself as an annotation."""
+    stamp = {DESIRED_HASH: digest(manifest)}
+    return manifest | {"metadata": manifest["metadata"] | {"annotations": stamp}}
+
+
+def is_current(desired: Manifest, live: Manifest | None) -> bool:
+    """Whether `live` was made from what is desired now; both stamped."""
+    return live is not None and stamp_of(live) == stamp_of(desired)
+
+
+def stamp_of(manifest: Manifest) -> str | None:
+    """The hash that `stamped` left."""
+    found: str | None = (manifest["metadata"].get("annotations") or {}).get(DESIRED_HASH)
+    return found

@@ -1,0 +1,86 @@
+"""Services and NetworkPolicies: who may talk to whom, under which name.
+
+A pod that a policy selects for both directions is denied everything else, so each component has
+one policy that lists its flows.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sluice_contract import labels, ports
+from sluice_contract.labels import ROUTER_ROLE, Role
+
+from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner, selector_labels
+from sluice_operator.observed import NETWORK_POLICY, SERVICE, Manifest
+
+MONITORING_LABEL: Final = f"{labels.GROUP}/monitoring"
+"""A namespace that carries it with the value `true` may scrape the engines."""
+API_SERVER_PORTS: Final = (443, 6443)
+"""A policy cannot name the API server, only the ports it is usually reached at."""
+
+
+def front_service(owner: Owner) -> Manifest:
+    """The Service clients use; it leads to the routers."""
+    port = {"name": "http", "port": ports.SERVICE_HTTP, "targetPort": "http", "protocol": "TCP"}
+    return owner.child(SERVICE, owner.service, ROUTER, ROUTER_ROLE) | {
+        "spec": {
+            "type": "ClusterIP",
+            "selector": selector_labels(owner.service, ROUTER_ROLE),
+            "ports": [port],
+        }
+    }
+
+
+def pool_service(owner: Owner, role: Role) -> Manifest:
+    """The headless Service whose EndpointSlices tell the routers which engines are ready."""
+    port = {"name": "http", "port": ports.ENGINE_HTTP, "targetPort": "http", "protocol": "TCP"}
+    return owner.child(SERVICE, f"{owner.service}-{role}", ENGINE, role) | {
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "publishNotReadyAddresses": False,
+            "selector": selector_labels(owner.service, role),
+            "ports": [port],
+        }
+    }
+
+
+def router_policy(owner: Owner) -> Manifest:
+    """Anyone may ask the routers; they may ask engines, DNS and the API server."""
+    ingress = [{"ports": [_port(ports.ROUTER_HTTP)]}]
+    egress = [
+        {"to": [_pods(owner, ENGINE)], "ports": [_port(ports.ENGINE_HTTP)]},
+        {"ports": [_port(53, "UDP"), _port(53)]},
+        {"ports": [_port(port) for port in API_SERVER_PORTS]},
+    ]
+    return _policy(owner, ROUTER, ingress, egress)
+
+
+def engine_policy(owner: Owner) -> Manifest:
+    """The routers and monitoring may ask the engines; they themselves may ask nobody."""
+    monitoring = {"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}}
+    ingress = [{"from": [_pods(owner, ROUTER), monitoring], "ports": [_port(ports.ENGINE_HTTP)]}]
+    return _policy(owner, ENGINE, ingress, [])
+
+
+def _policy(
+    owner: Owner, component: str, ingress: list[Manifest], egress: list[Manifest]
+) -> Manifest:
+    return owner.child(NETWORK_POLICY, f"{owner.service}-{component}", component) | {
+        "spec": {
+            "podSelector": _pods(owner, component)["podSelector"],
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": egress,
+        }
+    }
+
+
+def _pods(owner: Owner, component: str) -> Manifest:
+    wanted = {labels.SERVICE: owner.service, labels.COMPONENT: component}
+    return {"podSelector": {"matchLabels": wanted}}
+
+
+def _port(number: int, protocol: str = "TCP") -> Manifest:
+    return {"port": number, "protocol": protocol}

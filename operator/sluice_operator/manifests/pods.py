@@ -1,0 +1,68 @@
+"""What router and engine pods share: the restricted security context, probes, identity."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sluice_operator.observed import Manifest
+
+POD_SECURITY: Final[Manifest] = {
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Final[Manifest] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONFIG_FOLDER: Final = "/etc/sluice"
+KILL_SLACK_SECONDS: Final = 10
+"""Between the end of draining and SIGKILL."""
+
+
+def identity() -> list[Manifest]:
+    """Who the pod is, from the Downward API."""
+    fields = {
+        "POD_IP": "status.podIP",
+        "POD_NAME": "metadata.name",
+        "POD_NAMESPACE": "metadata.namespace",
+    }
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
+
+
+def http_probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Manifest:
+    """A probe of the port named http; times in seconds."""
+    return {
+        "httpGet": {"path": path, "port": "http", "scheme": "HTTP"},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+        "successThreshold": 1,
+    }
+
+
+def spread(selector: dict[str, str]) -> list[Manifest]:
+    """Prefer another node for each pod."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector},
+        }
+    ]
+
+
+def config_volume(config_map: str) -> Manifest:
+    """The configuration file."""
+    return {"name": "config", "configMap": {"name": config_map}}
+
+
+def config_mount() -> Manifest:
+    """Where the configuration file appears."""
+    return {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}

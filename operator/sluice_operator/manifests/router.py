@@ -1,0 +1,103 @@
+"""The routers' Deployment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract import ports
+from sluice_contract.labels import ROUTER_ROLE
+
+from sluice_operator.api.base import Resources
+from sluice_operator.manifests.accounts import router_account
+from sluice_operator.manifests.config_map import ROUTER_FILE
+from sluice_operator.manifests.metadata import (
+    ROUTER,
+    Owner,
+    child_labels,
+    selector_labels,
+    stamped,
+)
+from sluice_operator.manifests.pods import (
+    CONFIG_FOLDER,
+    CONTAINER_SECURITY,
+    KILL_SLACK_SECONDS,
+    POD_SECURITY,
+    config_mount,
+    config_volume,
+    http_probe,
+    identity,
+    spread,
+)
+from sluice_operator.observed import DEPLOYMENT, Manifest
+
+PROGRESS_SECONDS: Final = 120
+DEFAULT_RESOURCES: Final[Manifest] = {
+    "requests": {"cpu": "50m", "memory": "128Mi"},
+    "limits": {"memory": "512Mi"},
+}
+
+
+@dataclass(frozen=True)
+class RouterDeployment:
+    """What the routers should be."""
+
+    replicas: int
+    image: str
+    config_map: str
+    resources: Resources | None
+    shutdown_seconds: int
+    """From SIGTERM to the end of the last stream, at most."""
+
+
+def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
+    """The Deployment of the routers. Its rolling update keeps every old pod until a new one is
+    ready."""
+    selector = selector_labels(owner.service, ROUTER_ROLE)
+    head = owner.child(DEPLOYMENT, f"{owner.service}-{ROUTER}", ROUTER, ROUTER_ROLE)
+    spec = {
+        "replicas": router.replicas,
+        "revisionHistoryLimit": 2,
+        "progressDeadlineSeconds": PROGRESS_SECONDS,
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+        },
+        "selector": {"matchLabels": selector},
+        "template": {
+            "metadata": {"labels": child_labels(owner.service, ROUTER, ROUTER_ROLE)},
+            "spec": _pod(owner, router, selector),
+        },
+    }
+    return stamped(head | {"spec": spec})
+
+
+def _pod(owner: Owner, router: RouterDeployment, selector: dict[str, str]) -> Manifest:
+    return {
+        "serviceAccountName": router_account(owner.service),
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+        "terminationGracePeriodSeconds": router.shutdown_seconds + KILL_SLACK_SECONDS,
+        "topologySpreadConstraints": spread(selector),
+        "containers": [_container(router)],
+        "volumes": [config_volume(router.config_map), {"name": "tmp", "emptyDir": {}}],
+    }
+
+
+def _container(router: RouterDeployment) -> Manifest:
+    return {
+        "name": ROUTER,
+        "image": router.image,
+        "args": ["--config", f"{CONFIG_FOLDER}/{ROUTER_FILE}"],
+        "env": identity(),
+        "ports": [{"name": "http", "containerPort": ports.ROUTER_HTTP, "protocol": "TCP"}],
+        "startupProbe": http_probe("/health", period=1, failures=60),
+        "livenessProbe": http_probe("/health", period=10, failures=3),
+        "readinessProbe": http_probe("/ready", period=2, failures=2),
+        "resources": router.resources.to_json_dict() if router.resources else DEFAULT_RESOURCES,
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [config_mount(), {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+    }

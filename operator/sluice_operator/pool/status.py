@@ -1,0 +1,157 @@
+"""What an EnginePool reports: its engines by revision, and why they are not all ready.
+
+Pure; `now` is only used for transitions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+from sluice_contract import labels
+
+from sluice_operator.api.status import EnginePoolStatus, RevisionStatus
+from sluice_operator.conditions import (
+    PROGRESSING,
+    READY,
+    RECONCILING,
+    STALLED,
+    Check,
+    conditions,
+)
+from sluice_operator.manifests.metadata import selector_labels
+from sluice_operator.observed import DEPLOYMENT, Manifest, PoolObserved, of_kind
+from sluice_operator.pod_checks import (
+    MODEL_REASONS,
+    PodFailure,
+    first_failure,
+    is_draining,
+    is_finished,
+    is_ready,
+)
+from sluice_operator.pool.plan import PoolPlan, revision_of
+
+MODEL_AVAILABLE = "ModelAvailable"
+
+
+def pool_status(observed: PoolObserved, plan: PoolPlan, now: datetime) -> Manifest:
+    """The whole status of an EnginePool; that of one being deleted stays as it is."""
+    if observed.pool["metadata"].get("deletionTimestamp"):
+        return dict(observed.pool.get("status") or {})
+    pods = [pod for pod in observed.pods if not is_finished(pod)]
+    current = [pod for pod in pods if revision_of(pod) == plan.revision]
+    ready = sum(map(is_ready, current))
+    meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
+    checks = _checks(plan, current, ready, _others_ready(pods, plan))
+    before = (observed.pool.get("status") or {}).get("conditions") or ()
+    status = EnginePoolStatus(
+        observed_generation=meta.get("generation", 0),
+        replicas=sum(not is_draining(pod) for pod in pods),
+        ready=ready,
+        draining=sum(map(is_draining, pods)),
+        selector=_selector(plan),
+        summary=f"{ready}/{desired}",
+        revisions=_revisions(observed, pods, plan),
+    ).to_json_dict()
+    generation = meta.get("generation", 0)
+    return status | {"conditions": conditions(before, checks, generation, now)}
+
+
+def _checks(
+    plan: PoolPlan, current: list[Manifest], ready: int, others_ready: int
+) -> dict[str, Check]:
+    failure = first_failure(current)
+    ready_check = _ready(plan, ready, others_ready, failure)
+    progressing = _progressing(plan, ready_check)
+    return {
+        READY: ready_check,
+        PROGRESSING: progressing,
+        MODEL_AVAILABLE: _model(ready, failure),
+        RECONCILING: progressing,
+        STALLED: _stalled(plan, ready_check, failure),
+    }
+
+
+def _ready(plan: PoolPlan, ready: int, others_ready: int, failure: PodFailure | None) -> Check:
+    if plan.refusal is not None:
+        return Check("False", plan.refusal.reason, plan.refusal.message)
+    assert plan.spec is not None
+    desired, reached = plan.spec.replicas, plan.progress
+    if desired == 0:
+        return Check("False", "ScaledToZero", "No engine is asked for (spec.replicas is 0).")
+    count = f"{ready} of {desired} engines ready"
+    if others_ready:
+        count += f", {others_ready} of the former revision still serve"
+    if reached is None or not reached.applied:
+        return Check("False", "Applying", f"{count}; the new spec is being applied.")
+    if reached.complete and ready >= desired:
+        return Check("True", "AllReady", f"{count}.")
+    if failure is not None:
+        return Check("False", failure.reason, f"{count}; {failure}")
+    if reached.failure:
+        return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
+    if reached.deadline_exceeded:
+        text = f"{count}; no progress within the deadline."
+        return Check("False", "ProgressDeadlineExceeded", text)
+    reason = "RollingOut" if others_ready else "Starting"
+    return Check("False", reason, f"{count}; the others are starting.")
+
+
+def _progressing(plan: PoolPlan, ready: Check) -> Check:
+    if plan.refusal is not None:
+        return Check("False", plan.refusal.reason, plan.refusal.message)
+    if plan.paused:
+        return Check("False", "Paused", "spec.paused of the InferenceService is true.")
+    if ready.is_true or ready.reason == "ScaledToZero":
+        return Check("False", "Complete", "Every engine is of the current revision.")
+    return Check("True", ready.reason, ready.message)
+
+
+def _model(ready: int, failure: PodFailure | None) -> Check:
+    if failure is not None and failure.reason in MODEL_REASONS:
+        return Check("False", failure.reason, str(failure))
+    if ready:
+        return Check("True", "Loaded", "An engine has loaded the model.")
+    return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
+
+
+def _stalled(plan: PoolPlan, ready: Check, failure: PodFailure | None) -> Check:
+    hopeless = failure is not None and failure.lasting and not ready.is_true
+    if plan.refusal is not None or hopeless or ready.reason == "ProgressDeadlineExceeded":
+        return Check("True", ready.reason, ready.message)
+    return Check("False", "NotStalled", "Nothing needs a person.")
+
+
+def _others_ready(pods: list[Manifest], plan: PoolPlan) -> int:
+    return sum(is_ready(pod) and revision_of(pod) != plan.revision for pod in pods)
+
+
+def _selector(plan: PoolPlan) -> str | None:
+    if plan.spec is None:
+        return None
+    wanted = selector_labels(plan.spec.service_name, plan.spec.role)
+    return ",".join(f"{key}={value}" for key, value in sorted(wanted.items()))
+
+
+def _revisions(
+    observed: PoolObserved, pods: list[Manifest], plan: PoolPlan
+) -> list[RevisionStatus]:
+    counts = Counter(revision_of(pod) for pod in pods)
+    ready = Counter(revision_of(pod) for pod in pods if is_ready(pod))
+    found = [
+        RevisionStatus(
+            name=name,
+            config=_config(deployment),
+            replicas=counts[name],
+            ready=ready[name],
+            current=name == plan.revision,
+        )
+        for deployment in of_kind(observed.children, DEPLOYMENT)
+        if (name := (deployment["metadata"].get("labels") or {}).get(labels.REVISION))
+    ]
+    return sorted(found, key=lambda revision: (not revision.current, revision.name))[:32]
+
+
+def _config(deployment: Manifest) -> str:
+    volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
+    return next((v["configMap"]["name"] for v in volumes if v["name"] == "config"), "")

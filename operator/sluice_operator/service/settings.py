@@ -1,0 +1,96 @@
+"""One pool's engine settings: resolved, with their sources, and rendered as the engine's file.
+
+What was resolved for a generation is kept in status and used again, so that neither a new node
+nor a new release of the operator changes a running fleet by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic.alias_generators import to_camel, to_snake
+from sluice_contract import ports
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.config import EngineConfig, ModelRef, ServerSettings, render_engine_config
+from sluice_contract.labels import Role
+from sluice_contract.sizing import Resolved, resolve_settings
+
+from sluice_operator.api.service import DRAIN_SECONDS, EngineSpec, InferenceServiceSpec
+from sluice_operator.api.status import ResolvedValue
+from sluice_operator.model_uri import model_source
+from sluice_operator.observed import Manifest
+
+LISTEN_ADDRESS: Final = "0.0.0.0"  # noqa: S104
+"""One file serves all pods of a revision, so it cannot name a pod's own address."""
+
+Settings = dict[str, Resolved]
+"""By field name of `EngineSettings`."""
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """The resolved settings of one pool and the file that says them to the engine."""
+
+    settings: Settings
+    text: str
+
+
+def engine_file(
+    spec: InferenceServiceSpec, role: Role, accelerator: Accelerator, pinned: Settings | None
+) -> EngineFile:
+    """Resolves and renders the settings of one pool.
+
+    Raises:
+        ConfigError: two resolved values contradict each other.
+    """
+    engine = spec.engine or EngineSpec()
+    settings = pinned or resolve_settings(engine, accelerator)
+    source = model_source(spec.model)
+    values: dict[str, Any] = {name: entry.value for name, entry in settings.items()}
+    config = EngineConfig(
+        **values,
+        model=ModelRef(uri=source.engine_uri, name=source.served_name),
+        role=role,
+        server=ServerSettings(
+            host=LISTEN_ADDRESS, port=ports.ENGINE_HTTP, drain_seconds=drain_seconds(spec)
+        ),
+    )
+    return EngineFile(settings, render_engine_config(config))
+
+
+def drain_seconds(spec: InferenceServiceSpec) -> int:
+    """How long streams may finish after SIGTERM."""
+    given = spec.engine.drain_seconds if spec.engine else None
+    return DRAIN_SECONDS if given is None else given
+
+
+def pinned_settings(service: Manifest, role: Role) -> Settings | None:
+    """What status says was resolved for the present generation; None when it says nothing."""
+    status = service.get("status") or {}
+    if status.get("observedGeneration") != service["metadata"].get("generation", 0):
+        return None
+    shown = (status.get("resolved") or {}).get(role.value)
+    try:
+        return _from_status(shown) if shown else None
+    except (ValidationError, TypeError, AttributeError):
+        return None
+
+
+def settings_status(settings: Settings) -> Manifest:
+    """The form in which settings are shown in status."""
+    return {
+        to_camel(name): ResolvedValue(
+            value=entry.value, source=entry.source.value, **{"from": entry.origin}
+        ).to_json_dict()
+        for name, entry in sorted(settings.items())
+    }
+
+
+def _from_status(shown: Mapping[str, Any]) -> Settings:
+    return {
+        to_snake(key): Resolved(value=entry["value"], source=entry["source"], origin=entry["from"])
+        for key, entry in shown.items()
+    }

@@ -1,0 +1,84 @@
+"""What this version carries out of an InferenceService: one table of what it refuses.
+
+A row leaves this table when the feature lands. Engine settings have their own table, which the
+engine shares: `sluice_contract.supported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.supported import unsupported
+
+from sluice_operator.accelerators import gpu_count
+from sluice_operator.api.service import EngineSpec, InferenceServiceSpec
+from sluice_operator.model_uri import SERVED_SCHEMES, scheme_of
+from sluice_operator.observed import Refusal
+
+NOT_IMPLEMENTED: Final = "NotImplemented"
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A field, when it is refused, and what is allowed instead."""
+
+    field: str
+    refuses: Callable[[InferenceServiceSpec], bool]
+    value: Callable[[InferenceServiceSpec], object]
+    allowed: str
+
+
+ROWS: Final = (
+    Unsupported(
+        "spec.model.uri",
+        lambda s: scheme_of(s.model.uri) not in SERVED_SCHEMES,
+        lambda s: s.model.uri,
+        "file:///path, pvc://claim/path or dummy://name",
+    ),
+    Unsupported("spec.mode", lambda s: s.mode != "Mixed", lambda s: s.mode, "Mixed"),
+    Unsupported("spec.slo", lambda s: s.slo is not None, lambda _: "a value", "nothing"),
+    Unsupported(
+        "spec.autoscaling", lambda s: s.autoscaling is not None, lambda _: "a value", "nothing"
+    ),
+    Unsupported(
+        "spec.rollout.strategy",
+        lambda s: s.rollout is not None and s.rollout.strategy != "Surge",
+        lambda s: s.rollout and s.rollout.strategy,
+        "Surge",
+    ),
+    Unsupported(
+        "spec.router.auth",
+        lambda s: s.router is not None and s.router.auth is not None,
+        lambda _: "a value",
+        "nothing",
+    ),
+)
+
+
+def refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """A refusal for everything the spec asks for and this version does not have."""
+    for row in ROWS:
+        if row.refuses(spec):
+            yield _refusal(row.field, row.value(spec), row.allowed)
+    yield from _pool_refusals(spec)
+    for error in unsupported(spec.engine or EngineSpec()):
+        yield Refusal(NOT_IMPLEMENTED, f"spec.engine.{error.key}", f"spec.engine.{error}")
+
+
+def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    for role in spec.roles:
+        pool, path = spec.pool(role), f"spec.pools.{role}"
+        if pool.autoscaling is not None:
+            yield _refusal(f"{path}.autoscaling", "a value", f"nothing; set {path}.replicas")
+        if gpu_count(pool.accelerator) > 1:
+            count = gpu_count(pool.accelerator)
+            yield _refusal(f"{path}.accelerator.count", count, "1 (no tensor parallelism)")
+
+
+def _refusal(field: str, value: object, allowed: str) -> Refusal:
+    shown = repr(value) if value != "a value" else "this field"
+    return Refusal(
+        NOT_IMPLEMENTED, field, f"{field}: {shown} is not implemented yet; allowed: {allowed}"
+    )
