@@ -11,12 +11,14 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.cluster.cache import cache_directory
 from e2e.cluster.errors import ClusterError, tail
+from e2e.cluster.golang import ensure_go
 from e2e.cluster.progress import Step
 
 SOURCE = Path(__file__).parent / "node"
@@ -47,15 +49,6 @@ class Binaries:
     @property
     def pause(self) -> Path:
         return self.directory / "pause"
-
-
-def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where builds are kept between runs: SLUICE_CACHE, else the user's cache folder."""
-    own = environment.get("SLUICE_CACHE")
-    if own:
-        return Path(own)
-    base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "sluice"
 
 
 def source_hash(source: Path = SOURCE) -> str:
@@ -111,10 +104,19 @@ def _build(directory: Path) -> None:
 
 
 def _go_build(package: str, output: Path, flags: str, log: Path) -> None:
-    words = ["nice", "-n", "10", "go", "build", "-buildvcs=false", "-ldflags", flags]
+    words: list[str | Path] = [
+        "nice",
+        "-n",
+        "10",
+        ensure_go(),
+        "build",
+        "-buildvcs=false",
+        "-ldflags",
+        flags,
+    ]
     with log.open("a") as stream:
         done = subprocess.run(
-            [*words, "-o", output, package],
+            words,
             cwd=SOURCE,
             env={**os.environ, "CGO_ENABLED": "0"},
             stdout=stream,

@@ -1,0 +1,75 @@
+"""`python -m e2e.cluster up|down|status|kubectl …|load-image FILE|kubeconfig`, from the root.
+
+Environment: CLUSTER (bare, kind, current; empty chooses), SLUICE_CLUSTER (its name, else sluice),
+SLUICE_STATE and SLUICE_CACHE (where clusters and builds are kept).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from e2e.cluster.choose import choose_cluster
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.progress import say
+from e2e.cluster.provider import Cluster
+
+
+def main() -> int:
+    try:
+        return _dispatch(sys.argv[1:])
+    except ClusterError as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; `down` removes what was begun")
+        return 130
+
+
+def _dispatch(words: list[str]) -> int:
+    # kubectl's words are passed on as they are, so they never meet argparse.
+    if words[:1] == ["kubectl"]:
+        argv = choose_cluster().kubectl_argv(*words[1:])
+        os.execv(argv[0], argv)
+    parsed = _parser().parse_args(words)
+    cluster = choose_cluster()
+    match parsed.command:
+        case "up":
+            cluster.up()
+        case "down":
+            cluster.down()
+        case "load-image":
+            cluster.load_image(parsed.archive)
+        case "kubeconfig":
+            print(cluster.kubeconfig)
+        case _:
+            return _print_status(cluster)
+    return 0
+
+
+def _print_status(cluster: Cluster) -> int:
+    """0 when it runs, 1 when not, so that scripts can ask."""
+    status = cluster.status()
+    print(f"{status.name} ({status.kind}): {'running' if status.running else 'not running'}")
+    for label, value in status.details.items():
+        print(f"  {label + ':':<16}{value}")
+    return 0 if status.running else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m e2e.cluster", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("up", help="have a cluster, ready for pods")
+    commands.add_parser("down", help="remove it and everything it made on this machine")
+    commands.add_parser("status", help="whether it runs, and where its files are")
+    commands.add_parser("kubeconfig", help="print the path of its kubeconfig")
+    commands.add_parser("kubectl", help="kubectl with all words that follow")
+    load = commands.add_parser("load-image", help="make an image archive available to pods")
+    load.add_argument("archive", type=Path)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
