@@ -1,0 +1,1 @@
+"""The engine process: the only code that touches the device."""

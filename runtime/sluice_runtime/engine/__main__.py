@@ -1,0 +1,79 @@
+"""The engine process: `python -m sluice_runtime.engine --config FILE --endpoint ipc://PATH`.
+
+Started by the supervisor beside the API process; talks to it over the endpoint and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+from sluice_contract.base import ConfigError
+from sluice_contract.config import EngineConfig, read_engine_config
+
+from sluice_runtime.engine.build import build_engine
+from sluice_runtime.engine.log import StepLog, logger, startup_line
+from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.errors import InvalidConfigError, StartupError
+from sluice_runtime.messages import EngineFailed
+from sluice_runtime.transport import EngineLink
+
+EXIT_STARTUP = 2
+"""The configuration, the weights or the memory: starting again will not help."""
+EXIT_CRASH = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs until SIGTERM or SIGINT; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m sluice_runtime.engine", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--endpoint", required=True)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    link = EngineLink(options.endpoint)
+    try:
+        _serve(_config(options.config), link)
+    except StartupError as error:
+        logger.error("%s: %s", error.reason, error)
+        link.send(EngineFailed(error.reason, str(error)))
+        return EXIT_STARTUP
+    except Exception as error:
+        logger.exception("the engine process failed")
+        link.send(EngineFailed("EngineCrashed", f"{type(error).__name__}: {error}"))
+        return EXIT_CRASH
+    finally:
+        link.close()
+    return 0
+
+
+def _config(path: Path) -> EngineConfig:
+    try:
+        return read_engine_config(path)
+    except ConfigError as error:
+        raise InvalidConfigError(str(error)) from None
+
+
+def _serve(config: EngineConfig, link: EngineLink) -> None:
+    stops: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: stops.append(received))
+    engine = build_engine(config)
+    # What was loaded lives as long as the process: the collector need not walk it.
+    gc.collect()
+    gc.freeze()
+    logger.info(startup_line(engine.sizes()))
+    link.send(engine.ready(epoch=secrets.token_hex(8)))
+    page_size = engine.settings.page_size
+    loop = EngineLoop(link, engine.scheduler, engine.runner, lambda pace: StepLog(page_size, pace))
+    loop.run(lambda: bool(stops))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

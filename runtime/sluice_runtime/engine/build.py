@@ -1,0 +1,119 @@
+"""The engine's composition root: configuration in, a loaded engine out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.base import ConfigError
+from sluice_contract.config import EngineConfig
+from sluice_contract.sizing import apply_resolved, resolve_settings
+from sluice_contract.supported import unsupported
+
+from sluice_runtime.engine import host
+from sluice_runtime.engine.log import Sizes
+from sluice_runtime.engine.plan import (
+    HostBytes,
+    context_length,
+    pool_pages,
+    scheduler_settings,
+)
+from sluice_runtime.engine.runner import LogitsSeen, Runner, RunnerSettings
+from sluice_runtime.errors import InvalidConfigError
+from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady
+from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.load import load_model
+from sluice_runtime.model_files import resolve
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+
+@dataclass(frozen=True)
+class EngineHooks:
+    """What tests look at or disturb; production leaves all of it alone."""
+
+    page_order: Sequence[int] | None = None
+    poison_freed_pages: bool = False
+    on_logits: LogitsSeen | None = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model with its pool and its scheduler."""
+
+    settings: SchedulerSettings
+    scheduler: Scheduler
+    runner: Runner
+    model: Decoder
+    available_bytes: int
+
+    def ready(self, epoch: str) -> EngineReady:
+        """The first message to the API process."""
+        settings = self.settings
+        return EngineReady(
+            protocol_version=PROTOCOL_VERSION,
+            epoch=epoch,
+            context_length_tokens=settings.limits.context_length_tokens,
+            kv_pool_tokens=settings.limits.kv_pool_tokens,
+            page_size_tokens=settings.page_size,
+            max_running_requests=settings.max_running_requests,
+            max_queued_requests=settings.max_queued_requests,
+            vocabulary_size=self.model.spec.vocabulary_size,
+        )
+
+    def sizes(self) -> Sizes:
+        """For the start-up line."""
+        settings = self.settings
+        return Sizes(
+            max_total_tokens=settings.limits.kv_pool_tokens,
+            chunk_size=settings.chunk_size or -1,
+            max_prefill_tokens=settings.max_prefill_tokens,
+            max_running_requests=settings.max_running_requests,
+            context_length_tokens=settings.limits.context_length_tokens,
+            available_bytes=self.available_bytes,
+        )
+
+
+def resolved(config: EngineConfig) -> EngineConfig:
+    """`config` with every setting filled in.
+
+    Raises:
+        InvalidConfigError: a setting that this version refuses, or values that contradict.
+    """
+    for refusal in unsupported(config):
+        raise InvalidConfigError(str(refusal))
+    try:
+        return apply_resolved(config, resolve_settings(config, Accelerator()))
+    except ConfigError as error:
+        raise InvalidConfigError(str(error)) from None
+
+
+def build_engine(config: EngineConfig, hooks: EngineHooks | None = None) -> Engine:
+    """Loads the model and takes the memory of the pool; `config` need not be resolved.
+
+    Raises:
+        StartupError: one line that says what to change.
+    """
+    hooks = hooks or EngineHooks()
+    config = resolved(config)
+    torch.set_num_threads(config.threads or host.processors())
+    model = load_model(resolve(config.model.uri), config.dtype or "auto", config.seed)
+    memory = host.memory()
+    shape = KvShape(model.spec.layers, model.spec.kv_heads, model.spec.head_dim, model.dtype)
+    context = context_length(config, model.spec.context_length_tokens)
+    free = HostBytes(memory.total, memory.available)
+    pages = pool_pages(config, context, shape.bytes_per_token, free)
+    settings = scheduler_settings(config, context, pages)
+    pool = PagePool(shape, pages, settings.page_size)
+    rows = RunnerSettings(
+        rows=settings.max_running_requests,
+        context_length_tokens=context,
+        poison_freed_pages=hooks.poison_freed_pages,
+    )
+    runner = Runner(model, pool, rows, hooks.on_logits)
+    scheduler = Scheduler(settings, PageAllocator(pages, hooks.page_order))
+    return Engine(settings, scheduler, runner, model, memory.available)

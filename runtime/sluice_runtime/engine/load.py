@@ -1,0 +1,25 @@
+"""The engine's side of the load report: one frozen value from the scheduler's status."""
+
+from __future__ import annotations
+
+from sluice_runtime.engine.pace import Pace
+from sluice_runtime.messages import Load
+from sluice_runtime.scheduler.status import Status
+
+
+def load_from(status: Status, pace: Pace, unix_seconds: float) -> Load:
+    """`unix_seconds`: when `status` was read."""
+    return Load(
+        time_seconds=unix_seconds,
+        queued_requests=status.queued_requests,
+        queued_tokens=status.queued_tokens,
+        running_requests=status.running_requests,
+        kv_pages_total=status.pages_total,
+        kv_pages_free=status.pages_free,
+        kv_pages_evictable=0,
+        queued_work_seconds=pace.seconds_for(status.queued_tokens),
+        new_token_ratio=status.new_token_ratio,
+        retractions=status.retractions,
+        chunk_cuts=status.chunk_cuts,
+        steps=dict(status.steps),
+    )

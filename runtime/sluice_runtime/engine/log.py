@@ -1,0 +1,92 @@
+"""The engine's log lines, in the form that operators of serving engines know.
+
+Formats values; decides only how often decode steps are worth a line.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_runtime.engine.pace import Pace
+from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.status import Status
+
+DECODE_LINE_STEPS: Final = 40
+"""Decode steps that share one line."""
+
+logger = logging.getLogger("sluice.engine")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the start-up line says."""
+
+    max_total_tokens: int
+    chunk_size: int
+    max_prefill_tokens: int
+    max_running_requests: int
+    context_length_tokens: int
+    available_bytes: int
+
+
+def startup_line(sizes: Sizes) -> str:
+    return (
+        f"max_total_num_tokens={sizes.max_total_tokens}, chunked_prefill_size={sizes.chunk_size}, "
+        f"max_prefill_tokens={sizes.max_prefill_tokens}, "
+        f"max_running_requests={sizes.max_running_requests}, "
+        f"context_len={sizes.context_length_tokens}, "
+        f"available_gpu_mem={sizes.available_bytes / 2**30:.2f} GB"
+    )
+
+
+def prefill_line(batch: Batch, status: Status) -> str:
+    """`#running-req` counts the decode rows of the same step: above 0, mixing is on."""
+    return (
+        f"Prefill batch. #new-seq: {len(batch.extend_rows)}, #new-token: {batch.extend_tokens}, "
+        f"#cached-token: 0, token usage: {status.usage_ratio:.2f}, "
+        f"#running-req: {len(batch.decode_rows)}, #queue-req: {status.queued_requests}"
+    )
+
+
+def chunk_line(status: Status) -> str | None:
+    """None when no prompt is cut."""
+    if (cut := status.prefilling) is None:
+        return None
+    return (
+        f"Chunked prefill. rid: {cut.request_id}, #done-token: {cut.computed_tokens}, "
+        f"#total-token: {cut.total_tokens}"
+    )
+
+
+def decode_line(batch: Batch, status: Status, page_size: int, rate: float) -> str:
+    held = (status.pages_total - status.pages_free) * page_size
+    return (
+        f"Decode batch. #running-req: {len(batch.decode_rows)}, #token: {held}, "
+        f"token usage: {status.usage_ratio:.2f}, gen throughput (token/s): {rate:.2f}, "
+        f"#queue-req: {status.queued_requests}"
+    )
+
+
+class StepLog:
+    """Writes a line for every step that prefills and for every 40th that only decodes."""
+
+    def __init__(self, page_size: int, pace: Pace) -> None:
+        self._page_size = page_size
+        self._pace = pace
+        self._decode_steps = 0
+
+    def step(self, batch: Batch, status: Status, now_seconds: float) -> None:
+        """After the step; `status` is as the step left it."""
+        if batch.extend_rows:
+            logger.info(prefill_line(batch, status))
+            if line := chunk_line(status):
+                logger.info(line)
+            return
+        if not batch.decode_rows:
+            return
+        self._decode_steps += 1
+        if self._decode_steps % DECODE_LINE_STEPS == 0:
+            rate = self._pace.take_decode_rate(now_seconds)
+            logger.info(decode_line(batch, status, self._page_size, rate))

@@ -1,0 +1,160 @@
+"""The engine's main loop: poll messages, next batch, forward, sample, process, send.
+
+Knows neither how messages travel nor what a model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from sluice_runtime.engine.clock import Clock
+from sluice_runtime.engine.load import load_from
+from sluice_runtime.engine.log import StepLog
+from sluice_runtime.engine.outbox import Outbox
+from sluice_runtime.engine.pace import Pace
+from sluice_runtime.messages import (
+    Abort,
+    Credit,
+    Drain,
+    Generate,
+    Heartbeat,
+    Load,
+    StepResult,
+    ToApi,
+    ToEngine,
+    TokenDelta,
+)
+from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
+from sluice_runtime.scheduler.scheduler import Scheduler
+
+HEARTBEAT_SECONDS: Final = 1.0
+DRAINING: Final = "the engine is draining and takes no new requests"
+
+
+class Link(Protocol):
+    """The engine's end of the transport."""
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        """Messages that are there, waiting at most so long for the first."""
+        ...
+
+    def send(self, message: ToApi) -> None:
+        """Never blocks."""
+        ...
+
+
+class Forward(Protocol):
+    """Whatever runs a batch."""
+
+    def forward(self, batch: Batch) -> SampledTokens:
+        """One token for each of the batch's sampling rows."""
+        ...
+
+
+class EngineLoop:
+    """One engine process at work."""
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        runner: Forward,
+        log: Callable[[Pace], StepLog],
+        clock: Clock | None = None,
+    ) -> None:
+        self._link = link
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock or Clock()
+        self._pace = Pace()
+        self._log = log(self._pace)
+        self._outbox = Outbox()
+        self._released: list[TokenDelta] = []
+        self._draining = False
+        self._idle = True
+        self._heard_seconds = self._clock.monotonic()
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Steps until `stopping()`, which is asked between steps and once a second while idle."""
+        while not stopping():
+            self.step()
+
+    def step(self) -> None:
+        """One turn: a forward pass, or a second of waiting."""
+        for message in self._link.poll(HEARTBEAT_SECONDS if self._idle else 0.0):
+            self._receive(message)
+        began = self._clock.monotonic()
+        batch = self._scheduler.next_batch(began)
+        self._idle = batch is None
+        if batch is None:
+            self._rest(began)
+            return
+        planned = self._clock.monotonic()
+        result = self._runner.forward(batch)
+        computed = self._clock.monotonic()
+        outcomes = self._scheduler.process(batch, result, computed)
+        finished = self._clock.monotonic()
+        self._count(batch, planned, computed)
+        self._send(
+            StepResult(
+                step=batch.step,
+                mode=batch.mode.value,
+                finished_seconds=computed,
+                step_seconds=finished - began,
+                scheduler_seconds=(planned - began) + (finished - computed),
+                deltas=self._deltas(outcomes),
+                load=self._load(),
+            )
+        )
+        self._log.step(batch, self._scheduler.status(), finished)
+
+    def _receive(self, message: ToEngine) -> None:
+        match message:
+            case Generate():
+                self._accept(message)
+            case Abort():
+                self._scheduler.abort(message.request_id)
+            case Credit():
+                if delta := self._outbox.grant(message.request_id, message.tokens):
+                    self._released.append(delta)
+            case Drain():
+                self._draining = True
+
+    def _accept(self, message: Generate) -> None:
+        if self._draining:
+            self._released.append(TokenDelta(message.request_id, [], "error", DRAINING))
+            return
+        self._outbox.open(message.request_id, message.credit_tokens)
+        self._scheduler.add(message)
+
+    def _deltas(self, outcomes: Iterable[TokenDelta]) -> list[TokenDelta]:
+        """What the readers' credit lets through; readers that are too slow are ended."""
+        released, self._released = self._released, []
+        for outcome in outcomes:
+            if delta := self._outbox.pass_on(outcome):
+                released.append(delta)
+            elif self._outbox.overdrawn(outcome.request_id):
+                self._scheduler.fail(outcome.request_id, "slow reader: too many tokens wait")
+        return released
+
+    def _rest(self, now: float) -> None:
+        """Nothing runs: hand over what credit released, and show that the process lives."""
+        self._pace.forget_decode()
+        if self._released:
+            mode = ForwardMode.IDLE.value
+            self._send(StepResult(0, mode, now, 0.0, 0.0, self._deltas(()), self._load()))
+        elif now - self._heard_seconds >= HEARTBEAT_SECONDS:
+            self._send(Heartbeat(self._load()))
+
+    def _count(self, batch: Batch, began: float, ended: float) -> None:
+        if batch.extend_rows:
+            self._pace.prefilled(batch.extend_tokens, ended - began)
+        self._pace.decoded(len(batch.sampling_rows), began)
+
+    def _load(self) -> Load:
+        return load_from(self._scheduler.status(), self._pace, self._clock.unix())
+
+    def _send(self, message: ToApi) -> None:
+        self._heard_seconds = self._clock.monotonic()
+        self._link.send(message)

@@ -1,0 +1,81 @@
+"""Sizes of one engine, from its configuration, its model and its host: pure.
+
+Everything left open in engine.json becomes a number here; the result is what the parts are built
+from. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_contract.base import ConfigError
+from sluice_contract.config import EngineConfig
+
+from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
+from sluice_runtime.scheduler.limits import Limits
+from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+
+@dataclass(frozen=True)
+class HostBytes:
+    """Memory of the device, and what of it can still be taken once the weights are loaded."""
+
+    total: int
+    available: int
+
+
+def context_length(config: EngineConfig, model_tokens: int) -> int:
+    """The configured context length, or the model's own; never more than the model's."""
+    wanted = config.context_length
+    if wanted is not None and wanted > model_tokens:
+        error = ConfigError("contextLength", wanted, f"at most {model_tokens} (the model's)")
+        raise InvalidConfigError(str(error))
+    return wanted or model_tokens
+
+
+def pool_pages(
+    config: EngineConfig, context_tokens: int, bytes_per_token: int, host: HostBytes
+) -> int:
+    """Pages of the KV pool: as configured, else what memoryFraction leaves, as far as it is useful.
+
+    Raises:
+        OutOfMemoryError: names phase, tokens wanted and available, and the setting to lower.
+    """
+    page_size, fraction = config.page_size or 1, config.memory_fraction or 1.0
+    spendable = min(host.available, int(host.total * fraction) - (host.total - host.available))
+    affordable = max(0, spendable) // bytes_per_token
+    if config.kv_pool_tokens is not None:
+        if config.kv_pool_tokens * bytes_per_token > host.available:
+            raise OutOfMemoryError(
+                f"kvPoolTokens: {config.kv_pool_tokens} is not allowed; allowed: at most "
+                f"{host.available // bytes_per_token}: KV pool allocation wants "
+                f"{config.kv_pool_tokens} tokens of {bytes_per_token} bytes, and "
+                f"{host.available >> 20} MiB are available"
+            )
+        return max(1, config.kv_pool_tokens // page_size)
+    useful = (config.max_running_requests or 1) * context_tokens
+    if affordable < min(useful, context_tokens):
+        raise OutOfMemoryError(
+            f"KV pool allocation: a context of {context_tokens} tokens wants "
+            f"{context_tokens * bytes_per_token >> 20} MiB, {max(0, spendable) >> 20} MiB are "
+            f"available (memoryFraction {fraction}); lower contextLength or set kvPoolTokens"
+        )
+    return pages_for(min(affordable, useful), page_size)
+
+
+def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) -> SchedulerSettings:
+    """`config` with every setting resolved."""
+    page_size, chunk = config.page_size or 1, config.chunk_size or -1
+    return SchedulerSettings(
+        limits=Limits(context_tokens, pages * page_size),
+        page_size=page_size,
+        chunk_size=None if chunk == -1 else chunk,
+        max_prefill_tokens=config.max_prefill_tokens or context_tokens,
+        min_prefill_tokens=config.min_prefill_tokens or page_size,
+        max_running_requests=config.max_running_requests or 1,
+        max_queued_requests=config.max_queued_requests or 1,
+        mixed=bool(config.mixed_chunk),
+        policy=config.scheduling_policy or "fcfs",
+        conservativeness=config.schedule_conservativeness or 1.0,
+    )

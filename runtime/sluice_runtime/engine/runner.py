@@ -1,0 +1,81 @@
+"""Runs batches: applies deltas to the rows, one forward pass, one sampled token a sampling row.
+
+Knows the model and the pool, not requests: what a token means is the scheduler's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sluice_runtime.engine.inputs import StepInputs, build_inputs
+from sluice_runtime.engine.rows import RowTable
+from sluice_runtime.engine.sampler import SamplingRows, sample
+from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.attention import BACKENDS
+from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
+
+LogitsSeen = Callable[[Batch, Tensor], None]
+"""Called with each step's logits [m, vocabulary]; agreement tests listen here."""
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """Sizes of the row table, and which attention runs."""
+
+    rows: int
+    context_length_tokens: int
+    backend: str = "torch"
+    poison_freed_pages: bool = False
+    """Tests: a dropped row's pages are filled with NaN, so that a late reader shows."""
+
+
+class Runner:
+    """One device's share of a step."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        pool: PagePool,
+        settings: RunnerSettings,
+        on_logits: LogitsSeen | None = None,
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._attention = BACKENDS[settings.backend]
+        self._on_logits = on_logits
+        max_pages = -(-settings.context_length_tokens // pool.page_size)
+        self._rows = RowTable(settings.rows, max_pages, pool, poison=settings.poison_freed_pages)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> SampledTokens:
+        """Runs the step; tokens in the order of `batch.sampling_rows`."""
+        self._rows.apply(batch)
+        if batch.mode is ForwardMode.IDLE:
+            return SampledTokens(batch.step)
+        inputs = build_inputs(batch, self._rows, self._pool.page_size)
+        attention = self._attention(self._pool, inputs.layout)
+        hidden = self._model.hidden(inputs.token_ids, inputs.positions, attention)
+        tokens = self._sample(batch, inputs, hidden)
+        self._advance(batch, inputs, tokens)
+        return SampledTokens(batch.step, tuple(tokens.tolist()))
+
+    def _sample(self, batch: Batch, inputs: StepInputs, hidden: Tensor) -> Tensor:
+        """[n, h] → [m] tokens; logits are computed for the m rows that sample and no others."""
+        if not len(inputs.sampled_rows):
+            return inputs.sampled_rows
+        logits = self._model.logits(hidden[inputs.sampled_tokens])
+        if self._on_logits is not None:
+            self._on_logits(batch, logits)
+        parameters = self._rows.sampling_of(inputs.sampled_rows)
+        return sample(logits, SamplingRows(*parameters, inputs.contexts))
+
+    def _advance(self, batch: Batch, inputs: StepInputs, tokens: Tensor) -> None:
+        for extend in batch.extend_rows:
+            self._rows.lengths[extend.row] = extend.start + len(extend.token_ids)
+        self._rows.lengths[inputs.sampled_rows] = inputs.contexts
+        self._rows.last_tokens[inputs.sampled_rows] = tokens

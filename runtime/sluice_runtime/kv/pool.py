@@ -1,0 +1,72 @@
+"""The page pool: keys and values of every layer, `[page, layer, 2, token, head, dim]`.
+
+Page-major, so that one page is one contiguous piece of memory: one descriptor of a transfer. Knows
+nothing of requests: who holds a page is the scheduler's to know.
+
+Beyond `pages` there is one more page, all zeros and never written: padding of page tables points
+to it. A page is zeroed when it is handed out, so a slot that was not written yet holds no NaN that
+a masked product (0 x NaN) could let through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """What one token's keys and values look like."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class PagePool:
+    """`pages` pages of `page_size` tokens on one device."""
+
+    def __init__(
+        self, shape: KvShape, pages: int, page_size: int, device: torch.device | None = None
+    ) -> None:
+        self.shape = shape
+        self.pages = pages
+        self.page_size = page_size
+        # [page, layer, 2, token, head, dim]; the system gives zeroed memory as it is touched.
+        self.data = torch.zeros(
+            (pages + 1, shape.layers, 2, page_size, shape.kv_heads, shape.head_dim),
+            dtype=shape.dtype,
+            device=device,
+        )
+        # The same memory as [page x layer x 2, token x head x dim]: a gather copies whole rows.
+        self._slabs = self.data.view((pages + 1) * shape.layers * 2, -1)
+
+    @property
+    def padding_page(self) -> int:
+        """Number of the page that is always zero."""
+        return self.pages
+
+    def clear(self, page_ids: Tensor, value: float = 0.0) -> None:
+        """Fills whole pages, in all layers."""
+        self.data.index_fill_(0, page_ids, value)
+
+    def write(
+        self, layer: int, pages: Tensor, offsets: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
+        """Stores one token a row. pages, offsets: [n]; keys, values: [n, head, dim]."""
+        self.data[pages, layer, 0, offsets] = keys
+        self.data[pages, layer, 1, offsets] = values
+
+    def gather(self, layer: int, page_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies of keys and values of pages [..., p] as [..., p x token, head, dim]."""
+        first = (page_ids.reshape(-1) * self.shape.layers + layer) * 2
+        shape = (*page_ids.shape[:-1], -1, self.shape.kv_heads, self.shape.head_dim)
+        keys = self._slabs.index_select(0, first).view(shape)
+        return keys, self._slabs.index_select(0, first + 1).view(shape)

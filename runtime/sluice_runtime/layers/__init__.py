@@ -1,0 +1,1 @@
+"""Parts of which the architectures in `model` are made: plain functions and values over tensors."""

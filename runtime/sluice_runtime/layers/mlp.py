@@ -1,0 +1,22 @@
+"""The gated feed-forward part. Knows no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from sluice_runtime.layers.linear import Linear
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """down(silu(gate(x)) x up(x)); gate and up are one matrix, gate first."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)

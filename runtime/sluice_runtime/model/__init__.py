@@ -1,0 +1,1 @@
+"""Architectures: what config.json means, where weights come from, the decoder itself."""

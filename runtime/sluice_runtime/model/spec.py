@@ -1,0 +1,170 @@
+"""Reads config.json into a ModelSpec: variants are data, what is not implemented is refused.
+
+Knows no tensor and no file but the parsed config. Both spellings of transformers are read:
+`rope_theta` + `rope_scaling` + `torch_dtype`, and `rope_parameters` + `dtype`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.layers.rope import Llama3Scaling, Rope
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How one architecture differs from the common decoder."""
+
+    qk_norm: bool
+    """RMS norm over each head of queries and keys before the rotation."""
+    head_dim: int | None
+    """What a missing head_dim means; None: hidden_size / num_attention_heads."""
+
+
+ARCHITECTURES: Final[Mapping[str, Variant]] = {
+    "Qwen3ForCausalLM": Variant(qk_norm=True, head_dim=128),
+    "LlamaForCausalLM": Variant(qk_norm=False, head_dim=None),
+}
+"""By the name in config.json's `architectures`."""
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything about a model but its weights."""
+
+    architecture: str
+    variant: Variant
+    vocabulary_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: Rope
+    context_length_tokens: int
+    tied_embeddings: bool
+    dtype: str
+    """The checkpoint's."""
+
+
+def spec_from(config: Config) -> ModelSpec:
+    """The spec that config.json describes.
+
+    Raises:
+        ModelLoadError: names the key, its value and what is allowed.
+    """
+    architecture = _architecture(config)
+    variant = ARCHITECTURES[architecture]
+    _refuse_unknown_features(config)
+    heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+    default_dim = variant.head_dim or hidden // heads
+    spec = ModelSpec(
+        architecture=architecture,
+        variant=variant,
+        vocabulary_size=_size(config, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=_size(config, "intermediate_size"),
+        layers=_size(config, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=_size(config, "num_key_value_heads", heads),
+        head_dim=_size(config, "head_dim", default_dim),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope=_rope(config),
+        context_length_tokens=_size(config, "max_position_embeddings"),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        dtype=_dtype(config),
+    )
+    if heads % spec.kv_heads:
+        raise _refused("num_key_value_heads", spec.kv_heads, f"a divisor of {heads} heads")
+    return spec
+
+
+def _refused(key: str, value: object, allowed: str) -> ModelLoadError:
+    return ModelLoadError(f"config.json: {key}: {value!r} is not allowed; allowed: {allowed}")
+
+
+def _architecture(config: Config) -> str:
+    named = config.get("architectures")
+    known = named[0] if isinstance(named, list) and len(named) == 1 else None
+    if known not in ARCHITECTURES:
+        raise _refused("architectures", named, "one of " + ", ".join(ARCHITECTURES))
+    return str(known)
+
+
+def _size(config: Config, key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise _refused(key, value, "a whole number from 1")
+    return value
+
+
+def _dtype(config: Config) -> str:
+    value = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if value not in DTYPES:
+        raise _refused("dtype", value, ", ".join(DTYPES))
+    return str(value)
+
+
+FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
+    ("hidden_act", ("silu",)),
+    ("attention_bias", (False,)),
+    ("mlp_bias", (False,)),
+    ("use_sliding_window", (False,)),
+    ("quantization_config", ()),
+    ("pretraining_tp", (1,)),
+    ("partial_rotary_factor", (1.0,)),
+    ("num_experts", (0,)),
+    ("num_local_experts", (0,)),
+    ("attn_logit_softcapping", ()),
+    ("final_logit_softcapping", ()),
+    ("is_encoder_decoder", (False,)),
+)
+"""Keys that change what a model computes, with the values that are implemented; None always is."""
+
+
+def _refuse_unknown_features(config: Config) -> None:
+    for key, allowed in FEATURES:
+        value = config.get(key)
+        if value is not None and value not in allowed:
+            raise _refused(key, value, " or ".join(["absent", *map(repr, allowed)]))
+    window = config.get("sliding_window")
+    if window is not None and config.get("use_sliding_window") is not False:
+        raise _refused("sliding_window", window, "absent or null")
+    for kind in config.get("layer_types") or ():
+        if kind != "full_attention":
+            raise _refused("layer_types", kind, "'full_attention'")
+
+
+def _rope(config: Config) -> Rope:
+    nested = config.get("rope_parameters") or {}
+    scaling = nested or config.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        raise _refused("rope_parameters", scaling, "an object")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    theta = float(scaling.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise _refused("partial_rotary_factor", scaling["partial_rotary_factor"], "1.0")
+    if kind == "default" and not any(isinstance(part, Mapping) for part in scaling.values()):
+        return Rope(theta)
+    if kind == "llama3":
+        return Rope(theta, _llama3(scaling))
+    raise _refused("rope_type", kind, "'default' or 'llama3'")
+
+
+def _llama3(scaling: Mapping[str, Any]) -> Llama3Scaling:
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    for key in keys:
+        if not isinstance(scaling.get(key), int | float):
+            raise _refused(key, scaling.get(key), "a number: rope type llama3 requires it")
+    factor, low, high, original = (scaling[key] for key in keys)
+    return Llama3Scaling(float(factor), float(low), float(high), int(original))

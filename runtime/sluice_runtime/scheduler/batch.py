@@ -1,0 +1,90 @@
+"""Batch: what the scheduler tells the runner to do in one step, and what comes back.
+
+A batch is a delta against rows that persist in the runner: rows added, pages appended, rows that
+extend, rows that decode, rows dropped. It is complete, frozen and serialisable, so that ranks of a
+tensor parallel group can receive it and CUDA graphs can pad it. It knows no tensor.
+
+A decode row carries no token: its input is the last token sampled for that row, which the runner
+keeps. So a batch can be made before the results of the one before it have been read.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from sluice_runtime.messages import Sampling
+
+
+class ForwardMode(StrEnum):
+    """What one forward pass computes."""
+
+    EXTEND = "EXTEND"
+    DECODE = "DECODE"
+    MIXED = "MIXED"
+    IDLE = "IDLE"
+    """No forward pass: rows are dropped, or outcomes reported, and that is all."""
+
+
+class RowAdded(msgspec.Struct, frozen=True, array_like=True):
+    """`row` belongs to this request from now on; it starts without tokens or pages."""
+
+    row: int
+    request_id: str
+    sampling: Sampling
+
+
+class PagesAppended(msgspec.Struct, frozen=True, array_like=True):
+    """Pages that follow those the row already has, in the order of its tokens."""
+
+    row: int
+    page_ids: tuple[int, ...]
+
+
+class ExtendRow(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, start + len(token_ids)) of a row: a whole prompt or a chunk of one."""
+
+    row: int
+    start: int
+    """Tokens of the row that are in the pool already; the runner's row has this length."""
+    token_ids: tuple[int, ...]
+    samples: bool
+    """Whether the next token is drawn after it; never for a chunk that more chunks follow."""
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One step. Applied in the order of the fields: a dropped row may be added again at once."""
+
+    step: int
+    mode: ForwardMode
+    dropped_rows: tuple[int, ...] = ()
+    added_rows: tuple[RowAdded, ...] = ()
+    appended_pages: tuple[PagesAppended, ...] = ()
+    extend_rows: tuple[ExtendRow, ...] = ()
+    decode_rows: tuple[int, ...] = ()
+    """Rows advanced by one token: input is their last sampled token, start is their length."""
+
+    @property
+    def sampling_rows(self) -> tuple[int, ...]:
+        """Rows for which a token is drawn, in the order in which results are returned."""
+        return (*(extend.row for extend in self.extend_rows if extend.samples), *self.decode_rows)
+
+    @property
+    def extend_tokens(self) -> int:
+        """Prompt tokens computed by this step."""
+        return sum(len(extend.token_ids) for extend in self.extend_rows)
+
+
+class SampledTokens(msgspec.Struct, frozen=True):
+    """Result of a step: one token for each of its `sampling_rows`, in that order."""
+
+    step: int
+    token_ids: tuple[int, ...] = ()
+
+
+def forward_mode(extends: bool, decodes: bool) -> ForwardMode:
+    """The mode of a batch with or without extend rows and decode rows."""
+    if extends:
+        return ForwardMode.MIXED if decodes else ForwardMode.EXTEND
+    return ForwardMode.DECODE if decodes else ForwardMode.IDLE

@@ -1,0 +1,49 @@
+"""What one request may ask of an engine: the same formula for validation and for admission.
+
+The API process answers 400 with `refusal`, the scheduler admits what this module lets through, so
+no validated request can wait for ever. Knows sizes only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes that bound a single request; the API process takes them from `EngineReady`."""
+
+    context_length_tokens: int
+    kv_pool_tokens: int
+
+    @property
+    def request_tokens(self) -> int:
+        """Most tokens of prompt and answer together, of a request that has the engine alone."""
+        return min(self.context_length_tokens, self.kv_pool_tokens)
+
+
+def fits_empty_pool(limits: Limits, prompt_tokens: int) -> bool:
+    """Whether the prompt and one token of answer fit an engine that runs nothing else."""
+    return prompt_tokens + 1 <= limits.request_tokens
+
+
+def most_new_tokens(limits: Limits, prompt_tokens: int) -> int:
+    """Longest answer after this prompt: the meaning of an omitted max_tokens."""
+    return max(0, limits.request_tokens - prompt_tokens)
+
+
+def refusal(limits: Limits, prompt_tokens: int) -> str | None:
+    """Why the prompt can never be served, for a person, with the numbers; None when it can."""
+    if prompt_tokens < 1:
+        return "the prompt has 0 tokens; allowed: at least 1"
+    if prompt_tokens + 1 > limits.context_length_tokens:
+        return (
+            f"the prompt has {prompt_tokens} tokens, and with 1 token of answer it exceeds the "
+            f"context length of {limits.context_length_tokens} tokens"
+        )
+    if not fits_empty_pool(limits, prompt_tokens):
+        return (
+            f"the prompt has {prompt_tokens} tokens, and with 1 token of answer it exceeds the "
+            f"KV pool of {limits.kv_pool_tokens} tokens (kvPoolTokens)"
+        )
+    return None

@@ -1,0 +1,62 @@
+"""The share of max_tokens that admission reserves for what runs.
+
+Most answers end before max_tokens, so reserving all of it would leave the pool empty. The ratio
+starts at 0.7, moves with every decode step towards what the last completions really used, and
+jumps up after a retraction. Knows no request, only their sums.
+
+Constants as published by SGLang (schedule policy and retraction, 0.5.x).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+INITIAL: Final = 0.7
+FLOOR_SHARE: Final = 0.14
+DECAY_STEPS: Final = 600
+RETRACTION_LOOKAHEAD_TOKENS: Final = 20
+COMPLETIONS_REMEMBERED: Final = 100
+INITIAL_BETA: Final = 0.5
+
+
+class NewTokenRatio:
+    """`value` is in (0, 1]."""
+
+    def __init__(self, conservativeness: float) -> None:
+        self.initial = min(1.0, INITIAL * conservativeness)
+        self.floor = self.initial * FLOOR_SHARE
+        self.value = self.initial
+        self._used: deque[float] = deque(maxlen=COMPLETIONS_REMEMBERED)
+        self._used_sum = 0.0
+
+    @property
+    def beta(self) -> float:
+        """Mean share of max_tokens that the last completions used; 0.5 before there were any."""
+        return self._used_sum / len(self._used) if self._used else INITIAL_BETA
+
+    @property
+    def target(self) -> float:
+        """Where the decay ends: the learnt share, never under the floor."""
+        return max(self.floor, self.initial * self.beta)
+
+    def decay(self) -> None:
+        """After a decode step that needed no retraction: one step towards the target."""
+        step = (self.initial - self.floor) / DECAY_STEPS
+        self.value += max(-step, min(step, self.target - self.value))
+
+    def raise_after_retraction(self, output_tokens: int, max_tokens: int, requests: int) -> None:
+        """Sums over the requests that still run."""
+        wanted = output_tokens + RETRACTION_LOOKAHEAD_TOKENS * requests
+        self.value = min(1.0, wanted / (max_tokens + 1))
+
+    def reset(self) -> None:
+        """When nothing runs and nothing waits."""
+        self.value = self.initial
+
+    def learn(self, output_tokens: int, max_tokens: int) -> None:
+        """A completion that was free to end before max_tokens."""
+        if len(self._used) == COMPLETIONS_REMEMBERED:
+            self._used_sum -= self._used[0]
+        self._used.append(output_tokens / max(1, max_tokens))
+        self._used_sum += self._used[-1]

@@ -1,0 +1,45 @@
+"""Hands out the pages of the KV pool. Knows page numbers only, not what is in a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Pages that hold `tokens` tokens."""
+    return -(-tokens // page_size)
+
+
+class PageAllocator:
+    """A free list. `order` fixes the order in which pages are first handed out (tests shuffle)."""
+
+    def __init__(self, total_pages: int, order: Sequence[int] | None = None) -> None:
+        self.total_pages = total_pages
+        self._free = list(range(total_pages) if order is None else order)[::-1]
+        self._held = bytearray(total_pages)
+        assert sorted(self._free) == list(range(total_pages))
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    @property
+    def held_pages(self) -> int:
+        return self.total_pages - len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` pages; the caller has checked that they are there."""
+        assert count <= len(self._free), f"wanted {count} pages, {len(self._free)} are free"
+        cut = len(self._free) - count
+        pages = self._free[cut:][::-1]
+        del self._free[cut:]
+        for page in pages:
+            self._held[page] = 1
+        return pages
+
+    def free(self, page_ids: Iterable[int]) -> None:
+        """Takes pages back; each must be held."""
+        for page in page_ids:
+            assert self._held[page], f"page {page} is freed twice"
+            self._held[page] = 0
+            self._free.append(page)

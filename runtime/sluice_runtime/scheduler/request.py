@@ -1,0 +1,71 @@
+"""One request as the scheduler sees it: its tokens, how many are computed, what it holds.
+
+Knows neither the queue nor the pool; the scheduler alone changes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sluice_runtime.messages import Generate, Sampling
+
+
+class Phase(Enum):
+    """Where a request is. WAITING again after a retraction; ENDED is final."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request from its arrival to its terminal event."""
+
+    request_id: str
+    token_ids: list[int]
+    """Prompt, then every token generated so far. After a retraction all of it is prefilled."""
+    prompt_tokens: int
+    max_tokens: int
+    sampling: Sampling
+    stop_token_ids: frozenset[int]
+    ignore_eos: bool
+    arrival_seconds: float
+    phase: Phase = Phase.WAITING
+    aborting: bool = False
+    computed_tokens: int = 0
+    """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
+    page_ids: list[int] = field(default_factory=list)
+    row: int | None = None
+    started_seconds: float | None = None
+    """When its first step was scheduled."""
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens it may still generate."""
+        return self.max_tokens - self.output_tokens
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Tokens to prefill before the next one can be sampled."""
+        return len(self.token_ids) - self.computed_tokens
+
+
+def request_from(message: Generate, max_tokens: int) -> Request:
+    """A waiting request; `max_tokens` is the message's, clamped to what can be served."""
+    return Request(
+        request_id=message.request_id,
+        token_ids=list(message.prompt_ids),
+        prompt_tokens=len(message.prompt_ids),
+        max_tokens=max_tokens,
+        sampling=message.sampling,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        arrival_seconds=message.arrival_seconds,
+    )

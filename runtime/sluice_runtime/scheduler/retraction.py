@@ -1,0 +1,51 @@
+"""Which running requests go back to the queue when the next decode step's pages are not there.
+
+Pure: values in, a frozen plan out; the scheduler carries it out. Compares pages with pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice_runtime.scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class RetractionPlan:
+    """Requests to send back, in order. `stuck`: the last one, which cannot go on even so."""
+
+    victims: tuple[Request, ...] = ()
+    stuck: Request | None = None
+    reason: str = "Fits"
+    message: str = "the pages of the next decode step are free"
+
+
+def opens_page(request: Request, page_size: int) -> bool:
+    """Whether the request's next token is the first of a page that it does not have yet."""
+    return request.computed_tokens >= len(request.page_ids) * page_size
+
+
+def plan_retraction(
+    running: Sequence[Request],
+    prefilling: Request | None,
+    free_pages: int,
+    page_size: int,
+) -> RetractionPlan:
+    """Fewest output tokens first, then longest input. The last running request is kept, and takes
+    the pages of the one that is mid-prefill if it must; alone and still without room it is stuck.
+    """
+    wanted = sum(opens_page(request, page_size) for request in running)
+    if wanted <= free_pages:
+        return RetractionPlan()
+    message = f"decode wants {wanted} pages, {free_pages} are free"
+    order = sorted(running, key=lambda r: (r.output_tokens, -len(r.token_ids)))
+    candidates = [*order[:-1], *([prefilling] if prefilling else [])]
+    victims: list[Request] = []
+    for victim in candidates:
+        victims.append(victim)
+        free_pages += len(victim.page_ids)
+        wanted -= victim is not prefilling and opens_page(victim, page_size)
+        if wanted <= free_pages:
+            return RetractionPlan(tuple(victims), None, "PoolFull", message)
+    return RetractionPlan(tuple(victims), order[-1], "PoolTooSmall", message)

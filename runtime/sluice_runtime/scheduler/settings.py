@@ -1,0 +1,26 @@
+"""The values that decide how the scheduler behaves, resolved by whoever builds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_runtime.scheduler.limits import Limits
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """All sizes in tokens unless named otherwise."""
+
+    limits: Limits
+    page_size: int
+    chunk_size: int | None
+    """Token budget of a step that prefills; None: chunking is off."""
+    max_prefill_tokens: int
+    min_prefill_tokens: int
+    """Part of the chunk that decode rows cannot take; one page at least."""
+    max_running_requests: int
+    max_queued_requests: int
+    mixed: bool
+    """Whether decode rows join prefill chunks in one forward pass."""
+    policy: str = "fcfs"
+    conservativeness: float = 1.0

@@ -1,0 +1,41 @@
+"""What the scheduler shows of itself: one frozen value for logs, metrics and the load report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkProgress:
+    """The request whose prompt is being computed in chunks."""
+
+    request_id: str
+    computed_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The scheduler between two steps."""
+
+    queued_requests: int
+    queued_tokens: int
+    """Prompt tokens not computed yet, of waiting and of partly prefilled requests."""
+    running_requests: int
+    """Requests that decode or are mid-prefill."""
+    pages_total: int
+    pages_free: int
+    new_token_ratio: float
+    beta: float
+    """Mean share of max_tokens that the last completions used."""
+    prefilling: ChunkProgress | None
+    retractions: int
+    chunk_cuts: int
+    steps: Mapping[str, int]
+    """Since the start, by forward mode."""
+
+    @property
+    def usage_ratio(self) -> float:
+        """Share of the pool that is held."""
+        return 1.0 - self.pages_free / self.pages_total

@@ -1,0 +1,97 @@
+"""Drives an engine in-process, step by step, and keeps what it computed."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sluice_contract.config import EngineConfig
+from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.messages import Generate, Sampling, TokenDelta
+from sluice_runtime.scheduler.batch import Batch
+
+torch.set_num_threads(1)
+
+MOST_STEPS = 5000
+
+
+@dataclass
+class Run:
+    """What one run of an engine produced."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    logits: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    """One [vocabulary] tensor for each token, in order."""
+    terminals: dict[str, list[TokenDelta]] = field(default_factory=dict)
+    modes: Counter[str] = field(default_factory=Counter)
+    cuts: int = 0
+    retractions: int = 0
+
+
+class Recorder:
+    """Knows which request a row belongs to, from the batches alone."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._rows: dict[int, str] = {}
+
+    def __call__(self, batch: Batch, logits: torch.Tensor) -> None:
+        for row, line in zip(batch.sampling_rows, logits, strict=True):
+            self._run.logits.setdefault(self._rows[row], []).append(line.clone())
+
+    def learn(self, batch: Batch) -> None:
+        for added in batch.added_rows:
+            self._rows[added.row] = added.request_id
+
+
+def engine_config(uri: str, **settings: Any) -> EngineConfig:
+    """A small engine; threads are one, since tests share the machine."""
+    defaults = {"threads": 1, "kv_pool_tokens": 4096, "max_running_requests": 32}
+    return EngineConfig.model_validate({"model": {"uri": uri}, **defaults, **settings})
+
+
+def generate(request_id: str, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Generate:
+    """A greedy request unless `sampling` says otherwise."""
+    sampling = fields.pop("sampling", Sampling(temperature=0.0))
+    return Generate(request_id, list(prompt), max_tokens, sampling, **fields)
+
+
+def run_engine(
+    config: EngineConfig, requests: Sequence[Generate], *, hooks: EngineHooks | None = None
+) -> Run:
+    """Runs all requests to their ends: half are there at once, one more comes with every step."""
+    run = Run()
+    recorder = Recorder(run)
+    given = hooks or EngineHooks()
+    engine = build_engine(config, EngineHooks(given.page_order, given.poison_freed_pages, recorder))
+    drive(engine, run, recorder, requests)
+    status = engine.scheduler.status()
+    run.cuts, run.retractions = status.chunk_cuts, status.retractions
+    assert status.pages_free == status.pages_total, "pages leaked"
+    return run
+
+
+def drive(engine: Engine, run: Run, recorder: Recorder, requests: Sequence[Generate]) -> None:
+    """Steps until nothing is left to do."""
+    coming = deque(requests)
+    for _ in range((len(requests) + 1) // 2):
+        engine.scheduler.add(coming.popleft())
+    for _ in range(MOST_STEPS):
+        if coming:
+            engine.scheduler.add(coming.popleft())
+        batch = engine.scheduler.next_batch(0.0)
+        if batch is None and not coming:
+            return
+        if batch is None:
+            continue
+        recorder.learn(batch)
+        result = engine.runner.forward(batch)
+        run.modes[batch.mode.value] += 1
+        for delta in engine.scheduler.process(batch, result, 0.0):
+            run.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+            if delta.finish_reason:
+                run.terminals.setdefault(delta.request_id, []).append(delta)
+    raise AssertionError("requests are still running")
