@@ -1,0 +1,82 @@
+"""`python -m sluice_router --config FILE`, or `--engines URL,URL` without a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+from pydantic import ValidationError
+from sluice_contract.base import ConfigError, config_error_from
+from sluice_contract.router_config import RouterConfig, RouterServer, read_router_config
+from sluice_contract.termination import TerminationMessage
+
+from sluice_router.serve import serve
+
+TERMINATION_LOG = Path("/dev/termination-log")
+EXIT_BAD_CONFIG = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM; the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    options = _parse(arguments)
+    try:
+        config = read_router_config(options.config) if options.config else _from_flags(options)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(config))
+    except ConfigError as error:
+        return _refuse(error)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sluice_router", description=__doc__)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, metavar="FILE", help="the router's JSON file")
+    source.add_argument("--engines", metavar="URL,…", help="base URLs of engines, no cluster")
+    parser.add_argument("--host", help="with --engines: address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8080, help="with --engines (8080)")
+    return parser.parse_args(arguments)
+
+
+def _from_flags(options: argparse.Namespace) -> RouterConfig:
+    try:
+        server = RouterServer(host=options.host, port=options.port)
+        return RouterConfig(engines=tuple(options.engines.split(",")), server=server)
+    except ValidationError as error:
+        raise config_error_from(error) from None
+
+
+async def _run(config: RouterConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def leave() -> None:
+        stop.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # the second one ends the process at once
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, leave)
+    await serve(config, os.environ, stop)
+
+
+def _refuse(error: ConfigError) -> int:
+    print(f"router: {error}", file=sys.stderr)
+    if TERMINATION_LOG.exists():
+        message = TerminationMessage(reason="InvalidConfig", message=str(error))
+        TERMINATION_LOG.write_bytes(message.to_bytes())
+    return EXIT_BAD_CONFIG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

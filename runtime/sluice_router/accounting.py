@@ -1,0 +1,119 @@
+"""Around every request: an id, one OpenAI error JSON for whatever went wrong, a count, a log line.
+
+Knows neither engines nor what a route does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+
+from sluice_router import edge
+from sluice_router.errors import BadRequestError, RouterError
+from sluice_router.fleet import Clock
+from sluice_router.lifecycle import Lifecycle
+from sluice_router.relay import error_response
+from sluice_router.telemetry import Telemetry
+
+logger = logging.getLogger("sluice.router")
+
+ID: Final = web.RequestKey("ID", str)
+"""The request's id, the client's or ours."""
+START: Final = web.RequestKey("START", float)
+"""When the request came, by the router's clock."""
+ENGINE: Final = web.RequestKey("ENGINE", str)
+"""The engine that answers it."""
+FAILURE: Final = web.RequestKey("FAILURE", RouterError)
+"""What ended it, also when the answer had begun with 200."""
+
+CLIENT_GONE: Final = 499
+"""What a request is counted as whose client did not stay for the answer."""
+UNKNOWN_ROUTE: Final = "unknown"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Accounting:
+    """The application's only middleware."""
+
+    def __init__(self, telemetry: Telemetry, lifecycle: Lifecycle, clock: Clock) -> None:
+        self._telemetry = telemetry
+        self._lifecycle = lifecycle
+        self._clock = clock
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Run the handler; whatever happens, the request is answered, counted and logged."""
+        start = self._clock()
+        request[START] = start
+        request[ID] = edge.request_id(request.headers.get(edge.REQUEST_ID))
+        status = CLIENT_GONE
+        try:
+            response = await _answer(request, handler)
+            status = response.status
+            return response
+        finally:
+            seconds = self._clock() - start
+            route = _route(request)
+            self._telemetry.request(route, status, seconds)
+            _log(request, route, status, seconds)
+
+    async def finish_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Headers of every answer."""
+        response.headers[edge.REQUEST_ID] = request[ID]
+        response.headers.pop("Server", None)
+        if self._lifecycle.draining:
+            response.force_close()
+            response.headers["Connection"] = "close"
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RouterError as error:
+        request[FAILURE] = error
+        return error_response(error)
+    except web.HTTPException as error:
+        answer = error_response(_from_http(request, error))
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+    except (ConnectionError, TimeoutError):
+        raise  # the client went away, or does not read: nobody is left to tell
+    except Exception:
+        logger.exception("request %s: unexpected error", request[ID])
+        return error_response(RouterError("internal error; the router's log has the details"))
+
+
+def _from_http(request: web.Request, error: web.HTTPException) -> BadRequestError:
+    if error.status == 404:
+        message = f"{request.path}: no such route"
+        return BadRequestError(404, "not_found", message)
+    if error.status == 405:
+        message = f"{request.method} is not allowed on {request.path}"
+        return BadRequestError(405, "method_not_allowed", message)
+    return BadRequestError(error.status, "bad_request", error.reason or "bad request")
+
+
+def _route(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else UNKNOWN_ROUTE
+
+
+def _log(request: web.Request, route: str, status: int, seconds: float) -> None:
+    served = route.startswith("/v1/")
+    failure = request.get(FAILURE)
+    logger.log(
+        logging.INFO if served or status >= 400 else logging.DEBUG,
+        "%s %s %s %d engine=%s seconds=%.3f%s",
+        request[ID],
+        request.method,
+        route,
+        status,
+        request.get(ENGINE, "-"),
+        seconds,
+        "" if failure is None else f" error={failure} cause={failure.__cause__!r}",
+    )

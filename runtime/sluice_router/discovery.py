@@ -1,0 +1,117 @@
+"""Finding the engines: follows the EndpointSlices of the engine Services.
+
+When the API server is away or refuses, the last known engines stay; nothing that serves depends on
+it. Knows the order of list, watch and list again; knows no requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+from sluice_contract.router_config import Discovery
+
+from sluice_router.engines import Endpoint
+from sluice_router.fleet import Fleet
+from sluice_router.kube import Cluster, KubeClient, KubeError, VersionExpiredError
+from sluice_router.slices import SERVICE_NAME_LABEL, endpoints_of
+
+logger = logging.getLogger("sluice.router.discovery")
+
+FIRST_PAUSE_SECONDS: Final = 0.2
+LONGEST_PAUSE_SECONDS: Final = 15.0
+AWAY: Final = (KubeError, aiohttp.ClientError, OSError, msgspec.DecodeError, ValueError)
+"""Everything that an API server that is away, upgrading or misbehaving is seen as."""
+
+
+def slice_client(
+    session: aiohttp.ClientSession, cluster: Cluster, namespace: str, discovery: Discovery
+) -> KubeClient:
+    """A client for the EndpointSlices of all pools of the service."""
+    names = ",".join(f"{discovery.service}-{role}" for role in discovery.roles)
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+    return KubeClient(session, cluster, path, f"{SERVICE_NAME_LABEL} in ({names})")
+
+
+class SliceFollower:
+    """Keeps the fleet's endpoints what the EndpointSlices say."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        fleet: Fleet,
+        discovery: Discovery,
+        jitter: random.Random,
+        sleep: Callable[[float], Any] = asyncio.sleep,
+    ) -> None:
+        self._client = client
+        self._fleet = fleet
+        self._discovery = discovery
+        self._jitter = jitter
+        self._sleep = sleep
+        self._slices: dict[str, dict[str, Any]] = {}
+        self._version: str | None = None
+        self._failures = 0
+
+    async def run(self) -> None:
+        """List, then watch from there, for ever."""
+        while True:
+            try:
+                if self._version is None:
+                    await self._list()
+                await self._watch()
+            except VersionExpiredError:
+                logger.info("the API server forgot version %s: listing again", self._version)
+                self._version = None
+            except AWAY as error:
+                await self._pause(error)
+
+    async def _list(self) -> None:
+        listing = await self._client.list()
+        self._slices = {item["metadata"]["name"]: item for item in listing.items}
+        self._version = listing.version
+        self._publish()
+
+    async def _watch(self) -> None:
+        assert self._version is not None
+        async for event in self._client.watch(self._version):
+            self._version = event.version
+            self._failures = 0
+            if event.type == "BOOKMARK":
+                continue
+            name = event.object["metadata"]["name"]
+            if event.type == "DELETED":
+                self._slices.pop(name, None)
+            else:
+                self._slices[name] = event.object
+            self._publish()
+
+    def _publish(self) -> None:
+        self._failures = 0
+        wanted = self._discovery
+        endpoints = endpoints_of(self._slices.values(), wanted.service, wanted.port_name)
+        before = {engine.endpoint for engine in self._fleet.engines()}
+        for endpoint in endpoints:
+            if endpoint not in before:
+                logger.info("engine %s at %s: %s", endpoint.name, endpoint.url, endpoint.phase)
+        for gone in _gone(before, endpoints):
+            logger.info("engine %s at %s: gone", gone.name, gone.url)
+        self._fleet.replace_endpoints(endpoints)
+
+    async def _pause(self, error: BaseException) -> None:
+        self._failures += 1
+        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 16), LONGEST_PAUSE_SECONDS)
+        level = logging.WARNING if self._failures in (1, 10) else logging.DEBUG
+        count = len(self._fleet.engines())
+        logger.log(level, "API server: %r; going on with %d known engines", error, count)
+        await self._sleep(pause * self._jitter.uniform(0.5, 1.0))
+
+
+def _gone(before: set[Endpoint], after: tuple[Endpoint, ...]) -> set[Endpoint]:
+    keys = {endpoint.key for endpoint in after}
+    return {endpoint for endpoint in before if endpoint.key not in keys}

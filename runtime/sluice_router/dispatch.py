@@ -1,0 +1,209 @@
+"""Offering a request to engines until one answers: pick, ask, and ask another when that may help.
+
+A request is retried only before the first byte of an answer. Connection errors, 502 and 503
+(draining, not ready) count against the engine for a moment; 429 (queue full) does not; every other
+answer is the client's. Knows nothing of the client's connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, Literal
+
+import aiohttp
+from sluice_contract.router_config import Upstream
+
+from sluice_router import sse
+from sluice_router.edge import response_headers
+from sluice_router.engines import EngineState
+from sluice_router.errors import (
+    EngineFailedError,
+    EngineRefusedError,
+    NoEngineError,
+    RouterError,
+)
+from sluice_router.fleet import Clock, Fleet
+from sluice_router.pick import pick
+from sluice_router.upstream import read_at_most
+
+RetryReason = Literal["connect", "broken", "unavailable", "queue_full"]
+
+RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
+    HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
+    HTTPStatus.BAD_GATEWAY: "unavailable",
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+}
+_REFUSAL_BYTES: Final = 65_536
+"""Most of a refusal that is kept to be passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as an engine gets it; it can be sent again."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes | None
+
+
+class Reply:
+    """An engine's answer from its first byte on."""
+
+    def __init__(self, engine: EngineState, response: aiohttp.ClientResponse, first: bytes) -> None:
+        self.engine = engine
+        self.status = response.status
+        self.headers = response_headers(response.headers)
+        self.streams_events = response.content_type == sse.CONTENT_TYPE
+        self.first = first
+        self._response = response
+
+    async def read(self) -> bytes:
+        """The bytes that came since; empty at the end.
+
+        Raises:
+            EngineFailedError: the engine broke off.
+        """
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            name = self.engine.endpoint.name
+            raise EngineFailedError(f"engine {name} broke off") from error
+
+
+class _AttemptFailedError(Exception):
+    """One engine did not answer; another might."""
+
+    def __init__(self, reason: RetryReason, error: RouterError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error = error
+
+
+class Dispatcher:
+    """Finds an engine for a call."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        upstream: Upstream,
+        stale_seconds: float,
+        clock: Clock,
+        on_retry: Callable[[RetryReason], None],
+    ) -> None:
+        self._fleet = fleet
+        self._session = session
+        self._upstream = upstream
+        self._stale_seconds = stale_seconds
+        self._clock = clock
+        self._on_retry = on_retry
+        self.waiting = 0
+        """Requests that wait for a usable engine."""
+
+    @asynccontextmanager
+    async def open(self, call: Call) -> AsyncIterator[Reply]:
+        """The answer of the first engine that gives one; its connection is closed on leaving.
+
+        Raises:
+            RouterError: none did; the error of the last one asked, or that there was none.
+        """
+        deadline = self._clock() + self._upstream.wait_for_engine_seconds
+        tried: set[str] = set()
+        failure: _AttemptFailedError | None = None
+        for _ in range(self._upstream.max_attempts):
+            engine = await self._next_engine(tried, failure, deadline)
+            if failure is not None:
+                self._on_retry(failure.reason)
+            with self._fleet.request(engine.key):
+                try:
+                    response, first = await self._ask(engine, call)
+                except _AttemptFailedError as error:
+                    failure = error
+                    tried.add(engine.key)
+                    if error.reason != "queue_full":
+                        self._fleet.failed(engine.key)
+                    continue
+                self._fleet.answered(engine.key)
+                try:
+                    yield Reply(engine, response, first)
+                finally:
+                    _close(response)
+                return
+        assert failure is not None
+        raise failure.error
+
+    async def _next_engine(
+        self, tried: set[str], failure: _AttemptFailedError | None, deadline: float
+    ) -> EngineState:
+        while True:
+            now = self._clock()
+            engines = self._fleet.engines()
+            choice = pick(engines, now, stale_seconds=self._stale_seconds, tried=tried)
+            if choice.engine is not None:
+                return choice.engine
+            if failure is not None and (failure.reason == "queue_full" or now >= deadline):
+                raise failure.error
+            if now >= deadline:
+                raise NoEngineError(f"no engine can take the request: {choice.message}")
+            tried.clear()
+            self.waiting += 1
+            try:
+                await self._fleet.wait_for_change(deadline - now)
+            finally:
+                self.waiting -= 1
+
+    async def _ask(self, engine: EngineState, call: Call) -> tuple[aiohttp.ClientResponse, bytes]:
+        try:
+            return await self._attempt(engine, call)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise _failure("connect", engine, "could not be reached", error) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _failure("broken", engine, "broke off before it answered", error) from error
+
+    async def _attempt(
+        self, engine: EngineState, call: Call
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        url = engine.endpoint.url + call.path
+        response = await self._session.request(
+            call.method, url, data=call.body, headers=call.headers, allow_redirects=False
+        )
+        try:
+            await _raise_if_refused(response)
+            first = await response.content.readany()
+            if response.content_type == sse.CONTENT_TYPE and (not first or sse.is_error(first)):
+                raise _failure("broken", engine, "failed before its first token")
+        except BaseException:
+            response.close()
+            raise
+        return response, first
+
+
+async def _raise_if_refused(response: aiohttp.ClientResponse) -> None:
+    reason = RETRIED_STATUSES.get(response.status)
+    if reason is None:
+        return
+    body = await read_at_most(response, _REFUSAL_BYTES)
+    headers = response_headers(response.headers)
+    headers.pop("Content-Length", None)
+    raise _AttemptFailedError(reason, EngineRefusedError(response.status, headers, body))
+
+
+def _failure(
+    reason: RetryReason, engine: EngineState, what: str, cause: BaseException | None = None
+) -> _AttemptFailedError:
+    """The client is told which engine and what; the cause, with addresses, is for the log."""
+    error = EngineFailedError(f"engine {engine.endpoint.name} {what}")
+    error.__cause__ = cause
+    return _AttemptFailedError(reason, error)
+
+
+def _close(response: aiohttp.ClientResponse) -> None:
+    """Keep the connection when the answer was read to its end; else close it: the engine aborts."""
+    if response.content.at_eof():
+        response.release()
+    else:
+        response.close()

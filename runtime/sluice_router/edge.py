@@ -1,0 +1,72 @@
+"""What may pass the front door: request headers and bodies in, response headers out.
+
+Requests are held to an allow-list of headers and must not carry fields that only the router and
+the engines use among themselves. Bodies are otherwise passed on byte for byte: what a field means
+is the engine's to say.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from sluice_router.errors import BadRequestError
+
+REQUEST_ID: Final = "X-Request-Id"
+PASSED_REQUEST_HEADERS: Final = ("Accept", "Content-Type", "Traceparent", "Tracestate")
+"""Nothing else reaches an engine: no credentials, no cookies, no internal header."""
+
+DROPPED_RESPONSE_HEADERS: Final = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade", "date", "server", "x-request-id",
+    }
+)  # fmt: skip
+"""Hop-by-hop headers, and those that the router writes itself."""
+
+INTERNAL_FIELDS: Final = frozenset({"rid", "request_id", "room", "epoch", "data_parallel_rank"})
+INTERNAL_PREFIXES: Final = ("bootstrap_", "disagg_", "kv_", "room_", "sluice_")
+
+_GOOD_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_BODY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def request_id(given: str | None) -> str:
+    """The client's id when it is harmless to log and pass on, else a new one."""
+    if given is not None and _GOOD_REQUEST_ID.fullmatch(given):
+        return given
+    return f"req-{uuid.uuid4().hex}"
+
+
+def request_headers(given: Mapping[str, str], id_: str) -> dict[str, str]:
+    """Headers for the engine. Compressed answers are not asked for: bytes pass unchanged."""
+    headers = {name: given[name] for name in PASSED_REQUEST_HEADERS if name in given}
+    return headers | {REQUEST_ID: id_, "Accept-Encoding": "identity"}
+
+
+def response_headers(given: Mapping[str, str]) -> dict[str, str]:
+    """An engine's headers for the client."""
+    named = {name.strip().lower() for name in given.get("Connection", "").split(",")}
+    dropped = DROPPED_RESPONSE_HEADERS | named
+    return {name: value for name, value in given.items() if name.lower() not in dropped}
+
+
+def check_body(body: bytes) -> None:
+    """Refuse a body that is no JSON object or that carries a field of the router's own.
+
+    Raises:
+        BadRequestError: 400, naming the field.
+    """
+    try:
+        fields = _BODY.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        message = f"the body must be a JSON object: {error}"
+        raise BadRequestError(400, "invalid_json", message) from None
+    for name in fields:
+        if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
+            message = f"{name}: not allowed in a request; it is set by the service itself"
+            raise BadRequestError(400, "internal_field", message, name)

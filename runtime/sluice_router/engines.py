@@ -1,0 +1,91 @@
+"""What the router knows about one engine, as frozen values.
+
+`Endpoint` is what discovery says; `EngineState` adds the load report and what the router itself
+saw. Knows neither who fills them in nor who picks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sluice_contract.labels import Role
+from sluice_contract.load import LoadReport
+from sluice_contract.service_load import EngineCondition
+
+FIRST_BREAK_SECONDS = 0.25
+LONGEST_BREAK_SECONDS = 8.0
+
+
+class Phase(StrEnum):
+    """Where an endpoint is in its life, by its EndpointSlice conditions."""
+
+    READY = "ready"
+    UNREADY = "unready"
+    TERMINATING = "terminating"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One engine's address. A pod that comes back under the same address is another endpoint."""
+
+    name: str
+    url: str
+    role: Role
+    phase: Phase
+
+    @property
+    def key(self) -> str:
+        """Identity across updates."""
+        return f"{self.name}@{self.url}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedReport:
+    """A load report, when it came, and how many requests of ours it already counts."""
+
+    report: LoadReport
+    received_seconds: float
+    own_inflight: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """One engine: its endpoint, its last report, and this router's experience with it."""
+
+    endpoint: Endpoint
+    inflight: int = 0
+    received: ReceivedReport | None = None
+    failures: int = 0
+    """Failed attempts since the last answer."""
+    failed_until_seconds: float = 0.0
+    picked_seconds: float = 0.0
+    """When it was last chosen; breaks ties, so that equal engines take turns."""
+
+    @property
+    def key(self) -> str:
+        """The endpoint's."""
+        return self.endpoint.key
+
+    def fresh(self, now: float, stale_seconds: float) -> ReceivedReport | None:
+        """The report, unless it is older than `stale_seconds`."""
+        received = self.received
+        if received is None or now - received.received_seconds > stale_seconds:
+            return None
+        return received
+
+
+def break_seconds(failures: int) -> float:
+    """How long an engine is left alone after that many failures in a row: short, then doubling."""
+    return min(FIRST_BREAK_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_BREAK_SECONDS)
+
+
+def condition(engine: EngineState, now: float) -> EngineCondition:
+    """Whether the engine gets new requests, or why it does not."""
+    if engine.endpoint.phase is Phase.TERMINATING:
+        return "draining"
+    if engine.received is not None and engine.received.report.draining:
+        return "draining"
+    if engine.endpoint.phase is Phase.UNREADY:
+        return "unready"
+    return "failing" if engine.failed_until_seconds > now else "ready"

@@ -1,0 +1,167 @@
+"""List and watch of one kind of namespaced object, as the Kubernetes API defines them.
+
+Reads credentials anew for every call, because mounted tokens and CAs rotate. Knows no objects and
+no policy: what to do about an expired version or an outage is the caller's to decide.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+from sluice_contract.base import ConfigError
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+LIST_SECONDS: Final = 30.0
+WATCH_SECONDS: Final = 300
+"""The API server ends a watch after that long; the next one goes on from there."""
+SILENCE_SECONDS: Final = 90.0
+"""Bookmarks come about once a minute; a watch that is silent for longer is dead."""
+_LONGEST_EVENT_BYTES: Final = 4 * 1024 * 1024
+
+
+class KubeError(Exception):
+    """The API server refused."""
+
+
+class VersionExpiredError(KubeError):
+    """410: the version is too old to watch from; list again."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What one call needs to be let in, and to know whom it talks to."""
+
+    headers: Mapping[str, str]
+    tls: ssl.SSLContext | bool = True
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """An API server, and how to authenticate to it now."""
+
+    url: str
+    credentials: Callable[[], Credentials]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All objects at one version."""
+
+    items: tuple[dict[str, Any], ...]
+    version: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change: ADDED, MODIFIED or DELETED; BOOKMARK only moves the version on."""
+
+    type: str
+    object: dict[str, Any]
+
+    @property
+    def version(self) -> str:
+        """The version after the change."""
+        return str(self.object["metadata"]["resourceVersion"])
+
+
+def in_cluster(environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Cluster:
+    """The cluster that this pod runs in, by its service account.
+
+    Raises:
+        ConfigError: the process does not run in a pod with a token.
+    """
+    host = environ.get("KUBERNETES_SERVICE_HOST", "")
+    port = environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (account / "token").is_file():
+        where = f"a pod with a service account token in {account}; or use engines"
+        raise ConfigError("discovery", host or None, where)
+
+    def credentials() -> Credentials:
+        token = (account / "token").read_text().strip()
+        tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
+        return Credentials({"Authorization": f"Bearer {token}"}, tls)
+
+    return Cluster(
+        f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", credentials
+    )
+
+
+class KubeClient:
+    """List and watch of the objects under one path that match one label selector."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, cluster: Cluster, path: str, selector: str
+    ) -> None:
+        self._session = session
+        self._cluster = cluster
+        self._path = path
+        self._selector = selector
+
+    async def list(self) -> Listing:
+        """All objects as of now.
+
+        Raises:
+            KubeError: the API server refused; aiohttp.ClientError, OSError: it is away.
+        """
+        timeout = aiohttp.ClientTimeout(total=LIST_SECONDS)
+        async with self._get({}, timeout) as response:
+            await _check(response)
+            answer = msgspec.json.decode(await response.read())
+        return Listing(tuple(answer.get("items") or ()), answer["metadata"]["resourceVersion"])
+
+    async def watch(self, version: str) -> AsyncIterator[Event]:
+        """Changes after `version`, until the API server ends the watch.
+
+        Raises:
+            VersionExpiredError, KubeError, aiohttp.ClientError, OSError: as for `list`.
+        """
+        query = {
+            "watch": "1",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_SECONDS)
+        async with self._get(query, timeout) as response:
+            await _check(response)
+            while line := await response.content.readline():
+                event = msgspec.json.decode(line)
+                if event["type"] == "ERROR":
+                    raise _error(event["object"].get("code", 500), event["object"])
+                yield Event(event["type"], event["object"])
+
+    def _get(
+        self, query: Mapping[str, str], timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.client._RequestContextManager:
+        credentials = self._cluster.credentials()
+        return self._session.get(
+            self._cluster.url + self._path,
+            params={"labelSelector": self._selector, **query},
+            headers={**credentials.headers, "Accept": "application/json"},
+            ssl=credentials.tls,
+            timeout=timeout,
+            read_bufsize=_LONGEST_EVENT_BYTES,
+        )
+
+
+async def _check(response: aiohttp.ClientResponse) -> None:
+    if response.status == HTTPStatus.OK:
+        return
+    body = await response.read()
+    try:
+        status = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        status = {}
+    raise _error(response.status, status if isinstance(status, dict) else {})
+
+
+def _error(code: int, status: Mapping[str, Any]) -> KubeError:
+    message = f"{code} {status.get('reason', '')}: {status.get('message', '')}"
+    return VersionExpiredError(message) if code == HTTPStatus.GONE else KubeError(message)

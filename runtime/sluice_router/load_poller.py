@@ -1,0 +1,74 @@
+"""Following the engines' load: asks each for its report, about once a second.
+
+A report that does not come, or cannot be read, changes nothing: the last one grows stale and the
+engine counts as average. Whether an engine works is for requests to find out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import aiohttp
+from pydantic import ConfigDict, ValidationError
+from sluice_contract.load import LoadReport
+from sluice_contract.router_config import LoadFollowing
+
+from sluice_router.engines import EngineState
+from sluice_router.fleet import Fleet
+from sluice_router.upstream import read_at_most
+
+logger = logging.getLogger("sluice.router.load")
+
+_REPORT_BYTES = 65_536
+
+
+class IncomingReport(LoadReport):
+    """A report of an engine that may be newer than this router: unknown keys are let be."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class LoadPoller:
+    """Keeps the fleet's load reports fresh."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        settings: LoadFollowing,
+        jitter: random.Random,
+    ) -> None:
+        self._fleet = fleet
+        self._session = session
+        self._settings = settings
+        self._jitter = jitter
+
+    async def run(self) -> None:
+        """Poll for ever; replicas of the router drift apart by jitter."""
+        while True:
+            await self.poll_all()
+            await asyncio.sleep(self._settings.interval_seconds * self._jitter.uniform(0.8, 1.2))
+
+    async def poll_all(self) -> None:
+        """Ask every engine once, all at the same time."""
+        async with asyncio.TaskGroup() as group:
+            for engine in self._fleet.engines():
+                group.create_task(self._poll(engine))
+
+    async def _poll(self, engine: EngineState) -> None:
+        own_inflight = engine.inflight
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                report = await self._ask(engine)
+        except (aiohttp.ClientError, OSError, ValidationError) as error:  # OSError: time-outs too
+            logger.debug("no load report from %s: %r", engine.endpoint.name, error)
+        else:
+            self._fleet.report(engine.key, report, own_inflight)
+
+    async def _ask(self, engine: EngineState) -> LoadReport:
+        async with self._session.get(engine.endpoint.url + "/load") as response:
+            response.raise_for_status()
+            body = await read_at_most(response, _REPORT_BYTES)
+        return IncomingReport.model_validate_json(body)

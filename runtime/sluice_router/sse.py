@@ -1,0 +1,56 @@
+"""Server-sent events as bytes: where one ends, and which one ends a stream.
+
+Knows nothing of what events carry except OpenAI's `[DONE]` and error events.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+END: Final = b"\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+ERROR_START: Final = b'data: {"error"'
+CONTENT_TYPE: Final = "text/event-stream"
+
+
+class WholeEvents:
+    """Lets whole events through at once and holds back the beginning of an unfinished one.
+
+    A client then never sees half an event, even when an engine dies in the middle of writing it.
+    """
+
+    def __init__(self) -> None:
+        self._unfinished = bytearray()
+        self._last = b""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The whole events that `chunk` completes; empty when it completes none."""
+        if not self._unfinished and chunk.endswith(END):
+            self._last = chunk
+            return chunk
+        self._unfinished += chunk
+        cut = self._unfinished.rfind(END) + len(END)
+        if cut < len(END):
+            return b""
+        whole = bytes(self._unfinished[:cut])
+        del self._unfinished[:cut]
+        self._last = whole
+        return whole
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last event let through ends the stream: `[DONE]` or an error."""
+        if self._last.endswith(DONE):
+            return True
+        last_event = self._last.removesuffix(END).rpartition(END)[2]
+        return last_event.startswith(ERROR_START)
+
+
+def is_error(chunk: bytes) -> bool:
+    """Whether a stream's first bytes are an error event: nothing was generated."""
+    return chunk.startswith(ERROR_START)
+
+
+def error_event(body: bytes) -> bytes:
+    """An error as the last event of a stream."""
+    return b"data: " + body + END

@@ -1,0 +1,71 @@
+"""The router's Prometheus metrics, made from the contract's table.
+
+Knows how to count and to print; the names and buckets are `sluice_contract.metrics`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from sluice_contract import metrics
+from sluice_contract.service_load import EngineCondition
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+CONDITIONS: tuple[EngineCondition, ...] = ("ready", "unready", "draining", "failing")
+
+
+class Telemetry:
+    """All collectors of one router."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        table = {metric.name: metric for metric in metrics.ROUTER}
+        self._requests = self._counter(table["sluice_router_requests_total"])
+        self._seconds = self._histogram(table["sluice_router_request_seconds"])
+        self._first_byte = self._histogram(table["sluice_router_first_byte_seconds"])
+        self._retries = self._counter(table["sluice_router_retries_total"])
+        self._engines = self._gauge(table["sluice_router_engines"])
+        self._inflight = self._gauge(table["sluice_router_inflight_requests"])
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """A request ended."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def first_byte(self, seconds: float) -> None:
+        """An engine's first byte came."""
+        self._first_byte.observe(seconds)
+
+    def retry(self, reason: str) -> None:
+        """A request is offered to another engine."""
+        self._retries.labels(reason).inc()
+
+    def render(self, engines: Iterable[EngineCondition], inflight: int) -> bytes:
+        """The exposition, with gauges as of now."""
+        tally = Tally(engines)
+        for condition in CONDITIONS:
+            self._engines.labels(condition).set(tally[condition])
+        self._inflight.set(inflight)
+        return generate_latest(self._registry)
+
+    def _counter(self, metric: metrics.Metric) -> Counter:
+        return Counter(metric.name, metric.help, metric.labels, registry=self._registry)
+
+    def _gauge(self, metric: metrics.Metric) -> Gauge:
+        return Gauge(metric.name, metric.help, metric.labels, registry=self._registry)
+
+    def _histogram(self, metric: metrics.Metric) -> Histogram:
+        return Histogram(
+            metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=self._registry
+        )

@@ -1,0 +1,194 @@
+"""Fake engines and a router to put in front of them, all on the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from sluice_contract.labels import Role
+from sluice_contract.load import LoadReport
+from sluice_contract.router_config import LoadFollowing, RouterConfig, RouterServer, Upstream
+from sluice_router.serve import serve
+
+Behaviour = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
+
+EVENT = b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":"%d"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def load_report(**changes: Any) -> LoadReport:
+    """A report of an idle engine, with changes."""
+    idle: dict[str, Any] = {
+        "role": Role.MIXED,
+        "epoch": "e1",
+        "time_seconds": 0.0,
+        "draining": False,
+        "queued_requests": 0,
+        "queued_tokens": 0,
+        "running_requests": 0,
+        "max_running_requests": 16,
+        "kv_pages_total": 100,
+        "kv_pages_free": 100,
+        "kv_pages_evictable": 0,
+        "page_size_tokens": 16,
+        "queued_work_seconds": 0.0,
+    }
+    return LoadReport(**(idle | changes))
+
+
+@dataclass
+class FakeEngine:
+    """An engine that does as it is told and remembers what it was asked."""
+
+    behave: Behaviour
+    url: str = ""
+    load: LoadReport = field(default_factory=load_report)
+    calls: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    polled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.calls.append((request.path, request.headers, await request.read()))
+        self.asked.set()
+        try:
+            return await self.behave(self, request)
+        except (asyncio.CancelledError, ConnectionError):
+            self.aborted.set()
+            raise
+
+    async def report(self, request: web.Request) -> web.Response:
+        self.polled.set()
+        return web.Response(text=self.load.model_dump_json(by_alias=True))
+
+
+@asynccontextmanager
+async def running_engine(behave: Behaviour) -> AsyncIterator[FakeEngine]:
+    """A fake engine on a free port."""
+    engine = FakeEngine(behave)
+    app = web.Application(client_max_size=64 * 1024 * 1024)
+    app.router.add_get("/load", engine.report)
+    app.router.add_route("*", "/v1/{rest:.*}", engine.answer)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield engine
+    finally:
+        await runner.cleanup()
+
+
+@dataclass
+class RunningRouter:
+    """A router in this process."""
+
+    url: str
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def running_router(
+    *urls: str, server: dict[str, Any] | None = None, upstream: dict[str, Any] | None = None
+) -> AsyncIterator[RunningRouter]:
+    """A router for the engines at `urls`, ready to be asked."""
+    config = RouterConfig(
+        engines=urls,
+        server=RouterServer(
+            **{"host": "127.0.0.1", "port": 0, "lame_duck_seconds": 0, "drain_seconds": 0.2}
+            | (server or {})
+        ),
+        upstream=Upstream(**{"wait_for_engine_seconds": 0.1} | (upstream or {})),
+        load=LoadFollowing(interval_seconds=0.05),
+    )
+    async with running_from(config, {}) as router:
+        yield router
+
+
+@asynccontextmanager
+async def running_from(
+    config: RouterConfig, environ: dict[str, str]
+) -> AsyncIterator[RunningRouter]:
+    """A router with this configuration."""
+    stop = asyncio.Event()
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(serve(config, environ, stop, started))
+    await asyncio.wait([started, task], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        await task
+    try:
+        yield RunningRouter(f"http://127.0.0.1:{started.result()}", stop, task)
+    finally:
+        stop.set()
+        await task
+
+
+async def answers_json(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """A short answer that is not streamed."""
+    return web.json_response({"engine": engine.url}, headers={"X-Engine": "yes"})
+
+
+async def streams(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Three events and the end."""
+    response = await start_stream(request)
+    for number in range(3):
+        await response.write(EVENT % number)
+    await response.write(DONE)
+    return response
+
+
+async def streams_when_let(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """One event; the rest once the gate is open."""
+    response = await start_stream(request)
+    await response.write(EVENT % 0)
+    await engine.gate.wait()
+    await response.write(EVENT % 1 + DONE)
+    return response
+
+
+async def dies_in_stream(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """One event and half of another; then the connection breaks once the gate is open."""
+    response = await start_stream(request)
+    await response.write(EVENT % 0 + EVENT[:20])
+    await engine.gate.wait()
+    break_connection(request)
+    return response
+
+
+async def dies_before_answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Takes the request and breaks the connection."""
+    break_connection(request)
+    return web.Response()
+
+
+async def hangs(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Never answers."""
+    await engine.gate.wait()
+    return web.Response()
+
+
+def refuses(status: int, **headers: str) -> Behaviour:
+    """Answers every request with that status."""
+
+    async def behave(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        body = {"error": {"message": "told to", "type": "t", "param": None, "code": str(status)}}
+        return web.json_response(body, status=status, headers=headers)
+
+    return behave
+
+
+async def start_stream(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    return response
+
+
+def break_connection(request: web.Request) -> None:
+    assert request.transport is not None
+    request.transport.abort()  # type: ignore[attr-defined]

@@ -1,0 +1,200 @@
+"""What reaches the engine and what reaches the client: bytes, headers, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import openai
+import pytest
+
+from tests.router import fakes
+
+BODY = b'{"model": "m", "prompt": "x",  "stream": true}'
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def test_an_answer_passes_byte_for_byte(client: aiohttp.ClientSession) -> None:
+    async with (
+        fakes.running_engine(fakes.answers_json) as engine,
+        fakes.running_router(engine.url) as router,
+        client.post(router.url + "/v1/completions", data=BODY) as response,
+    ):
+        assert response.status == 200
+        assert await response.json() == {"engine": engine.url}
+        assert response.headers["X-Engine"] == "yes"
+        path, _, body = engine.calls[0]
+        assert (path, body) == ("/v1/completions", BODY)
+
+
+async def test_events_pass_as_they_arrive(client: aiohttp.ClientSession) -> None:
+    async with (
+        fakes.running_engine(fakes.streams_when_let) as engine,
+        fakes.running_router(engine.url) as router,
+        client.post(router.url + "/v1/completions", data=BODY) as response,
+    ):
+        assert response.headers["X-Accel-Buffering"] == "no"
+        assert await response.content.readany() == fakes.EVENT % 0
+        engine.gate.set()
+        assert await response.read() == fakes.EVENT % 1 + fakes.DONE
+
+
+async def test_only_allowed_headers_reach_the_engine(client: aiohttp.ClientSession) -> None:
+    given = {
+        "Authorization": "Bearer secret",
+        "Cookie": "a=b",
+        "X-Sluice-Room": "7",
+        "Proxy-Authorization": "x",
+        "Traceparent": "00-1-2-01",
+        "X-Request-Id": "client-7",
+    }
+    async with (
+        fakes.running_engine(fakes.answers_json) as engine,
+        fakes.running_router(engine.url) as router,
+        client.post(router.url + "/v1/completions", data=BODY, headers=given) as response,
+    ):
+        assert response.headers["X-Request-Id"] == "client-7"
+        seen = engine.calls[0][1]
+    assert {name.lower() for name in seen} == {
+        "host", "accept", "content-type", "content-length", "traceparent", "x-request-id",
+        "accept-encoding",
+    }  # fmt: skip
+    assert seen["X-Request-Id"] == "client-7"
+    assert seen["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("given", [None, "two words", "x" * 200])
+async def test_a_missing_or_bad_request_id_is_replaced(
+    client: aiohttp.ClientSession, given: str | None
+) -> None:
+    headers = {} if given is None else {"X-Request-Id": given}
+    async with (
+        fakes.running_engine(fakes.answers_json) as engine,
+        fakes.running_router(engine.url) as router,
+        client.post(router.url + "/v1/completions", data=BODY, headers=headers) as response,
+    ):
+        made = response.headers["X-Request-Id"]
+        assert made.startswith("req-")
+        assert engine.calls[0][1]["X-Request-Id"] == made
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b'{"bootstrap_room": 7}', 400, "bootstrap_room"),
+        (b'{"prompt": "x", "boot\\u0073trap_host": "evil"}', 400, "bootstrap_host"),
+        (b'{"kv_transfer_params": {}}', 400, "kv_transfer_params"),
+        (b'{"rid": "other"}', 400, "rid"),
+        (b"{", 400, None),
+        (b"\xff\xfe", 400, None),
+        (b"[" * 100_000, 400, None),
+        (b'{"a":' * 5_000 + b"1" + b"}" * 5_000, 400, None),
+        (b'{"prompt": "' + b"x" * 5000 + b'"}', 413, None),
+    ],
+)
+async def test_a_bad_body_is_refused_before_any_engine(
+    client: aiohttp.ClientSession, body: bytes, status: int, param: str | None
+) -> None:
+    async with (
+        fakes.running_engine(fakes.answers_json) as engine,
+        fakes.running_router(engine.url, server={"max_body_bytes": 4096}) as router,
+        client.post(router.url + "/v1/chat/completions", data=body[:200_000]) as response,
+    ):
+        assert response.status in (status, 413)
+        error = (await response.json())["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param
+        assert not engine.calls
+
+
+async def test_a_compressed_body_is_refused(client: aiohttp.ClientSession) -> None:
+    async with (
+        fakes.running_router("http://127.0.0.1:9") as router,
+        client.post(
+            router.url + "/v1/completions", data=b"x", headers={"Content-Encoding": "gzip"}
+        ) as response,
+    ):
+        assert response.status == 415
+        assert (await response.json())["error"]["code"] == "unsupported_encoding"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("POST", "/generate", 404), ("GET", "/v1/completions", 405)],
+)
+async def test_unknown_routes_and_methods_read_as_openai_errors(
+    client: aiohttp.ClientSession, method: str, path: str, status: int
+) -> None:
+    async with (
+        fakes.running_router("http://127.0.0.1:9") as router,
+        client.request(method, router.url + path) as response,
+    ):
+        assert response.status == status
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+        assert ("Allow" in response.headers) == (status == 405)
+
+
+async def test_headers_beyond_the_caps_are_refused(client: aiohttp.ClientSession) -> None:
+    many = {f"X-{n}": "1" for n in range(100)}
+    async with fakes.running_router("http://127.0.0.1:9") as router:
+        for headers in (many, {"X-Long": "x" * 20_000}):
+            async with client.get(router.url + "/health", headers=headers) as response:
+                assert response.status in (400, 431)
+
+
+async def test_the_openai_client_streams() -> None:
+    async with (
+        fakes.running_engine(fakes.streams) as engine,
+        fakes.running_router(engine.url) as router,
+        openai.AsyncOpenAI(base_url=router.url + "/v1", api_key="none") as client,
+    ):
+        stream = await client.completions.create(model="m", prompt="x", stream=True)
+        assert [chunk.choices[0].text async for chunk in stream] == ["0", "1", "2"]
+
+
+async def test_the_openai_client_reads_the_error_in_a_stream() -> None:
+    async with (
+        fakes.running_engine(fakes.dies_in_stream) as engine,
+        fakes.running_router(engine.url) as router,
+        openai.AsyncOpenAI(base_url=router.url + "/v1", api_key="none") as client,
+    ):
+        stream = await client.completions.create(model="m", prompt="x", stream=True)
+        assert (await anext(aiter(stream))).choices[0].text == "0"
+        engine.gate.set()
+        with pytest.raises(openai.APIError, match="broke off"):
+            await anext(aiter(stream))
+
+
+async def test_models_come_from_an_engine(client: aiohttp.ClientSession) -> None:
+    async with (
+        fakes.running_engine(fakes.answers_json) as engine,
+        fakes.running_router(engine.url) as router,
+        client.get(router.url + "/v1/models") as response,
+    ):
+        assert await response.json() == {"engine": engine.url}
+        assert engine.calls[0][0] == "/v1/models"
+
+
+async def test_probes_load_and_metrics(client: aiohttp.ClientSession) -> None:
+    async with (
+        fakes.running_engine(fakes.answers_json) as engine,
+        fakes.running_router(engine.url) as router,
+    ):
+        engine.load = fakes.load_report(queued_requests=3)
+        await asyncio.wait_for(engine.polled.wait(), 5)
+        async with client.get(router.url + "/ready") as response:
+            assert await response.json() == {"ready": True, "engines": 1, "reason": "Ready"}
+        async with client.get(router.url + "/load") as response:
+            summary = await response.json()
+        assert [row["condition"] for row in summary["engines"]] == ["ready"]
+        async with client.get(router.url + "/metrics") as response:
+            text = await response.text()
+        assert 'sluice_router_engines{state="ready"} 1.0' in text
+        assert json.dumps(summary)
