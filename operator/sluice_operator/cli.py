@@ -1,0 +1,127 @@
+"""`sluice plan|render -f service.yaml`: what the operator would do, without a cluster.
+
+Reads files and prints; every decision is the operator's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from sluice_operator.api.validate import InvalidServiceError
+from sluice_operator.observed import INFERENCE_SERVICE, Images
+from sluice_operator.preview import Preview, as_json, as_text, preview
+from sluice_operator.yaml_text import to_yaml_stream
+
+REFUSED: Final = 1
+UNUSABLE: Final = 2
+DEFAULT_IMAGES: Final = Images(engine="sluice/engine:0.1.0", router="sluice/router:0.1.0")
+
+
+class UnusableFileError(ValueError):
+    """A file that cannot be read, or that holds no InferenceService."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command. 0: done; 1: the service would be refused; 2: the file is unusable."""
+    options = _parser(os.environ).parse_args(arguments)
+    images = Images(engine=options.engine_image, router=options.router_image)
+    try:
+        shown = [preview(document, images) for document in read_services(options.file)]
+    except InvalidServiceError as error:
+        print(f"{options.file}: invalid InferenceService\n{error}", file=sys.stderr)
+        return REFUSED
+    except UnusableFileError as error:
+        print(error, file=sys.stderr)
+        return UNUSABLE
+    command: Callable[[list[Preview], str], int] = options.command
+    return command(shown, options.output)
+
+
+def read_services(file: str) -> list[Any]:
+    """The InferenceServices of a YAML or JSON file (`-`: standard input).
+
+    Raises:
+        UnusableFileError: there are none, or the file cannot be read.
+    """
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except OSError as error:
+        raise UnusableFileError(f"{file}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UnusableFileError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
+    # A document without a kind is checked too: its author should hear what is missing.
+    services = [document for document in documents if _is_service(document)]
+    if not services:
+        kinds = sorted({str(document.get("kind")) for document in documents}) or ["nothing"]
+        raise UnusableFileError(f"{file}: holds {', '.join(kinds)}; allowed: InferenceService")
+    return services
+
+
+def _is_service(document: Any) -> bool:
+    if not isinstance(document, Mapping):
+        return True
+    return bool(document.get("kind", INFERENCE_SERVICE.kind) == INFERENCE_SERVICE.kind)
+
+
+def _plan(shown: list[Preview], output: str) -> int:
+    if output == "json":
+        print(json.dumps([as_json(item) for item in shown], indent=2))
+    else:
+        print("\n".join(as_text(item) for item in shown), end="")
+    return _refused(shown)
+
+
+def _render(shown: list[Preview], output: str) -> int:
+    for item in shown:
+        if item.plan.refusal is not None:
+            print(as_text(item), end="", file=sys.stderr)
+    if _refused(shown):
+        return REFUSED
+    manifests = [manifest for item in shown for manifest in item.manifests]
+    if output == "json":
+        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
+    else:
+        print(to_yaml_stream(manifests), end="")
+    return 0
+
+
+def _refused(shown: Iterable[Preview]) -> int:
+    return REFUSED if any(item.plan.refusal is not None for item in shown) else 0
+
+
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sluice", description="Preview InferenceServices.")
+    commands = parser.add_subparsers(required=True)
+    for name, command, outputs, text in (
+        ("plan", _plan, ("text", "json"), "what would be made of a service, and why"),
+        ("render", _render, ("yaml", "json"), "the manifests that would be applied"),
+    ):
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        sub.add_argument("-f", "--file", required=True, help="InferenceService; - is stdin")
+        sub.add_argument("-o", "--output", choices=outputs, default=outputs[0])
+        _add_images(sub, environment)
+    return parser
+
+
+def _add_images(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    for name, default in (("engine", DEFAULT_IMAGES.engine), ("router", DEFAULT_IMAGES.router)):
+        variable = f"SLUICE_{name.upper()}_IMAGE"
+        parser.add_argument(
+            f"--{name}-image",
+            default=environment.get(variable, default),
+            help=f"default: ${variable}, else {default}",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

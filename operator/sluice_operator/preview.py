@@ -1,0 +1,119 @@
+"""What applying an InferenceService would make, without a cluster: the same plans, shown.
+
+Pure. Nodes are not known here, so accelerators are what the spec says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_operator.api.validate import parse_service
+from sluice_operator.observed import Images, Manifest, PoolObserved, ServiceObserved
+from sluice_operator.pool.plan import PoolPlan, plan_pool
+from sluice_operator.service.plan import PlannedPool, ServicePlan, plan_service
+from sluice_operator.service.settings import settings_status
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The plans of one InferenceService and of its pools."""
+
+    service: Manifest
+    plan: ServicePlan
+    pool_plans: tuple[PoolPlan, ...]
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Everything that would be made, in order."""
+        return (*self.plan.apply, *(m for plan in self.pool_plans for m in plan.apply))
+
+
+def preview(document: Any, images: Images) -> Preview:
+    """The plans of an InferenceService that is not in a cluster yet.
+
+    Raises:
+        InvalidServiceError: the API server would refuse the document.
+    """
+    spec = parse_service(document)
+    metadata = {"namespace": "default", **document["metadata"]}
+    # What the API server would store: with its defaults, and without paused, which plans nothing.
+    stored = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    service = {**document, "metadata": metadata, "spec": stored | {"paused": False}}
+    plan = plan_service(ServiceObserved(service, images))
+    pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
+    return Preview(service, plan, pools)
+
+
+def as_text(shown: Preview) -> str:
+    """For a person."""
+    return "\n".join(_lines(shown)) + "\n"
+
+
+def as_json(shown: Preview) -> Manifest:
+    """For a program."""
+    plan = shown.plan
+    return {
+        "name": shown.service["metadata"]["name"],
+        "namespace": shown.service["metadata"]["namespace"],
+        "refusal": _refusal(plan),
+        "pools": {pool.role.value: _pool(pool) for pool in plan.pools},
+        "objects": [_identity(manifest) for manifest in shown.manifests],
+    }
+
+
+def _refusal(plan: ServicePlan) -> Manifest | None:
+    if plan.refusal is None:
+        return None
+    refusal = plan.refusal
+    return {"reason": refusal.reason, "field": refusal.field, "message": refusal.message}
+
+
+def _pool(pool: PlannedPool) -> Manifest:
+    return {
+        "replicas": pool.replicas,
+        "accelerator": pool.accelerator.text,
+        "settings": settings_status(pool.settings),
+    }
+
+
+def _identity(manifest: Manifest) -> Manifest:
+    return {"kind": manifest["kind"], "name": manifest["metadata"]["name"]}
+
+
+def _lines(shown: Preview) -> Iterator[str]:
+    plan, meta = shown.plan, shown.service["metadata"]
+    head = f"InferenceService {meta['namespace']}/{meta['name']}"
+    if plan.refusal is not None:
+        yield f"{head} would be refused: {plan.refusal.reason}"
+        yield from (f"  {message}" for message in plan.refusal.message.split("; "))
+        return
+    assert plan.spec is not None
+    yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
+    yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
+    for pool in plan.pools:
+        yield ""
+        yield f"Pool {pool.role}: replicas {pool.replicas}, each on {pool.accelerator.text}"
+        yield from _table(_settings_rows(pool))
+    yield ""
+    yield f"{len(shown.manifests)} objects:"
+    yield from _table((item["kind"], item["metadata"]["name"]) for item in shown.manifests)
+
+
+def _settings_rows(pool: PlannedPool) -> Iterator[tuple[str, ...]]:
+    yield ("setting", "value", "source", "from")
+    for key, entry in settings_status(pool.settings).items():
+        yield (key, _value(entry["value"]), entry["source"], entry["from"])
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    listed = list(rows)
+    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
+    for row in listed:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  " + "  ".join(cells).rstrip()
