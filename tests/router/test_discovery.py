@@ -1,0 +1,201 @@
+"""Following EndpointSlices: every change arrives, and no outage takes an engine away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import certifi
+import pytest
+from sluice_contract.base import ConfigError
+from sluice_contract.labels import Role
+from sluice_contract.router_config import Discovery
+from sluice_router.discovery import LONGEST_PAUSE_SECONDS, SliceFollower, slice_client
+from sluice_router.fleet import Fleet
+from sluice_router.kube import Cluster, Credentials, in_cluster
+from sluice_router.upstream import open_session
+
+from tests.router.fake_kube import FakeKube, endpoint_slice, running_kube
+
+DISCOVERY = Discovery(service="chat", roles=(Role.PREFILL, Role.MIXED))
+
+
+@dataclass
+class Follower:
+    """A follower of the fake API server; its pauses are steps that the test lets pass."""
+
+    fleet: Fleet
+    kube: FakeKube
+    pauses: asyncio.Queue[float]
+    resume: asyncio.Semaphore
+
+    async def sees(self, *names: str) -> None:
+        """Wait until exactly these engines are known."""
+        async with asyncio.timeout(5):
+            while self.names != names or not self.fleet.discovered:
+                await self.fleet.wait_for_change(5)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(engine.endpoint.name for engine in self.fleet.engines())
+
+    async def watching(self) -> int:
+        """The version that the next watch starts from."""
+        return await asyncio.wait_for(self.kube.watched_from.get(), 5)
+
+
+@asynccontextmanager
+async def following(kube: FakeKube) -> AsyncIterator[Follower]:
+    fleet = Fleet(asyncio.get_running_loop().time)
+    follower = Follower(fleet, kube, asyncio.Queue(), asyncio.Semaphore(0))
+
+    async def pause(seconds: float) -> None:
+        follower.pauses.put_nowait(seconds)
+        await follower.resume.acquire()
+
+    cluster = Cluster(kube.url, lambda: Credentials({"Authorization": f"Bearer {kube.version}"}))
+    async with open_session(1.0) as session:
+        client = slice_client(session, cluster, "ns", DISCOVERY)
+        following = SliceFollower(client, fleet, DISCOVERY, random.Random(1), pause)
+        task = asyncio.create_task(following.run())
+        try:
+            yield follower
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+async def kube() -> AsyncIterator[FakeKube]:
+    async with running_kube() as running:
+        running.slices["s1"] = endpoint_slice("s1", "a", "b")
+        yield running
+
+
+async def test_engines_are_listed_then_watched_from_there(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        await follower.sees("a", "b")
+        assert await follower.watching() == 10
+        kube.put(endpoint_slice("s2", "c"), "ADDED")
+        await follower.sees("a", "b", "c")
+        kube.put(endpoint_slice("s1", "b"))
+        await follower.sees("b", "c")
+        kube.delete("s2")
+        await follower.sees("b")
+    listed, watched = kube.queries
+    names = "kubernetes.io/service-name in (chat-prefill,chat-mixed)"
+    assert listed == {"labelSelector": names}
+    assert watched == {
+        "labelSelector": names,
+        "watch": "1",
+        "resourceVersion": "10",
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": "300",
+    }
+
+
+async def test_a_watch_that_ends_goes_on_from_the_last_bookmark(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        await follower.watching()
+        kube.put(endpoint_slice("s2", "c"))
+        await follower.sees("a", "b", "c")
+        kube.bookmark()
+        kube.end_watches()
+        assert await follower.watching() == 12
+        assert kube.lists == 1
+
+
+@pytest.mark.parametrize("way", ["status", "event"])
+async def test_an_expired_version_is_listed_again(kube: FakeKube, way: str) -> None:
+    async with following(kube) as follower:
+        await follower.watching()
+        kube.slices["s1"] = endpoint_slice("s1", "c")  # a change that no watch tells
+        if way == "status":
+            kube.oldest = 11
+            kube.end_watches()
+            await follower.watching()
+            kube.version = 20
+        else:
+            kube.error(410)
+        await follower.sees("c")
+        assert kube.lists == 2
+
+
+async def test_an_outage_keeps_the_last_known_engines(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        await follower.watching()
+        kube.refuse = 503
+        kube.end_watches()
+        for _ in range(12):
+            last = await asyncio.wait_for(follower.pauses.get(), 5)
+            assert follower.names == ("a", "b")
+            follower.resume.release()
+        assert LONGEST_PAUSE_SECONDS / 2 <= last <= LONGEST_PAUSE_SECONDS
+        kube.refuse = None
+        assert await follower.watching() == 10
+        kube.put(endpoint_slice("s2", "c"))
+        await follower.sees("a", "b", "c")
+        assert kube.lists == 1
+
+
+@pytest.mark.parametrize("code", [401, 403, 500])
+async def test_a_refused_first_list_is_tried_again_and_nothing_counts_as_known(
+    kube: FakeKube, code: int
+) -> None:
+    kube.refuse = code
+    async with following(kube) as follower:
+        first = await asyncio.wait_for(follower.pauses.get(), 5)
+        follower.resume.release()
+        assert first < 1
+        assert not follower.fleet.discovered
+        kube.refuse = None
+        while not follower.pauses.empty():
+            follower.pauses.get_nowait()
+        follower.resume.release()
+        await follower.sees("a", "b")
+
+
+async def test_an_error_event_is_a_pause_not_an_end(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        await follower.watching()
+        kube.error(500)
+        await asyncio.wait_for(follower.pauses.get(), 5)
+        follower.resume.release()
+        assert await follower.watching() == 10
+
+
+async def test_credentials_are_read_for_every_call(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        await follower.watching()
+        kube.bookmark()
+        kube.end_watches()
+        await follower.watching()
+    assert kube.tokens[-1] != kube.tokens[0]
+
+
+def test_the_mounted_token_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("one\n")
+    (tmp_path / "ca.crt").write_text(Path(certifi.where()).read_text())
+    cluster = in_cluster({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path)
+    assert cluster.credentials().headers == {"Authorization": "Bearer one"}
+    (tmp_path / "token").write_text("two")
+    assert cluster.credentials().headers == {"Authorization": "Bearer two"}
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("10.0.0.1", "https://10.0.0.1:6443"), ("fd00::1", "https://[fd00::1]:6443")]
+)
+def test_the_api_server_is_the_one_the_kubelet_names(host: str, url: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("one")
+    environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "6443"}
+    assert in_cluster(environ, tmp_path).url == url
+
+
+@pytest.mark.parametrize("environ", [{}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}])
+def test_outside_a_pod_discovery_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="discovery"):
+        in_cluster(environ, tmp_path)

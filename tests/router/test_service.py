@@ -1,0 +1,94 @@
+"""Router, API server and engines together: pools that change under streaming load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from sluice_contract.router_config import (
+    Discovery,
+    LoadFollowing,
+    RouterConfig,
+    RouterServer,
+    Upstream,
+)
+from sluice_router.kube import Cluster, Credentials
+
+from tests.router import fakes
+from tests.router.fake_kube import FakeKube, Slice, endpoint_slice, running_kube
+
+BODY = b'{"model": "m", "prompt": "x", "stream": true}'
+TERMINATING = {"ready": False, "serving": True, "terminating": True}
+
+
+def slice_of(name: str, engine: fakes.FakeEngine, **conditions: bool) -> Slice:
+    port = int(engine.url.rpartition(":")[2])
+    piece = endpoint_slice(name, (name, conditions), port=port)
+    piece["endpoints"][0]["addresses"] = ["127.0.0.1"]
+    return piece
+
+
+@asynccontextmanager
+async def service(
+    kube: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[fakes.RunningRouter]:
+    """A router that finds its engines through the API server."""
+    cluster = Cluster(kube.url, lambda: Credentials({}))
+    monkeypatch.setattr("sluice_router.serve.in_cluster", lambda environ: cluster)
+    config = RouterConfig(
+        discovery=Discovery(service="chat"),
+        server=RouterServer(port=0, lame_duck_seconds=0, drain_seconds=5),
+        upstream=Upstream(wait_for_engine_seconds=5),
+        load=LoadFollowing(interval_seconds=0.05),
+    )
+    async with fakes.running_from(config, {"POD_NAMESPACE": "ns"}) as router:
+        yield router
+
+
+async def stream(client: aiohttp.ClientSession, url: str) -> bytes:
+    async with client.post(url + "/v1/completions", data=BODY) as response:
+        return await response.read()
+
+
+async def test_a_router_is_ready_with_no_engines_but_not_before_it_has_looked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_kube() as kube, aiohttp.ClientSession() as client:
+        kube.refuse = 503
+        async with service(kube, monkeypatch) as router:
+            async with client.get(router.url + "/ready") as response:
+                assert response.status == 503
+                assert (await response.json())["reason"] == "NotDiscovered"
+            kube.refuse = None
+            await asyncio.wait_for(kube.watched_from.get(), 5)
+            async with client.get(router.url + "/ready") as response:
+                assert await response.json() == {"ready": True, "engines": 0, "reason": "Ready"}
+
+
+async def test_scale_in_and_the_api_servers_end_lose_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        running_kube() as kube,
+        aiohttp.ClientSession() as client,
+        fakes.running_engine(fakes.streams_when_let) as leaving,
+        fakes.running_engine(fakes.streams) as staying,
+        service(kube, monkeypatch) as router,
+    ):
+        kube.put(slice_of("leaving", leaving, ready=True), "ADDED")
+        running = asyncio.create_task(stream(client, router.url))  # waits for the engine to appear
+        await asyncio.wait_for(leaving.asked.wait(), 5)
+        kube.put(slice_of("leaving", leaving, **TERMINATING))
+        kube.put(slice_of("staying", staying, ready=True), "ADDED")
+        for _ in range(3):
+            assert (await stream(client, router.url)).endswith(fakes.DONE)
+        assert (len(leaving.calls), len(staying.calls)) == (1, 3)
+        kube.delete("leaving")
+        kube.refuse = 503
+        kube.end_watches()
+        assert (await stream(client, router.url)).endswith(fakes.DONE)
+        leaving.gate.set()
+        assert (await asyncio.wait_for(running, 5)).endswith(fakes.DONE)
