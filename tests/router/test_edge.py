@@ -1,0 +1,33 @@
+"""What may pass the front door."""
+
+from __future__ import annotations
+
+import pytest
+from multidict import CIMultiDict
+from sluice_router.edge import check_body, response_headers
+from sluice_router.errors import BadRequestError
+
+
+def test_hop_by_hop_headers_and_those_they_name_are_dropped() -> None:
+    given = {
+        "connection": "close, X-Private",
+        "Keep-Alive": "timeout=5",
+        "Transfer-Encoding": "chunked",
+        "x-private": "1",
+        "Server": "uvicorn",
+        "Content-Type": "application/json",
+        "Retry-After": "3",
+    }
+    passed = response_headers(CIMultiDict(given))
+    assert passed == {"Content-Type": "application/json", "Retry-After": "3"}
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"prompt": "bootstrap_room", "x": {"kv_a": 1}}'])
+def test_only_the_names_of_a_requests_own_fields_are_looked_at(body: bytes) -> None:
+    check_body(body)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b"null", b"", b'{"a": 1} x'])
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequestError, match="JSON object"):
+        check_body(body)

@@ -1,0 +1,92 @@
+"""The router as a process: starts light, refuses bad configuration in a line, leaves on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from sluice_router.__main__ import main
+
+from tests.router import fakes
+
+BODY = b'{"model": "m", "prompt": "x", "stream": true}'
+MOST_MEBIBYTES = 72
+"""About 52 in practice: a heavy import would show."""
+
+
+@dataclass
+class Process:
+    """A running `python -m sluice_router`."""
+
+    url: str
+    process: asyncio.subprocess.Process
+
+    def resident_mebibytes(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) / 1024
+
+
+@asynccontextmanager
+async def running(config: Path) -> AsyncIterator[Process]:
+    command = [sys.executable, "-m", "sluice_router", "--config", str(config)]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        line = await asyncio.wait_for(process.stderr.readline(), 20)
+        found = re.search(rb"listening on (\S+) port (\d+)", line)
+        assert found is not None, line
+        yield Process(f"http://{found[1].decode()}:{found[2].decode()}", process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_it_streams_and_leaves_on_sigterm_after_the_last_stream(tmp_path: Path) -> None:
+    async with fakes.running_engine(fakes.streams_when_let) as engine:
+        config = tmp_path / "router.json"
+        server = {"host": "127.0.0.1", "port": 0, "lameDuckSeconds": 0, "drainSeconds": 30}
+        config.write_text(json.dumps({"engines": [engine.url], "server": server}))
+        async with (
+            running(config) as router,
+            aiohttp.ClientSession() as client,
+            client.post(router.url + "/v1/completions", data=BODY) as response,
+        ):
+            assert await response.content.readany() == fakes.EVENT % 0
+            assert router.resident_mebibytes() < MOST_MEBIBYTES
+            router.process.send_signal(signal.SIGTERM)
+            engine.gate.set()
+            assert (await response.read()).endswith(fakes.DONE)
+            assert await asyncio.wait_for(router.process.wait(), 5) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("{}", "exactly one of discovery and engines is required"),
+        ('{"engines": ["ftp://x"]}', r"engines.0: 'ftp://x' is not allowed"),
+        ('{"engines": ["http://x"], "extra": 1}', "extra: 1 is not allowed; allowed: known keys"),
+        ('{"engines": ["http://x"], "load": {"staleSeconds": 0}}', "load.staleSeconds: 0"),
+        ('{"discovery": {"service": "chat"}}', "discovery: None is not allowed"),
+        ("{", "Invalid JSON"),
+    ],
+)
+def test_bad_configuration_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str, line: str
+) -> None:
+    path = tmp_path / "router.json"
+    path.write_text(config)
+    assert main(["--config", str(path)]) == 2
+    (only,) = capsys.readouterr().err.splitlines()
+    assert re.search(line, only)

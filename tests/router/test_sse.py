@@ -1,0 +1,50 @@
+"""Server-sent events in bytes: only whole ones pass, however they are cut on the way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_router.sse import DONE, WholeEvents, error_event, is_error
+
+
+@given(st.lists(st.sampled_from([b"data: x", b"\n", b"\n\n", b"da", b"ta: [DONE]"]), max_size=30))
+def test_whole_events_pass_and_nothing_else(chunks: list[bytes]) -> None:
+    events = WholeEvents()
+    passed = b""
+    for chunk in chunks:
+        whole = events.feed(chunk)
+        assert not whole or whole.endswith(b"\n\n")
+        passed += whole
+    sent = b"".join(chunks)
+    assert sent.startswith(passed)
+    held_back = sent[len(passed) :]
+    assert b"\n\n" not in held_back.removeprefix(b"\n")
+
+
+def test_whole_chunks_are_passed_on_without_a_copy() -> None:
+    chunk = b"data: 1\n\ndata: 2\n\n"
+    assert WholeEvents().feed(chunk) is chunk
+
+
+@pytest.mark.parametrize(
+    ("chunks", "ended"),
+    [
+        ([], False),
+        ([b"data: 1\n\n"], False),
+        ([b"data: 1\n\n", DONE], True),
+        ([b"data: 1\n\ndata: [DO", b"NE]\n\n"], True),
+        ([b"data: 1\n\n" + error_event(b'{"error":{}}')], True),
+        ([b"data: 1\n\n", b"data: [DONE]"], False),
+    ],
+)
+def test_done_or_an_error_ends_a_stream(chunks: list[bytes], ended: bool) -> None:
+    events = WholeEvents()
+    for chunk in chunks:
+        events.feed(chunk)
+    assert events.ended == ended
+
+
+def test_an_error_event_is_known_by_its_start() -> None:
+    assert is_error(error_event(b'{"error":{}}'))
+    assert not is_error(b'data: {"id":"x"}\n\n')
