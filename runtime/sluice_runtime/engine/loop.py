@@ -86,10 +86,10 @@ class EngineLoop:
             self._receive(message)
         began = self._clock.monotonic()
         batch = self._scheduler.next_batch(began)
-        self._idle = batch is None
         if batch is None:
             self._rest(began)
             return
+        self._idle = False
         planned = self._clock.monotonic()
         result = self._runner.forward(batch)
         computed = self._clock.monotonic()
@@ -140,7 +140,10 @@ class EngineLoop:
 
     def _rest(self, now: float) -> None:
         """Nothing runs: hand over what credit released, and show that the process lives."""
-        self._pace.forget_decode()
+        if not self._idle:
+            self._scheduler.check_integrity()
+            self._pace.forget_decode()
+        self._idle = True
         if self._released:
             mode = ForwardMode.IDLE.value
             self._send(StepResult(0, mode, now, 0.0, 0.0, self._deltas(()), self._load()))

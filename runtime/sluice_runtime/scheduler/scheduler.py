@@ -31,6 +31,7 @@ from sluice_runtime.scheduler.batch import (
     SampledTokens,
     forward_mode,
 )
+from sluice_runtime.scheduler.integrity import check_integrity
 from sluice_runtime.scheduler.limits import most_new_tokens, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
@@ -121,6 +122,10 @@ class Scheduler:
             chunk_cuts=self._chunk_cuts,
             steps=dict(self._steps),
         )
+
+    def check_integrity(self) -> None:
+        """Asserts that pages and rows are each free or held by exactly one request."""
+        check_integrity(self._requests.values(), self._allocator, self._free_rows)
 
     # Before a batch: who leaves.
 

@@ -60,16 +60,16 @@ def test_chunks_and_mixing_do_not_change_answers(
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_pool_smaller_than_demand(qwen3: tuple[Path, Any], page_size: int) -> None:
     folder, oracle = qwen3
-    requests = requests_of(16, 60, 60)
+    requests = requests_of(16, 60, 120)
     config = engine_config(
         str(folder),
         dtype="float32",
         page_size=page_size,
         chunk_size=32,
-        kv_pool_tokens=320,
+        kv_pool_tokens=256,
         schedule_conservativeness=0.1,
     )
-    order = random.Random(3).sample(range(320 // page_size), 320 // page_size)
+    order = random.Random(3).sample(range(256 // page_size), 256 // page_size)
     run = run_engine(config, requests, hooks=EngineHooks(order, poison_freed_pages=True))
     assert assert_agrees(oracle, requests, run) > 100
     assert run.retractions > 0

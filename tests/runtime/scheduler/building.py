@@ -1,0 +1,84 @@
+"""Small schedulers and requests for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sluice_runtime.messages import Generate, Sampling, TokenDelta
+from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.limits import Limits
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+from tests.runtime.scheduler.fake_runner import FakeRunner
+
+
+def settings_of(pool_tokens: int = 256, page_size: int = 4, **changed: Any) -> SchedulerSettings:
+    values: dict[str, Any] = {
+        "limits": Limits(changed.pop("context", 10_000), pool_tokens),
+        "page_size": page_size,
+        "chunk_size": 16,
+        "max_prefill_tokens": 4096,
+        "min_prefill_tokens": page_size,
+        "max_running_requests": 16,
+        "max_queued_requests": 64,
+        "mixed": True,
+    }
+    return SchedulerSettings(**(values | changed))
+
+
+def request(
+    request_id: str, prompt: Sequence[int] | int, max_tokens: int, **fields: Any
+) -> Generate:
+    tokens = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
+    return Generate(request_id, tokens, max_tokens, Sampling(), **fields)
+
+
+class Bench:
+    """A scheduler and a fake runner, stepped by hand."""
+
+    def __init__(self, settings: SchedulerSettings, order: Sequence[int] | None = None) -> None:
+        pages = settings.limits.kv_pool_tokens // settings.page_size
+        self.settings = settings
+        self.scheduler = Scheduler(settings, PageAllocator(pages, order))
+        self.runner = FakeRunner(pages, settings.page_size)
+        self.answers: dict[str, list[int]] = {}
+        self.terminals: dict[str, list[TokenDelta]] = {}
+
+    def add(self, *requests: Generate) -> None:
+        for one in requests:
+            self.scheduler.add(one)
+
+    def step(self) -> Batch | None:
+        batch = self.scheduler.next_batch(0.0)
+        if batch is not None:
+            self.finish(batch)
+        return batch
+
+    def finish(self, batch: Batch) -> None:
+        """The second half of a step."""
+        deltas = self.scheduler.process(batch, self.runner.forward(batch), 0.0)
+        for delta in deltas:
+            self.answers.setdefault(delta.request_id, []).extend(delta.token_ids)
+            if delta.finish_reason:
+                self.terminals.setdefault(delta.request_id, []).append(delta)
+        self.scheduler.check_integrity()
+
+    def run(self, most_steps: int = 10_000) -> list[Batch]:
+        """Steps until there is nothing left to do."""
+        batches: list[Batch] = []
+        while batch := self.step():
+            batches.append(batch)
+            assert len(batches) < most_steps, "requests never end"
+        return batches
+
+    def step_until(self, done: Any, most_steps: int = 1000) -> Batch:
+        """Steps until `done(batch)`."""
+        for _ in range(most_steps):
+            batch = self.step()
+            assert batch is not None, "idle before it happened"
+            if done(batch):
+                return batch
+        raise AssertionError("it never happened")

@@ -1,0 +1,167 @@
+"""Budgets, cuts and answers of PrefillAdder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_runtime.messages import Sampling
+from sluice_runtime.scheduler.admission import (
+    AdmitResult,
+    PrefillAdder,
+    PrefillPlan,
+    Room,
+    plan_prefill,
+    reserved_tokens,
+)
+from sluice_runtime.scheduler.request import Request
+
+from tests.runtime.scheduler.building import Bench, request, settings_of
+
+
+def waiting(prompt: int, max_tokens: int = 1, computed: int = 0, **fields: Any) -> Request:
+    tokens = list(range(prompt))
+    request = Request(
+        f"p{prompt}", tokens, prompt, max_tokens, Sampling(), frozenset(), False, 0.0, **fields
+    )
+    request.computed_tokens = computed
+    return request
+
+
+def room(**changed: Any) -> Room:
+    values: dict[str, Any] = {
+        "free_pages": 1000, "reserved_tokens": 0.0, "decode_rows": 0, "rows": 100, "alone": False,
+    }  # fmt: skip
+    return Room(**(values | changed))
+
+
+def plan(
+    requests: list[Request], continuing: Request | None = None, ratio: float = 0.5, **changed: Any
+) -> PrefillPlan:
+    of_room = {k: changed.pop(k) for k in list(changed) if k in Room.__dataclass_fields__}
+    adder = PrefillAdder(settings_of(page_size=16, **changed), room(**of_room), ratio)
+    return plan_prefill(adder, continuing, requests)
+
+
+def taken(made: PrefillPlan) -> list[tuple[int, int, bool]]:
+    return [(item.start, item.end, item.cut) for item in made.items]
+
+
+def test_whole_prompts_share_a_step_and_one_is_cut() -> None:
+    made = plan([waiting(20), waiting(30), waiting(50), waiting(60)], chunk_size=100)
+    # 100 - 50 = 50 left for the third: whole; the fourth finds nothing.
+    assert taken(made) == [(0, 20, False), (0, 30, False), (0, 50, False)]
+    assert made.reason == AdmitResult.OTHER.value
+
+
+def test_a_cut_lies_on_an_absolute_page_boundary() -> None:
+    made = plan([waiting(20), waiting(90)], chunk_size=64)
+    # 44 tokens are left; the prompt starts at 0, so it is cut at 32.
+    assert taken(made) == [(0, 20, False), (0, 32, True)]
+
+
+def test_a_prompt_that_begins_inside_a_page_is_cut_at_the_pages_end() -> None:
+    made = plan([waiting(100, computed=20)], chunk_size=32)
+    assert taken(made) == [(20, 48, True)]
+
+
+def test_no_token_of_a_page_fits() -> None:
+    made = plan([waiting(25), waiting(90)], chunk_size=32)
+    assert taken(made) == [(0, 25, False)]
+    assert made.reason == AdmitResult.OTHER.value
+
+
+def test_one_request_at_most_is_cut() -> None:
+    made = plan([waiting(33), waiting(40), waiting(50)], chunk_size=80)
+    assert taken(made) == [(0, 33, False), (0, 40, False)]
+    made = plan([waiting(50)], continuing=waiting(200, computed=64), chunk_size=48)
+    assert taken(made) == [(64, 112, True)]
+
+
+def test_a_continuing_chunk_goes_first_and_may_end() -> None:
+    made = plan([waiting(20)], continuing=waiting(80, computed=64), chunk_size=48)
+    assert taken(made) == [(64, 80, False), (0, 20, False)]
+
+
+def test_a_continuing_chunk_needs_no_page_of_the_pool() -> None:
+    made = plan([waiting(20)], continuing=waiting(80, computed=64), chunk_size=48, free_pages=0)
+    assert taken(made) == [(64, 80, False)]
+    assert made.reason == AdmitResult.NO_TOKEN.value
+
+
+@pytest.mark.parametrize(("rows", "share"), [(0, 48), (16, 32), (40, 16), (48, 16), (256, 16)])
+def test_decode_rows_take_from_the_chunk_but_for_the_minimum_share(rows: int, share: int) -> None:
+    made = plan([waiting(500)], chunk_size=48, min_prefill_tokens=16, decode_rows=rows)
+    assert taken(made) == [(0, share, True)]
+
+
+def test_max_prefill_tokens_bounds_a_step_without_chunking() -> None:
+    made = plan([waiting(90), waiting(20)], chunk_size=None, max_prefill_tokens=100)
+    assert taken(made) == [(0, 90, False)]
+    made = plan([waiting(300), waiting(20)], chunk_size=None, max_prefill_tokens=100)
+    assert taken(made) == [(0, 300, False)], "the first prompt may exceed it"
+
+
+@pytest.mark.parametrize(("free_pages", "admitted"), [(8, 0), (9, 1)])
+def test_admission_is_strictly_below_what_is_left(free_pages: int, admitted: int) -> None:
+    """32 extend + 80 answer + 16 page = 128 < free tokens."""
+    made = plan([waiting(32, 80)], free_pages=free_pages, chunk_size=512)
+    assert len(made.items) == admitted
+    assert (made.reason == AdmitResult.NO_TOKEN.value) == (not admitted)
+
+
+def test_what_running_requests_will_need_is_left_alone() -> None:
+    assert len(plan([waiting(32, 80)], free_pages=20, reserved_tokens=191.0).items) == 1
+    assert len(plan([waiting(32, 80)], free_pages=20, reserved_tokens=192.0).items) == 0
+
+
+def test_an_admitted_request_is_charged_with_pages_and_expected_answer() -> None:
+    """First: 1 page + 1 page + 0.5 x 64 = 64 tokens; second wants 1 + 64 + 16 = 81 < 146 - 64."""
+    pair = [waiting(1, 64), waiting(1, 64)]
+    assert len(plan(pair, free_pages=10, reserved_tokens=14.0).items) == 2
+    assert len(plan(pair, free_pages=10, reserved_tokens=15.0).items) == 1
+
+
+def test_a_cut_prompt_is_charged_with_all_its_pages() -> None:
+    adder = PrefillAdder(settings_of(page_size=16, chunk_size=32), room(free_pages=20), 1.0)
+    assert adder.add(waiting(256, 1)) is AdmitResult.CONTINUE
+    assert adder.add(waiting(70, 1)) is not AdmitResult.CONTINUE
+
+
+def test_alone_a_request_is_admitted_if_its_prompt_fits() -> None:
+    assert len(plan([waiting(64, 5000)], free_pages=4, alone=True).items) == 1
+    assert len(plan([waiting(64, 5000)], free_pages=4, alone=False).items) == 0
+
+
+def test_no_row_is_left() -> None:
+    made = plan([waiting(5), waiting(5)], rows=1)
+    assert len(made.items) == 1
+    assert made.reason == AdmitResult.OTHER.value
+
+
+def test_reserved_tokens_are_clipped_and_whole_without_eos() -> None:
+    assert reserved_tokens(waiting(5, 100), 0.25) == 25
+    assert reserved_tokens(waiting(5, 100_000), 0.25) == 1024
+    free_to_end = waiting(5, 100)
+    free_to_end.ignore_eos = True
+    assert reserved_tokens(free_to_end, 0.25) == 100
+
+
+def test_what_a_cut_leaves_of_the_budget_is_not_cut_again() -> None:
+    """8 tokens are left after the first cut, enough to bring the second to the end of its page."""
+    made = plan([waiting(50), waiting(60, computed=12)], chunk_size=40)
+    assert taken(made) == [(0, 32, True)]
+
+
+def test_pages_that_running_rows_open_now_are_not_given_to_a_prompt() -> None:
+    bench = Bench(settings_of(pool_tokens=52, conservativeness=0.05, chunk_size=64))
+    bench.add(*(request(f"r{index}", 4, 8) for index in range(5)))
+    first = bench.step()
+    assert first
+    assert len(first.added_rows) == 5
+    bench.add(request("late", 16, 1))
+    second = bench.step()
+    assert second
+    assert len(second.appended_pages) == 5, "each row opens a page; the prompt waits"
+    bench.run()
+    assert "late" in bench.answers

@@ -1,0 +1,106 @@
+"""What the scheduler does with one or a few requests, and what its batches carry."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from sluice_runtime.scheduler.batch import Batch, ForwardMode
+
+from tests.runtime.scheduler.building import Bench, request, settings_of
+from tests.runtime.scheduler.fake_runner import answer_to
+
+
+def test_a_batch_survives_the_wire() -> None:
+    bench = Bench(settings_of())
+    bench.add(request("a", 20, 4), request("b", 3, 4))
+    for batch in bench.run():
+        wire = msgspec.msgpack.encode(batch)
+        assert msgspec.msgpack.decode(wire, type=Batch) == batch
+
+
+def test_modes_follow_the_rows() -> None:
+    bench = Bench(settings_of())
+    bench.add(request("a", 4, 3))
+    modes = [bench.step()]
+    bench.add(request("b", 4, 2))
+    modes += bench.run()
+    assert [batch.mode for batch in modes if batch] == [
+        ForwardMode.EXTEND,
+        ForwardMode.MIXED,
+        ForwardMode.DECODE,
+    ]
+
+
+def test_without_mixing_prompts_run_alone_and_first() -> None:
+    bench = Bench(settings_of(mixed=False))
+    bench.add(request("a", 4, 3))
+    bench.step()
+    bench.add(request("b", 40, 2))
+    batches = bench.run()
+    assert [batch.mode.value for batch in batches] == ["EXTEND"] * 3 + ["DECODE"] * 2
+    assert not any(batch.extend_rows and batch.decode_rows for batch in batches)
+
+
+def test_a_stop_token_is_delivered_and_wins_over_length() -> None:
+    wanted = answer_to(range(5), 3)
+    bench = Bench(settings_of())
+    bench.add(request("a", 5, 3, stop_token_ids=[wanted[2]]))
+    bench.run()
+    assert bench.answers["a"] == wanted
+    assert bench.terminals["a"][0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "part"),
+    [
+        (0, 5, "0 tokens"),
+        (64, 5, "KV pool of 64 tokens"),
+        (5, 0, "max_tokens 0"),
+    ],
+)
+def test_impossible_requests_end_at_once_with_the_numbers(
+    prompt: int, max_tokens: int, part: str
+) -> None:
+    bench = Bench(settings_of(pool_tokens=64))
+    bench.add(request("a", prompt, max_tokens))
+    batch = bench.step()
+    assert batch
+    assert batch.mode is ForwardMode.IDLE
+    assert part in (bench.terminals["a"][0].error or "")
+    assert bench.step() is None
+
+
+def test_a_full_queue_refuses() -> None:
+    bench = Bench(settings_of(max_queued_requests=2))
+    bench.add(*(request(name, 4, 2) for name in "abc"))
+    bench.run()
+    assert "maxQueuedRequests" in (bench.terminals["c"][0].error or "")
+    assert bench.answers["a"] == answer_to(range(4), 2)
+
+
+def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
+    bench = Bench(settings_of())
+    bench.add(request("a", 4, 3), request("a", 9, 3))
+    bench.run()
+    assert [end.finish_reason for end in bench.terminals["a"]] == ["error", "length"]
+    assert bench.answers["a"] == answer_to(range(4), 3)
+
+
+def test_status_counts_prompt_tokens_not_computed_yet() -> None:
+    bench = Bench(settings_of(max_running_requests=1))
+    bench.add(request("a", 40, 2), request("b", 7, 2))
+    assert bench.scheduler.status().queued_tokens == 47
+    bench.step()
+    status = bench.scheduler.status()
+    assert (status.queued_tokens, status.queued_requests, status.running_requests) == (31, 1, 1)
+    assert status.prefilling
+    assert (status.prefilling.computed_tokens, status.prefilling.total_tokens) == (16, 40)
+    assert (status.chunk_cuts, status.steps["EXTEND"]) == (1, 1)
+
+
+def test_rows_bound_what_runs_at_once() -> None:
+    bench = Bench(settings_of(max_running_requests=3))
+    bench.add(*(request(f"r{i}", 4, 5) for i in range(9)))
+    batches = bench.run()
+    assert max(len(batch.sampling_rows) for batch in batches) == 3
+    assert len(bench.terminals) == 9

@@ -1,0 +1,126 @@
+"""The invariants of the scheduler hold over random sequences of operations."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.runtime.scheduler.building import Bench, request, settings_of
+from tests.runtime.scheduler.fake_runner import answer_to
+
+SIZES = st.fixed_dictionaries(
+    {
+        "page_size": st.sampled_from([1, 4, 16]),
+        "chunk_pages": st.sampled_from([None, 1, 2, 5]),
+        "pool_pages": st.integers(3, 14),
+        "rows": st.integers(1, 6),
+        "mixed": st.booleans(),
+        "conservativeness": st.sampled_from([0.05, 1.0]),
+        "shuffle": st.integers(0, 10),
+        "prefill_tokens": st.sampled_from([1, 24, 4096]),
+    }
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, go and are stepped in any order; at the end everything has ended, once."""
+
+    @initialize(sizes=SIZES)
+    def build(self, sizes: dict[str, Any]) -> None:
+        page, pages = sizes["page_size"], sizes["pool_pages"]
+        chunk = sizes["chunk_pages"]
+        order = list(range(pages))
+        random.Random(sizes["shuffle"]).shuffle(order)
+        built = settings_of(
+            pool_tokens=page * pages,
+            page_size=page,
+            chunk_size=chunk and chunk * page,
+            max_running_requests=sizes["rows"],
+            max_queued_requests=6,
+            mixed=sizes["mixed"],
+            conservativeness=sizes["conservativeness"],
+            max_prefill_tokens=sizes["prefill_tokens"],
+            context=40,
+        )
+        self.bench = Bench(built, order)
+        self.prompts: dict[str, list[int]] = {}
+        self.disturbed: set[str] = set()
+
+    @rule(
+        length=st.integers(0, 45),
+        answer=st.integers(0, 30),
+        stop=st.sampled_from([[], [3, 7, 11]]),
+        ignore_eos=st.booleans(),
+    )
+    def arrive(self, length: int, answer: int, stop: list[int], ignore_eos: bool) -> None:
+        name = f"r{len(self.prompts)}"
+        prompt = [(len(self.prompts) * 7 + i) % 50 for i in range(length)]
+        self.prompts[name] = prompt
+        self.bench.add(request(name, prompt, answer, stop_token_ids=stop, ignore_eos=ignore_eos))
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.bench.step()
+
+    @rule(pick=st.integers(0, 30), how=st.sampled_from(["abort", "fail"]))
+    def disturb(self, pick: int, how: str) -> None:
+        name = f"r{pick}"
+        self.disturbed.add(name)
+        if how == "abort":
+            self.bench.scheduler.abort(name)
+        else:
+            self.bench.scheduler.fail(name, "broken on purpose")
+
+    @rule(pick=st.integers(0, 30))
+    def abort_between_forward_and_process(self, pick: int) -> None:
+        batch = self.bench.scheduler.next_batch(0.0)
+        self.disturbed.add(f"r{pick}")
+        self.bench.scheduler.abort(f"r{pick}")
+        if batch is not None:
+            before = len(self.bench.answers.get(f"r{pick}", []))
+            self.bench.finish(batch)
+            assert len(self.bench.answers.get(f"r{pick}", [])) == before
+
+    @invariant()
+    def every_page_has_one_owner(self) -> None:
+        self.bench.scheduler.check_integrity()
+
+    @invariant()
+    def answers_do_not_depend_on_batching(self) -> None:
+        for name, answer in self.bench.answers.items():
+            assert answer == answer_to(self.prompts[name], len(answer))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        self.bench.run()
+        status = self.bench.scheduler.status()
+        assert status.pages_free == status.pages_total
+        assert (status.queued_requests, status.queued_tokens, status.running_requests) == (0, 0, 0)
+        assert self.bench.terminals.keys() == self.prompts.keys()
+        for name, terminals in self.bench.terminals.items():
+            assert len(terminals) == 1, f"{name} ended {len(terminals)} times"
+            if terminals[0].finish_reason == "error" and name not in self.disturbed:
+                assert self._refused(name, terminals[0].error or "")
+
+    def _refused(self, name: str, error: str) -> bool:
+        """The only errors without a cause from outside: what can never run, and a full queue."""
+        limits = self.bench.settings.limits
+        impossible = len(self.prompts[name]) + 1 > limits.request_tokens
+        return impossible or any(
+            word in error for word in ("0 tokens", "max_tokens 0", "queue is full")
+        )
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
