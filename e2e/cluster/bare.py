@@ -16,12 +16,12 @@ from e2e.cluster.build import Binaries, ensure_binaries
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.identities import ensure_identities
 from e2e.cluster.layout import Layout
-from e2e.cluster.node import describe_node, files
+from e2e.cluster.node_description import describe_node, files
 from e2e.cluster.prerequisites import NODE_PACKAGES, ensure_packages
-from e2e.cluster.progress import Step, say
+from e2e.cluster.progress import Step
 from e2e.cluster.provider import Status
 from e2e.cluster.readiness import cluster_checks, runtime_checks, wait_for
-from e2e.cluster.state import claim_layout, known_layout, locked, state_directory
+from e2e.cluster.state import claim_layout, known_layout, locked, remaining_layout, state_directory
 from e2e.cluster.teardown import end, remove
 
 
@@ -58,12 +58,8 @@ class BareCluster:
 
     def down(self) -> None:
         _require_root()
-        layout = known_layout(self._root, self._name)
-        if layout is None:
-            say(f"There is no cluster {self._name}.")
-            return
         with Step(f"Removing the cluster {self._name}"), locked(self._root):
-            remove(layout)
+            remove(remaining_layout(self._root, self._name))
 
     def status(self) -> Status:
         layout = known_layout(self._root, self._name)
@@ -124,7 +120,7 @@ def _link_or_copy(source: str, target: str) -> None:
 def _load_pause_image(layout: Layout, binaries: Binaries) -> None:
     archive = layout.state / "pause.tar"
     if not archive.exists():
-        containerd.write_pause_image(binaries.pause, archive)
+        containerd.write_static_image(binaries.pause, containerd.PAUSE_IMAGE, archive)
     containerd.import_image(layout, archive)
 
 

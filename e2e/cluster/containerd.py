@@ -86,16 +86,16 @@ def render_network(layout: Layout) -> str:
     return json.dumps({"cniVersion": "0.4.0", "name": "sluice", "plugins": plugins}, indent=2)
 
 
-def write_pause_image(pause: Path, archive: Path) -> None:
-    """An image archive (the `docker save` format) of that one static program."""
-    layer = _tar({"pause": (pause.read_bytes(), 0o755)})
+def write_static_image(program: Path, image: str, archive: Path) -> None:
+    """An image archive (the `docker save` format) that holds one static program and runs it."""
+    layer = _tar({program.name: (program.read_bytes(), 0o755)})
     config = {
         "architecture": ARCHITECTURES[platform.machine()],
         "os": "linux",
-        "config": {"Entrypoint": ["/pause"], "User": "65535:65535"},
+        "config": {"Entrypoint": [f"/{program.name}"], "User": "65535:65535"},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [PAUSE_IMAGE], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": [image], "Layers": ["layer.tar"]}]
     files = {
         "layer.tar": (layer, 0o644),
         "config.json": (json.dumps(config).encode(), 0o644),

@@ -23,6 +23,8 @@ GO = "go\n"
 RESTART_SECONDS = 1.0
 IDLE_SECONDS = 3600.0
 SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
+# Where cgroup v2 is mounted when there is no v1 beside it.
+UNIFIED = Path("/sys/fs/cgroup")
 # `daemons`, because a cgroup with children of its own must not hold processes in cgroup v2.
 DAEMONS_CGROUP = "daemons"
 
@@ -99,17 +101,30 @@ def join_cgroup(name: str) -> None:
     """Leaves the cgroups of whoever ran the harness, in every hierarchy there is."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, filesystem = line.partition(" - ")
-        if not filesystem.startswith(("cgroup ", "cgroup2 ")):
-            continue
-        folder = Path(fields.split()[4])
-        for part in (name, DAEMONS_CGROUP):
-            parent, folder = folder, folder / part
-            folder.mkdir(exist_ok=True)
-            # A new cpuset of cgroup v1 is empty and takes no process until it is filled.
+        if filesystem.startswith(("cgroup ", "cgroup2 ")):
+            base = Path(fields.split()[4])
+            if base == UNIFIED:
+                _delegate_controllers(base)
+            (_make_cgroup(base, name) / "cgroup.procs").write_text("0")
+
+
+def _make_cgroup(base: Path, name: str) -> Path:
+    folder = base
+    for part in (name, DAEMONS_CGROUP):
+        parent, folder = folder, folder / part
+        folder.mkdir(exist_ok=True)
+        # A new cpuset of cgroup v1 is empty and takes no process until it is filled.
+        if (folder / "cpuset.cpu_exclusive").exists():
             for setting in ("cpuset.cpus", "cpuset.mems"):
-                if (folder / "cpuset.cpu_exclusive").exists():
-                    (folder / setting).write_text((parent / setting).read_text())
-        (folder / "cgroup.procs").write_text("0")
+                (folder / setting).write_text((parent / setting).read_text())
+    return folder
+
+
+def _delegate_controllers(base: Path) -> None:
+    """In cgroup v2 the kubelet wants every controller in its root; distributions differ in which
+    ones they pass on."""
+    for controller in (base / "cgroup.controllers").read_text().split():
+        (base / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
 def mount_node(state: str, in_node: str) -> None:

@@ -64,6 +64,8 @@ def render_kube_proxy(layout: Layout) -> str:
             "clusterCIDR": layout.pod_subnet,
             "hostnameOverride": layout.name,
             "mode": "iptables",
+            # A Service works as soon as its pods are ready, not up to a second later.
+            "iptables": {"minSyncPeriod": "0s"},
             "oomScoreAdj": 0,
             "conntrack": {"maxPerCore": 0},
         },

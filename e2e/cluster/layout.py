@@ -7,6 +7,7 @@ routes them): its link to the host, its pods, its services.
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -36,12 +37,13 @@ class Layout:
 
     @property
     def link(self) -> str:
-        """The host's end of the veth pair; the node's end is eth0."""
-        return f"sluice{self.number}"
+        """The host's end of the veth pair; the node's end is eth0. It follows from the place
+        alone, so that what is left of a cluster is found without its number."""
+        return f"sluice-{zlib.crc32(str(self.state).encode()):08x}"
 
     @property
     def cgroup(self) -> str:
-        return f"sluice-{self.name}"
+        return self.link
 
     @property
     def host_address(self) -> str:

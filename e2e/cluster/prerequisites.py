@@ -12,33 +12,42 @@ from e2e.cluster.command import run
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import Step
 
+# `sbin` too, which is not on everybody's PATH.
+SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package, and a file that is there once it is installed."""
+    """A Debian package, and a command or file that is there once it is installed. Others may
+    provide the same (Docker brings a containerd and a runc), and installing over them breaks
+    theirs."""
 
     name: str
     provides: str
 
+    @property
+    def present(self) -> bool:
+        return shutil.which(self.provides, path=SEARCH_PATH) is not None
+
 
 NODE_PACKAGES = (
     Package("containerd", "/usr/bin/containerd"),
-    Package("runc", "/usr/sbin/runc"),
+    Package("runc", "runc"),
     Package("containernetworking-plugins", "/usr/lib/cni/ptp"),
-    Package("iptables", "/usr/sbin/iptables"),
-    Package("conntrack", "/usr/sbin/conntrack"),
-    Package("iproute2", "/usr/sbin/ip"),
-    Package("openssl", "/usr/bin/openssl"),
+    Package("iptables", "iptables"),
+    Package("conntrack", "conntrack"),
+    Package("iproute2", "ip"),
+    Package("openssl", "openssl"),
 )
 IMAGE_PACKAGES = (
-    Package("buildah", "/usr/bin/buildah"),
-    Package("debootstrap", "/usr/sbin/debootstrap"),
+    Package("buildah", "buildah"),
+    Package("debootstrap", "debootstrap"),
 )
 
 
 def ensure_packages(packages: Sequence[Package]) -> None:
-    """Installs those whose file is missing. Raises ClusterError where that cannot be done."""
-    missing = [one.name for one in packages if not os.path.lexists(one.provides)]
+    """Installs those that are missing. Raises ClusterError where that cannot be done."""
+    missing = [one.name for one in packages if not one.present]
     if not missing:
         return
     if shutil.which("apt-get") is None:

@@ -16,7 +16,7 @@ from e2e.cluster.containerd import ctr_argv
 from e2e.cluster.errors import NotReadyError, ProcessDiedError, tail
 from e2e.cluster.kubelet import DNS_READY_PORT, PROXY_HEALTH_PORT
 from e2e.cluster.layout import Layout
-from e2e.cluster.node import API_PORT
+from e2e.cluster.node_description import API_PORT
 from e2e.cluster.progress import Step
 
 READY_SECONDS = 120.0
@@ -83,7 +83,8 @@ def _not_ready(layout: Layout, check: Check) -> NotReadyError:
     log = layout.logs / f"{check.program}.log"
     return NotReadyError(
         f"{check.what} is not ready after {READY_SECONDS:.0f} s; "
-        f"last lines of {log}:\n{tail(log)}\nand of init.log:\n{tail(layout.logs / 'init.log')}"
+        f"last lines of {log}:\n{tail(log)}\nand of init.log:\n"
+        f"{tail(layout.logs / 'init.log')}\n`down`, then `up`, begins anew."
     )
 
 

@@ -29,6 +29,12 @@ def known_layout(root: Path, name: str) -> Layout | None:
     return Layout(name, int(number.read_text()), root / name)
 
 
+def remaining_layout(root: Path, name: str) -> Layout:
+    """The layout to clean up after: also of a cluster that never came to have a number, or whose
+    folder somebody deleted."""
+    return known_layout(root, name) or Layout(name, 0, root / name)
+
+
 def claim_layout(root: Path, name: str) -> Layout:
     """The cluster's layout; a new cluster gets the first number that nobody uses. The caller
     holds the lock."""
