@@ -6,11 +6,20 @@ side, so that a spec is refused by both with the same words. Knows no field itse
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from sluice_contract.base import ContractModel
 
@@ -86,12 +95,24 @@ FilePath = Annotated[str, StringConstraints(pattern=r"^/[^:]*$", min_length=1, m
 ShortText = Annotated[str, StringConstraints(max_length=4096)]
 
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+
+
+def _quantity(value: Any) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if isinstance(value, str) and re.fullmatch(QUANTITY_PATTERN, value) and len(value) <= 32:
+        return value
+    raise PydanticCustomError("quantity", "must be an amount such as 2, 500m or 4Gi")
+
+
 Quantity = Annotated[
-    int | Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=32)],
-    Field(
-        json_schema_extra={
+    int | str,
+    PlainValidator(_quantity),
+    WithJsonSchema(
+        {
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "pattern": QUANTITY_PATTERN,
+            "maxLength": 32,
             "x-kubernetes-int-or-string": True,
         }
     ),

@@ -1,0 +1,141 @@
+"""Specs that must be refused, and the field that the refusal must name."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Invalid(NamedTuple):
+    """A spec, the field at fault, and a piece of the message."""
+
+    spec: dict[str, Any]
+    field: str
+    says: str = ""
+
+
+def _engine(**values: Any) -> dict[str, Any]:
+    return {"engine": values}
+
+
+def _mixed(**values: Any) -> dict[str, Any]:
+    return {"pools": {"mixed": values}}
+
+
+def _template(**values: Any) -> dict[str, Any]:
+    return _mixed(template=values)
+
+
+INVALID: dict[str, Invalid] = {
+    "no model": Invalid({"model": None}, "spec.model"),
+    "no uri": Invalid({"model": {}}, "spec.model.uri"),
+    "empty uri": Invalid({"model": {"uri": ""}}, "spec.model.uri"),
+    "unknown scheme": Invalid({"model": {"uri": "s3://b/m"}}, "spec.model.uri", "hf://org/name"),
+    "plain path": Invalid({"model": {"uri": "/models/m"}}, "spec.model.uri", "file:///path"),
+    "climbing path": Invalid({"model": {"uri": "pvc://c/../m"}}, "spec.model.uri", "'..'"),
+    "revision of a file": Invalid(
+        {"model": {"uri": "file:///m", "revision": "main"}}, "spec.model.revision", "hf://"
+    ),
+    "token of a file": Invalid(
+        {"model": {"uri": "file:///m", "tokenSecretRef": {"name": "a", "key": "b"}}},
+        "spec.model.tokenSecretRef",
+        "hf://",
+    ),
+    "unknown mode": Invalid({"mode": "Both"}, "spec.mode"),
+    "pools of another mode": Invalid(
+        {"mode": "Mixed", "pools": {"prefill": {}, "decode": {}}},
+        "spec.pools",
+        "only the pool mixed",
+    ),
+    "mixed pool in Disaggregated": Invalid(
+        {"mode": "Disaggregated", "pools": {"mixed": {}}}, "spec.pools", "prefill and decode"
+    ),
+    "half of a pair": Invalid(
+        {"mode": "Disaggregated", "pools": {"prefill": {}}}, "spec.pools", "or neither"
+    ),
+    "min above max": Invalid(
+        _mixed(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
+        "spec.pools.mixed.autoscaling.minReplicas",
+        "maxReplicas",
+    ),
+    "no max": Invalid(
+        _mixed(autoscaling={"minReplicas": 3}), "spec.pools.mixed.autoscaling.maxReplicas"
+    ),
+    "negative replicas": Invalid(_mixed(replicas=-1), "spec.pools.mixed.replicas"),
+    "text as replicas": Invalid(_mixed(replicas="two"), "spec.pools.mixed.replicas"),
+    "no GPU": Invalid(_mixed(accelerator={"count": 0}), "spec.pools.mixed.accelerator.count"),
+    "no such quantity": Invalid(
+        _mixed(resources={"requests": {"cpu": "lots"}}), "spec.pools.mixed.resources.requests.cpu"
+    ),
+    "chunk below page": Invalid(_engine(chunkSize=8), "spec.engine.chunkSize", "pageSize"),
+    "chunk below given page": Invalid(
+        _engine(chunkSize=64, pageSize=128), "spec.engine.chunkSize", "pageSize"
+    ),
+    "chunk of nothing": Invalid(_engine(chunkSize=0), "spec.engine.chunkSize"),
+    "share above chunk": Invalid(
+        _engine(chunkSize=64, minPrefillTokens=65), "spec.engine.minPrefillTokens", "chunkSize"
+    ),
+    "all memory": Invalid(_engine(memoryFraction=1), "spec.engine.memoryFraction"),
+    "unknown dtype": Invalid(_engine(dtype="int3"), "spec.engine.dtype"),
+    "unknown policy": Invalid(_engine(schedulingPolicy="best"), "spec.engine.schedulingPolicy"),
+    "image with a blank": Invalid(_engine(image="a b"), "spec.engine.image"),
+    "too short a start": Invalid(_engine(startupSeconds=1), "spec.engine.startupSeconds"),
+    "no routers": Invalid({"router": {"replicas": 0}}, "spec.router.replicas"),
+    "auth without a secret": Invalid({"router": {"auth": {}}}, "spec.router.auth.secretRef"),
+    "unknown strategy": Invalid({"rollout": {"strategy": "Big"}}, "spec.rollout.strategy"),
+    "unknown provider": Invalid({"autoscaling": {"provider": "Me"}}, "spec.autoscaling.provider"),
+    "no time at all": Invalid({"slo": {"ttftMilliseconds": 0}}, "spec.slo.ttftMilliseconds"),
+    "taken variable": Invalid(
+        _template(env=[{"name": "POD_IP", "value": "x"}]),
+        "spec.pools.mixed.template.env[0].name",
+        "set by the operator",
+    ),
+    "two values": Invalid(
+        _template(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}]),
+        "spec.pools.mixed.template.env[0]",
+        "exclude each other",
+    ),
+    "taken volume": Invalid(
+        _template(volumes=[{"name": "shm", "emptyDir": {}}]),
+        "spec.pools.mixed.template.volumes[0].name",
+        "of the operator's",
+    ),
+    "host path": Invalid(
+        _template(volumes=[{"name": "a"}]), "spec.pools.mixed.template.volumes[0]", "exactly one"
+    ),
+    "taken mount": Invalid(
+        _template(
+            volumes=[{"name": "a", "emptyDir": {}}],
+            volumeMounts=[{"name": "a", "mountPath": "/etc/sluice"}],
+        ),
+        "spec.pools.mixed.template.volumeMounts[0].mountPath",
+        "of the operator's",
+    ),
+    "mount of nothing": Invalid(
+        _template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
+        "spec.pools.mixed.template.volumeMounts",
+        "must name a volume",
+    ),
+    "sidecar named engine": Invalid(
+        _template(sidecars=[{"name": "engine", "image": "a"}]),
+        "spec.pools.mixed.template.sidecars[0].name",
+        "operator's container",
+    ),
+    "no such effect": Invalid(
+        _template(tolerations=[{"effect": "Never"}]),
+        "spec.pools.mixed.template.tolerations[0].effect",
+    ),
+}
+
+INVALID_NAMES = ("Chat", "1chat", "chat.a", "a" * 41, "chat-")
+VALID_NAMES = ("chat", "a", "a" * 40, "c-1")
+
+
+def document(spec: dict[str, Any], name: str = "chat") -> dict[str, Any]:
+    """An InferenceService with `spec` over a minimal one; a None takes a key away."""
+    merged = {"model": {"uri": "dummy://tiny"}} | spec
+    return {
+        "apiVersion": "serving.sluice.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name},
+        "spec": {key: value for key, value in merged.items() if value is not None},
+    }

@@ -1,0 +1,94 @@
+"""The generated CRDs, without a server: fresh, small, documented, structural."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_operator.api.crd import engine_pool_crd, inference_service_crd
+from sluice_operator.api.generate import generated_files, main
+
+CRDS = Path(__file__).parents[3] / "crds"
+LIMIT_BYTES = 256 * 1024
+DEFINITIONS = {"InferenceService": inference_service_crd(), "EnginePool": engine_pool_crd()}
+
+
+def _schema(crd: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+def _nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from _nodes(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from _nodes(schema[key], f"{path}[]")
+
+
+@pytest.fixture(params=DEFINITIONS.values(), ids=DEFINITIONS.keys())
+def crd(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = request.param
+    return found
+
+
+def test_crds_are_fresh() -> None:
+    for name, text in generated_files().items():
+        assert (CRDS / name).read_text() == text, f"crds/{name} is stale; run `make crds`"
+
+
+def test_the_generator_writes_into_the_folder_given(tmp_path: Path) -> None:
+    main([str(tmp_path / "out")])
+    assert {path.name for path in (tmp_path / "out").iterdir()} == generated_files().keys()
+
+
+def test_crds_fit_an_annotation() -> None:
+    for name, text in generated_files().items():
+        assert len(text.encode()) < LIMIT_BYTES, name
+
+
+def test_every_field_is_documented(crd: dict[str, Any]) -> None:
+    silent = [
+        f"{path}.{name}"
+        for path, node in _nodes(_schema(crd))
+        for name, child in node.get("properties", {}).items()
+        if not child.get("description", "").strip() and f"{path}.{name}" != ".metadata"
+    ]
+    assert silent == []
+
+
+def test_the_schema_is_structural(crd: dict[str, Any]) -> None:
+    for path, node in _nodes(_schema(crd)):
+        assert not node.keys() & {"$ref", "oneOf", "allOf", "patternProperties", "title"}, path
+        if "x-kubernetes-int-or-string" in node:
+            continue
+        assert "anyOf" not in node, path
+        assert "type" in node or node.get("x-kubernetes-preserve-unknown-fields"), path
+
+
+def test_lists_and_texts_with_rules_are_bounded(crd: dict[str, Any]) -> None:
+    for path, node in _nodes(_schema(crd)["properties"]["spec"]):
+        if node.get("type") == "array":
+            assert "maxItems" in node, path
+
+
+def test_only_mode_paused_and_replicas_have_defaults() -> None:
+    found = {
+        kind: {path for path, node in _nodes(_schema(crd)) if "default" in node}
+        for kind, crd in DEFINITIONS.items()
+    }
+    pools = {f".spec.pools.{role}.replicas" for role in ("mixed", "prefill", "decode")}
+    assert found["InferenceService"] == pools | {
+        ".spec.mode", ".spec.paused", ".spec.router.replicas", ".status",
+    }  # fmt: skip
+    assert found["EnginePool"] == {".spec.replicas", ".status"}
+
+
+def test_exclusive_bounds_are_spelled_the_openapi_way() -> None:
+    text = json.dumps(_schema(inference_service_crd()))
+    assert '"exclusiveMinimum": true' in text
+    assert '"exclusiveMinimum": 0' not in text

@@ -1,0 +1,138 @@
+"""The CRDs on a real API server: accepted, explained, enforced."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from sluice_operator.api.crd import DEFAULT_STATUS
+from sluice_operator.client import path
+from sluice_operator.observed import ENGINE_POOL, INFERENCE_SERVICE
+from sluice_operator.transport import Request
+
+from e2e.cluster.controlplane_only import ControlPlane
+from tests.operator.api.invalid_specs import (
+    INVALID,
+    INVALID_NAMES,
+    VALID_NAMES,
+    Invalid,
+    document,
+)
+from tests.operator.examples import FULL_SPEC, pool
+from tests.operator.harness.cluster import Cluster
+
+pytestmark = pytest.mark.apiserver
+NAMES = ("inferenceservices.serving.sluice.dev", "enginepools.serving.sluice.dev")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_schema_is_structural_for_the_server(plane: ControlPlane, name: str) -> None:
+    crd = json.loads(plane.kubectl("get", "crd", name, "-o", "json"))
+    found = {each["type"]: each["status"] for each in crd["status"]["conditions"]}
+    assert found == {"NamesAccepted": "True", "Established": "True"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kubectl_explains_every_field(plane: ControlPlane, name: str) -> None:
+    plane.kubectl("api-resources")  # reads discovery anew
+    crd = json.loads(plane.kubectl("get", "crd", name, "-o", "json"))
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    text = plane.kubectl("explain", name, "--recursive")
+    for field in set(_fields(schema["properties"]["spec"])):
+        assert re.search(rf"^ +{field}\t", text, re.MULTILINE), field
+    assert "Token budget of a prefill step" in plane.kubectl(
+        "explain", "infsvc.spec.engine.chunkSize"
+    )
+
+
+def _fields(schema: dict[str, Any]) -> list[str]:
+    found = []
+    for name, child in schema.get("properties", {}).items():
+        found += [name, *_fields(child), *_fields(child.get("items", {}))]
+    return found
+
+
+@pytest.mark.parametrize("case", INVALID.values(), ids=INVALID.keys())
+async def test_an_invalid_spec_is_refused_by_field(
+    cluster: Cluster, namespace: str, case: Invalid
+) -> None:
+    request = Request("POST", path(INFERENCE_SERVICE, namespace), body=document(case.spec))
+    response = await cluster.try_send(request)
+    assert response.status == 422
+    assert isinstance(response.body, dict)
+    causes = response.body["details"]["causes"]
+    assert case.field in {cause["field"] for cause in causes}, causes
+    assert any(case.says in cause["message"] for cause in causes), causes
+
+
+@pytest.mark.parametrize("name", INVALID_NAMES[1:])
+async def test_a_name_that_its_children_cannot_carry_is_refused(
+    cluster: Cluster, namespace: str, name: str
+) -> None:
+    request = Request("POST", path(INFERENCE_SERVICE, namespace), body=document({}, name))
+    response = await cluster.try_send(request)
+    assert response.status == 422
+    assert "metadata.name" in json.dumps(response.body)
+
+
+@pytest.mark.parametrize("name", VALID_NAMES)
+async def test_other_names_are_accepted(cluster: Cluster, namespace: str, name: str) -> None:
+    await _create(cluster, namespace, document({}, name))
+
+
+async def test_unknown_fields_are_refused_when_asked_strictly(
+    cluster: Cluster, namespace: str
+) -> None:
+    body = document({"engine": {"tempo": 1}})
+    query = {"fieldValidation": "Strict"}
+    request = Request("POST", path(INFERENCE_SERVICE, namespace), query, body)
+    response = await cluster.try_send(request)
+    assert response.status == 400
+    assert "spec.engine.tempo" in json.dumps(response.body)
+
+
+async def test_defaults_are_written(cluster: Cluster, namespace: str) -> None:
+    made = await _create(cluster, namespace, document({"pools": {"mixed": {}}, "router": {}}))
+    assert made["spec"] == {
+        "model": {"uri": "dummy://tiny"},
+        "mode": "Mixed",
+        "paused": False,
+        "pools": {"mixed": {"replicas": 1}},
+        "router": {"replicas": 2},
+    }
+    assert made["status"] == DEFAULT_STATUS
+
+
+async def test_every_field_of_the_full_example_is_kept(cluster: Cluster, namespace: str) -> None:
+    made = await _create(cluster, namespace, document(FULL_SPEC))
+    assert made["spec"] == FULL_SPEC | {"mode": "Mixed", "paused": False}
+
+
+async def test_the_planned_pool_is_accepted_and_scales(
+    plane: ControlPlane, cluster: Cluster, namespace: str
+) -> None:
+    wanted = pool(FULL_SPEC)
+    metadata = {"name": wanted["metadata"]["name"], "namespace": namespace}
+    made = await cluster.create(ENGINE_POOL, wanted | {"metadata": metadata})
+    assert made["spec"] == wanted["spec"]
+    plane.kubectl("scale", "enginepool", "chat-mixed", "--replicas=7", "-n", namespace)
+    scaled = await cluster.get(ENGINE_POOL, namespace, "chat-mixed")
+    assert scaled["spec"]["replicas"] == 7
+
+
+async def test_the_table_shows_what_matters(
+    plane: ControlPlane, cluster: Cluster, namespace: str
+) -> None:
+    await _create(cluster, namespace, document({}))
+    head, row = plane.kubectl("get", "infsvc", "-n", namespace).strip().splitlines()
+    assert head.split() == ["NAME", "READY", "MODE", "M", "P", "D", "URL", "REASON", "AGE"]
+    assert row.split()[:4] == ["chat", "Unknown", "Mixed", "Pending"]
+    everything = plane.kubectl("get", "all", "-n", namespace)
+    assert "inferenceservice.serving.sluice.dev/chat" in everything
+
+
+async def _create(cluster: Cluster, namespace: str, body: dict[str, Any]) -> dict[str, Any]:
+    body = body | {"metadata": body["metadata"] | {"namespace": namespace}}
+    return await cluster.create(INFERENCE_SERVICE, body)

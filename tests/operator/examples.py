@@ -1,0 +1,181 @@
+"""InferenceServices to test with, and what the cluster makes of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from sluice_contract import labels
+from sluice_operator.observed import (
+    INFERENCE_SERVICE,
+    Images,
+    Manifest,
+    PoolObserved,
+    ServiceObserved,
+)
+from sluice_operator.pool.plan import PoolPlan, plan_pool
+from sluice_operator.service.plan import ServicePlan, plan_service
+
+IMAGES = Images(engine="sluice/engine:test", router="sluice/router:test")
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SERVICE_UID = "00000000-0000-0000-0000-000000000001"
+POOL_UID = "00000000-0000-0000-0000-000000000002"
+
+MINIMAL_SPEC: Manifest = {"model": {"uri": "dummy://tiny"}, "mode": "Mixed", "paused": False}
+
+FULL_TEMPLATE: Manifest = {
+    "annotations": {"example.com/team": "search"},
+    "nodeSelector": {"disk": "fast"},
+    "affinity": {
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {
+                    "weight": 10,
+                    "podAffinityTerm": {
+                        "topologyKey": "topology.kubernetes.io/zone",
+                        "labelSelector": {"matchLabels": {"app": "batch"}},
+                    },
+                }
+            ]
+        }
+    },
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "priorityClassName": "serving",
+    "runtimeClassName": "nvidia",
+    "imagePullSecrets": [{"name": "registry"}],
+    "env": [
+        {"name": "PROXY", "value": "off"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+    ],
+    "volumes": [
+        {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}},
+        {"name": "extra", "persistentVolumeClaim": {"claimName": "extra", "readOnly": True}},
+    ],
+    "volumeMounts": [
+        {"name": "scratch", "mountPath": "/scratch"},
+        {"name": "extra", "mountPath": "/extra", "subPath": "a", "readOnly": True},
+    ],
+    "sidecars": [
+        {
+            "name": "exporter",
+            "image": "exporter:1",
+            "args": ["--once"],
+            "ports": [{"name": "stats", "containerPort": 9100}],
+            "resources": {"requests": {"cpu": "10m"}},
+        }
+    ],
+}
+
+FULL_SPEC: Manifest = {
+    "model": {"uri": "pvc://models/qwen3/8b", "name": "qwen3-8b"},
+    "engine": {
+        "dtype": "bfloat16",
+        "contextLength": 8192,
+        "chunkSize": 1024,
+        "pageSize": 32,
+        "kvPoolTokens": 65536,
+        "mixedChunk": False,
+        "image": "registry.example/engine:2",
+        "drainSeconds": 60,
+        "startupSeconds": 900,
+    },
+    "pools": {
+        "mixed": {
+            "replicas": 3,
+            "accelerator": {"product": "NVIDIA-A100-SXM4-40GB", "count": 1},
+            "resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "32Gi"}},
+            "template": FULL_TEMPLATE,
+        }
+    },
+    "router": {"replicas": 2, "resources": {"requests": {"cpu": "1"}}},
+    "rollout": {"strategy": "Surge"},
+}
+
+
+def service(spec: Manifest | None = None, *, name: str = "chat", **metadata: Any) -> Manifest:
+    """An InferenceService as read from an API server."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": INFERENCE_SERVICE.kind,
+        "metadata": {
+            "name": name, "namespace": "default", "uid": SERVICE_UID, "generation": 1, **metadata,
+        },
+        "spec": MINIMAL_SPEC | (spec or {}),
+    }  # fmt: skip
+
+
+def service_observed(
+    item: Manifest | None = None, children: Iterable[Manifest] = (), **more: Any
+) -> ServiceObserved:
+    """An observation of a service and what is there of it."""
+    return ServiceObserved(item or service(), IMAGES, tuple(children), **more)
+
+
+def service_plan(spec: Manifest | None = None) -> ServicePlan:
+    """The plan of a service that has nothing yet."""
+    return plan_service(service_observed(service(spec)))
+
+
+def pool(spec: Manifest | None = None) -> Manifest:
+    """The EnginePool of a service with `spec`, as read."""
+    return live(service_plan(spec).pools[0].manifest, uid=POOL_UID)
+
+
+def pool_observed(
+    item: Manifest | None = None, children: Iterable[Manifest] = (), pods: Iterable[Manifest] = ()
+) -> PoolObserved:
+    """An observation of a pool and what is there of it."""
+    return PoolObserved(item or pool(), service(), tuple(children), tuple(pods))
+
+
+def pool_plan(spec: Manifest | None = None) -> PoolPlan:
+    """The plan of a pool that has nothing yet."""
+    return plan_pool(pool_observed(pool(spec)))
+
+
+def live(manifest: Manifest, uid: str = "child", generation: int = 1, **status: Any) -> Manifest:
+    """A desired object as it is read back after it was applied."""
+    metadata = manifest["metadata"] | {"uid": uid, "generation": generation}
+    found = manifest | {"metadata": metadata}
+    return found | ({"status": status} if status else {})
+
+
+def complete(deployment: Manifest) -> Manifest:
+    """A Deployment of which every replica is available."""
+    counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
+    return live(
+        deployment,
+        observedGeneration=1,
+        **dict.fromkeys(counts, deployment["spec"]["replicas"]),
+    )
+
+
+def pods(deployment: Manifest, count: int | None = None, **status: Any) -> list[Manifest]:
+    """Pods of a Deployment; ready unless `status` says otherwise."""
+    template, name = deployment["spec"]["template"], deployment["metadata"]["name"]
+    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": f"{name}-{number}", "namespace": "default",
+                "labels": template["metadata"]["labels"],
+            },
+            "spec": template["spec"],
+            "status": status or ready,
+        }
+        for number in range(deployment["spec"]["replicas"] if count is None else count)
+    ]  # fmt: skip
+
+
+def of(manifests: Iterable[Manifest], kind: str, name: str | None = None) -> Manifest:
+    """The one object of a kind (and name)."""
+    found = [
+        item
+        for item in manifests
+        if item["kind"] == kind and name in (None, item["metadata"]["name"])
+    ]
+    assert len(found) == 1, [item["metadata"]["name"] for item in found]
+    return found[0]
