@@ -16,13 +16,19 @@ def run(
     stdin: str | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    log: Path | None = None,
 ) -> str:
-    """Standard output of a command that must succeed. Raises CommandFailedError with everything
-    it said."""
+    """Standard output of a command that must succeed; all it says is kept in `log` if given.
+
+    Raises CommandFailedError with everything it said.
+    """
     words = [str(word) for word in argv]
     done = subprocess.run(
         words, input=stdin, env=env, cwd=cwd, text=True, capture_output=True, check=False
     )
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(done.stdout + done.stderr)
     if done.returncode != 0:
         raise CommandFailedError(words, done.returncode, done.stdout + done.stderr)
     return done.stdout
