@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 24,
     "max_position_embeddings": 1024,
     "initializer_range": 0.12,
 }
@@ -46,16 +46,20 @@ LLAMA3_ROPE = {
 }
 
 
-def write_model(folder: Path, kind: str, *, tied: bool = True, shard_size: str = "1GB") -> Path:
-    """Saves random weights as transformers does; `kind`: qwen3, llama or llama3-rope."""
+KINDS = ("qwen3", "qwen3-untied-sharded", "llama", "llama3-rope-sharded")
+
+
+def write_model(folder: Path, kind: str) -> Path:
+    """Saves random weights as transformers does; `kind` is one of KINDS."""
     torch.manual_seed(7)
+    tied = "untied" not in kind
     model: Any
-    if kind == "qwen3":
+    if kind.startswith("qwen3"):
         model = Qwen3ForCausalLM(Qwen3Config(**SMALL, tie_word_embeddings=tied))
     else:
-        rope = {"rope_parameters": LLAMA3_ROPE} if kind == "llama3-rope" else {}
+        rope = {"rope_parameters": LLAMA3_ROPE} if "llama3-rope" in kind else {}
         model = LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=tied, **rope))
-    model.save_pretrained(folder, max_shard_size=shard_size)
+    model.save_pretrained(folder, max_shard_size="100KB" if "sharded" in kind else "1GB")
     return folder
 
 

@@ -2,76 +2,77 @@
 
 from __future__ import annotations
 
-import random
-from pathlib import Path
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
-from sluice_runtime.engine.build import EngineHooks
 
-from tests.runtime.agreement.oracle import assert_agrees, load_oracle, write_model
-from tests.runtime.harness import engine_config, generate, run_engine
+from e2e.model.tasks import make_prompt
+from tests.runtime.agreement.cases import Case, check, random_requests
+from tests.runtime.agreement.oracle import KINDS
+from tests.runtime.harness import generate
+
+PairOf = Callable[[str], tuple[Any, Any]]
+
+SOME = [
+    Case(),
+    Case(page_size=1, chunk_size=16),
+    Case(page_size=1, chunk_size=1),
+    Case(chunk_size=-1, mixed=False),
+    Case("qwen3-untied-sharded", chunk_size=16, mixed=False),
+    Case("llama", page_size=1, chunk_size=-1),
+    Case("llama3-rope-sharded", chunk_size=16),
+]
+SMALL_POOLS = [
+    Case(chunk_size=32, pool_tokens=256),
+    Case(page_size=1, chunk_size=16, pool_tokens=200),
+    Case("llama3-rope-sharded", chunk_size=16, mixed=False, pool_tokens=256),
+]
+ALL = [
+    Case(kind, page_size, chunk_size, mixed)
+    for kind, page_size, chunk_size, mixed in product(
+        KINDS, (1, 16), (1, 16, 64, -1), (True, False)
+    )
+    if chunk_size == -1 or chunk_size >= page_size
+]
+ALL_SMALL_POOLS = [
+    Case(case.kind, case.page_size, case.chunk_size, case.mixed, pool_tokens=240)
+    for case in ALL
+    if case.chunk_size > 0
+]
 
 
-@pytest.fixture(scope="session")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    folder = write_model(tmp_path_factory.mktemp("qwen3"), "qwen3")
-    return folder, load_oracle(folder)
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_answers_do_not_depend_on_the_setup(pair_of: PairOf, case: Case) -> None:
+    check(case, *pair_of(case.kind), random_requests(16, 120, 24))
 
 
-def requests_of(count: int, longest: int, answer: int) -> list[Any]:
-    draw = random.Random(11)
-    return [
-        generate(
-            f"r{index}",
-            [draw.randrange(256) for _ in range(draw.randint(1, longest))],
-            draw.randint(1, answer),
-        )
-        for index in range(count)
+@pytest.mark.parametrize("case", SMALL_POOLS, ids=str)
+def test_answers_survive_retraction(pair_of: PairOf, case: Case) -> None:
+    check(case, *pair_of(case.kind), random_requests(16, 60, 120))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_every_setup(pair_of: PairOf, case: Case) -> None:
+    check(case, *pair_of(case.kind), random_requests(16, 200, 40, seed=12))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", ALL_SMALL_POOLS, ids=str)
+def test_every_small_pool(pair_of: PairOf, case: Case) -> None:
+    check(case, *pair_of(case.kind), random_requests(16, 60, 120, seed=12))
+
+
+@pytest.mark.parametrize(
+    "case", [Case("trained"), Case("trained", page_size=1, chunk_size=16)], ids=str
+)
+def test_trained_weights(pair_of: PairOf, case: Case) -> None:
+    """Real prompts, whose answers depend on tokens far back."""
+    prompts = [
+        make_prompt(task, length, seed)[0]
+        for seed, (task, length) in enumerate(product(("copy", "lookup", "add"), (48, 96, 160)))
     ]
-
-
-def test_one_request(qwen3: tuple[Path, Any]) -> None:
-    folder, oracle = qwen3
-    requests = requests_of(1, 40, 12)
-    run = run_engine(engine_config(str(folder), dtype="float32"), requests)
-    assert assert_agrees(oracle, requests, run) > 0
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("chunk_size", [16, 64, -1])
-@pytest.mark.parametrize("mixed", [True, False])
-def test_chunks_and_mixing_do_not_change_answers(
-    qwen3: tuple[Path, Any], page_size: int, chunk_size: int, mixed: bool
-) -> None:
-    folder, oracle = qwen3
-    requests = requests_of(16, 120, 24)
-    config = engine_config(
-        str(folder), dtype="float32", page_size=page_size, chunk_size=chunk_size, mixed_chunk=mixed
-    )
-    pages = config.kv_pool_tokens // page_size
-    order = random.Random(3).sample(range(pages), pages)
-    run = run_engine(config, requests, hooks=EngineHooks(order, poison_freed_pages=True))
-    assert assert_agrees(oracle, requests, run) > 100
-    assert (run.cuts > 0) == (chunk_size > 0)
-    assert (run.modes["MIXED"] > 0) == mixed
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_a_pool_smaller_than_demand(qwen3: tuple[Path, Any], page_size: int) -> None:
-    folder, oracle = qwen3
-    requests = requests_of(16, 60, 120)
-    config = engine_config(
-        str(folder),
-        dtype="float32",
-        page_size=page_size,
-        chunk_size=32,
-        kv_pool_tokens=256,
-        schedule_conservativeness=0.1,
-    )
-    order = random.Random(3).sample(range(256 // page_size), 256 // page_size)
-    run = run_engine(config, requests, hooks=EngineHooks(order, poison_freed_pages=True))
-    assert assert_agrees(oracle, requests, run) > 100
-    assert run.retractions > 0
-    assert run.cuts > 0
-    assert run.modes["MIXED"] > 0
+    requests = [generate(f"r{index}", prompt.encode(), 24) for index, prompt in enumerate(prompts)]
+    check(case, *pair_of(case.kind), requests)

@@ -1,0 +1,68 @@
+"""How an engine may be set up without its answers changing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_runtime.engine.build import EngineHooks
+from sluice_runtime.messages import Generate
+
+from tests.runtime.agreement.oracle import assert_agrees
+from tests.runtime.harness import Run, engine_config, generate, run_engine
+
+CLEAR_TOKENS = 100
+"""A run in which fewer tokens had a clear margin would show little."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run 16 requests. `pool_tokens` None: as many as they can use."""
+
+    kind: str = "qwen3"
+    page_size: int = 16
+    chunk_size: int = 64
+    mixed: bool = True
+    pool_tokens: int | None = None
+
+    def __str__(self) -> str:
+        pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
+        mixing = "mixed" if self.mixed else "apart"
+        return f"{self.kind}-page{self.page_size}-chunk{self.chunk_size}-{mixing}-{pool}"
+
+
+def random_requests(count: int, longest: int, answer: int, seed: int = 11) -> list[Generate]:
+    """Prompts of 1 to `longest` bytes, answers of 1 to `answer` tokens."""
+    draw = random.Random(seed)
+    return [
+        generate(
+            f"r{index}",
+            [draw.randrange(256) for _ in range(draw.randint(1, longest))],
+            draw.randint(1, answer),
+        )
+        for index in range(count)
+    ]
+
+
+def check(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) -> Run:
+    """Runs the case with a shuffled allocator and poisoned pages, and compares every token."""
+    pool = case.pool_tokens or 4096
+    config = engine_config(
+        str(folder),
+        dtype="float32",
+        page_size=case.page_size,
+        chunk_size=case.chunk_size,
+        mixed_chunk=case.mixed,
+        kv_pool_tokens=pool,
+        schedule_conservativeness=0.1 if case.pool_tokens else 1.0,
+    )
+    pages = pool // case.page_size
+    order = random.Random(3).sample(range(pages), pages)
+    run = run_engine(config, requests, hooks=EngineHooks(order, poison_freed_pages=True))
+    assert assert_agrees(oracle, requests, run) > CLEAR_TOKENS
+    assert (run.cuts > 0) == (case.chunk_size > 0), "no prompt was cut, or one that must not be"
+    assert (run.modes["MIXED"] > 0) == case.mixed, "no forward was mixed, or one that must not be"
+    assert (run.retractions > 0) == (case.pool_tokens is not None)
+    return run
