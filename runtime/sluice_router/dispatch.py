@@ -20,6 +20,7 @@ from sluice_router import sse
 from sluice_router.edge import response_headers
 from sluice_router.engines import EngineState
 from sluice_router.errors import (
+    JSON_CONTENT_TYPE,
     EngineFailedError,
     EngineRefusedError,
     NoEngineError,
@@ -174,8 +175,8 @@ class Dispatcher:
         try:
             await _raise_if_refused(response)
             first = await response.content.readany()
-            if response.content_type == sse.CONTENT_TYPE and (not first or sse.is_error(first)):
-                raise _failure("broken", engine, "failed before its first token")
+            if response.content_type == sse.CONTENT_TYPE:
+                _raise_if_stillborn(engine, first)
         except BaseException:
             response.close()
             raise
@@ -190,6 +191,16 @@ async def _raise_if_refused(response: aiohttp.ClientResponse) -> None:
     headers = response_headers(response.headers)
     headers.pop("Content-Length", None)
     raise _AttemptFailedError(reason, EngineRefusedError(response.status, headers, body))
+
+
+def _raise_if_stillborn(engine: EngineState, first: bytes) -> None:
+    """A stream that begins with its end, or with an error, has nothing in it for the client."""
+    if not first:
+        raise _failure("broken", engine, "ended the stream before its first token")
+    if (error := sse.error_in(first)) is not None:
+        headers = {"Content-Type": JSON_CONTENT_TYPE}
+        refusal = EngineRefusedError(HTTPStatus.BAD_GATEWAY, headers, error)
+        raise _AttemptFailedError("broken", refusal)
 
 
 def _failure(

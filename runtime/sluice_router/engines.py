@@ -59,6 +59,8 @@ class EngineState:
     failures: int = 0
     """Failed attempts since the last answer."""
     failed_until_seconds: float = 0.0
+    unreachable: bool = False
+    """Whether the last load report could not be asked for, for want of a connection."""
     picked_seconds: float = 0.0
     """When it was last chosen; breaks ties, so that equal engines take turns."""
 
@@ -88,4 +90,5 @@ def condition(engine: EngineState, now: float) -> EngineCondition:
         return "draining"
     if engine.endpoint.phase is Phase.UNREADY:
         return "unready"
-    return "failing" if engine.failed_until_seconds > now else "ready"
+    failing = engine.unreachable or engine.failed_until_seconds > now
+    return "failing" if failing else "ready"

@@ -46,8 +46,12 @@ class Fleet:
     def report(self, key: str, report: LoadReport, own_inflight: int) -> None:
         """Take over a load report that was asked for when we had `own_inflight` requests there."""
         received = ReceivedReport(report, self._clock(), own_inflight)
-        if self._update(key, received=received):
+        if self._update(key, received=received, unreachable=False):
             self._wake()
+
+    def unreachable(self, key: str) -> None:
+        """No connection for a load report: no requests either, until a report arrives."""
+        self._update(key, unreachable=True)
 
     def failed(self, key: str) -> None:
         """An attempt failed: leave the engine alone for a moment."""

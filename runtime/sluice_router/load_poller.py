@@ -1,7 +1,7 @@
 """Following the engines' load: asks each for its report, about once a second.
 
-A report that does not come, or cannot be read, changes nothing: the last one grows stale and the
-engine counts as average. Whether an engine works is for requests to find out.
+An engine that cannot be connected to gets no requests until it can be. A report that does not
+come, or cannot be read, changes nothing: the last one grows stale and the engine counts as average.
 """
 
 from __future__ import annotations
@@ -60,15 +60,20 @@ class LoadPoller:
     async def _poll(self, engine: EngineState) -> None:
         own_inflight = engine.inflight
         try:
-            async with asyncio.timeout(self._settings.timeout_seconds):
-                report = await self._ask(engine)
-        except (aiohttp.ClientError, OSError, ValidationError) as error:  # OSError: time-outs too
+            report = await self._ask(engine)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            logger.debug("%s cannot be reached: %r", engine.endpoint.name, error)
+            self._fleet.unreachable(engine.key)
+        except (aiohttp.ClientError, OSError, ValidationError) as error:
             logger.debug("no load report from %s: %r", engine.endpoint.name, error)
         else:
             self._fleet.report(engine.key, report, own_inflight)
 
     async def _ask(self, engine: EngineState) -> LoadReport:
-        async with self._session.get(engine.endpoint.url + "/load") as response:
+        limit = self._settings.timeout_seconds
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=limit, sock_read=limit)
+        url = engine.endpoint.url + "/load"
+        async with self._session.get(url, timeout=timeout) as response:
             response.raise_for_status()
             body = await read_at_most(response, _REPORT_BYTES)
         return IncomingReport.model_validate_json(body)

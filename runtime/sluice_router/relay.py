@@ -56,7 +56,7 @@ class Relay:
     async def fail(self, error: RouterError) -> web.StreamResponse:
         """End the answer with an error, in the way that its state allows."""
         response = self._response
-        if response is None:
+        if response is None or not response.prepared:
             return error_response(error)
         if self._events is None:
             self._request.protocol.force_close()

@@ -46,9 +46,11 @@ class WholeEvents:
         return last_event.startswith(ERROR_START)
 
 
-def is_error(chunk: bytes) -> bool:
-    """Whether a stream's first bytes are an error event: nothing was generated."""
-    return chunk.startswith(ERROR_START)
+def error_in(chunk: bytes) -> bytes | None:
+    """The error JSON, when a stream's first bytes are an error event: nothing was generated."""
+    if not chunk.startswith(ERROR_START):
+        return None
+    return chunk.partition(END)[0].removeprefix(b"data: ")
 
 
 def error_event(body: bytes) -> bytes:

@@ -91,8 +91,20 @@ async def test_an_unreachable_service_is_a_readable_error(client: aiohttp.Client
         fakes.running_router(NOBODY) as router,
         client.post(router.url + "/v1/completions", data=BODY) as response,
     ):
+        assert response.status in (502, 503)  # found out by the request, or by the load poll
+        assert (await response.json())["error"]["code"] in ("engine_failed", "no_engine")
+
+
+async def test_an_error_event_instead_of_a_stream_reaches_the_client_as_an_error(
+    client: aiohttp.ClientSession,
+) -> None:
+    async with (
+        fakes.running_engine(error_event) as engine,
+        fakes.running_router(engine.url, upstream={"max_attempts": 1}) as router,
+        client.post(router.url + "/v1/completions", data=BODY) as response,
+    ):
         assert response.status == 502
-        assert (await response.json())["error"]["code"] == "engine_failed"
+        assert (await response.json())["error"]["message"] == "engine process died"
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 500])
@@ -180,6 +192,8 @@ async def test_a_client_that_leaves_ends_the_request_in_the_engine(
         await asyncio.wait_for(engine.aborted.wait(), 5)
         async with client.get(router.url + "/load") as response:
             assert (await response.json())["engines"][0]["inflightRequests"] == 0
+        async with client.get(router.url + "/metrics") as response:
+            assert 'total{code="499",route="/v1/completions"} 1.0' in await response.text()
 
 
 async def one_byte(client: aiohttp.ClientSession, url: str) -> None:

@@ -7,13 +7,14 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 from sluice_contract.router_config import LoadFollowing
-from sluice_router.engines import Endpoint, Phase
+from sluice_router.engines import Endpoint, Phase, condition
 from sluice_router.fleet import Fleet
 from sluice_router.load_poller import LoadPoller
 from sluice_router.upstream import open_session
@@ -73,6 +74,17 @@ async def test_keys_of_a_newer_engine_are_let_be() -> None:
     async with polled(web.json_response(GOOD | {"fromTheFuture": 1})) as (fleet, poller):
         await poller.poll_all()
         assert report_of(fleet) is not None
+
+
+async def test_an_engine_that_cannot_be_connected_to_gets_no_requests_until_it_can() -> None:
+    async with polled(web.json_response(GOOD)) as (fleet, poller):
+        (good,) = (engine.endpoint for engine in fleet.engines())
+        fleet.replace_endpoints([replace(good, url="http://127.0.0.1:1")])
+        await poller.poll_all()
+        assert condition(fleet.engines()[0], 0.0) == "failing"
+        moved = fleet.engines()[0].key
+        fleet.report(moved, load_report(), own_inflight=0)
+        assert condition(fleet.engines()[0], 0.0) == "ready"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_router.sse import DONE, WholeEvents, error_event, is_error
+from sluice_router.sse import DONE, WholeEvents, error_event, error_in
 
 
 @given(st.lists(st.sampled_from([b"data: x", b"\n", b"\n\n", b"da", b"ta: [DONE]"]), max_size=30))
@@ -46,5 +46,5 @@ def test_done_or_an_error_ends_a_stream(chunks: list[bytes], ended: bool) -> Non
 
 
 def test_an_error_event_is_known_by_its_start() -> None:
-    assert is_error(error_event(b'{"error":{}}'))
-    assert not is_error(b'data: {"id":"x"}\n\n')
+    assert error_in(error_event(b'{"error":{}}') + DONE) == b'{"error":{}}'
+    assert error_in(b'data: {"id":"x"}\n\n') is None
