@@ -18,7 +18,7 @@ RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
 HEALTHY_REASONS: Final = frozenset(
-    {"AllReady", "Applying", "RollingOut", "Starting", "ScaledToZero", "Pending"}
+    {"AllReady", "Applying", "RollingOut", "Starting", "ScaledToZero", "Paused"}
 )
 """Reasons of Ready that are part of an ordinary life; all others are worth a warning."""
 

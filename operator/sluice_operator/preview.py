@@ -87,7 +87,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     head = f"InferenceService {meta['namespace']}/{meta['name']}"
     if plan.refusal is not None:
         yield f"{head} would be refused: {plan.refusal.reason}"
-        yield from (f"  {message}" for message in plan.refusal.message.split("; "))
+        yield f"  {plan.refusal.message}"
         return
     assert plan.spec is not None
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"

@@ -13,6 +13,15 @@ class _PlainDumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Texts of several lines as blocks, so that a file in a ConfigMap can be read."""
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_PlainDumper.add_representer(str, _text)
+
+
 def to_yaml(value: Any) -> str:
     """One YAML document."""
     return yaml.dump(value, Dumper=_PlainDumper, sort_keys=False, width=10_000, allow_unicode=True)

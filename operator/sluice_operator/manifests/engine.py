@@ -42,7 +42,7 @@ PROCESS_FIELDS: Final = (
     "image", "configRef", "modelClaim", "drainSeconds", "accelerator", "resources",
 )  # fmt: skip
 PROCESS_TEMPLATE_FIELDS: Final = (
-    "env", "volumes", "volumeMounts", "sidecars", "runtimeClassName", "imagePullSecrets",
+    "env", "volumes", "volumeMounts", "sidecars", "runtimeClassName",
 )  # fmt: skip
 
 

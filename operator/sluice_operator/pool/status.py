@@ -62,13 +62,14 @@ def _checks(
 ) -> dict[str, Check]:
     failure = first_failure(current)
     ready_check = _ready(plan, ready, others_ready, failure)
-    progressing = _progressing(plan, ready_check)
+    stalled = _stalled(plan, ready_check, failure)
+    progressing = _progressing(plan, ready_check, stalled)
     return {
         READY: ready_check,
         PROGRESSING: progressing,
         MODEL_AVAILABLE: _model(ready, failure),
         RECONCILING: progressing,
-        STALLED: _stalled(plan, ready_check, failure),
+        STALLED: stalled,
     }
 
 
@@ -82,6 +83,9 @@ def _ready(plan: PoolPlan, ready: int, others_ready: int, failure: PodFailure | 
     count = f"{ready} of {desired} engines ready"
     if others_ready:
         count += f", {others_ready} of the former revision still serve"
+    if plan.paused and (reached is None or not reached.applied):
+        text = f"{count}; the new spec waits, because the InferenceService is paused."
+        return Check("False", "Paused", text)
     if reached is None or not reached.applied:
         return Check("False", "Applying", f"{count}; the new spec is being applied.")
     if reached.complete and ready >= desired:
@@ -97,9 +101,9 @@ def _ready(plan: PoolPlan, ready: int, others_ready: int, failure: PodFailure | 
     return Check("False", reason, f"{count}; the others are starting.")
 
 
-def _progressing(plan: PoolPlan, ready: Check) -> Check:
-    if plan.refusal is not None:
-        return Check("False", plan.refusal.reason, plan.refusal.message)
+def _progressing(plan: PoolPlan, ready: Check, stalled: Check) -> Check:
+    if stalled.is_true:
+        return Check("False", stalled.reason, stalled.message)
     if plan.paused:
         return Check("False", "Paused", "spec.paused of the InferenceService is true.")
     if ready.is_true or ready.reason == "ScaledToZero":

@@ -16,7 +16,7 @@ from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import EngineConfig, ModelRef, ServerSettings, render_engine_config
 from sluice_contract.labels import Role
-from sluice_contract.sizing import Resolved, resolve_settings
+from sluice_contract.sizing import Resolved, Source, resolve_settings
 
 from sluice_operator.api.service import DRAIN_SECONDS, EngineSpec, InferenceServiceSpec
 from sluice_operator.api.status import ResolvedValue
@@ -75,7 +75,7 @@ def pinned_settings(service: Manifest, role: Role) -> Settings | None:
     shown = (status.get("resolved") or {}).get(role.value)
     try:
         return _from_status(shown) if shown else None
-    except (ValidationError, TypeError, AttributeError):
+    except ValidationError:
         return None
 
 
@@ -90,7 +90,8 @@ def settings_status(settings: Settings) -> Manifest:
 
 
 def _from_status(shown: Mapping[str, Any]) -> Settings:
-    return {
-        to_snake(key): Resolved(value=entry["value"], source=entry["source"], origin=entry["from"])
-        for key, entry in shown.items()
-    }
+    return {to_snake(key): _resolved(ResolvedValue.model_validate(v)) for key, v in shown.items()}
+
+
+def _resolved(shown: ResolvedValue) -> Resolved:
+    return Resolved(value=shown.value, source=Source(shown.source), origin=shown.from_)

@@ -94,10 +94,13 @@ def _refused(refusal: Refusal) -> dict[str, Check]:
 
 
 def _checks(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Check]:
-    pools = {f"{pool.role.capitalize()}Ready": _pool_ready(observed, pool) for pool in plan.pools}
+    pools = {
+        f"{pool.role.capitalize()}Ready": _pool_ready(observed, plan, pool) for pool in plan.pools
+    }
     router = _router_ready(observed, plan)
     ready = _first_false((*pools.values(), router))
-    progressing = _progressing(plan, ready)
+    stalled = _stalled(observed, plan, ready)
+    progressing = _progressing(plan, ready, stalled)
     return {
         READY: ready,
         PROGRESSING: progressing,
@@ -107,7 +110,7 @@ def _checks(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Check]:
         ACCELERATOR_VERIFIED: _accelerator(plan),
         SCALING_ACTIVE: _scaling(plan.spec),
         RECONCILING: progressing,
-        STALLED: _stalled(observed, plan, ready),
+        STALLED: stalled,
     }
 
 
@@ -118,12 +121,16 @@ def _first_false(checks: Iterable[Check]) -> Check:
     return Check("True", "AllReady", "Every pool and the routers are ready.")
 
 
-def _pool_ready(observed: ServiceObserved, pool: PlannedPool) -> Check:
+def _pool_ready(observed: ServiceObserved, plan: ServicePlan, pool: PlannedPool) -> Check:
     live = _child(observed, ENGINE_POOL, pool.manifest)
     check = _lifted(pool, live, READY) if _is_reported(pool.manifest, live) else None
-    if check is not None:
-        return check
-    return Check("False", "Applying", f"Pool {pool.role}: the new spec is being applied.")
+    return check or _unapplied(plan, f"Pool {pool.role}")
+
+
+def _unapplied(plan: ServicePlan, what: str) -> Check:
+    if plan.paused:
+        return Check("False", "Paused", f"{what}: the new spec waits, because spec.paused is true.")
+    return Check("False", "Applying", f"{what}: the new spec is being applied.")
 
 
 def _is_reported(desired: Manifest, live: Manifest | None) -> bool:
@@ -147,7 +154,7 @@ def _router_ready(observed: ServiceObserved, plan: ServicePlan) -> Check:
     desired, ready = plan.router["spec"]["replicas"], sum(map(is_ready, observed.pods))
     count = f"{ready} of {desired} routers ready"
     if not reached.applied:
-        return Check("False", "Applying", f"{count}; the new spec is being applied.")
+        return _unapplied(plan, count)
     if reached.complete:
         return Check("True", "AllReady", f"{count}.")
     if failure := first_failure(observed.pods):
@@ -160,7 +167,9 @@ def _router_ready(observed: ServiceObserved, plan: ServicePlan) -> Check:
     return Check("False", "Starting", f"{count}; the others are starting.")
 
 
-def _progressing(plan: ServicePlan, ready: Check) -> Check:
+def _progressing(plan: ServicePlan, ready: Check, stalled: Check) -> Check:
+    if stalled.is_true:
+        return Check("False", stalled.reason, stalled.message)
     if plan.paused:
         return Check("False", "Paused", "spec.paused is true: nothing but status is written.")
     if ready.is_true or ready.reason == "ScaledToZero":

@@ -71,7 +71,7 @@ def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for role in spec.roles:
         pool, path = spec.pool(role), f"spec.pools.{role}"
         if pool.autoscaling is not None:
-            yield _refusal(f"{path}.autoscaling", "a value", f"nothing; set {path}.replicas")
+            yield _refusal(f"{path}.autoscaling", "a value", f"{path}.replicas instead")
         if gpu_count(pool.accelerator) > 1:
             count = gpu_count(pool.accelerator)
             yield _refusal(f"{path}.accelerator.count", count, "1 (no tensor parallelism)")

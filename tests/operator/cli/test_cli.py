@@ -1,0 +1,130 @@
+"""`sluice plan` and `sluice render`, as a person calls them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sluice_operator.cli import main
+
+from tests.operator.api.invalid_specs import document
+
+SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
+
+
+def _file(folder: Path, *documents: Any) -> str:
+    path = folder / "service.yaml"
+    path.write_text(yaml.safe_dump_all(documents))
+    return str(path)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_samples_are_carried_out(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", str(sample)]) == 0
+    assert "objects:" in capsys.readouterr().out
+
+
+def test_plan_says_what_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", _file(tmp_path, document({"engine": {"chunkSize": 64}}))]) == 0
+    out = capsys.readouterr().out
+    assert "served as tiny at http://chat.default.svc" in out
+    assert "Pool mixed: replicas 1, each on CPU" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["chunkSize", "64", "User", "spec"] in rows
+    assert ["EnginePool", "chat-mixed"] in rows
+
+
+def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", _file(tmp_path, document({})), "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["namespace"], found["refusal"]) == ("chat", "default", None)
+    assert found["pools"]["mixed"]["settings"]["pageSize"]["value"] == 16
+    assert {"kind": "EnginePool", "name": "chat-mixed"} in found["objects"]
+
+
+def test_render_gives_every_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    service = document({})
+    service["metadata"]["namespace"] = "team"
+    options = ["--engine-image", "e:1", "--router-image", "r:1"]
+    assert main(["render", "-f", _file(tmp_path, service), *options]) == 0
+    manifests = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert {m["metadata"]["namespace"] for m in manifests} == {"team"}
+    assert not any("ownerReferences" in m["metadata"] for m in manifests)
+    images = {
+        container["image"]
+        for m in manifests
+        if m["kind"] == "Deployment"
+        for container in m["spec"]["template"]["spec"]["containers"]
+    }
+    assert images == {"e:1", "r:1"}
+
+
+def test_render_as_json_is_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "-f", _file(tmp_path, document({})), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "List"
+
+
+def test_a_paused_service_shows_what_it_would_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", "-f", _file(tmp_path, document({"paused": True}))]) == 0
+    assert "kind: EnginePool" in capsys.readouterr().out
+
+
+def test_several_services_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
+    file = _file(tmp_path, document({}, "a"), other, document({}, "b"))
+    assert main(["plan", "-f", file, "-o", "json"]) == 0
+    assert [item["name"] for item in json.loads(capsys.readouterr().out)] == ["a", "b"]
+
+
+def test_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(yaml.safe_dump(document({}))))
+    assert main(["plan", "-f", "-"]) == 0
+    assert "chat" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "render"])
+def test_a_refused_service_fails_and_says_why(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "-f", _file(tmp_path, document({"mode": "Disaggregated"}))]) == 1
+    shown = capsys.readouterr()
+    text = shown.out + shown.err
+    assert "would be refused: NotImplemented" in text
+    assert "spec.mode: 'Disaggregated' is not implemented yet; allowed: Mixed" in text
+
+
+def test_an_invalid_service_fails_by_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "-f", _file(tmp_path, document({"engine": {"tempo": 1}}))]) == 1
+    assert "spec.engine.tempo: unknown field" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds nothing; allowed: InferenceService"),
+        ("kind: Pod", "holds Pod; allowed: InferenceService"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_an_unusable_file_fails(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(text)
+    assert main(["plan", "-f", str(path)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_missing_file_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", str(tmp_path / "none.yaml")]) == 2
+    assert "No such file" in capsys.readouterr().err

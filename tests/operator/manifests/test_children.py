@@ -1,0 +1,147 @@
+"""Rules that every child obeys, whatever the service asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sluice_contract import labels
+from sluice_operator.observed import Manifest
+from sluice_operator.preview import preview
+
+from tests.operator.api.invalid_specs import document
+from tests.operator.examples import FULL_SPEC, IMAGES, of
+
+LONGEST = "a" * 40
+
+
+def _rendered(spec: Manifest, name: str = "chat") -> tuple[Manifest, ...]:
+    return preview(document(spec, name), IMAGES).manifests
+
+
+@pytest.fixture(params=[{}, FULL_SPEC], ids=["minimal", "full"])
+def manifests(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
+    return _rendered(request.param)
+
+
+def _pods(manifests: tuple[Manifest, ...]) -> Iterator[Manifest]:
+    return (m["spec"]["template"] for m in manifests if m["kind"] == "Deployment")
+
+
+def test_pods_obey_the_restricted_standard(manifests: tuple[Manifest, ...]) -> None:
+    for pod in _pods(manifests):
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["readOnlyRootFilesystem"] is True
+
+
+def test_only_routers_get_a_token(manifests: tuple[Manifest, ...]) -> None:
+    tokens = {
+        m["metadata"]["labels"][labels.ROLE]: m["spec"]["template"]["spec"][
+            "automountServiceAccountToken"
+        ]
+        for m in manifests
+        if m["kind"] == "Deployment"
+    }
+    assert tokens == {"router": True, "mixed": False}
+
+
+def test_a_router_may_read_endpoint_slices_and_nothing_else(
+    manifests: tuple[Manifest, ...],
+) -> None:
+    assert of(manifests, "Role")["rules"] == [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        }
+    ]
+
+
+def test_every_child_carries_every_label(manifests: tuple[Manifest, ...]) -> None:
+    for manifest in manifests:
+        found = manifest["metadata"]["labels"]
+        assert found[labels.SERVICE] == found[labels.INSTANCE] == "chat"
+        assert found[labels.MANAGED_BY] == labels.MANAGED_BY_OPERATOR
+        assert found.keys() >= {labels.NAME, labels.COMPONENT, labels.PART_OF}
+
+
+def test_selectors_match_the_pods_they_are_for(manifests: tuple[Manifest, ...]) -> None:
+    pods = [pod["metadata"]["labels"] for pod in _pods(manifests)]
+    for manifest in manifests:
+        selector = _selector(manifest)
+        if selector is not None:
+            matched = [pod for pod in pods if selector.items() <= pod.items()]
+            assert len(matched) == 1, manifest["metadata"]["name"]
+
+
+def _selector(manifest: Manifest) -> dict[str, str] | None:
+    spec: Any = manifest.get("spec", {})
+    if manifest["kind"] == "Service":
+        return dict(spec["selector"])
+    if manifest["kind"] == "NetworkPolicy":
+        return dict(spec["podSelector"]["matchLabels"])
+    if manifest["kind"] in ("Deployment", "PodDisruptionBudget"):
+        return dict(spec["selector"]["matchLabels"])
+    return None
+
+
+def test_mounts_and_references_lead_somewhere(manifests: tuple[Manifest, ...]) -> None:
+    config_maps = {m["metadata"]["name"] for m in manifests if m["kind"] == "ConfigMap"}
+    accounts = {m["metadata"]["name"] for m in manifests if m["kind"] == "ServiceAccount"}
+    for pod in _pods(manifests):
+        spec = pod["spec"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        assert volumes["config"]["configMap"]["name"] in config_maps
+        assert spec["serviceAccountName"] in accounts
+        for container in spec["containers"]:
+            assert {mount["name"] for mount in container.get("volumeMounts", ())} <= volumes.keys()
+
+
+def test_the_grace_period_is_longer_than_draining() -> None:
+    for seconds in (0, 120):
+        manifests = _rendered({"engine": {"drainSeconds": seconds}})
+        periods = [pod["spec"]["terminationGracePeriodSeconds"] for pod in _pods(manifests)]
+        assert min(periods) == seconds + 10
+
+
+def test_the_progress_deadline_is_longer_than_the_startup_probe() -> None:
+    manifests = _rendered({"engine": {"startupSeconds": 901}})
+    engine = next(
+        m for m in manifests if m["kind"] == "Deployment" and "mixed" in m["metadata"]["name"]
+    )
+    probe = engine["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    patience = probe["periodSeconds"] * probe["failureThreshold"]
+    assert 901 <= patience < engine["spec"]["progressDeadlineSeconds"]
+
+
+def test_names_fit_even_for_the_longest_service_name() -> None:
+    for manifest in _rendered({}, LONGEST):
+        assert len(manifest["metadata"]["name"]) <= 63, manifest["metadata"]["name"]
+        assert all(len(value) <= 63 for value in manifest["metadata"]["labels"].values())
+
+
+def test_names_fit_for_the_longest_role_too() -> None:
+    assert len(f"{LONGEST}-prefill-0123456789") <= 63
+
+
+def test_gpus_are_limits_and_bind_the_product() -> None:
+    engine = of(_rendered(FULL_SPEC), "EnginePool")["spec"]
+    assert engine["accelerator"] == {"product": "NVIDIA-A100-SXM4-40GB", "count": 1}
+    pod = next(
+        pod["spec"]
+        for pod in _pods(_rendered(FULL_SPEC))
+        if pod["metadata"]["labels"][labels.ROLE] == "mixed"
+    )
+    assert pod["containers"][0]["resources"]["limits"] == {"memory": "32Gi", "nvidia.com/gpu": 1}
+    assert pod["nodeSelector"] == {
+        "disk": "fast",
+        "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB",
+    }

@@ -1,0 +1,84 @@
+"""The NetworkPolicies, evaluated against a table of flows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from sluice_contract import labels
+from sluice_operator.manifests.network import MONITORING_LABEL
+from sluice_operator.observed import Manifest
+
+from tests.operator.examples import service_plan
+
+
+class Place(NamedTuple):
+    """One end of a flow: a pod's labels, and those of its namespace."""
+
+    pod: dict[str, str]
+    namespace: dict[str, str]
+
+
+def _pod(component: str, service: str = "chat") -> Place:
+    return Place({labels.SERVICE: service, labels.COMPONENT: component}, {"name": "default"})
+
+
+ENGINE, ROUTER = _pod("engine"), _pod("router")
+STRANGER = Place({"app": "other"}, {"name": "elsewhere"})
+MONITOR = Place({"app": "prometheus"}, {MONITORING_LABEL: "true"})
+
+FLOWS = [
+    (STRANGER, ROUTER, 8000, True),
+    (ROUTER, ENGINE, 8000, True),
+    (MONITOR, ENGINE, 8000, True),
+    (ROUTER, STRANGER, 53, True),
+    (ROUTER, STRANGER, 6443, True),
+    (STRANGER, ENGINE, 8000, False),
+    (_pod("router", "other"), ENGINE, 8000, False),
+    (ENGINE, ENGINE, 8000, False),
+    (ENGINE, STRANGER, 443, False),
+    (ENGINE, ROUTER, 8000, False),
+    (ROUTER, ENGINE, 15000, False),
+    (STRANGER, ROUTER, 22, False),
+    (ROUTER, STRANGER, 8000, False),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "port", "allowed"), FLOWS)
+def test_a_flow_is_allowed_or_denied(
+    source: Place, target: Place, port: int, allowed: bool
+) -> None:
+    policies = [m["spec"] for m in service_plan().apply if m["kind"] == "NetworkPolicy"]
+    leaves = _passes(policies, source, target, port, "egress", "to")
+    arrives = _passes(policies, target, source, port, "ingress", "from")
+    assert (leaves and arrives) is allowed
+
+
+def _passes(
+    policies: list[Manifest], own: Place, other: Place, port: int, direction: str, peers: str
+) -> bool:
+    """Whether `own` lets the flow pass; a pod that no policy selects lets everything pass."""
+    mine = [
+        policy
+        for policy in policies
+        if _selects(policy["podSelector"], own.pod) and direction.title() in policy["policyTypes"]
+    ]
+    rules = [rule for policy in mine for rule in policy[direction]]
+    return not mine or any(_rule_allows(rule, other, port, peers) for rule in rules)
+
+
+def _rule_allows(rule: Manifest, other: Place, port: int, peers: str) -> bool:
+    ports = rule.get("ports")
+    if ports and port not in {entry["port"] for entry in ports}:
+        return False
+    return peers not in rule or any(_peer_matches(peer, other) for peer in rule[peers])
+
+
+def _peer_matches(peer: Manifest, other: Place) -> bool:
+    if "namespaceSelector" in peer:
+        return _selects(peer["namespaceSelector"], other.namespace)
+    return other.namespace == {"name": "default"} and _selects(peer["podSelector"], other.pod)
+
+
+def _selects(selector: dict[str, Any], found: dict[str, str]) -> bool:
+    return bool(selector["matchLabels"].items() <= found.items())

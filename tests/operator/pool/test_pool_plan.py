@@ -1,0 +1,156 @@
+"""A pool's Deployments: one per revision, and when the old one may go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.template import PodTemplate
+from sluice_operator.manifests.engine import revision
+from sluice_operator.observed import Manifest, PoolObserved
+from sluice_operator.pool.plan import plan_pool
+
+from tests.operator.examples import (
+    POOL_UID,
+    complete,
+    live,
+    of,
+    pods,
+    pool,
+    pool_observed,
+    pool_plan,
+    service,
+)
+
+OLD, NEW = {"engine": {"image": "old:1"}}, {"engine": {"image": "new:2"}}
+
+
+def _deployment(spec: Manifest) -> Manifest:
+    found = pool_plan(spec).deployment
+    assert found is not None
+    return found
+
+
+def _spec(**change: Any) -> EnginePoolSpec:
+    return EnginePoolSpec.model_validate(pool()["spec"] | change)
+
+
+PROCESS_CHANGES: dict[str, dict[str, Any]] = {
+    "image": {"image": "other:1"},
+    "configuration": {"configRef": {"name": "chat-mixed-0123456789"}},
+    "claim": {"modelClaim": "models"},
+    "draining": {"drainSeconds": 7},
+    "accelerator": {"accelerator": {"count": 1}},
+    "resources": {"resources": {"limits": {"cpu": 2}}},
+    "environment": {"template": {"env": [{"name": "A", "value": "b"}]}},
+    "volumes": {"template": {"volumes": [{"name": "a", "emptyDir": {}}]}},
+    "sidecars": {"template": {"sidecars": [{"name": "a", "image": "b"}]}},
+    "runtime class": {"template": {"runtimeClassName": "nvidia"}},
+}
+OTHER_CHANGES: dict[str, dict[str, Any]] = {
+    "replicas": {"replicas": 9},
+    "patience": {"startupSeconds": 60},
+    "annotations": {"template": {"annotations": {"a": "b"}}},
+    "tolerations": {"template": {"tolerations": [{"operator": "Exists"}]}},
+    "node selector": {"template": {"nodeSelector": {"a": "b"}}},
+    "pull secrets": {"template": {"imagePullSecrets": [{"name": "a"}]}},
+    "affinity": {"template": {"affinity": {"nodeAffinity": {}}}},
+    "priority": {"template": {"priorityClassName": "high"}},
+    "empty template": {"template": {}},
+}
+
+
+@pytest.mark.parametrize("change", PROCESS_CHANGES.values(), ids=PROCESS_CHANGES.keys())
+def test_what_changes_the_process_is_another_revision(change: dict[str, Any]) -> None:
+    assert revision(_spec(**change)) != revision(_spec())
+
+
+@pytest.mark.parametrize("change", OTHER_CHANGES.values(), ids=OTHER_CHANGES.keys())
+def test_what_does_not_is_the_same_revision(change: dict[str, Any]) -> None:
+    assert revision(_spec(**change)) == revision(_spec())
+
+
+def test_every_field_of_a_pool_is_one_or_the_other() -> None:
+    changed = {
+        key for change in (*PROCESS_CHANGES.values(), *OTHER_CHANGES.values()) for key in change
+    }
+    identity = {"serviceName", "role"}
+    fields = {field.alias for field in EnginePoolSpec.model_fields.values()}
+    assert changed | identity == fields
+
+
+def test_every_field_of_a_template_is_one_or_the_other() -> None:
+    changes = (*PROCESS_CHANGES.values(), *OTHER_CHANGES.values())
+    changed = {key for change in changes for key in change.get("template", {})}
+    fields = {field.alias for field in PodTemplate.model_fields.values()}
+    assert fields - changed == {"volumeMounts"}, "which go with volumes"
+
+
+def test_equal_observations_give_equal_plans() -> None:
+    assert pool_plan(NEW) == pool_plan(NEW)
+
+
+def test_at_rest_nothing_is_pruned_and_nothing_said() -> None:
+    plan = pool_plan()
+    found = plan_pool(pool_observed(children=[live(m) for m in plan.apply]))
+    assert (found.apply, found.prune, found.events) == (plan.apply, (), ())
+
+
+def test_the_deployment_is_owned_by_the_pool() -> None:
+    (reference,) = _deployment({})["metadata"]["ownerReferences"]
+    assert (reference["kind"], reference["uid"]) == ("EnginePool", POOL_UID)
+
+
+def test_an_old_revision_that_serves_stays_until_the_new_one_is_complete() -> None:
+    old, new = _deployment(OLD), _deployment(NEW)
+    both = [complete(old), live(new)]
+    during = plan_pool(pool_observed(pool(NEW), both, pods(old)))
+    assert during.prune == ()
+    after = plan_pool(pool_observed(pool(NEW), [complete(old), complete(new)], pods(old)))
+    assert [ref.name for ref in after.prune] == [old["metadata"]["name"]]
+    assert [event.reason for event in after.events] == ["Draining"]
+
+
+def test_an_old_revision_that_serves_nothing_goes_at_once() -> None:
+    old = _deployment(OLD)
+    starting = pods(old, phase="Running", conditions=[])
+    plan = plan_pool(pool_observed(pool(NEW), [live(old)], starting))
+    assert [ref.name for ref in plan.prune] == [old["metadata"]["name"]]
+    assert [event.reason for event in plan.events] == ["RollingOut", "Draining"]
+
+
+def test_a_complete_but_outdated_deployment_does_not_count() -> None:
+    old, new = _deployment(OLD), _deployment(NEW)
+    stale = complete(new)
+    stale["metadata"]["generation"] = 2
+    plan = plan_pool(pool_observed(pool(NEW), [complete(old), stale], pods(old)))
+    assert plan.prune == ()
+
+
+def test_deployments_of_others_are_left_alone() -> None:
+    other = live(_deployment(OLD))
+    other["metadata"]["ownerReferences"] = []
+    assert plan_pool(pool_observed(pool(NEW), [other])).prune == ()
+
+
+def test_scaling_keeps_the_revision_and_is_told() -> None:
+    children = [live(m) for m in pool_plan().apply]
+    bigger = pool({"pools": {"mixed": {"replicas": 5}}})
+    plan = plan_pool(pool_observed(bigger, children))
+    assert of(plan.apply, "Deployment")["spec"]["replicas"] == 5
+    assert plan.prune == ()
+    assert [event.message for event in plan.events] == ["Replicas from 1 to 5 (spec.replicas)."]
+
+
+def test_a_paused_service_stops_its_pools() -> None:
+    plan = plan_pool(PoolObserved(pool(), service({"paused": True})))
+    assert plan.paused
+    assert (plan.apply, plan.prune, plan.events) == ((), (), ())
+
+
+def test_a_pool_without_its_service_is_left_alone() -> None:
+    plan = plan_pool(PoolObserved(pool(), None))
+    assert plan.refusal is not None
+    assert plan.refusal.reason == "Orphaned"
+    assert plan.apply == ()

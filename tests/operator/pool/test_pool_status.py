@@ -1,0 +1,169 @@
+"""What an EnginePool reports in the situations of its life, against golden files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from sluice_operator.conditions import find, status_events
+from sluice_operator.observed import Manifest, PoolObserved
+from sluice_operator.pool.plan import plan_pool
+from sluice_operator.pool.status import pool_status
+from sluice_operator.yaml_text import to_yaml
+
+from tests.operator.examples import (
+    NOW,
+    complete,
+    live,
+    pods,
+    pool,
+    pool_observed,
+    pool_plan,
+    service,
+)
+from tests.operator.golden import assert_golden
+
+THREE = {"pools": {"mixed": {"replicas": 3}}}
+THREE_NEW = THREE | {"engine": {"image": "new:2"}}
+UNSCHEDULABLE = {
+    "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+    "message": "0/1 nodes are available: 1 Insufficient cpu.",
+}  # fmt: skip
+
+
+def _deployment(spec: Manifest = THREE) -> Manifest:
+    found = pool_plan(spec).deployment
+    assert found is not None
+    return found
+
+
+def _new() -> PoolObserved:
+    return pool_observed(pool(THREE))
+
+
+def _starting() -> PoolObserved:
+    deployment = _deployment()
+    starting = pods(deployment, phase="Pending", conditions=[])
+    return pool_observed(pool(THREE), [live(deployment, observedGeneration=1)], starting)
+
+
+def _ready() -> PoolObserved:
+    deployment = _deployment()
+    return pool_observed(pool(THREE), [complete(deployment)], pods(deployment))
+
+
+def _unschedulable() -> PoolObserved:
+    deployment = _deployment()
+    found = pods(deployment, 2)
+    stuck = pods(deployment, phase="Pending", conditions=[UNSCHEDULABLE])[2:]
+    current = live(deployment, observedGeneration=1, replicas=3, availableReplicas=2)
+    return pool_observed(pool(THREE), [current], found + stuck)
+
+
+def _model_missing() -> PoolObserved:
+    deployment = _deployment()
+    ended = {"exitCode": 1, "message": '{"reason":"ModelLoadFailed","message":"no config.json"}'}
+    container = {"name": "engine", "ready": False, "lastState": {"terminated": ended}}
+    broken = pods(deployment, phase="Running", containerStatuses=[container])
+    return pool_observed(pool(THREE), [live(deployment, observedGeneration=1)], broken)
+
+
+def _rolling_out() -> PoolObserved:
+    old, new = _deployment(), _deployment(THREE_NEW)
+    starting = pods(new, phase="Pending", conditions=[])
+    draining = pods(old)
+    draining[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    children = [complete(old), live(new, observedGeneration=1)]
+    return pool_observed(pool(THREE_NEW), children, starting + draining)
+
+
+def _no_quota() -> PoolObserved:
+    conditions = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]
+    current = live(_deployment(), observedGeneration=1, conditions=conditions)
+    return pool_observed(pool(THREE), [current])
+
+
+def _too_slow() -> PoolObserved:
+    reason = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    current = live(_deployment(), observedGeneration=1, conditions=[reason])
+    return pool_observed(pool(THREE), [current])
+
+
+def _scaled_to_zero() -> PoolObserved:
+    none = {"pools": {"mixed": {"replicas": 0}}}
+    return pool_observed(pool(none), [complete(_deployment(none))])
+
+
+def _paused() -> PoolObserved:
+    return PoolObserved(pool(THREE), service({"paused": True}))
+
+
+SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], str, str]] = {
+    "new": (_new, "False", "Applying"),
+    "starting": (_starting, "False", "Starting"),
+    "ready": (_ready, "True", "AllReady"),
+    "unschedulable": (_unschedulable, "False", "Unschedulable"),
+    "model-missing": (_model_missing, "False", "ModelLoadFailed"),
+    "rolling-out": (_rolling_out, "False", "RollingOut"),
+    "no-quota": (_no_quota, "False", "ReplicaFailure"),
+    "too-slow": (_too_slow, "False", "ProgressDeadlineExceeded"),
+    "scaled-to-zero": (_scaled_to_zero, "False", "ScaledToZero"),
+    "paused": (_paused, "False", "Paused"),
+    "orphaned": (lambda: PoolObserved(pool(THREE), None), "False", "Orphaned"),
+}
+STALLED = {"model-missing", "too-slow", "orphaned"}
+
+
+def _status(observed: PoolObserved) -> Manifest:
+    return pool_status(observed, plan_pool(observed), NOW)
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_status_in_each_situation(name: str) -> None:
+    observe, ready, reason = SITUATIONS[name]
+    status = _status(observe())
+    found = find(status, "Ready")
+    assert found is not None
+    assert (found["status"], found["reason"]) == (ready, reason)
+    stalled = find(status, "Stalled")
+    assert stalled is not None
+    assert (stalled["status"] == "True") is (name in STALLED)
+    reconciling = find(status, "Reconciling")
+    assert reconciling is not None
+    assert "True" not in (stalled["status"], reconciling["status"]) or (
+        stalled["status"] != reconciling["status"]
+    ), "kstatus takes these for opposites"
+    assert_golden(f"status/pool-{name}.yaml", to_yaml(status))
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_nothing_happened_nothing_changes(name: str) -> None:
+    observed = SITUATIONS[name][0]()
+    first = _status(observed)
+    seen = PoolObserved(
+        observed.pool | {"status": first}, observed.service, observed.children, observed.pods
+    )
+    later = pool_status(seen, plan_pool(seen), NOW + timedelta(hours=1))
+    assert later == first
+    assert status_events(first, later) == ()
+
+
+def test_the_failing_pod_is_named() -> None:
+    message = find(_status(_unschedulable()), "Ready")["message"]  # type: ignore[index]
+    pod = pods(_deployment())[2]["metadata"]["name"]
+    assert message.startswith("2 of 3 engines ready; ")
+    assert f"pod {pod}: Unschedulable: 0/1 nodes are available" in message
+
+
+def test_a_pool_that_is_going_keeps_its_status() -> None:
+    before = _status(_ready())
+    going = pool(THREE) | {"status": before}
+    going["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert _status(pool_observed(going)) == before
+
+
+def test_the_selector_finds_every_pod_of_the_pool() -> None:
+    selector = dict(pair.split("=") for pair in _status(_ready())["selector"].split(","))
+    for pod in pods(_deployment()):
+        assert selector.items() <= pod["metadata"]["labels"].items()

@@ -1,0 +1,65 @@
+"""What this version does not carry out is refused by name, with what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_contract.supported import ROWS as ENGINE_ROWS
+from sluice_operator.observed import Manifest
+from sluice_operator.service.plan import plan_service
+from sluice_operator.service.supported import ROWS
+
+from tests.operator.examples import FULL_SPEC, service, service_observed
+
+REFUSED: dict[str, tuple[Manifest, str]] = {
+    "spec.model.uri": ({"model": {"uri": "hf://Qwen/Qwen3-8B"}}, "file:///path"),
+    "spec.mode": ({"mode": "Disaggregated"}, "Mixed"),
+    "spec.slo": ({"slo": {"ttftMilliseconds": 1000}}, "nothing"),
+    "spec.autoscaling": ({"autoscaling": {"gpuBudget": 8}}, "nothing"),
+    "spec.rollout.strategy": ({"rollout": {"strategy": "InPlace"}}, "Surge"),
+    "spec.router.auth": ({"router": {"auth": {"secretRef": {"name": "keys"}}}}, "nothing"),
+    "spec.pools.mixed.autoscaling": (
+        {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
+        "spec.pools.mixed.replicas",
+    ),
+    "spec.pools.mixed.accelerator.count": (
+        {"pools": {"mixed": {"accelerator": {"count": 2}}}},
+        "1 (no tensor parallelism)",
+    ),
+    "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
+    "spec.engine.prefixCache": ({"engine": {"prefixCache": True}}, "false"),
+    "spec.engine.kvTransfer": ({"engine": {"kvTransfer": {}}}, "nothing"),
+    "spec.engine.schedulingPolicy": ({"engine": {"schedulingPolicy": "lpm"}}, "fcfs"),
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_is_not_implemented_is_refused(field: str) -> None:
+    spec, allowed = REFUSED[field]
+    plan = plan_service(service_observed(service(spec)))
+    assert plan.refusal is not None
+    assert (plan.refusal.reason, plan.refusal.field) == ("NotImplemented", field)
+    assert plan.refusal.message.startswith(f"{field}: ")
+    assert f"allowed: {allowed}" in plan.refusal.message
+    assert (plan.apply, plan.prune) == ((), ())
+
+
+def test_every_row_of_the_table_is_tried() -> None:
+    assert {row.field for row in ROWS} <= REFUSED.keys()
+
+
+def test_the_engines_table_holds_here_too() -> None:
+    assert {f"spec.engine.{row.key}" for row in ENGINE_ROWS} >= {
+        field for field in REFUSED if field.startswith("spec.engine")
+    }
+
+
+def test_everything_refused_is_told_at_once() -> None:
+    both = {"mode": "Disaggregated", "slo": {"itlMilliseconds": 50}}
+    plan = plan_service(service_observed(service(both)))
+    assert plan.refusal is not None
+    assert "spec.mode" in plan.refusal.message
+    assert "spec.slo" in plan.refusal.message
+
+
+def test_the_full_example_is_carried_out() -> None:
+    assert plan_service(service_observed(service(FULL_SPEC))).refusal is None

@@ -1,0 +1,190 @@
+"""What an InferenceService's plan wants, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_contract.config import parse_engine_config
+from sluice_contract.router_config import parse_router_config
+from sluice_operator.observed import Manifest
+from sluice_operator.service.plan import plan_service
+
+from tests.operator.examples import (
+    FULL_SPEC,
+    FULL_TEMPLATE,
+    SERVICE_UID,
+    live,
+    of,
+    pool_plan,
+    service,
+    service_observed,
+    service_plan,
+)
+
+SPECS = st.fixed_dictionaries(
+    {"model": st.sampled_from([{"uri": "dummy://a"}, {"uri": "pvc://c/p"}, {"uri": "file:///m"}])},
+    optional={
+        "engine": st.fixed_dictionaries(
+            {},
+            optional={
+                "chunkSize": st.sampled_from([-1, 16, 512]),
+                "dtype": st.sampled_from(["auto", "float32"]),
+                "drainSeconds": st.integers(0, 100),
+            },
+        ),
+        "pools": st.fixed_dictionaries(
+            {
+                "mixed": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "replicas": st.integers(0, 5),
+                        "accelerator": st.just({"count": 1}),
+                        "template": st.just(FULL_TEMPLATE),
+                    },
+                )
+            }
+        ),
+        "router": st.fixed_dictionaries({"replicas": st.integers(1, 3)}),
+        "mode": st.sampled_from(["Mixed", "Disaggregated"]),
+        "paused": st.booleans(),
+    },
+)
+
+
+@given(SPECS)
+@settings(max_examples=60, deadline=None)
+def test_equal_observations_give_equal_plans(spec: dict[str, Any]) -> None:
+    text = json.dumps(service(spec))
+    first, second = (plan_service(service_observed(json.loads(text))) for _ in range(2))
+    assert first == second
+
+
+@given(SPECS)
+@settings(max_examples=60, deadline=None)
+def test_at_rest_nothing_is_pruned_and_nothing_said(spec: dict[str, Any]) -> None:
+    plan = plan_service(service_observed(service(spec)))
+    again = plan_service(service_observed(service(spec), [live(m) for m in plan.apply]))
+    assert (again.apply, again.prune, again.events) == (plan.apply, (), ())
+
+
+def test_every_child_is_owned() -> None:
+    for manifest in service_plan().apply:
+        (reference,) = manifest["metadata"]["ownerReferences"]
+        assert reference["kind"] == "InferenceService"
+        assert reference["uid"] == SERVICE_UID
+        assert reference["controller"] is True
+
+
+def test_pools_come_last_and_accounts_first() -> None:
+    kinds = [manifest["kind"] for manifest in service_plan().apply]
+    assert kinds[0] == "ServiceAccount"
+    assert kinds[-1] == "EnginePool"
+    assert kinds.index("ConfigMap") < kinds.index("Deployment")
+
+
+def test_the_engine_reads_what_the_operator_writes() -> None:
+    files = [m for m in service_plan(FULL_SPEC).apply if m["kind"] == "ConfigMap"]
+    text = next(m["data"]["engine.json"] for m in files if "engine.json" in m["data"])
+    config = parse_engine_config(text)
+    assert config.model.uri == "file:///mnt/model/qwen3/8b"
+    assert config.model.name == "qwen3-8b"
+    assert (config.chunk_size, config.page_size, config.mixed_chunk) == (1024, 32, False)
+    assert config.server.host == "0.0.0.0"
+    assert config.server.drain_seconds == 60
+
+
+def test_the_router_reads_what_the_operator_writes() -> None:
+    files = [m for m in service_plan().apply if m["kind"] == "ConfigMap"]
+    text = next(m["data"]["router.json"] for m in files if "router.json" in m["data"])
+    config = parse_router_config(text)
+    assert config.discovery is not None
+    assert config.discovery.service == "chat"
+
+
+def test_another_setting_is_another_config_map_and_the_old_one_stays_while_mounted() -> None:
+    before = service_plan()
+    old = of(before.apply, "ConfigMap", before.pools[0].config_map["metadata"]["name"])
+    deployment = pool_plan().deployment
+    assert deployment is not None
+    children = [live(m) for m in before.apply]
+    changed = service({"engine": {"chunkSize": 64}})
+    still = plan_service(service_observed(changed, [*children, live(deployment)]))
+    new = still.pools[0].config_map["metadata"]["name"]
+    assert new != old["metadata"]["name"]
+    assert still.prune == ()
+    applied = [live(m) for m in still.apply]
+    later = plan_service(service_observed(changed, [*applied, live(old)]))
+    assert [ref.name for ref in later.prune] == [old["metadata"]["name"]]
+
+
+def test_what_others_own_is_not_pruned() -> None:
+    foreign = live(service_plan().pools[0].config_map)
+    foreign["metadata"] |= {"name": "mine", "ownerReferences": []}
+    assert plan_service(service_observed(children=[foreign])).prune == ()
+
+
+def test_a_name_that_is_taken_refuses_everything() -> None:
+    foreign = {"kind": "Service", "metadata": {"name": "chat", "namespace": "default"}}
+    plan = plan_service(service_observed(foreign=(foreign,)))
+    assert plan.refusal is not None
+    assert plan.refusal.reason == "NameTaken"
+    assert "Service chat" in plan.refusal.message
+    assert (plan.apply, plan.prune) == ((), ())
+
+
+def test_paused_writes_nothing() -> None:
+    plan = plan_service(service_observed(service({"paused": True})))
+    assert plan.paused
+    assert (plan.apply, plan.prune, plan.events) == ((), (), ())
+
+
+def test_a_service_that_is_going_gets_nothing() -> None:
+    going = service(deletionTimestamp="2026-01-01T00:00:00Z")
+    assert plan_service(service_observed(going)).apply == ()
+
+
+def test_a_spec_that_cannot_be_read_is_refused_by_field() -> None:
+    plan = plan_service(service_observed(service({"engine": {"dtype": "int3"}})))
+    assert plan.refusal is not None
+    assert (plan.refusal.reason, plan.refusal.field) == ("InvalidSpec", "spec.engine.dtype")
+
+
+def test_contradicting_defaults_are_refused_by_field() -> None:
+    plan = plan_service(service_observed(service({"engine": {"pageSize": 1024}})))
+    assert plan.refusal is not None
+    assert plan.refusal.field == "spec.engine.chunkSize"
+    assert "at least pageSize (1024)" in plan.refusal.message
+
+
+def test_scaling_is_told_with_both_numbers() -> None:
+    children = [live(m) for m in service_plan().apply]
+    changed = service({"pools": {"mixed": {"replicas": 4}}})
+    (event,) = plan_service(service_observed(changed, children)).events
+    assert (event.reason, event.type) == ("Scaled", "Normal")
+    assert "from 1 to 4" in event.message
+
+
+def test_a_deleted_child_is_made_again_and_told() -> None:
+    plan = service_plan()
+    children = [live(m) for m in plan.apply if m["kind"] != "Service"]
+    (event,) = plan_service(service_observed(children=children)).events
+    assert event.message == "Created Service chat, Service chat-mixed."
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"router": {"replicas": 1}}, True),
+        ({"pools": {"mixed": {"replicas": 9}}}, True),
+        ({"engine": {"chunkSize": 64}}, False),
+        ({"engine": {"drainSeconds": 7}}, False),
+        ({"model": {"uri": "dummy://other"}}, False),
+    ],
+)
+def test_the_config_map_changes_exactly_with_the_engine(change: Manifest, same: bool) -> None:
+    names = {service_plan(spec).pools[0].config_map["metadata"]["name"] for spec in ({}, change)}
+    assert (len(names) == 1) is same

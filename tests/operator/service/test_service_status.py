@@ -1,0 +1,208 @@
+"""What an InferenceService reports in the situations of its life, against golden files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sluice_operator.conditions import Check, conditions, find, status_events
+from sluice_operator.observed import Manifest, ServiceObserved
+from sluice_operator.pool.plan import plan_pool
+from sluice_operator.pool.status import pool_status
+from sluice_operator.service.plan import plan_service
+from sluice_operator.service.status import service_status
+from sluice_operator.yaml_text import to_yaml
+
+from tests.operator.examples import (
+    NOW,
+    complete,
+    live,
+    pods,
+    pool_observed,
+    service,
+    service_observed,
+    service_plan,
+)
+from tests.operator.golden import assert_golden
+
+
+def _with_pool(engines_ready: bool, routers_ready: bool) -> ServiceObserved:
+    plan = service_plan()
+    router = plan.router
+    assert router is not None
+    children = [live(m) for m in plan.apply if m["kind"] not in ("EnginePool", "Deployment")]
+    pool = live(plan.pools[0].manifest)
+    pool["status"] = _pool_status(pool, engines_ready)
+    deployment = complete(router) if routers_ready else live(router, observedGeneration=1)
+    router_pods = pods(router) if routers_ready else pods(router, phase="Pending")
+    return service_observed(children=[*children, pool, deployment], pods=tuple(router_pods))
+
+
+def _pool_status(pool: Manifest, ready: bool) -> Manifest:
+    observed = pool_observed(pool)
+    deployment = plan_pool(observed).deployment
+    assert deployment is not None
+    if ready:
+        observed = pool_observed(pool, [complete(deployment)], pods(deployment))
+    else:
+        ended = {"exitCode": 1, "message": '{"reason":"ModelLoadFailed","message":"no weights"}'}
+        container = {"name": "engine", "ready": False, "state": {"terminated": ended}}
+        broken = pods(deployment, containerStatuses=[container])
+        observed = pool_observed(pool, [live(deployment, observedGeneration=1)], broken)
+    return pool_status(observed, plan_pool(observed), NOW)
+
+
+def _ready() -> ServiceObserved:
+    return _with_pool(engines_ready=True, routers_ready=True)
+
+
+def _outdated() -> ServiceObserved:
+    """Ready by the former spec; the new one has been seen, and not applied yet."""
+    changed = service({"engine": {"chunkSize": 64}}, generation=2)
+    return replace(_ready(), service=changed)
+
+
+def _paused() -> ServiceObserved:
+    return replace(_ready(), service=service({"paused": True}))
+
+
+def _paused_before_applying() -> ServiceObserved:
+    return replace(_ready(), service=service({"paused": True, "engine": {"chunkSize": 64}}))
+
+
+def _refused() -> ServiceObserved:
+    ready = _ready()
+    before = service_status(ready, plan_service(ready), NOW)
+    spec = {"slo": {"itlMilliseconds": 50}}
+    return replace(ready, service=service(spec, generation=2) | {"status": before})
+
+
+def _with_gpus() -> ServiceObserved:
+    node = {
+        "metadata": {
+            "name": "gpu-1",
+            "labels": {
+                "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559",
+            },
+        },
+        "status": {"allocatable": {"nvidia.com/gpu": "8"}},
+    }  # fmt: skip
+    item = service({"pools": {"mixed": {"accelerator": {"count": 1}}}})
+    return service_observed(item, nodes=(node,))
+
+
+SITUATIONS: dict[str, tuple[Callable[[], ServiceObserved], str, str]] = {
+    "new": (service_observed, "False", "Applying"),
+    "ready": (_ready, "True", "AllReady"),
+    "model-missing": (
+        lambda: _with_pool(engines_ready=False, routers_ready=True), "False", "ModelLoadFailed",
+    ),
+    "routers-starting": (
+        lambda: _with_pool(engines_ready=True, routers_ready=False), "False", "Starting",
+    ),
+    "outdated": (_outdated, "False", "Applying"),
+    "paused": (_paused, "True", "AllReady"),
+    "paused-before-applying": (_paused_before_applying, "False", "Paused"),
+    "refused": (_refused, "False", "NotImplemented"),
+    "gpus": (_with_gpus, "False", "Applying"),
+}  # fmt: skip
+STALLED = {"model-missing", "refused"}
+
+
+def _status(observed: ServiceObserved) -> Manifest:
+    return service_status(observed, plan_service(observed), NOW)
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_status_in_each_situation(name: str) -> None:
+    observe, ready, reason = SITUATIONS[name]
+    status = _status(observe())
+    found = find(status, "Ready")
+    assert found is not None
+    assert (found["status"], found["reason"]) == (ready, reason)
+    stalled = find(status, "Stalled")
+    assert stalled is not None
+    assert (stalled["status"] == "True") is (name in STALLED)
+    reconciling = find(status, "Reconciling")
+    assert reconciling is not None
+    assert "True" not in (stalled["status"], reconciling["status"]) or (
+        stalled["status"] != reconciling["status"]
+    ), "kstatus takes these for opposites"
+    assert_golden(f"status/service-{name}.yaml", to_yaml(status))
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_nothing_happened_nothing_changes(name: str) -> None:
+    observed = SITUATIONS[name][0]()
+    first = _status(observed)
+    seen = replace(observed, service=observed.service | {"status": first})
+    later = service_status(seen, plan_service(seen), NOW + timedelta(hours=1))
+    assert later == first
+    assert status_events(first, later) == ()
+
+
+def test_a_refusal_is_a_warning_that_names_the_field() -> None:
+    observed = _refused()
+    before, after = observed.service["status"], _status(observed)
+    (event,) = status_events(before, after)
+    assert (event.type, event.reason) == ("Warning", "NotImplemented")
+    assert "spec.slo" in event.message
+
+
+def test_a_refusal_keeps_the_url_that_still_answers() -> None:
+    assert _status(_refused())["url"] == "http://chat.default.svc"
+
+
+def test_becoming_ready_is_told() -> None:
+    (event,) = status_events(_status(service_observed()), _status(_ready()))
+    assert (event.type, event.reason) == ("Normal", "AllReady")
+
+
+def test_starting_is_not_worth_an_event() -> None:
+    assert status_events(None, _status(service_observed())) == ()
+
+
+def test_a_transition_has_its_own_time() -> None:
+    before = [{"type": "Ready", "status": "False", "lastTransitionTime": "then"}]
+    check = Check("False", "Other", "still not")
+    (kept,) = conditions(before, {"Ready": check}, 3, NOW)
+    assert (kept["lastTransitionTime"], kept["reason"]) == ("then", "Other")
+    (moved,) = conditions(before, {"Ready": replace(check, status="True")}, 3, NOW)
+    assert moved["lastTransitionTime"] == "2026-01-02T03:04:05Z"
+
+
+def test_sizes_stay_with_the_generation_when_nodes_change() -> None:
+    observed = _with_gpus()
+    first = _status(observed)
+    assert first["resolved"]["mixed"]["chunkSize"]["source"] == "Product"
+    later = replace(observed, service=observed.service | {"status": first}, nodes=None)
+    assert plan_service(later).pools[0].config_map == plan_service(observed).pools[0].config_map
+    fresh = replace(observed, nodes=None)
+    assert plan_service(fresh).pools[0].config_map != plan_service(observed).pools[0].config_map
+
+
+def test_a_new_generation_is_sized_anew() -> None:
+    observed = _with_gpus()
+    status = _status(observed)
+    newer = observed.service | {"status": status}
+    newer["metadata"] = newer["metadata"] | {"generation": 2}
+    later = replace(observed, service=newer, nodes=None)
+    assert plan_service(later).pools[0].settings["chunk_size"].source == "General"
+
+
+def test_a_status_that_somebody_broke_is_ignored() -> None:
+    observed = _with_gpus()
+    broken = observed.service | {
+        "status": {"observedGeneration": 1, "resolved": {"mixed": {"chunkSize": {"value": []}}}}
+    }
+    assert plan_service(replace(observed, service=broken)).pools == plan_service(observed).pools
+
+
+def test_a_pool_observed_without_status_does_not_count() -> None:
+    ready = _ready()
+    children = tuple({k: v for k, v in child.items() if k != "status"} for child in ready.children)
+    found = find(_status(replace(ready, children=children)), "Ready")
+    assert found is not None
+    assert found["status"] == "False"
