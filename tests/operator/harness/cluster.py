@@ -1,0 +1,138 @@
+"""A person's hands on the API server: make, edit, delete, and wait for what should follow.
+
+Waiting is watching: nothing here polls or sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import kopf
+import yaml
+from sluice_operator.client import path
+from sluice_operator.observed import Kind, Manifest
+from sluice_operator.transport import JSON_PATCH, HttpTransport, Request, Response
+
+MERGE_PATCH = "application/merge-patch+json"
+
+NAMESPACE = Kind("v1", "Namespace", "namespaces")
+State = dict[str, Manifest]
+"""Objects of one kind in one namespace, by name."""
+
+
+def connection(kubeconfig: Path) -> kopf.ConnectionInfo:
+    """The connection that a kubeconfig with one context describes."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    return kopf.ConnectionInfo(
+        server=cluster["server"],
+        ca_path=cluster.get("certificate-authority"),
+        ca_data=cluster.get("certificate-authority-data"),
+        certificate_path=user.get("client-certificate"),
+        certificate_data=user.get("client-certificate-data"),
+        private_key_path=user.get("client-key"),
+        private_key_data=user.get("client-key-data"),
+    )
+
+
+class Cluster:
+    """An API server as an administrator uses it."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._connection = connection(kubeconfig)
+        self.transport = HttpTransport(30.0, lambda: self._connection)
+        self._watches = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._connection.as_ssl_context()),
+            timeout=aiohttp.ClientTimeout(total=None),
+            read_bufsize=2**21,
+        )
+
+    async def close(self) -> None:
+        await self.transport.close()
+        await self._watches.close()
+
+    async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
+        namespace = manifest["metadata"].get("namespace")
+        return await self.send(Request("POST", path(kind, namespace), body=manifest))
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest:
+        return await self.send(Request("GET", path(kind, namespace, name)))
+
+    async def list(self, kind: Kind, namespace: str, selector: str = "") -> State:
+        query = {"labelSelector": selector} if selector else {}
+        listing = await self.send(Request("GET", path(kind, namespace), query))
+        return {item["metadata"]["name"]: item for item in listing["items"]}
+
+    async def patch(
+        self, kind: Kind, namespace: str, name: str, body: Any, subresource: str = ""
+    ) -> Manifest:
+        """A JSON merge patch (a map) or a JSON patch (a list), as the manager `person`."""
+        content_type = JSON_PATCH if isinstance(body, list) else MERGE_PATCH
+        target = path(kind, namespace, name, subresource)
+        query = {"fieldManager": "person"}
+        return await self.send(Request("PATCH", target, query, body, content_type))
+
+    async def delete(self, kind: Kind, namespace: str, name: str) -> None:
+        body = {"propagationPolicy": "Background"}
+        await self.send(Request("DELETE", path(kind, namespace, name), body=body))
+
+    async def send(self, request: Request) -> Manifest:
+        """The answer's body; an error answer fails the test."""
+        response = await self.try_send(request)
+        assert response.status < 300, f"{request}: {response.status} {response.body}"
+        assert isinstance(response.body, dict)
+        return response.body
+
+    async def try_send(self, request: Request) -> Response:
+        return await self.transport.send(request)
+
+    async def until(
+        self,
+        kind: Kind,
+        namespace: str,
+        condition: Callable[[State], Any],
+        timeout_seconds: float = 20.0,
+    ) -> State:
+        """The state of the namespace as soon as `condition` holds for it."""
+        state: State = {}
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                async for state in self._states(kind, namespace):
+                    if condition(state):
+                        return state
+        except TimeoutError:
+            found = json.dumps({name: _brief(item) for name, item in state.items()}, indent=1)
+            raise AssertionError(f"never happened to {kind.plural}: now {found}") from None
+        raise AssertionError("the watch ended")
+
+    async def _states(self, kind: Kind, namespace: str) -> AsyncIterator[State]:
+        listing = await self.send(Request("GET", path(kind, namespace)))
+        state = {item["metadata"]["name"]: item for item in listing["items"]}
+        yield state
+        query = {"watch": "1", "resourceVersion": listing["metadata"]["resourceVersion"]}
+        url = self._connection.server + path(kind, namespace)
+        async with self._watches.get(url, params=query) as response:
+            async for line in response.content:
+                event = json.loads(line)
+                name = event["object"]["metadata"]["name"]
+                if event["type"] == "DELETED":
+                    state.pop(name, None)
+                else:
+                    state[name] = event["object"]
+                yield state
+
+
+def condition(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """A condition of an object's status; empty when it has none of that type."""
+    found = item.get("status", {}).get("conditions", [])
+    return next((each for each in found if each["type"] == kind), {})
+
+
+def _brief(item: Manifest) -> Manifest:
+    metadata = {k: v for k, v in item["metadata"].items() if k != "managedFields"}
+    return {**item, "metadata": metadata}

@@ -1,0 +1,81 @@
+"""The operator as a real process, started, awaited, stopped and killed by tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from sluice_operator.lease import LEASE
+
+from tests.operator.harness.cluster import Cluster, State
+
+IMAGES = {"SLUICE_ENGINE_IMAGE": "sluice/engine:test", "SLUICE_ROUTER_IMAGE": "sluice/router:test"}
+
+
+class OperatorProcess:
+    """`python -m sluice_operator` against a kubeconfig; the kernel kills it with the tests."""
+
+    def __init__(self, kubeconfig: Path, log: Path, **environment: str) -> None:
+        self.name = environment["POD_NAME"]
+        self.namespace = environment["POD_NAMESPACE"]
+        self.health_port, self.metrics_port = free_ports(2)
+        self.log = log
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "KUBECONFIG": str(kubeconfig),
+            "SLUICE_HEALTH_PORT": str(self.health_port),
+            "SLUICE_METRICS_PORT": str(self.metrics_port),
+            **IMAGES,
+            **environment,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        argv = ["setpriv", "--pdeathsig", "SIGKILL", sys.executable, "-m", "sluice_operator"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(argv, env=self._environment, stdout=log, stderr=log)
+
+    async def leads(self, cluster: Cluster, timeout_seconds: float = 20.0) -> None:
+        """Returns when it holds its Lease."""
+        await cluster.until(LEASE, self.namespace, self._is_holder, timeout_seconds)
+
+    def _is_holder(self, leases: State) -> bool:
+        assert self.running, self.log.read_text()
+        return any(lease["spec"].get("holderIdentity") == self.name for lease in leases.values())
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    async def exited(self) -> int:
+        """The exit status, when it ends by itself or has been told to."""
+        assert self._process is not None
+        return await asyncio.to_thread(self._process.wait)
+
+    async def terminate(self) -> int:
+        """SIGTERM, as the kubelet sends it; the exit status."""
+        assert self._process is not None
+        self._process.terminate()
+        return await self.exited()
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone. Harmless when it is not running."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

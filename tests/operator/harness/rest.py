@@ -1,0 +1,138 @@
+"""What the operator has made of a namespace: whether it would write more, and what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sluice_operator.apply import Applier
+from sluice_operator.client import ApiClient
+from sluice_operator.clock import SystemClock
+from sluice_operator.events import EVENT, EventRecorder
+from sluice_operator.keys import Key
+from sluice_operator.observe import Nodes, Observer
+from sluice_operator.observed import (
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    SERVICE_CHILDREN,
+    Images,
+    Manifest,
+)
+from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.report import Reporter
+from sluice_operator.service.reconcile import ServiceReconcile
+from sluice_operator.transport import Request, Response, Transport
+
+from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.process import IMAGES
+
+KINDS = (INFERENCE_SERVICE, *SERVICE_CHILDREN)
+SERVER_SET = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
+
+
+class Reconciler:
+    """Both reconciles over one transport, without queue, watches and Lease."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        client, clock = ApiClient(transport, lambda verb, plural: None), SystemClock()
+        images = Images(IMAGES["SLUICE_ENGINE_IMAGE"], IMAGES["SLUICE_ROUTER_IMAGE"])
+        observer, applier = Observer(client, images, Nodes(client, clock)), Applier(client)
+        reporter = Reporter(applier, EventRecorder(client, clock, "test"))
+        self._reconciles: dict[str, Callable[[Key], Awaitable[None]]] = {
+            INFERENCE_SERVICE.kind: ServiceReconcile(observer, applier, reporter, clock),
+            ENGINE_POOL.kind: PoolReconcile(observer, applier, reporter, clock),
+        }
+
+    async def once(self, namespace: str, name: str = "chat") -> None:
+        """Reconciles the service and its pool, each once, in either order."""
+        keys = [
+            Key(INFERENCE_SERVICE.kind, namespace, name),
+            Key(ENGINE_POOL.kind, namespace, f"{name}-mixed"),
+        ]
+        random.Random(namespace).shuffle(keys)
+        for key in keys:
+            await self._reconciles[key.kind](key)
+
+
+class CountingTransport:
+    """Passes requests on, and keeps those that write. `refuse`: raises at the first of them."""
+
+    def __init__(self, inner: Transport, *, refuse: bool = False) -> None:
+        self._inner = inner
+        self._refuse = refuse
+        self.writes: list[Request] = []
+
+    async def send(self, request: Request) -> Response:
+        if request.method != "GET":
+            self.writes.append(request)
+            assert not self._refuse, f"would write: {request} {request.body}"
+        return await self._inner.send(request)
+
+
+async def comes_to_rest(
+    cluster: Cluster, namespace: str, name: str = "chat", timeout_seconds: float = 10.0
+) -> None:
+    """Returns when a reconcile, by a process without any memory, would write nothing; fails with
+    what it would write otherwise. Looks again and again: no event says that nothing will happen."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            await Reconciler(CountingTransport(cluster.transport, refuse=True)).once(
+                namespace, name
+            )
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.02)
+        else:
+            return
+
+
+async def snapshot(cluster: Cluster, namespace: str) -> dict[str, Manifest]:
+    """Every object of the operator's in a namespace, without what differs from run to run."""
+    found: dict[str, Manifest] = {}
+    for kind in KINDS:
+        for name, item in (await cluster.list(kind, namespace)).items():
+            found[f"{kind.kind} {name}"] = _comparable(item, namespace)
+    return found
+
+
+async def event_reasons(cluster: Cluster, namespace: str) -> list[str]:
+    """The reasons of all events of a namespace."""
+    events = (await cluster.list(EVENT, namespace)).values()
+    return sorted(event["reason"] for event in events)
+
+
+def _comparable(item: Manifest, namespace: str) -> Any:
+    metadata = {k: v for k, v in item["metadata"].items() if k not in SERVER_SET}
+    entries = item["metadata"].get("managedFields") or ()
+    ours = [
+        {"subresource": e.get("subresource", ""), "fieldsV1": _without_uids(e["fieldsV1"])}
+        for e in entries
+        if e["manager"] == "sluice-operator"
+    ]
+    ours.sort(key=lambda entry: entry["subresource"])
+    return _without(namespace, {**item, "metadata": {**metadata, "managedFields": ours}})
+
+
+def _without_uids(fields: Any) -> Any:
+    if isinstance(fields, dict):
+        return {
+            "k:uid" if key.startswith('k:{"uid"') else key: _without_uids(below)
+            for key, below in fields.items()
+        }
+    return fields
+
+
+def _without(namespace: str, value: Any) -> Any:
+    """`value` without times, uids, cluster addresses, and with one name for all namespaces."""
+    changing = ("uid", "lastTransitionTime", "clusterIP", "clusterIPs")
+    if isinstance(value, dict):
+        return {k: _without(namespace, v) for k, v in value.items() if k not in changing}
+    if isinstance(value, list):
+        return [_without(namespace, item) for item in value]
+    return value.replace(namespace, "NAMESPACE") if isinstance(value, str) else value

@@ -1,0 +1,82 @@
+"""What stands around the operator in these tests: a service to begin with, and the parts of
+Kubernetes that are not there (Deployment controller, kubelet), played by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice_contract import labels
+from sluice_operator.observed import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
+
+from tests.operator.harness.cluster import Cluster, State, condition
+
+DEPLOYMENTS = 2
+
+
+def chat(namespace: str, name: str = "chat", **spec: Any) -> Manifest:
+    """An InferenceService that this version carries out."""
+    return {
+        "apiVersion": labels.API_VERSION,
+        "kind": INFERENCE_SERVICE.kind,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"model": {"uri": "dummy://qwen3-tiny"}, **spec},
+    }
+
+
+async def play_controllers(cluster: Cluster, namespace: str) -> None:
+    """Routers' and engines' Deployments get their pods, all ready, and say so."""
+    found = await cluster.until(DEPLOYMENT, namespace, lambda each: len(each) >= DEPLOYMENTS)
+    for deployment in found.values():
+        metadata, spec = deployment["metadata"], deployment["spec"]
+        replicas = spec["replicas"]
+        for number in range(replicas):
+            await _run_pod(cluster, deployment, f"{metadata['name']}-{number}")
+        counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
+        status = dict.fromkeys(counts, replicas) | {"observedGeneration": metadata["generation"]}
+        await cluster.patch(DEPLOYMENT, namespace, metadata["name"], {"status": status}, "status")
+
+
+async def _run_pod(cluster: Cluster, deployment: Manifest, name: str) -> None:
+    namespace = deployment["metadata"]["namespace"]
+    template = deployment["spec"]["template"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": template["metadata"]["labels"],
+        },
+        "spec": template["spec"],
+    }
+    if name not in await cluster.list(POD, namespace):
+        await cluster.create(POD, pod)
+    ready = {"type": "Ready", "status": "True"}
+    status = {"phase": "Running", "conditions": [ready]}
+    await cluster.patch(POD, namespace, name, {"status": status}, "status")
+
+
+def settled(name: str = "chat") -> Any:
+    """Whether the status of the service is about its current spec."""
+
+    def check(services: State) -> bool:
+        service = services.get(name)
+        return service is not None and _generation_seen(service)
+
+    return check
+
+
+def is_ready(name: str = "chat") -> Any:
+    """Whether the service is Ready, and says so of its current spec."""
+
+    def check(services: State) -> bool:
+        service = services[name]
+        return _generation_seen(service) and condition(service, "Ready").get("status") == "True"
+
+    return check
+
+
+def _generation_seen(service: Manifest) -> bool:
+    seen = service.get("status", {}).get("observedGeneration")
+    return bool(seen == service["metadata"]["generation"])
