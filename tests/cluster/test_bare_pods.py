@@ -10,13 +10,16 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 import yaml
 
 from e2e.cluster.bare import BareCluster
 from e2e.cluster.command import run
+from e2e.cluster.containerd import ctr_argv, write_static_image
 from e2e.cluster.errors import ClusterError, CommandFailedError
+from e2e.cluster.images import are_loaded
 from e2e.cluster.machine import find_node
 from e2e.cluster.state import known_layout, state_directory
 
@@ -183,6 +186,18 @@ def test_a_node_that_died_comes_back_with_its_pods(probes: BareCluster) -> None:
     assert find_node(layout) != pid
     wait_for_probes(probes)
     assert fetch(f"http://{service_address(probes)}/") in pod_names(probes)
+
+
+def test_images_that_are_there_are_not_loaded_again(
+    probes: BareCluster, probe_archive: Path, tmp_path: Path
+) -> None:
+    layout = known_layout(state_directory(), "test-cluster")
+    assert layout is not None
+    assert are_loaded(ctr_argv(layout), probe_archive)
+    rebuilt = tmp_path / "other"
+    rebuilt.write_bytes(b"another program")
+    write_static_image(rebuilt, "sluice.local/probe:1", tmp_path / "other.tar")
+    assert not are_loaded(ctr_argv(layout), tmp_path / "other.tar")
 
 
 def test_loading_an_image_into_a_cluster_that_does_not_run_is_refused(

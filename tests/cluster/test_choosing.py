@@ -35,9 +35,19 @@ def test_without_engine_and_root_the_ways_out_are_named(monkeypatch: pytest.Monk
         choose_cluster({})
 
 
-def test_kind_is_taken_where_an_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kind_is_taken_where_an_engine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choose, "running_engine", lambda: "docker")
-    assert isinstance(choose_cluster({}), KindCluster)
+    assert isinstance(choose_cluster({"SLUICE_STATE": str(tmp_path)}), KindCluster)
+
+
+def test_an_engine_started_later_does_not_hide_a_bare_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "running_engine", lambda: "docker")
+    (tmp_path / "sluice").mkdir()
+    assert isinstance(choose_cluster({"SLUICE_STATE": str(tmp_path)}), BareCluster)
 
 
 @pytest.mark.usefixtures("no_engine")
