@@ -79,14 +79,8 @@ DnsName = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253),
 ]
-LabelKey = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$",
-        min_length=1,
-        max_length=317,
-    ),
-]
+LABEL_KEY: Final = "^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
+LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY, min_length=1, max_length=317)]
 LabelValue = Annotated[
     str, StringConstraints(pattern=r"^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$", max_length=63)
 ]
@@ -138,6 +132,18 @@ class LocalRef(ApiModel):
     name: DnsName = Field(description="Name of the object.")
 
 
+def _without_gpus(field: str) -> Rule:
+    def holds(resources: Any) -> bool:
+        return not any(name.endswith("/gpu") for name in getattr(resources, field) or ())
+
+    return Rule(
+        f"!has(self.{field}) || !self.{field}.exists(k, k.endsWith('/gpu'))",
+        holds,
+        "GPUs are given as accelerator.count of the pool",
+        field,
+    )
+
+
 class Resources(ApiModel):
     """Compute resources of one container, as in any pod."""
 
@@ -150,3 +156,5 @@ class Resources(ApiModel):
         description="What the container may use at most. GPUs are not given here but as "
         "accelerator.count.",
     )
+
+    RULES: ClassVar = (_without_gpus("requests"), _without_gpus("limits"))

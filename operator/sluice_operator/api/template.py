@@ -5,12 +5,14 @@ Security context, probes, ports, identity and the engine's own mounts stay the o
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+import re
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from sluice_operator.api.base import (
     ATOMIC,
+    LABEL_KEY,
     ApiModel,
     DnsLabel,
     DnsName,
@@ -249,6 +251,18 @@ class Sidecar(ApiModel):
     )
 
 
+def _with_label_keys(name: str, field: str) -> Rule:
+    def holds(template: Any) -> bool:
+        return all(re.fullmatch(LABEL_KEY, key) for key in getattr(template, name) or ())
+
+    return Rule(
+        f"!has(self.{field}) || self.{field}.all(k, k.matches('{LABEL_KEY}'))",
+        holds,
+        "keys must be like example.com/name or name",
+        field,
+    )
+
+
 class PodTemplate(ApiModel):
     """Additions to a pool's pods."""
 
@@ -302,6 +316,8 @@ class PodTemplate(ApiModel):
     )
 
     RULES: ClassVar = (
+        _with_label_keys("annotations", "annotations"),
+        _with_label_keys("node_selector", "nodeSelector"),
         Rule(
             "!has(self.volumeMounts) || self.volumeMounts.all(m, has(self.volumes) && "
             "self.volumes.exists(v, v.name == m.name))",

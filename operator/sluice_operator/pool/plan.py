@@ -50,11 +50,10 @@ class PoolPlan(Plan):
 
 def plan_pool(observed: PoolObserved) -> PoolPlan:
     """What the children of an EnginePool should be."""
-    pool = observed.pool
-    if pool["metadata"].get("deletionTimestamp"):
+    if is_leaving(observed):
         return PoolPlan()
     try:
-        spec = EnginePoolSpec.model_validate(pool.get("spec") or {})
+        spec = EnginePoolSpec.model_validate(observed.pool.get("spec") or {})
     except ValidationError as error:
         finding = findings_of(error, "spec")[0]
         return PoolPlan(refusal=Refusal("InvalidSpec", finding.field, str(finding)))
@@ -70,6 +69,13 @@ def plan_pool(observed: PoolObserved) -> PoolPlan:
             progress=plan.progress,
         )
     return plan
+
+
+def is_leaving(observed: PoolObserved) -> bool:
+    """Whether the pool is being deleted, or will be because its service is gone."""
+    if observed.pool["metadata"].get("deletionTimestamp"):
+        return True
+    return observed.service is None and controller_uid(observed.pool) is not None
 
 
 def _desired(observed: PoolObserved, spec: EnginePoolSpec) -> PoolPlan:

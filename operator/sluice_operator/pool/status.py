@@ -29,14 +29,14 @@ from sluice_operator.pod_checks import (
     is_finished,
     is_ready,
 )
-from sluice_operator.pool.plan import PoolPlan, revision_of
+from sluice_operator.pool.plan import PoolPlan, is_leaving, revision_of
 
 MODEL_AVAILABLE = "ModelAvailable"
 
 
 def pool_status(observed: PoolObserved, plan: PoolPlan, now: datetime) -> Manifest:
-    """The whole status of an EnginePool; that of one being deleted stays as it is."""
-    if observed.pool["metadata"].get("deletionTimestamp"):
+    """The whole status of an EnginePool; that of one that is leaving stays as it is."""
+    if is_leaving(observed):
         return dict(observed.pool.get("status") or {})
     pods = [pod for pod in observed.pods if not is_finished(pod)]
     current = [pod for pod in pods if revision_of(pod) == plan.revision]

@@ -14,7 +14,13 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import EngineConfig, ModelRef, ServerSettings, render_engine_config
+from sluice_contract.config import (
+    EngineConfig,
+    EngineSettings,
+    ModelRef,
+    ServerSettings,
+    render_engine_config,
+)
 from sluice_contract.labels import Role
 from sluice_contract.sizing import Resolved, Source, resolve_settings
 
@@ -90,7 +96,9 @@ def settings_status(settings: Settings) -> Manifest:
 
 
 def _from_status(shown: Mapping[str, Any]) -> Settings:
-    return {to_snake(key): _resolved(ResolvedValue.model_validate(v)) for key, v in shown.items()}
+    found = {to_snake(key): _resolved(ResolvedValue.model_validate(v)) for key, v in shown.items()}
+    EngineSettings.model_validate({name: entry.value for name, entry in found.items()})
+    return found
 
 
 def _resolved(shown: ResolvedValue) -> Resolved:

@@ -66,6 +66,21 @@ INVALID: dict[str, Invalid] = {
     "no such quantity": Invalid(
         _mixed(resources={"requests": {"cpu": "lots"}}), "spec.pools.mixed.resources.requests.cpu"
     ),
+    "GPUs as a resource": Invalid(
+        _mixed(resources={"limits": {"nvidia.com/gpu": 1}}),
+        "spec.pools.mixed.resources.limits",
+        "accelerator.count",
+    ),
+    "selector with a bad key": Invalid(
+        _template(nodeSelector={"a b": "c"}),
+        "spec.pools.mixed.template.nodeSelector",
+        "example.com/name",
+    ),
+    "annotation with a bad key": Invalid(
+        _template(annotations={"/a": "c"}),
+        "spec.pools.mixed.template.annotations",
+        "example.com/name",
+    ),
     "chunk below page": Invalid(_engine(chunkSize=8), "spec.engine.chunkSize", "pageSize"),
     "chunk below given page": Invalid(
         _engine(chunkSize=64, pageSize=128), "spec.engine.chunkSize", "pageSize"

@@ -9,7 +9,7 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.template import PodTemplate
 from sluice_operator.manifests.engine import revision
 from sluice_operator.observed import Manifest, PoolObserved
-from sluice_operator.pool.plan import plan_pool
+from sluice_operator.pool.plan import PoolPlan, plan_pool
 
 from tests.operator.examples import (
     POOL_UID,
@@ -149,8 +149,14 @@ def test_a_paused_service_stops_its_pools() -> None:
     assert (plan.apply, plan.prune, plan.events) == ((), (), ())
 
 
-def test_a_pool_without_its_service_is_left_alone() -> None:
-    plan = plan_pool(PoolObserved(pool(), None))
+def test_a_pool_whose_service_is_gone_is_left_to_the_garbage_collector() -> None:
+    assert plan_pool(PoolObserved(pool(), None)) == PoolPlan()
+
+
+def test_a_pool_that_nobody_owns_is_refused() -> None:
+    orphan = pool()
+    orphan["metadata"].pop("ownerReferences")
+    plan = plan_pool(PoolObserved(orphan, None))
     assert plan.refusal is not None
     assert plan.refusal.reason == "Orphaned"
     assert plan.apply == ()

@@ -99,6 +99,12 @@ def _paused() -> PoolObserved:
     return PoolObserved(pool(THREE), service({"paused": True}))
 
 
+def _orphaned() -> PoolObserved:
+    orphan = pool(THREE)
+    orphan["metadata"].pop("ownerReferences")
+    return PoolObserved(orphan, None)
+
+
 SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], str, str]] = {
     "new": (_new, "False", "Applying"),
     "starting": (_starting, "False", "Starting"),
@@ -110,7 +116,7 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], str, str]] = {
     "too-slow": (_too_slow, "False", "ProgressDeadlineExceeded"),
     "scaled-to-zero": (_scaled_to_zero, "False", "ScaledToZero"),
     "paused": (_paused, "False", "Paused"),
-    "orphaned": (lambda: PoolObserved(pool(THREE), None), "False", "Orphaned"),
+    "orphaned": (_orphaned, "False", "Orphaned"),
 }
 STALLED = {"model-missing", "too-slow", "orphaned"}
 

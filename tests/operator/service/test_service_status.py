@@ -192,10 +192,18 @@ def test_a_new_generation_is_sized_anew() -> None:
     assert plan_service(later).pools[0].settings["chunk_size"].source == "General"
 
 
-def test_a_status_that_somebody_broke_is_ignored() -> None:
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"value": []},
+        {"value": "many", "source": "User", "from": "spec"},
+        {"value": 8, "source": "Nobody", "from": "spec"},
+    ],
+)
+def test_a_status_that_somebody_broke_is_ignored(entry: Manifest) -> None:
     observed = _with_gpus()
     broken = observed.service | {
-        "status": {"observedGeneration": 1, "resolved": {"mixed": {"chunkSize": {"value": []}}}}
+        "status": {"observedGeneration": 1, "resolved": {"mixed": {"chunkSize": entry}}}
     }
     assert plan_service(replace(observed, service=broken)).pools == plan_service(observed).pools
 

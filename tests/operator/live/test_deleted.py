@@ -1,0 +1,83 @@
+"""A deleted InferenceService: everything of it goes, also while no operator runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sluice_operator.observed import DEPLOYMENT, INFERENCE_SERVICE, SERVICE_CHILDREN
+
+from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.rest import comes_to_rest
+from tests.operator.harness.scenery import DEPLOYMENTS, chat, settled
+
+pytestmark = pytest.mark.apiserver
+StartOperator = Callable[..., OperatorProcess]
+MINE = "serving.sluice.dev/service=chat"
+
+
+async def running_service(cluster: Cluster, namespace: str) -> None:
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == DEPLOYMENTS)
+    await comes_to_rest(cluster, namespace)
+
+
+async def everything_goes(cluster: Cluster, namespace: str) -> None:
+    for kind in (INFERENCE_SERVICE, *SERVICE_CHILDREN):
+        await cluster.until(
+            kind,
+            namespace,
+            lambda found: (
+                not any("serving.sluice.dev/service" in _labels(i) for i in found.values())
+            ),
+            timeout_seconds=60.0,
+        )
+
+
+def _labels(item: dict[str, dict[str, dict[str, str]]]) -> dict[str, str]:
+    return item["metadata"].get("labels", {})
+
+
+async def test_nothing_holds_a_deletion_up(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    start_operator()
+    await running_service(cluster, namespace)
+    service = await cluster.get(INFERENCE_SERVICE, namespace, "chat")
+    assert "finalizers" not in service["metadata"]
+    assert "annotations" not in service["metadata"]
+    await cluster.delete(INFERENCE_SERVICE, namespace, "chat")
+    await everything_goes(cluster, namespace)
+
+
+async def test_a_service_deleted_while_the_operator_is_down_leaves_nothing(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    operator = start_operator()
+    await running_service(cluster, namespace)
+    assert await operator.terminate() == 0
+    await cluster.delete(INFERENCE_SERVICE, namespace, "chat")
+    await everything_goes(cluster, namespace)
+
+
+async def test_the_same_name_again_is_a_new_service(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    operator = start_operator()
+    await running_service(cluster, namespace)
+    operator.kill()
+    await cluster.delete(INFERENCE_SERVICE, namespace, "chat")
+    start_operator("operator-1", SLUICE_LEASE_NAME="sluice-operator")
+    service = await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    uid = service["metadata"]["uid"]
+
+    def all_new(found: dict[str, dict[str, dict[str, list[dict[str, str]]]]]) -> bool:
+        owners = (item["metadata"]["ownerReferences"][0] for item in found.values())
+        return "chat-router" in found and all(
+            o["uid"] == uid for o in owners if o["kind"] == "InferenceService"
+        )
+
+    await cluster.until(DEPLOYMENT, namespace, all_new, timeout_seconds=60.0)
+    await comes_to_rest(cluster, namespace, timeout_seconds=60.0)
