@@ -1,4 +1,4 @@
-"""Installs Sluice into a cluster: images, CRDs, operator. What a person does with `kubectl apply -k`.
+"""Installs CRDs and operator into a cluster, as a person does with `kubectl apply -k`.
 
 Knows how the images of this checkout get their names; knows nothing of what the operator does.
 """

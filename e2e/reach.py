@@ -1,7 +1,7 @@
 """From this machine to a Service: the URL that a person or a test uses.
 
-The bare cluster's Service addresses are routed on the host. Elsewhere a port is forwarded for as long
-as it is needed.
+The bare cluster's Service addresses are routed on the host. Elsewhere a port is forwarded for as
+long as it is needed.
 """
 
 from __future__ import annotations

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from e2e.cluster import containerd, machine, network
 from e2e.cluster.build import Binaries, ensure_binaries
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.identities import ensure_identities
+from e2e.cluster.images import present_images
 from e2e.cluster.layout import Layout
 from e2e.cluster.node_description import describe_node, files
 from e2e.cluster.prerequisites import NODE_PACKAGES, ensure_packages
@@ -75,11 +77,17 @@ class BareCluster:
         }
         return Status(self.kind, self._name, running=True, details=details)
 
+    def present_images(self) -> Collection[str]:
+        return present_images(containerd.ctr_argv(self._running()))
+
     def load_image(self, archive: Path) -> None:
+        containerd.import_image(self._running(), archive)
+
+    def _running(self) -> Layout:
         layout = known_layout(self._root, self._name)
         if layout is None or machine.find_node(layout) is None:
             raise ClusterError(f"the cluster {self._name} is not running; start it with `up`")
-        containerd.import_image(layout, archive)
+        return layout
 
     def kubectl_argv(self, *words: str) -> list[str]:
         kubectl = ensure_binaries().program("kubectl")

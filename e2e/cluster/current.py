@@ -6,7 +6,7 @@ from a registry that it can pull from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from e2e.cluster.command import run
@@ -49,6 +49,9 @@ class CurrentCluster:
             return Status(self.kind, self._context(), running=False, details={})
         details = {"kubeconfig": str(self._kubeconfig)}
         return Status(self.kind, self._context(), running=True, details=details)
+
+    def present_images(self) -> Collection[str]:
+        return ()
 
     def load_image(self, archive: Path) -> None:
         raise ClusterError(

@@ -25,6 +25,12 @@ def are_loaded(ctr: Sequence[str | Path], archive: Path) -> bool:
     )
 
 
+def present_images(ctr: Sequence[str | Path]) -> frozenset[str]:
+    """Names of images and digests of blobs; `ctr` is its command line up to the subcommand."""
+    names, digests = (run([*ctr, kind, "ls", "--quiet"]) for kind in ("images", "content"))
+    return frozenset((*names.split(), *digests.split()))
+
+
 def archive_images(archive: Path) -> dict[str, str]:
     """Image name → digest of its configuration, of a `docker save` archive; empty for others."""
     with tarfile.open(archive) as files:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from e2e.cluster.build import ensure_binaries
@@ -14,7 +15,7 @@ from e2e.cluster.cache import cache_directory
 from e2e.cluster.command import run, succeeds
 from e2e.cluster.errors import ClusterError, CommandFailedError
 from e2e.cluster.golang import ensure_go
-from e2e.cluster.images import are_loaded
+from e2e.cluster.images import are_loaded, present_images
 from e2e.cluster.progress import Step
 from e2e.cluster.provider import Status
 
@@ -61,14 +62,20 @@ class KindCluster:
         details = {"kubeconfig": str(self.kubeconfig), "engine": self._engine} if running else {}
         return Status(self.kind, self._name, running=running, details=details)
 
+    def present_images(self) -> Collection[str]:
+        return present_images(self._ctr())
+
     def load_image(self, archive: Path) -> None:
-        node = f"{self._name}-control-plane"
-        ctr = [self._engine, "exec", node, "ctr", "--namespace=k8s.io"]
-        if not are_loaded(ctr, archive):
+        if not are_loaded(self._ctr(), archive):
             self._kind("load", "image-archive", str(archive), f"--name={self._name}")
 
     def kubectl_argv(self, *words: str) -> list[str]:
         return [*kubectl_command(), f"--kubeconfig={self.kubeconfig}", *words]
+
+    def _ctr(self) -> list[str]:
+        """containerd's client, in the one node."""
+        node = f"{self._name}-control-plane"
+        return [self._engine, "exec", node, "ctr", "--namespace=k8s.io"]
 
     def _create(self) -> None:
         self._state.mkdir(parents=True, exist_ok=True)

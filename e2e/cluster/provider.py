@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +40,10 @@ class Cluster(Protocol):
         ...
 
     def status(self) -> Status: ...
+
+    def present_images(self) -> Collection[str]:
+        """What need not be loaded: names of images and digests of blobs that the cluster holds."""
+        ...
 
     def load_image(self, archive: Path) -> None:
         """Makes an image archive (docker-archive or OCI) available to pods under its names."""

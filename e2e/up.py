@@ -1,0 +1,107 @@
+"""`make up`: a cluster, the images, the operator, a sample service, one streamed completion.
+
+Each step is skipped when its result is there, so the second run takes seconds. Composes the other
+modules of e2e; knows how none of them works.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+from e2e.images.choose import choose_builder
+
+from e2e.cluster.choose import choose_cluster
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.progress import Step, say
+from e2e.cluster.provider import Cluster
+from e2e.first_token import show_completion
+from e2e.images.build import build_images
+from e2e.install import ROOT, install_operator
+from e2e.kubectl import Kubectl
+from e2e.reach import direct_url, reach
+
+SAMPLE = ROOT / "manifests" / "samples" / "chat.yaml"
+SERVICE, SAMPLE_NAMESPACE, MODEL = "chat", "default", "sluice-tiny"
+PROMPT = "copy: One InferenceService, one fleet, one URL.\n"
+KIND = "inferenceservices.serving.sluice.dev"
+READY_SECONDS = 300
+
+
+def main() -> int:
+    started = time.monotonic()
+    try:
+        cluster = choose_cluster()
+        cluster.up()
+        install_operator(cluster, load_images(cluster))
+        apply_sample(Kubectl(cluster))
+        say(f"Asking it, as any OpenAI client would ({time.monotonic() - started:.0f} s so far):")
+        with reach(cluster, SAMPLE_NAMESPACE, SERVICE) as url:
+            show_completion(url, MODEL, PROMPT, max_tokens=64)
+        print_next_steps(cluster)
+    except ClusterError as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; `make up` goes on from here, `make down` removes what was begun")
+        return 130
+    return 0
+
+
+def load_images(cluster: Cluster) -> Mapping[str, str]:
+    """Component → image name, built where they changed and loaded where they are missing."""
+    names = {"engine": "engine-sample", "router": "router", "operator": "operator"}
+    present = cluster.present_images()
+    built = build_images(list(names.values()), present, choose_builder(cluster.kind))
+    for name, image in built.items():
+        if image.archive_path is not None:
+            with Step(f"Loading the image {name} into the cluster"):
+                cluster.load_image(image.archive_path)
+    return {component: built[name].tag for component, name in names.items()}
+
+
+def apply_sample(kubectl: Kubectl) -> None:
+    """The sample service, Ready; says which condition is missing when it does not become so."""
+    kubectl.apply(SAMPLE.read_text())
+    with Step(f"Waiting for the InferenceService {SERVICE} to be Ready"):
+        try:
+            kubectl.run(
+                "wait", "--for=condition=Ready", f"{KIND}/{SERVICE}", "-n", SAMPLE_NAMESPACE,
+                f"--timeout={READY_SECONDS}s", timeout_seconds=READY_SECONDS + 10,
+            )  # fmt: skip
+        except ClusterError as error:
+            raise ClusterError(f"{error}\n{_why(kubectl)}") from None
+
+
+def _why(kubectl: Kubectl) -> str:
+    status = kubectl.get(KIND, SERVICE, "-n", SAMPLE_NAMESPACE).get("status", {})
+    lines = [
+        f"  {condition['type']}={condition['status']} {condition.get('reason', '')}: "
+        f"{condition.get('message', '')}"
+        for condition in status.get("conditions", [])
+    ]
+    return "\n".join(lines)
+
+
+def print_next_steps(cluster: Cluster) -> None:
+    url = direct_url(cluster, SAMPLE_NAMESPACE, SERVICE)
+    if url is None:
+        forward = f"port-forward service/{SERVICE} 8080:80"
+        print(f'\nReach it:   make kubectl ARGS="{forward}"   then http://127.0.0.1:8080')
+        url = "http://127.0.0.1:8080"
+    else:
+        print(f"\nThe URL:    {url}/v1   (from this machine)")
+    body = f'{{"model": "{MODEL}", "prompt": "add:ab=3 cd=4\\nab+cd\\n", "stream": true}}'
+    print(
+        f"Ask it:     curl -N {url}/v1/completions -H 'content-type: application/json' "
+        f"-d '{body}'\n"
+        f'Look:       make kubectl ARGS="get infsvc,pods"\n'
+        f'            make kubectl ARGS="describe infsvc {SERVICE}"\n'
+        f'Change it:  make kubectl ARGS="edit infsvc {SERVICE}"   (replicas, chunkSize, ...)\n'
+        f"Remove all: make down"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
