@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.engine.plan import resolved
 from sluice_runtime.messages import Generate, Sampling, TokenDelta
+from sluice_runtime.model_files import resolve
 from sluice_runtime.scheduler.batch import Batch
 
 torch.set_num_threads(1)
@@ -66,7 +68,11 @@ def run_engine(
     run = Run()
     recorder = Recorder(run)
     given = hooks or EngineHooks()
-    engine = build_engine(config, EngineHooks(given.page_order, given.poison_freed_pages, recorder))
+    config = resolved(config)
+    files = resolve(config.model.uri)
+    engine = build_engine(
+        config, files, EngineHooks(given.page_order, given.poison_freed_pages, recorder)
+    )
     drive(engine, run, recorder, requests)
     status = engine.scheduler.status()
     run.cuts, run.retractions = status.chunk_cuts, status.retractions

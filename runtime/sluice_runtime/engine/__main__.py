@@ -16,11 +16,12 @@ from pathlib import Path
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
 
-from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.messages import EngineFailed
+from sluice_runtime.model_files import resolve
 from sluice_runtime.transport import EngineLink
 
 EXIT_STARTUP = 2
@@ -61,10 +62,14 @@ def _config(path: Path) -> EngineConfig:
 
 
 def _serve(config: EngineConfig, link: EngineLink) -> None:
+    config, files = resolved(config), resolve(config.model.uri)
+    # Imports torch, which takes seconds: what is wrong with the two above is said before that.
+    from sluice_runtime.engine.build import build_engine
+
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stops.append(received))
-    engine = build_engine(config)
+    engine = build_engine(config, files)
     # What was loaded lives as long as the process: the collector need not walk it.
     gc.collect()
     gc.freeze()

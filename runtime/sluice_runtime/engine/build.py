@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig
-from sluice_contract.sizing import apply_resolved, resolve_settings
-from sluice_contract.supported import unsupported
 
 from sluice_runtime.engine import host
 from sluice_runtime.engine.log import Sizes
+from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.plan import (
     HostBytes,
     context_length,
@@ -21,12 +18,11 @@ from sluice_runtime.engine.plan import (
     scheduler_settings,
 )
 from sluice_runtime.engine.runner import LogitsSeen, Runner, RunnerSettings
-from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.load import load_model
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model_files import ModelFiles
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -78,37 +74,27 @@ class Engine:
         )
 
 
-def resolved(config: EngineConfig) -> EngineConfig:
-    """`config` with every setting filled in.
-
-    Raises:
-        InvalidConfigError: a setting that this version refuses, or values that contradict.
-    """
-    for refusal in unsupported(config):
-        raise InvalidConfigError(str(refusal))
-    try:
-        return apply_resolved(config, resolve_settings(config, Accelerator()))
-    except ConfigError as error:
-        raise InvalidConfigError(str(error)) from None
-
-
-def build_engine(config: EngineConfig, hooks: EngineHooks | None = None) -> Engine:
-    """Loads the model and takes the memory of the pool; `config` need not be resolved.
+def build_engine(
+    config: EngineConfig, files: ModelFiles, hooks: EngineHooks | None = None
+) -> Engine:
+    """Loads the model and takes the memory of the pool; `config` has been resolved.
 
     Raises:
         StartupError: one line that says what to change.
     """
     hooks = hooks or EngineHooks()
-    config = resolved(config)
     torch.set_num_threads(config.threads or host.processors())
-    model = load_model(resolve(config.model.uri), config.dtype or "auto", config.seed)
+    with allocation("model weights", "more memory", "the size of the model"):
+        model = load_model(files, config.dtype or "auto", config.seed)
     memory = host.memory()
     shape = KvShape(model.spec.layers, model.spec.kv_heads, model.spec.head_dim, model.dtype)
     context = context_length(config, model.spec.context_length_tokens)
     free = HostBytes(memory.total, memory.available)
     pages = pool_pages(config, context, shape.bytes_per_token, free)
     settings = scheduler_settings(config, context, pages)
-    pool = PagePool(shape, pages, settings.page_size)
+    wanted = f"{settings.limits.kv_pool_tokens} tokens of {shape.bytes_per_token} bytes"
+    with allocation("KV pool", wanted, "kvPoolTokens or memoryFraction"):
+        pool = PagePool(shape, pages, settings.page_size)
     rows = RunnerSettings(
         rows=settings.max_running_requests,
         context_length_tokens=context,

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig
+from sluice_contract.sizing import apply_resolved, resolve_settings
+from sluice_contract.supported import unsupported
 
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
 from sluice_runtime.scheduler.limits import Limits
@@ -23,6 +26,20 @@ class HostBytes:
 
     total: int
     available: int
+
+
+def resolved(config: EngineConfig) -> EngineConfig:
+    """`config` with every setting filled in.
+
+    Raises:
+        InvalidConfigError: a setting that this version refuses, or values that contradict.
+    """
+    for refusal in unsupported(config):
+        raise InvalidConfigError(str(refusal))
+    try:
+        return apply_resolved(config, resolve_settings(config, Accelerator()))
+    except ConfigError as error:
+        raise InvalidConfigError(str(error)) from None
 
 
 def context_length(config: EngineConfig, model_tokens: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.engine.inputs import StepInputs, build_inputs
+from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.rows import RowTable
 from sluice_runtime.engine.sampler import SamplingRows, sample
 from sluice_runtime.kv.pool import PagePool
@@ -58,11 +59,18 @@ class Runner:
         if batch.mode is ForwardMode.IDLE:
             return SampledTokens(batch.step)
         inputs = build_inputs(batch, self._rows, self._pool.page_size)
-        attention = self._attention(self._pool, inputs.layout)
-        hidden = self._model.hidden(inputs.token_ids, inputs.positions, attention)
-        tokens = self._sample(batch, inputs, hidden)
+        count = len(inputs.token_ids)
+        with allocation(
+            f"{batch.mode} step", f"{count} tokens of activations", "chunkSize or kvPoolTokens"
+        ):
+            tokens = self._compute(batch, inputs)
         self._advance(batch, inputs, tokens)
         return SampledTokens(batch.step, tuple(tokens.tolist()))
+
+    def _compute(self, batch: Batch, inputs: StepInputs) -> Tensor:
+        attention = self._attention(self._pool, inputs.layout)
+        hidden = self._model.hidden(inputs.token_ids, inputs.positions, attention)
+        return self._sample(batch, inputs, hidden)
 
     def _sample(self, batch: Batch, inputs: StepInputs, hidden: Tensor) -> Tensor:
         """[n, h] → [m] tokens; logits are computed for the m rows that sample and no others."""

@@ -1,0 +1,96 @@
+"""The engine process over a real socket: ready, tokens, an abort, SIGTERM; and a failed start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_runtime.messages import (
+    Abort,
+    EngineFailed,
+    EngineReady,
+    Generate,
+    Sampling,
+    StepResult,
+    ToApi,
+)
+from sluice_runtime.transport import ApiLink, private_endpoint
+
+
+@contextmanager
+def engine(folder: Path, **config: Any) -> Iterator[tuple[ApiLink, subprocess.Popen[bytes]]]:
+    path = folder / "engine.json"
+    path.write_text(json.dumps(config))
+    with private_endpoint() as endpoint:
+        link = ApiLink(endpoint)
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "sluice_runtime.engine"),
+                *("--config", str(path), "--endpoint", endpoint),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield link, process
+        finally:
+            process.kill()
+            process.wait()
+            link.close()
+
+
+async def steps(messages: AsyncIterator[ToApi]) -> AsyncIterator[StepResult]:
+    async for message in messages:
+        if isinstance(message, StepResult):
+            yield message
+
+
+async def test_it_serves_until_sigterm(tmp_path: Path) -> None:
+    uri = {"uri": "dummy://qwen3-tiny"}
+    with engine(tmp_path, model=uri, threads=1, kvPoolTokens=2048) as (link, process):
+        messages = link.messages()
+        ready = await anext(messages)
+        assert isinstance(ready, EngineReady)
+        assert (ready.kv_pool_tokens, ready.vocabulary_size) == (2048, 259)
+        link.send(Generate("short", [1, 2, 3], 5, Sampling(temperature=0.0)))
+        link.send(Generate("long", [1, 2, 3], 2000, Sampling(temperature=0.0)))
+        answer: list[int] = []
+        async for step in steps(messages):
+            for delta in step.deltas:
+                answer += delta.token_ids if delta.request_id == "short" else []
+                if delta.request_id == "short" and delta.finish_reason:
+                    assert delta.finish_reason == "length"
+                    link.send(Abort("long"))
+            if any(delta.finish_reason == "abort" for delta in step.deltas):
+                assert step.load.kv_pages_free == step.load.kv_pages_total
+                break
+        assert len(answer) == 5
+        process.terminate()
+        assert await asyncio.to_thread(process.wait) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "reason", "part"),
+    [
+        ({"model": {"uri": "dummy://nothing"}}, "ModelLoadFailed", "dummy://qwen3-tiny"),
+        ({"model": {"uri": "x"}, "chunkSize": 0}, "InvalidConfig", "chunkSize"),
+    ],
+)
+async def test_a_failed_start_says_why(
+    tmp_path: Path, config: dict[str, Any], reason: str, part: str
+) -> None:
+    with engine(tmp_path, **config) as (link, process):
+        failed = await anext(link.messages())
+        assert isinstance(failed, EngineFailed)
+        assert failed.reason == reason
+        assert part in failed.message
+        assert "\n" not in failed.message
+        assert await asyncio.to_thread(process.wait) == 2

@@ -1,0 +1,188 @@
+"""The loop's turns: messages in, one step, one message out."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from itertools import count
+
+import pytest
+from sluice_runtime.engine.clock import Clock
+from sluice_runtime.engine.log import StepLog
+from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.messages import (
+    Abort,
+    Credit,
+    Drain,
+    Generate,
+    Heartbeat,
+    Sampling,
+    StepResult,
+    ToApi,
+    ToEngine,
+)
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
+
+from tests.runtime.scheduler.building import settings_of
+from tests.runtime.scheduler.fake_runner import FakeRunner, answer_to
+
+
+class FakeLink:
+    """Hands over one list of messages a poll; remembers what was sent and how long it may wait."""
+
+    def __init__(self) -> None:
+        self.coming: deque[list[ToEngine]] = deque()
+        self.sent: list[ToApi] = []
+        self.waits: list[float] = []
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        self.waits.append(timeout_seconds)
+        return self.coming.popleft() if self.coming else []
+
+    def send(self, message: ToApi) -> None:
+        self.sent.append(message)
+
+    @property
+    def steps(self) -> list[StepResult]:
+        return [message for message in self.sent if isinstance(message, StepResult)]
+
+    def answer(self, request_id: str) -> list[int]:
+        deltas = [delta for step in self.steps for delta in step.deltas]
+        return [t for delta in deltas if delta.request_id == request_id for t in delta.token_ids]
+
+    def ends(self, request_id: str) -> list[tuple[str | None, str | None]]:
+        deltas = [delta for step in self.steps for delta in step.deltas]
+        ended = [d for d in deltas if d.request_id == request_id and d.finish_reason]
+        return [(delta.finish_reason, delta.error) for delta in ended]
+
+
+@pytest.fixture
+def link() -> FakeLink:
+    return FakeLink()
+
+
+@pytest.fixture
+def loop(link: FakeLink) -> EngineLoop:
+    settings = settings_of(pool_tokens=32_768, page_size=16, chunk_size=64)
+    scheduler = Scheduler(settings, PageAllocator(2048))
+    ticks = count()
+    clock = Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
+    runner = FakeRunner(2048, 16)
+    return EngineLoop(link, scheduler, runner, lambda pace: StepLog(16, pace), clock)
+
+
+def ask(name: str, prompt: int, max_tokens: int, credit: int = 4096) -> Generate:
+    return Generate(name, list(range(prompt)), max_tokens, Sampling(), credit_tokens=credit)
+
+
+def turns(loop: EngineLoop, number: int) -> None:
+    for _ in range(number):
+        loop.step()
+
+
+def test_one_message_a_step_carries_all_tokens_and_the_load(
+    link: FakeLink, loop: EngineLoop
+) -> None:
+    link.coming.append([ask("a", 5, 3), ask("b", 6, 2)])
+    turns(loop, 3)
+    assert [step.mode for step in link.steps] == ["EXTEND", "DECODE", "DECODE"]
+    assert [len(step.deltas) for step in link.steps] == [2, 2, 1]
+    assert link.answer("a") == answer_to(range(5), 3)
+    last = link.steps[-1]
+    assert (last.load.running_requests, last.load.kv_pages_free) == (0, 2048)
+    assert last.load.steps == {"EXTEND": 1, "DECODE": 2, "MIXED": 0, "IDLE": 0}
+    assert last.load.time_seconds == 1.7e9
+    assert last.step_seconds > last.scheduler_seconds > 0
+
+
+def test_it_waits_for_messages_only_while_idle_and_shows_that_it_lives(
+    link: FakeLink, loop: EngineLoop
+) -> None:
+    turns(loop, 2)
+    assert all(isinstance(message, Heartbeat) for message in link.sent)
+    link.coming.append([ask("a", 5, 3)])
+    turns(loop, 5)
+    assert link.waits == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_an_abort_ends_the_request_once(link: FakeLink, loop: EngineLoop) -> None:
+    link.coming.append([ask("a", 5, 300)])
+    link.coming.append([Abort("a"), Abort("a"), Abort("unknown")])
+    turns(loop, 4)
+    assert link.ends("a") == [("abort", None)]
+    assert link.steps[-1].load.kv_pages_free == 2048
+
+
+def test_credit_holds_tokens_back_and_lets_them_go_also_while_idle(
+    link: FakeLink, loop: EngineLoop
+) -> None:
+    link.coming.append([ask("a", 5, 6, credit=2)])
+    turns(loop, 4)
+    assert link.answer("a") == answer_to(range(5), 2)
+    link.coming.append([Credit("a", 1)])
+    turns(loop, 1)
+    assert link.answer("a") == answer_to(range(5), 3)
+    turns(loop, 3)
+    assert link.answer("a") == answer_to(range(5), 6)
+    assert link.ends("a") == [("length", None)]
+
+
+def test_a_reader_that_stopped_reading_is_ended(link: FakeLink, loop: EngineLoop) -> None:
+    link.coming.append([ask("a", 5, 9000, credit=10)])
+    turns(loop, 4200)
+    (end,) = link.ends("a")
+    assert end[0] == "error"
+    assert "slow reader" in (end[1] or "")
+    assert link.answer("a") == answer_to(range(5), len(link.answer("a")))
+    assert link.steps[-1].load.kv_pages_free == 2048
+
+
+def test_draining_finishes_what_was_accepted_and_takes_nothing_new(
+    link: FakeLink, loop: EngineLoop
+) -> None:
+    link.coming.append([ask("a", 5, 4), Drain()])
+    link.coming.append([ask("late", 5, 4)])
+    turns(loop, 6)
+    assert link.ends("a") == [("length", None)]
+    ((reason, error),) = link.ends("late")
+    assert reason == "error"
+    assert "draining" in (error or "")
+
+
+def test_a_refusal_is_reported_without_a_forward_pass(link: FakeLink, loop: EngineLoop) -> None:
+    link.coming.append([ask("a", 40_000, 4)])
+    turns(loop, 1)
+    assert [step.mode for step in link.steps] == ["IDLE"]
+    assert "context length of 10000" in (link.ends("a")[0][1] or "")
+
+
+def test_the_prefill_rate_predicts_the_queued_work(link: FakeLink, loop: EngineLoop) -> None:
+    link.coming.append([ask("a", 200, 2)])
+    turns(loop, 1)
+    load = link.steps[0].load
+    # 64 tokens a tick, 136 to go.
+    assert load.queued_tokens == 136
+    assert load.queued_work_seconds == pytest.approx(136 / 64)
+
+
+def test_log_lines_are_the_known_ones(
+    link: FakeLink, loop: EngineLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "sluice.engine"):
+        link.coming.append([ask("a", 100, 60)])
+        turns(loop, 1)
+        link.coming.append([ask("b", 8, 60)])
+        turns(loop, 45)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:4] == [
+        "Prefill batch. #new-seq: 1, #new-token: 64, #cached-token: 0, token usage: 0.00, "
+        "#running-req: 0, #queue-req: 0",
+        "Chunked prefill. rid: a, #done-token: 64, #total-token: 100",
+        "Prefill batch. #new-seq: 2, #new-token: 44, #cached-token: 0, token usage: 0.00, "
+        "#running-req: 0, #queue-req: 0",
+        lines[3],
+    ]
+    assert lines[3].startswith("Decode batch. #running-req: 2, #token: 192, token usage: 0.01, ")
+    assert "gen throughput (token/s): " in lines[3]
+    assert lines[3].endswith("#queue-req: 0")

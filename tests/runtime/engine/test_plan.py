@@ -1,0 +1,82 @@
+"""Open settings become numbers; what does not fit ends in one line that names the setting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_contract.config import EngineConfig
+from sluice_runtime.engine.plan import (
+    HostBytes,
+    context_length,
+    pool_pages,
+    resolved,
+    scheduler_settings,
+)
+from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
+
+MIB = 1 << 20
+HOST = HostBytes(total=1000 * MIB, available=900 * MIB)
+
+
+def config(**settings: Any) -> EngineConfig:
+    return resolved(
+        EngineConfig.model_validate({"model": {"uri": "dummy://qwen3-tiny"}, **settings})
+    )
+
+
+def test_the_context_is_the_models_unless_a_shorter_one_is_asked_for() -> None:
+    assert context_length(config(), 4096) == 4096
+    assert context_length(config(contextLength=100), 4096) == 100
+    with pytest.raises(InvalidConfigError, match=r"contextLength: 5000 .* 4096"):
+        context_length(config(contextLength=5000), 4096)
+
+
+def test_the_pool_takes_what_the_memory_fraction_leaves() -> None:
+    # 1000 x 0.5 - 100 used = 400 MiB of 4 KiB tokens.
+    assert pool_pages(config(memoryFraction=0.5), 4096, 4096, HOST) == 400 * 256 // 16
+
+
+def test_the_pool_is_no_larger_than_what_all_rows_can_use() -> None:
+    assert pool_pages(config(maxRunningRequests=2), 1000, 1, HOST) == 125
+
+
+def test_a_configured_pool_is_taken_as_it_is() -> None:
+    assert pool_pages(config(kvPoolTokens=1000), 4096, 1024, HOST) == 62
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"kvPoolTokens": 10_000_000}, ["kvPoolTokens: 10000000", "900 MiB", "921600"]),
+        ({"contextLength": 400_000}, ["contextLength", "KV pool", "400000", "memoryFraction"]),
+    ],
+)
+def test_what_does_not_fit_names_phase_numbers_and_setting(
+    settings: dict[str, Any], parts: list[str]
+) -> None:
+    chosen = config(**settings)
+    with pytest.raises(OutOfMemoryError) as caught:
+        pool_pages(
+            chosen, chosen.context_length or 1, 4096 if "contextLength" in settings else 1024, HOST
+        )
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_chunking_off_is_none_to_the_scheduler() -> None:
+    assert scheduler_settings(config(chunkSize=-1), 4096, 10).chunk_size is None
+    assert scheduler_settings(config(), 4096, 10).chunk_size == 512
+    assert scheduler_settings(config(), 4096, 10).limits.kv_pool_tokens == 160
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"prefixCache": True}, "prefixCache"),
+        ({"schedulingPolicy": "lpm"}, "schedulingPolicy"),
+        ({"chunkSize": 8, "pageSize": 16}, "chunkSize"),
+    ],
+)
+def test_what_this_version_lacks_is_refused(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(InvalidConfigError, match=key):
+        config(**settings)

@@ -1,0 +1,100 @@
+"""Draws follow the distribution, the restrictions, and (seed, position) alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sluice_runtime.engine.sampler import SamplingRows, sample, uniform
+
+LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 0.5])
+
+
+def rows(
+    count: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = -1, seed: int = 5
+) -> SamplingRows:
+    return SamplingRows(
+        torch.full((count,), temperature),
+        torch.full((count,), top_p),
+        torch.full((count,), top_k),
+        torch.full((count,), seed),
+        torch.arange(count),
+    )
+
+
+def shares(logits: torch.Tensor, parameters: SamplingRows) -> torch.Tensor:
+    count = len(parameters.seed)
+    tokens = sample(logits.expand(count, -1).clone(), parameters)
+    return torch.bincount(tokens, minlength=len(logits)) / count
+
+
+def test_temperature_0_is_greedy() -> None:
+    assert sample(LOGITS[None], rows(1, temperature=0.0)).tolist() == [1]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_shares_follow_the_softmax(temperature: float) -> None:
+    wanted = torch.softmax(LOGITS / temperature, -1)
+    assert torch.allclose(shares(LOGITS, rows(20_000, temperature)), wanted, atol=0.015)
+
+
+def test_top_k_keeps_the_most_probable() -> None:
+    wanted = torch.softmax(LOGITS, -1)
+    wanted[[0, 3, 4]] = 0
+    got = shares(LOGITS, rows(20_000, top_k=2))
+    assert torch.allclose(got, wanted / wanted.sum(), atol=0.015)
+
+
+def test_top_p_keeps_the_fewest_that_reach_it() -> None:
+    probabilities = torch.softmax(LOGITS, -1)
+    top = (probabilities[1] + probabilities[2]).item()
+    for top_p, kept in ((top - 0.01, {1, 2}), (top + 0.01, {0, 1, 2}), (1e-9, {1})):
+        got = shares(LOGITS, rows(5_000, top_p=top_p))
+        assert set(got.nonzero().flatten().tolist()) == kept
+
+
+def test_top_k_applies_before_top_p() -> None:
+    """Of the two kept by top_k, the first holds 0.73 of what is left."""
+    assert shares(LOGITS, rows(2_000, top_k=2, top_p=0.7))[1] == 1.0
+
+
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(1))
+    together = rows(64)
+    all_at_once = sample(logits, together)
+    for index in (0, 17, 63):
+        alone = SamplingRows(*(column[index : index + 1] for column in vars(together).values()))
+        assert sample(logits[index : index + 1], alone) == all_at_once[index]
+    assert not torch.equal(sample(logits, rows(64, seed=6)), all_at_once)
+
+
+def test_unlike_rows_share_a_batch() -> None:
+    mixed = SamplingRows(
+        temperature=torch.tensor([0.0, 1.0, 1.0]),
+        top_p=torch.tensor([1.0, 1.0, 1e-9]),
+        top_k=torch.tensor([-1, -1, -1]),
+        seed=torch.tensor([1, 2, 3]),
+        position=torch.tensor([4, 5, 6]),
+    )
+    tokens = sample(LOGITS.expand(3, -1).clone(), mixed)
+    assert tokens[0] == tokens[2] == 1
+
+
+def test_masked_tokens_are_never_drawn() -> None:
+    logits = torch.tensor([float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")])
+    assert set(shares(logits, rows(2_000)).nonzero().flatten().tolist()) == {1, 3}
+
+
+def test_uniform_is_uniform_and_unlike_for_neighbours() -> None:
+    numbers = uniform(torch.arange(50_000) // 250, torch.arange(50_000) % 250)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    counts = torch.histc(numbers.float(), 20, 0, 1)
+    assert ((counts - 2500).abs() < 250).all()
+    assert len(numbers.unique()) == 50_000
+
+
+def test_uniform_is_fixed_for_ever() -> None:
+    """Changing these would change what a seed gives a client."""
+    extremes = torch.tensor([0, 1, 2**63 - 1])
+    got = uniform(extremes, torch.tensor([0, 7, 4096])).tolist()
+    assert got == [0.28176129772258496, 0.7811858256068281, 0.1977953389442867]

@@ -1,0 +1,113 @@
+"""Damaged, incomplete or foreign weights end in one line with file, tensor and shapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.model.load import load_model
+from sluice_runtime.model_files import resolve
+
+from tests.runtime.agreement.oracle import write_model
+
+NORM = "model.layers.1.self_attn.k_norm.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("saved"), "qwen3")
+
+
+@pytest.fixture
+def changed(saved: Path, tmp_path: Path) -> Callable[[Callable[[Tensors], object]], Path]:
+    """A copy of the model with its tensors changed."""
+
+    def change(how: Callable[[Tensors], object]) -> Path:
+        tensors = load_file(saved / "model.safetensors")
+        how(tensors)
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text((saved / "config.json").read_text())
+        return tmp_path
+
+    return change
+
+
+def load_line(folder: Path) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(resolve(str(folder)), "auto", 0)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_missing_tensor(changed: Callable[..., Path]) -> None:
+    line = load_line(changed(lambda tensors: tensors.pop(NORM)))
+    assert f"{NORM} is missing" in line
+    assert "[24]" in line
+
+
+def test_a_tensor_of_another_shape(changed: Callable[..., Path]) -> None:
+    folder = changed(lambda tensors: tensors.update({NORM: torch.ones(16)}))
+    line = load_line(folder)
+    for part in (NORM, "[16]", "[24]", str(folder / "model.safetensors")):
+        assert part in line
+
+
+def test_a_tensor_that_would_be_ignored(changed: Callable[..., Path]) -> None:
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    line = load_line(changed(lambda tensors: tensors.update({bias: torch.ones(96)})))
+    assert bias in line
+    assert "Qwen3ForCausalLM" in line
+
+
+def test_what_a_tied_checkpoint_repeats_is_harmless(changed: Callable[..., Path]) -> None:
+    folder = changed(lambda tensors: tensors.update({"lm_head.weight": torch.ones(259, 64)}))
+    assert load_model(resolve(str(folder)), "auto", 0)
+
+
+def test_a_truncated_file(changed: Callable[..., Path]) -> None:
+    folder = changed(lambda tensors: None)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    assert f"{path} is damaged" in load_line(folder)
+
+
+def test_no_weights(changed: Callable[..., Path]) -> None:
+    folder = changed(lambda tensors: None)
+    (folder / "model.safetensors").unlink()
+    assert f"{folder / 'model.safetensors'} is missing" in load_line(folder)
+
+
+def test_a_shard_that_is_not_there(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "qwen3-untied-sharded")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    shard = folder / index["weight_map"][NORM]
+    shard.unlink()
+    assert f"{shard} is missing" in load_line(folder)
+
+
+def test_random_weights_depend_on_the_seed_alone() -> None:
+    one, same, other = (
+        load_model(resolve("dummy://llama-tiny"), "bfloat16", seed) for seed in (1, 1, 2)
+    )
+    assert one.dtype is torch.bfloat16
+    assert torch.equal(one.layers[3].mlp.down.weight, same.layers[3].mlp.down.weight)
+    assert not torch.equal(one.layers[3].mlp.down.weight, other.layers[3].mlp.down.weight)
+
+
+def test_loaded_weights_do_not_keep_the_file(saved: Path, tmp_path: Path) -> None:
+    """The model owns its tensors: the file may be replaced under a running engine."""
+    copy = tmp_path / "model.safetensors"
+    copy.write_bytes((saved / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text((saved / "config.json").read_text())
+    model = load_model(resolve(str(tmp_path)), "auto", 0)
+    before = model.norm.clone()
+    with copy.open("r+b") as file:
+        file.seek(-4096, 2)
+        file.write(b"\xff" * 4096)
+    assert torch.equal(model.norm, before)

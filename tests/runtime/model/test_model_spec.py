@@ -1,0 +1,95 @@
+"""config.json is read in both spellings, and what is not implemented is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.layers.rope import Llama3Scaling, Rope
+from sluice_runtime.model.spec import spec_from
+
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "max_window_layers": 2,
+    "layer_types": ["full_attention", "full_attention"],
+    "attention_bias": False,
+    "quantization_config": None,
+}
+LLAMA = {**QWEN3, "architectures": ["LlamaForCausalLM"]}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+SCALING = Llama3Scaling(8.0, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize(
+    ("written", "rope"),
+    [
+        ({}, Rope(10_000.0)),
+        ({"rope_theta": 1e6, "rope_scaling": None}, Rope(1e6)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, Rope(1e6)),
+        ({"rope_theta": 5e5, "rope_scaling": LLAMA3}, Rope(5e5, SCALING)),
+        ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, Rope(5e5, SCALING)),
+    ],
+)
+def test_both_spellings_of_rope(written: dict[str, Any], rope: Rope) -> None:
+    assert spec_from(LLAMA | written).rope == rope
+
+
+@pytest.mark.parametrize(
+    ("written", "dtype"),
+    [({}, "float32"), ({"torch_dtype": "bfloat16"}, "bfloat16"), ({"dtype": "float16"}, "float16")],
+)
+def test_both_spellings_of_dtype(written: dict[str, Any], dtype: str) -> None:
+    assert spec_from(QWEN3 | written).dtype == dtype
+
+
+def test_a_missing_head_dim_means_what_the_architecture_says() -> None:
+    assert spec_from(QWEN3).head_dim == 128
+    assert spec_from(LLAMA).head_dim == 16
+    assert spec_from(LLAMA | {"head_dim": 24}).head_dim == 24
+
+
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, ["architectures", "Mamba", "Qwen3ForCausalLM"]),
+        ({"architectures": None}, ["architectures", "LlamaForCausalLM"]),
+        ({"use_sliding_window": True}, ["use_sliding_window", "True"]),
+        ({"use_sliding_window": None, "sliding_window": 4096}, ["sliding_window", "4096"]),
+        ({"layer_types": ["sliding_attention"]}, ["layer_types", "sliding_attention"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
+        ({"attention_bias": True}, ["attention_bias", "False"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["rope_type", "yarn", "llama3"]),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, ["rope_type", "linear"]),
+        ({"rope_scaling": {"rope_type": "llama3"}}, ["factor", "None"]),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["rope_type"]),
+        ({"torch_dtype": "int8"}, ["dtype", "int8"]),
+        ({"vocab_size": None}, ["vocab_size", "None"]),
+        ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
+        ({"num_key_value_heads": 3}, ["num_key_value_heads", "3", "divisor"]),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(
+    changed: dict[str, Any], parts: list[str]
+) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        spec_from(QWEN3 | changed)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert all(part in line for part in parts), line
