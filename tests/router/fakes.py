@@ -68,13 +68,17 @@ class FakeEngine:
 
 
 @asynccontextmanager
-async def running_engine(behave: Behaviour) -> AsyncIterator[FakeEngine]:
-    """A fake engine on a free port."""
+async def running_engine(
+    behave: Behaviour, drain_seconds: float = 0.1
+) -> AsyncIterator[FakeEngine]:
+    """A fake engine on a free port; what still runs at the end gets `drain_seconds`."""
     engine = FakeEngine(behave)
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_get("/load", engine.report)
     app.router.add_route("*", "/v1/{rest:.*}", engine.answer)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=drain_seconds
+    )
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -136,6 +136,9 @@ async def test_429_from_every_engine_passes_with_its_retry_after(
         assert response.headers["Retry-After"] == "7"
         assert (await response.json())["error"]["message"] == "told to"
         assert (len(first.calls), len(second.calls)) == (1, 1)
+        async with client.get(router.url + "/load") as load:  # a full queue is no failure
+            rows = (await load.json())["engines"]
+        assert [row["condition"] for row in rows] == ["ready", "ready"]
 
 
 async def test_an_engine_that_dies_in_the_stream_ends_it_with_one_error_event(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import pytest
+from aiohttp import web
 from sluice_contract.router_config import (
     Discovery,
     LoadFollowing,
@@ -92,3 +93,55 @@ async def test_scale_in_and_the_api_servers_end_lose_no_request(
         assert (await stream(client, router.url)).endswith(fakes.DONE)
         leaving.gate.set()
         assert (await asyncio.wait_for(running, 5)).endswith(fakes.DONE)
+
+
+async def paced(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Ten events over some time, as a model would."""
+    response = await fakes.start_stream(request)
+    for number in range(10):
+        await response.write(fakes.EVENT % number)
+        await asyncio.sleep(0.005)
+    await response.write(fakes.DONE)
+    return response
+
+
+async def test_a_rolling_update_under_load_fails_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every engine is replaced; each is gone before the API server says that it leaves."""
+    async with (
+        running_kube() as kube,
+        aiohttp.ClientSession() as client,
+        service(kube, monkeypatch) as router,
+        AsyncExitStack() as stack,
+    ):
+        old = [AsyncExitStack(), AsyncExitStack()]
+        for number, engine_stack in enumerate(old):
+            await start_engine(kube, engine_stack, f"old-{number}")
+        stop = asyncio.Event()
+        clients = [asyncio.create_task(keep_streaming(client, router.url, stop)) for _ in range(20)]
+        for number, engine_stack in enumerate(old):
+            fresh = await start_engine(kube, stack, f"new-{number}")
+            await asyncio.wait_for(fresh.asked.wait(), 10)
+            await engine_stack.aclose()
+            kube.delete(f"old-{number}")
+        stop.set()
+        answers = [answer for answers in await asyncio.gather(*clients) for answer in answers]
+    assert len(answers) > 40
+    assert all(answer.count(b'"text"') == 10 for answer in answers)
+    assert all(answer.endswith(fakes.DONE) for answer in answers)
+
+
+async def start_engine(kube: FakeKube, stack: AsyncExitStack, name: str) -> fakes.FakeEngine:
+    engine = await stack.enter_async_context(fakes.running_engine(paced, drain_seconds=5))
+    kube.put(slice_of(name, engine, ready=True), "ADDED")
+    return engine
+
+
+async def keep_streaming(
+    client: aiohttp.ClientSession, url: str, stop: asyncio.Event
+) -> list[bytes]:
+    answers = []
+    while not stop.is_set():
+        answers.append(await stream(client, url))
+    return answers
