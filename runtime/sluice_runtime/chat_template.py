@@ -1,0 +1,130 @@
+"""Turns chat messages into the prompt text a model was trained on, by its own Jinja template.
+
+The template comes with the weights, so it runs in jinja2's immutable sandbox. Knows neither tokens
+nor requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from sluice_runtime.errors import InvalidRequestError, ModelLoadError
+from sluice_runtime.model_files import ModelFiles, read_json
+
+_DUMMY_TEMPLATE: Final = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+_DEFAULT_NAME: Final = "default"
+_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+Message = Mapping[str, Any]
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it only passes them on."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as an instance variable)
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A compiled template with the special tokens it may name."""
+
+    template: jinja2.Template
+    special_tokens: Mapping[str, str]
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt, ending where the assistant's answer begins.
+
+        Raises:
+            InvalidRequestError: the template refuses these messages.
+        """
+        try:
+            return self.template.render(
+                messages=messages, add_generation_prompt=True, **self.special_tokens
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            raise InvalidRequestError(
+                f"messages: the model's chat template refuses them: {error}", "messages"
+            ) from None
+
+
+def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
+    """The model's template, None when it has none: chat_template.jinja, else tokenizer_config's.
+
+    Raises:
+        ModelLoadError: the template cannot be compiled; names the file.
+    """
+    if files.folder is None:
+        return _compile(_DUMMY_TEMPLATE, {}, files.uri)
+    config_path = files.folder / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.exists() else {}
+    own_file = files.folder / "chat_template.jinja"
+    if own_file.exists():
+        return _compile(own_file.read_text(), config, str(own_file))
+    source = _default_of(config.get("chat_template"), str(config_path))
+    return None if source is None else _compile(source, config, str(config_path))
+
+
+def _default_of(value: object, origin: str) -> str | None:
+    """A template given as text, or the one named `default` (else the first) of a list."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        assert isinstance(value, list)
+        named = {str(entry["name"]): str(entry["template"]) for entry in value}
+        return named.get(_DEFAULT_NAME) or next(iter(named.values()))
+    except (AssertionError, KeyError, TypeError, StopIteration):
+        raise ModelLoadError(
+            f"model.uri: chat_template in {origin} is {type(value).__name__}; "
+            "allowed: a string or a list of {name, template}"
+        ) from None
+
+
+def _compile(source: str, config: Mapping[str, Any], origin: str) -> ChatTemplate:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _GenerationTag],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    try:
+        template = environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ModelLoadError(f"model.uri: chat template in {origin}: {error}") from None
+    special = {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))}
+    return ChatTemplate(template, special)
+
+
+def _text_of(token: object) -> str:
+    """A special token as tokenizer_config writes it: a string, or an object with `content`."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else ""
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().astimezone().strftime(pattern)

@@ -1,0 +1,68 @@
+"""Starts one engine from its file: checks it, then supervises API process and engine process.
+
+What can be refused without a model or a device is refused here, before anything starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.base import ConfigError
+from sluice_contract.config import EngineConfig, read_engine_config
+from sluice_contract.labels import Role
+from sluice_contract.sizing import resolve_settings
+from sluice_contract.supported import unsupported
+
+from sluice_runtime import exits, model_files
+from sluice_runtime.errors import InvalidConfigError, StartupError
+from sluice_runtime.supervisor import Supervisor
+from sluice_runtime.threads import thread_environment
+from sluice_runtime.transport import private_endpoint
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one engine until it is told to stop; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sluice_runtime", description="Serves one model over the OpenAI API."
+    )
+    parser.add_argument("--config", type=Path, required=True, help="the EngineConfig, as JSON")
+    path: Path = parser.parse_args(arguments).config
+    try:
+        config = checked_config(path)
+    except StartupError as error:
+        return exits.give_up(error.reason, str(error), exits.STARTUP)
+    with private_endpoint() as endpoint:
+        supervisor = Supervisor(thread_environment(config.threads))
+        return supervisor.run(
+            api=_command("sluice_runtime.server", path, endpoint),
+            engine=_command("sluice_runtime.engine", path, endpoint),
+        )
+
+
+def checked_config(path: Path) -> EngineConfig:
+    """The configuration in the file, which this version can serve as far as the file tells.
+
+    Raises:
+        StartupError: one line naming key, value and what is allowed.
+    """
+    try:
+        config = read_engine_config(path)
+        if config.role != Role.MIXED:
+            raise ConfigError(
+                "role", str(config.role), "mixed (the others are not implemented yet)"
+            )
+        for refusal in unsupported(config):
+            raise refusal
+        resolve_settings(config, Accelerator())
+    except ConfigError as error:
+        raise InvalidConfigError(str(error)) from None
+    model_files.resolve(config.model.uri)
+    return config
+
+
+def _command(module: str, config: Path, endpoint: str) -> list[str]:
+    return [sys.executable, "-m", module, "--config", str(config), "--endpoint", endpoint]

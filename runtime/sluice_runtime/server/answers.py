@@ -1,0 +1,151 @@
+"""Pieces of text as OpenAI's response objects, for both routes, whole and streamed. Plain dicts.
+
+Knows no HTTP: `streaming` turns the chunks into events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sluice_runtime.server.generation import Piece
+
+
+@dataclass
+class Usage:
+    """Tokens of a request, counted as its pieces come."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, piece: Piece) -> None:
+        """Counts one more piece."""
+        self.completion_tokens += piece.tokens
+        self.cached_tokens += piece.cached_tokens
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What every object of one response shares."""
+
+    response_id: str
+    created_unix: int
+    model: str
+
+    def around(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self.response_id,
+            "object": kind,
+            "created": self.created_unix,
+            "model": self.model,
+            "choices": choices,
+            **more,
+        }
+
+
+class Shape(Protocol):
+    """How one route spells its choices."""
+
+    whole_object: str
+    chunk_object: str
+
+    def whole_choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]: ...
+    def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]: ...
+
+
+class CompletionShape:
+    """`/v1/completions`: whole and chunk look alike."""
+
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def whole_choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+    def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": None,
+            "finish_reason": piece.finish_reason,
+        }
+
+
+class ChatShape:
+    """`/v1/chat/completions`: messages, and deltas of them."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def whole_choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
+
+    def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
+        delta: dict[str, str] = {"role": "assistant", "content": piece.text} if first else {}
+        if piece.text:
+            delta["content"] = piece.text
+        return {
+            "index": piece.index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": piece.finish_reason,
+        }
+
+
+@dataclass
+class Chunks:
+    """The chunks of one stream; remembers which choices have begun."""
+
+    shape: Shape
+    envelope: Envelope
+    usage: Usage
+    include_usage: bool
+    _begun: set[int] = field(default_factory=set)
+
+    def of(self, piece: Piece) -> dict[str, Any] | None:
+        """The chunk for a piece; None when it has nothing to tell."""
+        self.usage.add(piece)
+        first = piece.index not in self._begun
+        if not piece.text and piece.finish_reason is None:
+            return None
+        self._begun.add(piece.index)
+        choices = [self.shape.chunk_choice(piece, first=first)]
+        more: Mapping[str, Any] = {"usage": None} if self.include_usage else {}
+        return self.envelope.around(self.shape.chunk_object, choices, **more)
+
+    def last(self) -> dict[str, Any] | None:
+        """The usage chunk, when it was asked for: no choices."""
+        if not self.include_usage:
+            return None
+        return self.envelope.around(self.shape.chunk_object, [], usage=self.usage.to_json())
+
+
+def whole(
+    shape: Shape, envelope: Envelope, usage: Usage, pieces: Iterable[Piece]
+) -> dict[str, Any]:
+    """The response object of an answer that is not streamed."""
+    texts: dict[int, list[str]] = {}
+    reasons: dict[int, str] = {}
+    for piece in pieces:
+        usage.add(piece)
+        texts.setdefault(piece.index, []).append(piece.text)
+        if piece.finish_reason is not None:
+            reasons[piece.index] = piece.finish_reason
+    choices = [shape.whole_choice(i, "".join(texts[i]), reasons[i]) for i in sorted(texts)]
+    return envelope.around(shape.whole_object, choices, usage=usage.to_json())

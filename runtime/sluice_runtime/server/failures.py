@@ -1,0 +1,104 @@
+"""Every error as OpenAI's error JSON, with the status and headers that belong to it.
+
+Knows the exception tree; knows no route.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from sluice_runtime.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RequestError,
+    SluiceRuntimeError,
+    UnavailableError,
+)
+from sluice_runtime.server.engine_client import GenerationFailedError
+
+_log = logging.getLogger(__name__)
+
+
+class ModelNotFoundError(RequestError):
+    """The request names a model that is not served here: 404."""
+
+
+class BodyTooLargeError(RequestError):
+    """The request body is longer than server.maxBodyBytes: 413."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one class of errors is told to the client."""
+
+    status: int
+    type: str
+    code: str | None
+    retry_after_seconds: int | None = None
+
+
+_KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
+    InvalidRequestError: Kind(400, "invalid_request_error", "invalid_value"),
+    ModelNotFoundError: Kind(404, "invalid_request_error", "model_not_found"),
+    BodyTooLargeError: Kind(413, "invalid_request_error", "request_too_large"),
+    OverloadedError: Kind(429, "rate_limit_error", "queue_full", retry_after_seconds=1),
+    GenerationFailedError: Kind(500, "server_error", "generation_failed"),
+    UnavailableError: Kind(503, "server_error", "unavailable", retry_after_seconds=2),
+}
+_INTERNAL: Final = Kind(500, "server_error", "internal_error")
+_INTERNAL_MESSAGE: Final = "internal error; the server's log has it under this x-request-id"
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`; of an unforeseen error nothing is told."""
+    kind = _kind_of(error)
+    message = str(error) if kind is not _INTERNAL else _INTERNAL_MESSAGE
+    return _body(message, kind.type, getattr(error, "param", None), kind.code)
+
+
+def error_response(error: Exception) -> Response:
+    """The whole response; 429 and 503 say when to come again."""
+    kind = _kind_of(error)
+    wait = kind.retry_after_seconds
+    headers = {} if wait is None else {"retry-after": str(wait)}
+    return JSONResponse(error_body(error), kind.status, headers)
+
+
+def log_unforeseen(error: Exception) -> None:
+    """Writes a bug of ours to the log, with its traceback; the tree's errors are no bugs."""
+    if _kind_of(error) is _INTERNAL:
+        _log.error("unforeseen error in a request", exc_info=error)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Makes every error response of the application OpenAI's."""
+    app.add_exception_handler(HTTPException, _framework_error)
+    app.add_exception_handler(SluiceRuntimeError, _request_error)
+    app.add_exception_handler(Exception, _request_error)
+
+
+async def _framework_error(request: Request, error: Exception) -> Response:
+    """404, 405 and what else Starlette refuses."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    body = _body(message, "invalid_request_error", None, None)
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+def _kind_of(error: Exception) -> Kind:
+    return next((k for tree, k in _KINDS.items() if isinstance(error, tree)), _INTERNAL)
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -1,0 +1,99 @@
+"""Lets requests in, and counts those inside, so that a drain knows when the last has gone.
+
+Wraps the application as ASGI middleware: a request is inside until its last byte is sent. Also
+gives every request its id. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sluice_runtime.errors import UnavailableError
+from sluice_runtime.server.failures import error_response
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+_ACCEPTABLE_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_WORK_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
+
+
+class Gate:
+    """Open until `close`; afterwards work is refused and what is inside may finish."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._inside = 0
+        self._changed = asyncio.Condition()
+
+    def close(self) -> None:
+        """No more work is let in."""
+        self.closed = True
+
+    async def emptied(self) -> None:
+        """Returns when nothing is inside."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._inside == 0)
+
+    async def enter(self) -> None:
+        """One more inside.
+
+        Raises:
+            UnavailableError: the gate is closed.
+        """
+        if self.closed:
+            raise UnavailableError("the server drains; ask another replica")
+        self._inside += 1
+
+    async def leave(self) -> None:
+        """One less inside."""
+        async with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+
+class GateMiddleware:
+    """Passes work through the gate, and an x-request-id through everything."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        if scope["path"] in _WORK_PATHS:
+            await self._work(scope, receive, send_with_id)
+        else:
+            await self._app(scope, receive, send_with_id)
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._gate.enter()
+        except UnavailableError as error:
+            response = error_response(error)
+            response.headers["connection"] = "close"
+            await response(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            await self._gate.leave()
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's id when it is harmless in headers and logs, else a new one."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    return given if _ACCEPTABLE_ID.fullmatch(given) else secrets.token_hex(16)

@@ -1,0 +1,145 @@
+"""One request's answers as text: engine deltas → detokeniser → stop strings → pieces.
+
+Leaving a generator early aborts what still runs. Knows neither JSON nor HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sluice_runtime.messages import Generate, TokenDelta
+from sluice_runtime.server.detokenizer import Detokenizer
+from sluice_runtime.server.engine_client import CREDIT_TOKENS, EngineClient, TokenStream
+from sluice_runtime.server.prompts import ChoicePlan
+from sluice_runtime.server.stop_strings import StopStrings
+from sluice_runtime.tokenizer import Tokenizer
+
+_MERGED_PIECES: Final = 64
+"""Pieces of several choices that may wait for the reader."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The next part of one choice. `finish_reason` is set on a choice's last piece only."""
+
+    index: int
+    text: str
+    tokens: int
+    """Tokens of the engine that this piece accounts for, the stop token included."""
+    cached_tokens: int = 0
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class AnswerText:
+    """The text of one choice, from token deltas to pieces; pure."""
+
+    def __init__(self, plan: ChoicePlan, tokenizer: Tokenizer) -> None:
+        self._plan = plan
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(plan.stops)
+
+    def push(self, delta: TokenDelta) -> Piece:
+        """The piece this delta makes. Stop string before EOS before length."""
+        text = self._stops.push(self._detokenizer.push(self._visible(delta)))
+        reason: Literal["stop", "length"] | None = None
+        if delta.finish_reason is not None and not self._stops.found:
+            text += self._stops.push(self._detokenizer.finish())
+            text += self._stops.finish()
+            reason = "length" if delta.finish_reason == "length" else "stop"
+        if self._stops.found:
+            reason = "stop"
+        return Piece(self._plan.index, text, len(delta.token_ids), delta.cached_tokens, reason)
+
+    def _visible(self, delta: TokenDelta) -> Sequence[int]:
+        """Without the stop token that ended the answer."""
+        ids = delta.token_ids
+        ended_by_token = delta.finish_reason == "stop" and ids
+        return ids[:-1] if ended_by_token and ids[-1] in self._plan.stop_token_ids else ids
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Starts plans on the engine and yields their pieces as they come."""
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    draw_id: Callable[[], str]
+    """An id no other request of this process has."""
+
+    async def pieces(
+        self, plans: Sequence[ChoicePlan], arrival_seconds: float
+    ) -> AsyncGenerator[Piece, None]:
+        """The pieces of all plans, in the order in which they come.
+
+        Raises:
+            RequestError, GenerationFailedError: one of them failed; the others are aborted.
+        """
+        streams: list[TokenStream] = []
+        try:
+            for plan in plans:
+                streams.append(self.client.open(self._message(plan, arrival_seconds)))
+            choices = [
+                self._choice(stream, AnswerText(plan, self.tokenizer))
+                for stream, plan in zip(streams, plans, strict=True)
+            ]
+            async with aclosing(choices[0] if len(choices) == 1 else _merged(choices)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            for stream in streams:
+                self.client.close(stream)
+
+    async def _choice(self, stream: TokenStream, answer: AnswerText) -> AsyncGenerator[Piece, None]:
+        """One choice's pieces; its pages are free as soon as it ends, whatever the others do."""
+        while True:
+            piece = answer.push(await stream.next())
+            if piece.finish_reason is not None:
+                self.client.close(stream)
+            yield piece
+            if piece.finish_reason is not None:
+                return
+
+    def _message(self, plan: ChoicePlan, arrival_seconds: float) -> Generate:
+        return Generate(
+            request_id=self.draw_id(),
+            prompt_ids=plan.prompt_ids,
+            max_tokens=plan.max_tokens,
+            sampling=plan.sampling,
+            stop_token_ids=plan.stop_token_ids,
+            ignore_eos=plan.ignore_eos,
+            arrival_seconds=arrival_seconds,
+            credit_tokens=CREDIT_TOKENS,
+        )
+
+
+async def _merged(choices: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """Several iterators as one; the first failure ends all."""
+    queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(_MERGED_PIECES)
+
+    async def pump(choice: AsyncGenerator[Piece, None]) -> None:
+        try:
+            async for piece in choice:
+                await queue.put(piece)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(pump(choice)) for choice in choices]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

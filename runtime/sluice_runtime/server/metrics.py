@@ -1,0 +1,127 @@
+"""Prometheus collectors of the engine, made from `sluice_contract.metrics`.
+
+Times are the engine's clock: a delta counts from the request's arrival to the end of the step that
+made it. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from sluice_contract import metrics
+
+from sluice_runtime.messages import Generate, Load, StepResult, TokenDelta
+
+CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
+
+
+@dataclass(slots=True)
+class _Timeline:
+    """What is remembered of a request in flight."""
+
+    arrival_seconds: float
+    last_token_seconds: float | None = None
+    output_tokens: int = 0
+
+
+class EngineMetrics:
+    """A registry of its own, filled by the engine client's observations."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for metric in metrics.ENGINE:
+            self._register(metric)
+        self._timelines: dict[str, _Timeline] = {}
+        self._totals: dict[str, float] = {}
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return prometheus_client.generate_latest(self.registry)
+
+    def opened(self, generate: Generate) -> None:
+        self._timelines[generate.request_id] = _Timeline(generate.arrival_seconds)
+        self._counters["sluice_prompt_tokens_total"].inc(len(generate.prompt_ids))
+        self._histograms["sluice_prompt_length_tokens"].observe(len(generate.prompt_ids))
+
+    def stepped(self, result: StepResult) -> None:
+        if result.step_seconds > 0:
+            self._histograms["sluice_step_seconds"].labels(result.mode).observe(result.step_seconds)
+            self._histograms["sluice_scheduler_seconds"].observe(result.scheduler_seconds)
+        for delta in result.deltas:
+            self._progressed(delta, result.finished_seconds)
+
+    def loaded(self, load: Load) -> None:
+        self._gauges["sluice_running_requests"].set(load.running_requests)
+        self._gauges["sluice_queued_requests"].set(load.queued_requests)
+        self._gauges["sluice_queued_tokens"].set(load.queued_tokens)
+        self._gauges["sluice_new_token_ratio"].set(load.new_token_ratio)
+        used = load.kv_pages_total - load.kv_pages_free - load.kv_pages_evictable
+        pages = self._gauges["sluice_kv_pages"]
+        pages.labels("used").set(used)
+        pages.labels("free").set(load.kv_pages_free)
+        pages.labels("evictable").set(load.kv_pages_evictable)
+        self._gauges["sluice_token_usage_ratio"].set(used / max(1, load.kv_pages_total))
+        self._raise_to("sluice_retractions_total", load.retractions)
+        self._raise_to("sluice_chunk_cuts_total", load.chunk_cuts)
+        for mode, steps in load.steps.items():
+            self._raise_to("sluice_steps_total", steps, mode)
+
+    def draining(self) -> None:
+        """The server takes no more requests."""
+        self._gauges["sluice_draining"].set(1)
+
+    def ended(self, outcome: str) -> None:
+        """A request of a client ended: `stop`, `length`, `abort`, `error` or `refused`."""
+        self._counters["sluice_requests_total"].labels(outcome).inc()
+
+    def _progressed(self, delta: TokenDelta, finished_seconds: float) -> None:
+        timeline = self._timelines.get(delta.request_id)
+        if timeline is None:
+            return
+        if delta.token_ids:
+            self._tokens_arrived(timeline, delta, finished_seconds)
+        if delta.finish_reason is not None:
+            del self._timelines[delta.request_id]
+            self._histograms["sluice_output_length_tokens"].observe(timeline.output_tokens)
+            self._histograms["sluice_request_seconds"].observe(
+                finished_seconds - timeline.arrival_seconds
+            )
+
+    def _tokens_arrived(self, timeline: _Timeline, delta: TokenDelta, seconds: float) -> None:
+        if timeline.last_token_seconds is None:
+            self._histograms["sluice_time_to_first_token_seconds"].observe(
+                seconds - timeline.arrival_seconds
+            )
+            self._counters["sluice_cached_prompt_tokens_total"].inc(delta.cached_tokens)
+        else:
+            self._histograms["sluice_inter_token_seconds"].observe(
+                seconds - timeline.last_token_seconds
+            )
+        timeline.last_token_seconds = seconds
+        timeline.output_tokens += len(delta.token_ids)
+        self._counters["sluice_generated_tokens_total"].inc(len(delta.token_ids))
+
+    def _raise_to(self, name: str, total: float, *labels: str) -> None:
+        """A counter follows the engine's own total."""
+        key = "/".join((name, *labels))
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(total - self._totals.get(key, 0))
+        self._totals[key] = total
+
+    def _register(self, metric: metrics.Metric) -> None:
+        name, text, labels = metric.name, metric.help, metric.labels
+        match metric.kind:
+            case "counter":
+                self._counters[name] = Counter(name, text, labels, registry=self.registry)
+            case "gauge":
+                self._gauges[name] = Gauge(name, text, labels, registry=self.registry)
+            case "histogram":
+                self._histograms[name] = Histogram(
+                    name, text, labels, registry=self.registry, buckets=metric.buckets
+                )

@@ -1,0 +1,79 @@
+"""OpenAI's fields that this version can only take with a value of no effect: one table.
+
+A row leaves it when the feature lands. Any other value is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sluice_runtime.errors import InvalidRequestError
+
+
+@dataclass(frozen=True)
+class NeutralOnly:
+    """The values of a field that ask for nothing; `allowed` is for a person."""
+
+    neutral: tuple[Any, ...]
+    allowed: str
+
+
+_ABSENT: Final = NeutralOnly((None,), "leaving it out")
+_FALSE: Final = NeutralOnly((None, False), "false")
+_ZERO: Final = NeutralOnly((None, 0), "0")
+_ONE: Final = NeutralOnly((None, 1), "1")
+_EMPTY_LIST: Final = NeutralOnly((None, []), "[]")
+_EMPTY_OBJECT: Final = NeutralOnly((None, {}), "{}")
+_NO_TOOL: Final = NeutralOnly((None, "none", "auto"), '"none" or "auto"')
+
+ROWS: Final[Mapping[str, NeutralOnly]] = {
+    "audio": _ABSENT,
+    "best_of": _ONE,
+    "echo": _FALSE,
+    "frequency_penalty": _ZERO,
+    "function_call": _NO_TOOL,
+    "functions": _EMPTY_LIST,
+    "logit_bias": _EMPTY_OBJECT,
+    "logprobs": _FALSE,
+    "metadata": _EMPTY_OBJECT,
+    "min_p": _ZERO,
+    "min_tokens": _ZERO,
+    "modalities": NeutralOnly((None, ["text"]), '["text"]'),
+    "parallel_tool_calls": NeutralOnly((None, True, False), "true or false"),
+    "prediction": _ABSENT,
+    "presence_penalty": _ZERO,
+    "priority": _ZERO,
+    "prompt_logprobs": _ABSENT,
+    "reasoning_effort": NeutralOnly((None, "none"), '"none"'),
+    "repetition_penalty": _ONE,
+    "response_format": NeutralOnly((None, {"type": "text"}), '{"type": "text"}'),
+    "service_tier": NeutralOnly((None, "auto", "default"), '"auto" or "default"'),
+    "store": _FALSE,
+    "suffix": NeutralOnly((None, ""), '""'),
+    "tool_choice": _NO_TOOL,
+    "tools": _EMPTY_LIST,
+    "top_logprobs": _ZERO,
+    "verbosity": _ABSENT,
+    "web_search_options": _ABSENT,
+}
+
+
+def without_neutral_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """`body` less the fields of the table.
+
+    Raises:
+        InvalidRequestError: one of them asks for something.
+    """
+    for key in body.keys() & ROWS.keys():
+        if not any(_same(body[key], neutral) for neutral in ROWS[key].neutral):
+            raise InvalidRequestError(
+                f"{key}: this value is not implemented yet; allowed: {ROWS[key].allowed}", key
+            )
+    return {key: value for key, value in body.items() if key not in ROWS}
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Equal as JSON values: false is not 0, though Python's is."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

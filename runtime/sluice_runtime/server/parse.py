@@ -1,0 +1,96 @@
+"""From the bytes of a request body to a typed request; every refusal names the field.
+
+Knows nothing of HTTP's reading (see `body`) and nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import pydantic_core
+from pydantic import ValidationError
+
+from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.server.not_implemented import without_neutral_fields
+from sluice_runtime.server.protocol import GenerationRequest
+
+_SHOWN_CHARACTERS: Final = 60
+_ALTERNATIVES: Final[Mapping[str, str]] = {
+    "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
+    "stop": "a string or a list of at most 4 strings",
+    "content": "a string or a list of text parts",
+}
+"""Fields that take several types: what a value of none of them is told."""
+
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
+
+
+def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
+    """The request in a body.
+
+    Raises:
+        InvalidRequestError: `param` is the field at fault; None when the body is no JSON object.
+    """
+    accepted = without_neutral_fields(_json_object(body))
+    try:
+        request = kind.model_validate(accepted)
+    except ValidationError as error:
+        raise _refusal(kind, error) from None
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError(
+            "stream_options: given without stream; allowed: only with stream true",
+            "stream_options",
+        )
+    return request
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        value = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequestError(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"the body is {_shown(value)}; allowed: a JSON object")
+    return value
+
+
+def _refusal(kind: type[GenerationRequest], error: ValidationError) -> InvalidRequestError:
+    """The most telling finding: one about a value before one about its type."""
+    findings = error.errors(include_url=False, include_context=False)
+    finding = min(findings, key=lambda f: str(f["type"]).endswith("_type"))
+    param = _param(finding["loc"])
+    field = param.rpartition(".")[2]
+    if finding["type"] == "missing":
+        return InvalidRequestError(f"{param}: is required", param)
+    if finding["type"] == "extra_forbidden":
+        known = ", ".join(sorted(kind.model_fields)) if "." not in param else "the API's fields"
+        return InvalidRequestError(f"{param}: is not a known field; allowed: {known}", param)
+    allowed = str(finding["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    if field in _ALTERNATIVES and str(finding["type"]).endswith("_type"):
+        allowed = _ALTERNATIVES[field]
+    value = _shown(finding["input"])
+    return InvalidRequestError(f"{param}: {value} is not allowed; allowed: {allowed}", param)
+
+
+def _param(location: Sequence[str | int]) -> str:
+    """A path such as `messages[0].content`; ends where pydantic begins to name alternatives."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _TYPE_NAMES or not part.isidentifier():
+            break
+        else:
+            path += f".{part}" if path else part
+    return path
+
+
+_TYPE_NAMES: Final = frozenset({"str", "int", "float", "bool"})
+
+
+def _shown(value: object) -> str:
+    """A value as JSON, cut short: it goes back to the client and into no log."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"

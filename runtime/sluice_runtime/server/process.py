@@ -1,0 +1,153 @@
+"""The API process from its first to its last moment: listen, load, serve, drain, leave.
+
+Knows no route; `serve` reads as the life of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from typing import Any, Final
+
+from sluice_contract.config import EngineConfig
+
+from sluice_runtime import exits, model_files
+from sluice_runtime.chat_template import load_chat_template
+from sluice_runtime.errors import UnavailableError
+from sluice_runtime.messages import EngineFailed
+from sluice_runtime.server.app import make_app
+from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
+from sluice_runtime.server.gate import Gate
+from sluice_runtime.server.listener import HttpServer, listen, url_of
+from sluice_runtime.server.metrics import EngineMetrics
+from sluice_runtime.server.prompts import ModelText, defaults_from
+from sluice_runtime.server.service import Clocks, Identity, Service
+from sluice_runtime.tokenizer import load_tokenizer
+from sluice_runtime.transport import ApiLink
+
+_LAST_WORDS_SECONDS: Final = 2.0
+"""How long the last error events may take to reach their clients."""
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(config: EngineConfig, endpoint: str) -> int:
+    """Serves until a signal, or until the engine has gone; returns the exit code.
+
+    Raises:
+        StartupError: the address, the tokenizer or the chat template cannot be used.
+    """
+    listener = listen(config.server.host, config.server.port)
+    link = ApiLink(endpoint)
+    service = _service(config, link)
+    http = HttpServer(make_app(service))
+    serving = asyncio.create_task(http.serve([listener]))
+    _log.info("Sluice serves %r at %s", service.identity.model, url_of(listener))
+    try:
+        return await _live(service, config)
+    finally:
+        http.should_exit = True
+        await serving
+        link.close()
+
+
+async def _live(service: Service, config: EngineConfig) -> int:
+    """From the start of loading to the last answer."""
+    signals = _signals()
+    engine = asyncio.create_task(service.client.run())
+    loading = asyncio.create_task(_load(service, config.model.uri))
+    asked = asyncio.create_task(signals.get())
+    try:
+        await _first(engine, asked, loading)
+        if loading.done():
+            loading.result()
+            await _first(engine, asked)
+        if not engine.done():
+            await _drain(service, config.server.drain_seconds, engine, signals)
+        return await _leave(service, engine)
+    finally:
+        for task in (engine, loading, asked):
+            task.cancel()
+        await asyncio.gather(engine, loading, asked, return_exceptions=True)
+
+
+async def _load(service: Service, uri: str) -> None:
+    text = await asyncio.to_thread(_model_text, uri)
+    service.text = text
+
+
+def _model_text(uri: str) -> ModelText:
+    files = model_files.resolve(uri)
+    defaults, left_out = defaults_from(files.generation, files.eos_token_ids())
+    if left_out:
+        _log.warning("generation_config.json: not implemented, left out: %s", ", ".join(left_out))
+    return ModelText(load_tokenizer(files), load_chat_template(files), defaults)
+
+
+async def _drain(
+    service: Service,
+    drain_seconds: float,
+    engine: asyncio.Task[EngineFailed],
+    signals: asyncio.Queue[signal.Signals],
+) -> None:
+    """No new work; what runs may finish, until the time is up or a second signal hurries."""
+    _log.info("draining: new requests are refused, streams may take %g s", drain_seconds)
+    service.gate.close()
+    service.metrics.draining()
+    service.client.drain()
+    hurried = asyncio.create_task(signals.get())
+    emptied = asyncio.create_task(service.gate.emptied())
+    try:
+        await _first(engine, hurried, emptied, seconds=drain_seconds)
+    finally:
+        hurried.cancel()
+        emptied.cancel()
+
+
+async def _leave(service: Service, engine: asyncio.Task[EngineFailed]) -> int:
+    """Every stream that is still open hears why it ends."""
+    drained = service.gate.closed and not engine.done()
+    service.gate.close()
+    service.client.end_streams(UnavailableError("the server has shut down"))
+    try:
+        await asyncio.wait_for(service.gate.emptied(), _LAST_WORDS_SECONDS)
+    except TimeoutError:
+        _log.warning("some clients did not take their last event")
+    if drained:
+        return exits.OK
+    return _after_failure(engine.result())
+
+
+def _after_failure(failure: EngineFailed) -> int:
+    """Says what the engine said; of its mere death the supervisor knows more."""
+    if failure is ENGINE_DIED:
+        return exits.PEER_LOST
+    return exits.give_up(failure.reason, failure.message, exits.FAILED)
+
+
+def _service(config: EngineConfig, link: ApiLink) -> Service:
+    metrics = EngineMetrics()
+    identity = Identity(
+        model=config.model.served_name,
+        role=config.role,
+        max_body_bytes=config.server.max_body_bytes,
+        seed=config.seed,
+        started_unix=int(time.time()),
+    )
+    client = EngineClient(link, time.monotonic, metrics)
+    return Service(identity, client, Gate(), metrics, Clocks(time.monotonic, time.time))
+
+
+def _signals() -> asyncio.Queue[signal.Signals]:
+    """SIGTERM and SIGINT as they come."""
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received.put_nowait, number)
+    return received
+
+
+async def _first(*tasks: asyncio.Task[Any], seconds: float | None = None) -> None:
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,128 @@
+"""The bodies of the OpenAI routes, as they are accepted: strict types, unknown fields refused.
+
+Fields that are known but not implemented are in `not_implemented`. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_CHOICES: Final = 16
+MAX_PROMPTS: Final = 256
+MAX_STOPS: Final = 4
+MAX_STOP_CHARACTERS: Final = 1024
+MAX_STOP_TOKENS: Final = 64
+_INT64: Final = 2**63
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("text must not contain the character NUL")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_without_nul)]
+StopText = Annotated[
+    str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_without_nul)
+]
+StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)]
+
+
+class RequestModel(BaseModel):
+    """Base of request bodies and their parts."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class StreamOptions(RequestModel):
+    """What a stream carries besides its deltas."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationRequest(RequestModel):
+    """What both completion routes take. None: the model's default, else the API's."""
+
+    model: Text
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    seed: int | None = Field(default=None, ge=-_INT64, lt=_INT64)
+    max_tokens: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stop: (
+        StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None
+    ) = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+    ) = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Text | None = None
+    """Accepted for OpenAI's SDKs; Sluice keeps no account of users."""
+
+    @property
+    def stops(self) -> Sequence[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def answer_tokens(self) -> tuple[str, int | None]:
+        """The field that bounds the answer, and its value; None: as much as there is room for."""
+        return "max_tokens", self.max_tokens
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    )
+
+
+class TextPart(RequestModel):
+    """One part of a message's content; only text is understood."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(RequestModel):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    name: Text | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """As chat templates know it: the content as one string."""
+        parts = [self.content] if isinstance(self.content, str) else [p.text for p in self.content]
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": "".join(parts), **named}
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+
+    @property
+    def answer_tokens(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return super().answer_tokens

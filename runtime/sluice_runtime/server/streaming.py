@@ -1,0 +1,96 @@
+"""Server-sent events: one response that ends with `[DONE]` or with an error, never with both.
+
+Notices a client that has gone and one that does not read. Knows no route and no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from sluice_runtime.server.failures import error_body, log_unforeseen
+
+WRITE_SECONDS: Final = 60.0
+"""A client that takes nothing for so long is given up."""
+_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_DONE: Final = b"data: [DONE]\n\n"
+
+ResultT = TypeVar("ResultT")
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection, or stopped reading; there is nobody to answer."""
+
+
+class EventStream(StreamingResponse):
+    """A response that sends each object of `events` as one event."""
+
+    def __init__(
+        self, events: AsyncGenerator[dict[str, Any], None], write_seconds: float = WRITE_SECONDS
+    ) -> None:
+        super().__init__((), headers=_HEADERS, media_type="text/event-stream")
+        self._events = events
+        self._write_seconds = write_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_client_goes(receive, self._run(send))
+
+    async def _run(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await self._send(send, start)
+        async with aclosing(self._events) as events:
+            try:
+                async for event in events:
+                    await self._body(send, _event(event))
+                await self._body(send, _DONE)
+            except ClientGoneError:
+                raise
+            except Exception as error:
+                log_unforeseen(error)
+                await self._body(send, _event(error_body(error)))
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _body(self, send: Send, body: bytes) -> None:
+        await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _send(self, send: Send, message: Any) -> None:
+        try:
+            async with asyncio.timeout(self._write_seconds):
+                await send(message)
+        except TimeoutError:
+            raise ClientGoneError from None
+
+
+async def unless_client_goes(
+    receive: Receive, work: Coroutine[Any, Any, ResultT]
+) -> ResultT | None:
+    """The result of `work`; None when the client goes first, which cancels it.
+
+    The request's body must have been read, so that all `receive` can tell is a disconnect.
+    """
+    gone = asyncio.ensure_future(_disconnected(receive))
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({gone, working}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    except ClientGoneError:
+        return None
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.gather(gone, working, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -1,0 +1,139 @@
+"""PID 1 of an engine pod: two child processes that live and die together.
+
+Waits for signals and nothing else: no thread, no handler, no polling. Reaps whatever is orphaned to
+it. Knows the exit codes of its children, not what they do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_runtime import exits
+
+_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
+_LAST_WORDS_SECONDS: Final = 3.0
+"""After the engine's death, until the API process has told every client."""
+_STOP_SECONDS: Final = 2.0
+"""Between SIGTERM and SIGKILL for a child that outlived the other."""
+_PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a child's wait status says, for exit code and message."""
+
+    name: str
+    status: int
+
+    @property
+    def code(self) -> int:
+        """The exit code; negative for a signal."""
+        return os.waitstatus_to_exitcode(self.status)
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"the {self.name} process ended with exit code {self.code}"
+        hint = " (out of memory?)" if -self.code == signal.SIGKILL else ""
+        return f"the {self.name} process was ended by {signal.Signals(-self.code).name}{hint}"
+
+
+class Supervisor:
+    """Runs an API command and an engine command until one of them ends."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = {**os.environ, **environment}
+        self._running: dict[int, str] = {}
+
+    def run(self, api: Sequence[str], engine: Sequence[str]) -> int:
+        """Starts both, forwards signals to the API process, which drains; returns the exit code."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        # The engine first: importing torch takes longer than anything the API process does.
+        engine_pid = self._start("engine", engine)
+        api_pid = self._start("API", api)
+        ending = self._first_end(api_pid)
+        if ending.name == "API":
+            self._stop(engine_pid)
+            return self._after_api(ending)
+        told = self._await_end(api_pid, _LAST_WORDS_SECONDS)
+        self._stop(api_pid)
+        return self._after_engine(ending, told)
+
+    def _after_api(self, ending: Ending) -> int:
+        """Its own exit codes are meant for us; a signal or a crash is not."""
+        if ending.code in (exits.OK, exits.STARTUP):
+            return ending.code
+        return exits.give_up("ApiProcessDied", str(ending), exits.FAILED)
+
+    def _after_engine(self, ending: Ending, told: Ending | None) -> int:
+        """A start-up failure is final, any other end may pass; somebody has said or says why."""
+        code = exits.STARTUP if ending.code == exits.STARTUP else exits.FAILED
+        if told is not None and told.code in (exits.STARTUP, exits.FAILED):
+            return code
+        return exits.give_up("EngineDied", str(ending), code)
+
+    def _start(self, name: str, command: Sequence[str]) -> int:
+        process = subprocess.Popen(
+            command, env=self._environment, start_new_session=True, preexec_fn=_in_child
+        )
+        self._running[process.pid] = name
+        process.returncode = 0  # this class reaps, not Popen
+        return process.pid
+
+    def _first_end(self, api_pid: int) -> Ending:
+        """Waits for the first child to end, while signals to stop go to the API process."""
+        while True:
+            received = signal.sigwaitinfo(_SIGNALS).si_signo
+            if received != signal.SIGCHLD:
+                self._signal(api_pid, signal.SIGTERM)
+            elif ending := self._reap():
+                return ending
+
+    def _await_end(self, pid: int, seconds: float) -> Ending | None:
+        """The end of a child, when it comes within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while pid in self._running:
+            if ending := self._reap():
+                return ending
+            signal.sigtimedwait(_SIGNALS, max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline:
+                break
+        return self._reap()
+
+    def _stop(self, pid: int) -> None:
+        """SIGTERM, then SIGKILL, to the child's whole process group."""
+        if pid in self._running:
+            self._signal(pid, signal.SIGTERM)
+            self._await_end(pid, _STOP_SECONDS)
+        if pid in self._running:
+            self._signal(pid, signal.SIGKILL)
+            self._await_end(pid, _STOP_SECONDS)
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        if pid in self._running:
+            os.killpg(pid, number)
+
+    def _reap(self) -> Ending | None:
+        """Reaps what has ended, up to the first of ours; call again for the other."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if pid == 0:
+                return None
+            if name := self._running.pop(pid, None):
+                return Ending(name, status)
+
+
+def _in_child() -> None:
+    """Between fork and exec: signals as they were, and no life after the supervisor's."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
