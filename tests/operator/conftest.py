@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from sluice_operator.observed import ROLE, ROLE_BINDING
 
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
+from e2e.cluster.errors import CommandFailedError
 from tests.operator.harness.cluster import NAMESPACE, Cluster
 from tests.operator.harness.process import OperatorProcess
 
@@ -27,9 +29,21 @@ def plane() -> Iterator[ControlPlane]:
     with control_plane(controllers=["garbage-collector-controller"]) as running:
         running.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests" / "base"))
         running.kubectl("wait", "--for=condition=Established", "crd", "--all")
-        # The first requests for a new kind are answered with 429: kubectl waits.
-        running.kubectl("get", "inferenceservices.serving.sluice.dev,enginepools", "-A")
+        wait_until_served(running)
         yield running
+
+
+def wait_until_served(running: ControlPlane) -> None:
+    """New kinds are not in the index at once, and their first requests are answered with 429."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            running.kubectl("get", "inferenceservices.serving.sluice.dev,enginepools", "-A")
+        except CommandFailedError:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return
 
 
 @pytest.fixture(scope="session")

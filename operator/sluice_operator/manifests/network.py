@@ -33,13 +33,14 @@ def front_service(owner: Owner) -> Manifest:
 
 
 def pool_service(owner: Owner, role: Role) -> Manifest:
-    """The headless Service whose EndpointSlices tell the routers which engines are ready."""
+    """The headless Service whose EndpointSlices tell the routers which engines are ready.
+
+    It publishes ready addresses only: the default, which the API server would not store."""
     port = {"name": "http", "port": ports.ENGINE_HTTP, "targetPort": "http", "protocol": "TCP"}
     return owner.child(SERVICE, f"{owner.service}-{role}", ENGINE, role) | {
         "spec": {
             "type": "ClusterIP",
             "clusterIP": "None",
-            "publishNotReadyAddresses": False,
             "selector": selector_labels(owner.service, role),
             "ports": [port],
         }
@@ -67,14 +68,14 @@ def engine_policy(owner: Owner) -> Manifest:
 def _policy(
     owner: Owner, component: str, ingress: list[Manifest], egress: list[Manifest]
 ) -> Manifest:
-    return owner.child(NETWORK_POLICY, f"{owner.service}-{component}", component) | {
-        "spec": {
-            "podSelector": _pods(owner, component)["podSelector"],
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
-            "egress": egress,
-        }
+    spec = {
+        **_pods(owner, component),
+        "policyTypes": ["Ingress", "Egress"],
+        # The API server does not store an empty list of rules; absent, it also allows nothing.
+        **({"ingress": ingress} if ingress else {}),
+        **({"egress": egress} if egress else {}),
     }
+    return owner.child(NETWORK_POLICY, f"{owner.service}-{component}", component) | {"spec": spec}
 
 
 def _pods(owner: Owner, component: str) -> Manifest:

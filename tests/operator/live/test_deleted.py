@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from sluice_contract.labels import SERVICE
 from sluice_operator.observed import DEPLOYMENT, INFERENCE_SERVICE, SERVICE_CHILDREN
 
-from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.cluster import Cluster, State
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
 from tests.operator.harness.scenery import DEPLOYMENTS, chat, settled
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
-MINE = "serving.sluice.dev/service=chat"
 
 
 async def running_service(cluster: Cluster, namespace: str) -> None:
@@ -25,19 +25,13 @@ async def running_service(cluster: Cluster, namespace: str) -> None:
 
 
 async def everything_goes(cluster: Cluster, namespace: str) -> None:
+    # The garbage collector learns of new kinds every 30 seconds.
     for kind in (INFERENCE_SERVICE, *SERVICE_CHILDREN):
-        await cluster.until(
-            kind,
-            namespace,
-            lambda found: (
-                not any("serving.sluice.dev/service" in _labels(i) for i in found.values())
-            ),
-            timeout_seconds=60.0,
-        )
+        await cluster.until(kind, namespace, has_none_of_ours, timeout_seconds=60.0)
 
 
-def _labels(item: dict[str, dict[str, dict[str, str]]]) -> dict[str, str]:
-    return item["metadata"].get("labels", {})
+def has_none_of_ours(found: State) -> bool:
+    return not any(SERVICE in item["metadata"].get("labels", {}) for item in found.values())
 
 
 async def test_nothing_holds_a_deletion_up(
@@ -69,11 +63,11 @@ async def test_the_same_name_again_is_a_new_service(
     await running_service(cluster, namespace)
     operator.kill()
     await cluster.delete(INFERENCE_SERVICE, namespace, "chat")
-    start_operator("operator-1", SLUICE_LEASE_NAME="sluice-operator")
+    start_operator()
     service = await cluster.create(INFERENCE_SERVICE, chat(namespace))
     uid = service["metadata"]["uid"]
 
-    def all_new(found: dict[str, dict[str, dict[str, list[dict[str, str]]]]]) -> bool:
+    def all_new(found: State) -> bool:
         owners = (item["metadata"]["ownerReferences"][0] for item in found.values())
         return "chat-router" in found and all(
             o["uid"] == uid for o in owners if o["kind"] == "InferenceService"

@@ -63,7 +63,7 @@ def _passes(
         for policy in policies
         if _selects(policy["podSelector"], own.pod) and direction.title() in policy["policyTypes"]
     ]
-    rules = [rule for policy in mine for rule in policy[direction]]
+    rules = [rule for policy in mine for rule in policy.get(direction, ())]
     return not mine or any(_rule_allows(rule, other, port, peers) for rule in rules)
 
 

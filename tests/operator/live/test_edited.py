@@ -1,0 +1,188 @@
+"""Every field of an InferenceService, edited on a running one: carried out, or refused by name.
+
+`EDITS` has a row for every field of the schema; a test holds it to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from sluice_operator.observed import INFERENCE_SERVICE, Manifest
+
+from tests.operator.harness.cluster import Cluster, condition
+from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.rest import comes_to_rest, snapshot
+from tests.operator.harness.scenery import chat, settled
+
+pytestmark = pytest.mark.apiserver
+StartOperator = Callable[..., OperatorProcess]
+CRD = Path(__file__).parents[3] / "crds" / "inferenceservices.serving.sluice.dev.yaml"
+
+TEMPLATE: Final[dict[str, Any]] = {
+    "annotations": {"a": "b"},
+    "nodeSelector": {"disk": "fast"},
+    "affinity": {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}
+                ]
+            }
+        }
+    },
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "priorityClassName": "high",
+    "runtimeClassName": "nvidia",
+    "imagePullSecrets": [{"name": "pull"}],
+    "env": [{"name": "A", "value": "b"}],
+    "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1024Mi"}}],
+    "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+    "sidecars": [{"name": "log", "image": "log:1", "args": ["-f"]}],
+}
+"""In an order in which each can be added to the ones before."""
+
+EDITS: Final[dict[str, Any]] = {
+    "model.uri": "dummy://llama-tiny",
+    "model.name": "chatty",
+    "model.revision": "main",
+    "model.tokenSecretRef": {"name": "hf", "key": "token"},
+    "mode": "Disaggregated",
+    "slo.ttftMilliseconds": 900,
+    "slo.itlMilliseconds": 40,
+    "slo.percentile": 90,
+    "engine.dtype": "float32",
+    "engine.kvCacheDtype": "float32",
+    "engine.tensorParallelSize": 2,
+    "engine.contextLength": 2048,
+    "engine.chunkSize": 256,
+    "engine.maxPrefillTokens": 1024,
+    "engine.minPrefillTokens": 32,
+    "engine.maxRunningRequests": 8,
+    "engine.maxQueuedRequests": 64,
+    "engine.cudaGraphMaxBatch": 4,
+    "engine.pageSize": 8,
+    "engine.kvPoolTokens": 8192,
+    "engine.memoryFraction": 0.5,
+    "engine.mixedChunk": False,
+    "engine.prefixCache": True,
+    "engine.overlap": True,
+    "engine.schedulingPolicy": "lpm",
+    "engine.scheduleConservativeness": 0.5,
+    "engine.priorityThreshold": 3,
+    "engine.threads": 2,
+    "engine.kvTransfer": {"backend": "TCP"},
+    "engine.image": "sluice/engine:other",
+    "engine.drainSeconds": 30,
+    "engine.startupSeconds": 60,
+    "pools.mixed.replicas": 3,
+    "pools.mixed.autoscaling": {"minReplicas": 1, "maxReplicas": 2},
+    "pools.mixed.accelerator": {"product": "NVIDIA-A100-SXM4-40GB", "count": 1},
+    "pools.mixed.resources": {"requests": {"cpu": "0.5", "memory": "1024Mi"}},
+    **{f"pools.mixed.template.{name}": value for name, value in TEMPLATE.items()},
+    "pools.prefill": {"replicas": 2},
+    "pools.decode": {"replicas": 2},
+    "autoscaling.gpuBudget": 4,
+    "autoscaling.target": {"queueSeconds": 1.5},
+    "autoscaling.onMetricsLoss": "Floor",
+    "autoscaling.provider": "External",
+    "rollout.strategy": "InPlace",
+    "router.replicas": 3,
+    "router.image": "sluice/router:other",
+    "router.resources": {"limits": {"memory": "512Mi"}},
+    "router.auth": {"secretRef": {"name": "keys"}},
+    "paused": True,
+}
+
+ONLY_WITH: Final = {
+    "model.revision": "hf://",
+    "model.tokenSecretRef": "hf://",
+    "pools.prefill": "mode",
+    "pools.decode": "mode",
+}
+"""Fields that the API server takes only together with others: refused by themselves, by name."""
+
+
+def schema_fields() -> Iterator[str]:
+    """The fields of the spec, down to where a row of EDITS sets a whole value."""
+    crd = yaml.safe_load(CRD.read_text())
+    version = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    yield from _fields(version["properties"]["spec"], "")
+
+
+def _fields(schema: Manifest, at: str) -> Iterator[str]:
+    for name, below in schema.get("properties", {}).items():
+        path = f"{at}.{name}" if at else name
+        if path in EDITS or "properties" not in below:
+            yield path
+        else:
+            yield from _fields(below, path)
+
+
+def edit(path: str, value: Any) -> Manifest:
+    """A merge patch that sets one field."""
+    for name in reversed(["spec", *path.split(".")]):
+        value = {name: value}
+    patch: Manifest = value
+    return patch
+
+
+def test_every_field_of_the_schema_has_an_edit() -> None:
+    assert set(schema_fields()) == set(EDITS)
+
+
+async def test_every_edit_is_carried_out_or_refused_by_name(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    start_operator()
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
+    refused: set[str] = set()
+    before = await snapshot(cluster, namespace)
+    for path, value in EDITS.items():
+        if path in ONLY_WITH:
+            continue
+        await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit(path, value))
+        found = await cluster.until(INFERENCE_SERVICE, namespace, settled())
+        ready = condition(found["chat"], "Ready")
+        if ready["reason"] == "NotImplemented":
+            assert f"spec.{path.split('.')[0]}" in ready["message"], (path, ready)
+            refused.add(path)
+            await take_back(cluster, namespace, path)
+            continue
+        await comes_to_rest(cluster, namespace)
+        after = await snapshot(cluster, namespace)
+        assert _without_spec(after) != _without_spec(before), f"{path} has changed nothing"
+        before = after
+    carried_out = EDITS.keys() - refused
+    assert {"mode", "slo.percentile", "engine.overlap", "router.auth"} <= refused
+    assert {"model.uri", "engine.chunkSize", "router.replicas", "paused"} <= carried_out
+    print(f"{len(carried_out)} edits carried out, {len(refused)} refused")
+
+
+async def take_back(cluster: Cluster, namespace: str, path: str) -> None:
+    """Unsets a refused field, with the sections that it alone has brought about."""
+    section = path.split(".")[0]
+    at = section if section in ("slo", "autoscaling", "rollout") else path
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit(at, None))
+
+
+def _without_spec(found: dict[str, Manifest]) -> dict[str, Manifest]:
+    """What the operator wrote: children, and the conditions of the service but for generations."""
+    service = found["InferenceService chat"]
+    reasons = [(c["type"], c["status"], c["reason"]) for c in service["status"]["conditions"]]
+    return {**found, "InferenceService chat": {"reasons": reasons}}
+
+
+@pytest.mark.parametrize("path", sorted(ONLY_WITH))
+async def test_a_field_out_of_place_is_refused_by_the_api_server(
+    cluster: Cluster, namespace: str, path: str
+) -> None:
+    service = chat(namespace)
+    await cluster.create(INFERENCE_SERVICE, service)
+    with pytest.raises(AssertionError, match=ONLY_WITH[path]):
+        await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit(path, EDITS[path]))
