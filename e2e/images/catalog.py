@@ -1,0 +1,104 @@
+"""Which images there are, and the tag of each: a hash of everything it is made from.
+
+Reads Dockerfiles and the files that they copy; knows nothing of how an image is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+
+ROOT = Path(__file__).resolve().parents[2]
+TAG_DIGITS = 12
+# COPY of files of the tree; `--from` copies from another stage, which is hashed already.
+COPY = re.compile(r"^COPY (?!--from)(?P<sources>.+) \S+$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Image:
+    """One Dockerfile. `on` names the image of ours that it starts from, "" for the base image."""
+
+    name: str
+    on: str = ""
+
+    @property
+    def dockerfile(self) -> str:
+        return f"images/{self.name}.Dockerfile"
+
+
+IMAGES: Mapping[str, Image] = {
+    image.name: image
+    for image in (
+        Image("engine"),
+        Image("engine-sample", on="engine"),
+        Image("router"),
+        Image("operator"),
+    )
+}
+
+
+def with_foundations(names: Sequence[str]) -> list[Image]:
+    """The named images and those they start from, in an order in which they can be built.
+
+    Raises ClusterError for a name that is not in the catalogue.
+    """
+    ordered: dict[str, Image] = {}
+    for name in names:
+        if name not in IMAGES:
+            raise ClusterError(f"image {name}: allowed are {', '.join(IMAGES)}")
+        image = IMAGES[name]
+        if image.on:
+            ordered.setdefault(image.on, IMAGES[image.on])
+        ordered.setdefault(name, image)
+    return list(ordered.values())
+
+
+def tag(image: Image, base: str, root: Path) -> str:
+    """localhost/sluice-NAME:HASH, the hash over the Dockerfile, what it copies and its base."""
+    dockerfile = root / image.dockerfile
+    foundation = tag(IMAGES[image.on], base, root) if image.on else base
+    digest = hashlib.sha256(foundation.encode() + b"\0")
+    for path in [dockerfile, *copied_files(dockerfile, root)]:
+        mode = b"x" if path.stat().st_mode & 0o111 else b"-"
+        digest.update(str(path.relative_to(root)).encode() + mode + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return f"localhost/sluice-{image.name}:{digest.hexdigest()[:TAG_DIGITS]}"
+
+
+def take_context(images: Sequence[Image], target: Path, root: Path = ROOT) -> None:
+    """Copies what the images are made from into `target`: an edit during a build goes into the
+    next one, and no tag names what it does not hold."""
+    shutil.rmtree(target, ignore_errors=True)
+    files = {root / ".dockerignore"}
+    for image in images:
+        dockerfile = root / image.dockerfile
+        files.update([dockerfile, *copied_files(dockerfile, root)])
+    for file in sorted(files):
+        copy = target / file.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, copy)
+
+
+def copied_files(dockerfile: Path, root: Path) -> list[Path]:
+    """Every file that a COPY of the Dockerfile takes from the tree, sorted, no bytecode."""
+    found: set[Path] = set()
+    for match in COPY.finditer(dockerfile.read_text()):
+        for source in match["sources"].split():
+            matched = [file for path in root.glob(source) for file in _files(path)]
+            if not matched:
+                raise ClusterError(f"{dockerfile.name} copies {source}, which is not there")
+            found.update(matched)
+    return sorted(found)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    candidates = path.rglob("*") if path.is_dir() else [path]
+    for file in candidates:
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield file

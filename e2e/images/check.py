@@ -1,0 +1,63 @@
+"""Runs the engine's tests inside the engine's image: as its user, with its packages and its code.
+
+The test tools come from the lock file into a folder of the cache, less what the image has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from e2e.cluster.cache import cache_directory
+from e2e.cluster.command import run
+from e2e.cluster.progress import Step, say
+from e2e.images.build import build_images
+from e2e.images.builder import buildah_builder
+from e2e.images.catalog import ROOT
+
+# $1: image, $2: the tree, $3: test tools; the rest goes to pytest.
+RUN_TESTS = """
+image=$1 tree=$2 tools=$3; shift 3
+container=$($buildah from "$image")
+trap '$buildah rm "$container" >/dev/null' EXIT
+$buildah run --isolation chroot --user 65532 --workingdir /src \
+    --env PYTHONPATH="/app:$tools" --env OMP_NUM_THREADS=1 --env HF_HUB_OFFLINE=1 \
+    --volume "$tree:/src:ro" --volume "$tools:$tools:ro" \
+    "$container" -- python -m pytest -p no:cacheprovider "$@"
+"""
+NOT_IN_AN_IMAGE = "not cluster and not apiserver and not full and not gpu"
+
+
+def check_engine(paths: Sequence[str]) -> int:
+    """Exit status of pytest; its output goes through."""
+    builder = buildah_builder()
+    image = build_images(["engine"], builder=builder)["engine"]
+    tools = test_tools(cache_directory() / "images")
+    say(f"tests in {image.tag}")
+    tests = paths or ["tests/runtime"]
+    command = builder.buildah.script(
+        RUN_TESTS, image.tag, ROOT, tools, "-m", NOT_IN_AN_IMAGE, *tests
+    )
+    return subprocess.run(command.argv, env=command.environment, check=False).returncode
+
+
+def test_tools(cache: Path) -> Path:
+    """A folder with the packages of the `dev` group that the engine's image does not have."""
+    locked = ["uv", "export", "--frozen", "--no-emit-project", "--no-header", "--no-annotate"]
+    engine = run([*locked, "--no-dev", "--extra=engine", "--no-hashes"], cwd=ROOT)
+    names = [line.partition("==")[0] for line in engine.splitlines()]
+    skipped = [f"--no-emit-package={name}" for name in names]
+    wanted = run([*locked, "--only-group=dev", *skipped], cwd=ROOT)
+    folder = cache / f"tools-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    if not folder.exists():
+        with Step("Installing the test tools for the image"):
+            partial = folder.with_suffix(".partial")
+            requirements = folder.with_suffix(".txt")
+            requirements.write_text(wanted)
+            install = ["uv", "pip", "install", "--no-deps", "--require-hashes"]
+            into = [f"--target={partial}", f"--requirement={requirements}", "--python-version=3.11"]
+            run([*install, *into])
+            partial.rename(folder)
+    return folder
