@@ -1,0 +1,94 @@
+"""An InferenceService as a story handles it: apply, wait, look, delete."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from e2e.cluster.errors import ClusterError
+from e2e.kubectl import Kubectl
+
+KIND = "inferenceservices.serving.sluice.dev"
+NAMESPACE = "default"
+MODEL = "sluice-tiny"
+WAIT_SECONDS = 240
+OWNED_KINDS = (
+    "deployments,services,configmaps,enginepools,serviceaccounts,roles,rolebindings,"
+    "poddisruptionbudgets,networkpolicies,pods"
+)
+
+
+def chat_service(name: str, replicas: int = 1, **spec: Any) -> dict[str, Any]:
+    """The sample service with `replicas` engines; `spec` replaces whole sections."""
+    pool = {
+        "replicas": replicas,
+        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+    }
+    return {
+        "apiVersion": "serving.sluice.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "model": {"uri": "file:///models/sluice-tiny", "name": MODEL},
+            "engine": {"dtype": "float32", "kvPoolTokens": 16384},
+            "pools": {"mixed": pool},
+            "router": {"replicas": 1},
+        }
+        | spec,
+    }
+
+
+class Service:
+    """One InferenceService by name."""
+
+    def __init__(self, kubectl: Kubectl, name: str) -> None:
+        self._kubectl = kubectl
+        self.name = name
+        self.namespace = NAMESPACE
+
+    def apply(self, manifest: dict[str, Any]) -> None:
+        self._kubectl.apply(json.dumps(manifest))
+
+    def get(self) -> dict[str, Any]:
+        return self._kubectl.get(KIND, self.name, "-n", NAMESPACE)
+
+    def condition(self, name: str) -> dict[str, Any]:
+        """The condition, or an empty one while there is none."""
+        conditions = self.get().get("status", {}).get("conditions", [])
+        return next((found for found in conditions if found["type"] == name), {})
+
+    def wait_for(self, condition: str, status: str) -> None:
+        """Raises ClusterError with all conditions when it does not come about."""
+        self._wait(f"condition={condition}={status}")
+
+    def wait_for_reason(self, condition: str, reason: str) -> dict[str, Any]:
+        """The condition once it gives this reason."""
+        path = f'{{.status.conditions[?(@.type=="{condition}")].reason}}'
+        self._wait(f"jsonpath={path}={reason}")
+        return self.condition(condition)
+
+    def delete(self) -> None:
+        self._kubectl.run("delete", KIND, self.name, "-n", NAMESPACE, "--ignore-not-found")
+
+    def children(self) -> list[str]:
+        """kind/name of everything in the namespace that carries the service's label."""
+        selector = f"serving.sluice.dev/service={self.name}"
+        found = self._kubectl.run("get", OWNED_KINDS, "-n", NAMESPACE, "-l", selector, "-o", "name")
+        return sorted(found.split())
+
+    def wait_until_children_are_gone(self) -> None:
+        selector = f"serving.sluice.dev/service={self.name}"
+        self._kubectl.run(
+            "wait", "--for=delete", OWNED_KINDS, "-n", NAMESPACE, "-l", selector,
+            f"--timeout={WAIT_SECONDS}s", timeout_seconds=WAIT_SECONDS + 10,
+        )  # fmt: skip
+
+    def _wait(self, what: str) -> None:
+        try:
+            self._kubectl.run(
+                "wait", f"--for={what}", f"{KIND}/{self.name}", "-n", NAMESPACE,
+                f"--timeout={WAIT_SECONDS}s", timeout_seconds=WAIT_SECONDS + 10,
+            )  # fmt: skip
+        except ClusterError as error:
+            conditions = json.dumps(self.get().get("status", {}).get("conditions"), indent=1)
+            raise ClusterError(f"{error}\n{conditions}") from None

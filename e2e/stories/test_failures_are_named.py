@@ -1,0 +1,71 @@
+"""An SRE at night reads the Ready condition and knows which pod it is and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from e2e.cluster.errors import ClusterError
+from e2e.kubectl import Kubectl
+from e2e.stories.service import Service, chat_service
+
+Make = Callable[..., Service]
+
+
+@pytest.fixture
+def make(kubectl: Kubectl) -> Iterator[Make]:
+    """Applies a service of its own; gone after the story."""
+    service = Service(kubectl, "broken")
+
+    def applied(**spec: Any) -> Service:
+        service.apply(chat_service("broken", **spec))
+        return service
+
+    yield applied
+    service.delete()
+    service.wait_until_children_are_gone()
+
+
+def test_a_missing_model_is_named_and_mending_it_is_enough(make: Make) -> None:
+    service = make(model={"uri": "file:///models/nowhere", "name": "sluice-tiny"})
+    condition = service.wait_for_reason("Ready", "ModelLoadFailed")
+    assert "broken-mixed-" in condition["message"], "the pod is not named"
+    assert "/models/nowhere" in condition["message"]
+    make()
+    service.wait_for("Ready", "True")
+
+
+def test_an_image_that_cannot_be_pulled(make: Make) -> None:
+    service = make(engine={"image": "localhost/no-such-image:1"})
+    path = service.wait_for_reason("Ready", "ImagePullBackOff")
+    assert "localhost/no-such-image:1" in path["message"]
+
+
+def test_a_gpu_that_no_node_has(make: Make) -> None:
+    service = make(pools={"mixed": {"replicas": 1, "accelerator": {"count": 1}}})
+    condition = service.wait_for_reason("Ready", "Unschedulable")
+    assert "nvidia.com/gpu" in condition["message"]
+
+
+def test_what_is_not_implemented_is_refused_by_name(make: Make) -> None:
+    service = make(engine={"prefixCache": True})
+    condition = service.wait_for_reason("Ready", "NotImplemented")
+    assert "prefixCache" in condition["message"]
+    assert service.children() == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"engine": {"pageSize": 0}}, "pageSize"),
+        ({"engine": {"chunkSizes": 1}}, "chunkSizes"),
+        ({"mode": "Both"}, "mode"),
+    ],
+)
+def test_the_api_server_refuses_and_names_the_field(
+    make: Make, spec: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ClusterError, match=field):
+        make(**spec)

@@ -1,0 +1,79 @@
+"""An application developer points the openai client at the Service and gets a right answer."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from e2e.kubectl import Kubectl
+from e2e.model.tasks import make_prompt
+from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service
+
+LENGTHS_BYTES = (32, 64, 128, 256, 512)
+
+
+@pytest.fixture
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def stream(client: openai.OpenAI, prompt: str) -> tuple[list[str], str | None]:
+    """Pieces of text, and why the answer ended."""
+    chunks = client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=len(prompt) + 8, temperature=0, stream=True
+    )
+    pieces, reason = [], None
+    for chunk in chunks:
+        pieces.append(chunk.choices[0].text)
+        reason = chunk.choices[0].finish_reason or reason
+    return pieces, reason
+
+
+@pytest.mark.parametrize("length", LENGTHS_BYTES)
+def test_a_streamed_copy_of_the_prompt_is_right(client: openai.OpenAI, length: int) -> None:
+    prompt, answer = make_prompt("copy", length, seed=length)
+    pieces, reason = stream(client, prompt)
+    assert "".join(pieces) == answer
+    assert reason == "stop"
+    assert len(pieces) > 1, "the answer came in one piece: it was not streamed"
+
+
+def test_chat_gives_the_same_answer_with_usage(client: openai.OpenAI) -> None:
+    prompt, answer = make_prompt("lookup", 128, seed=7)
+    completion = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": prompt.removesuffix("\n")}],
+        temperature=0,
+        max_tokens=32,
+    )
+    assert completion.choices[0].message.content == answer
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens == len(prompt)
+    assert completion.usage.completion_tokens == len(answer) + 1
+
+
+def test_forty_at_once_are_all_right(client: openai.OpenAI) -> None:
+    asked = [make_prompt("copy", LENGTHS_BYTES[n % 4], seed=100 + n) for n in range(40)]
+    with ThreadPoolExecutor(40) as pool:
+        answers = list(pool.map(lambda pair: "".join(stream(client, pair[0])[0]), asked))
+    assert answers == [answer for _, answer in asked]
+
+
+def test_the_service_shows_itself(kubectl: Kubectl, chat: Service, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    status = chat.get()["status"]
+    assert status["url"] == f"http://chat.{NAMESPACE}.svc"
+    assert status["pools"]["mixed"]["ready"] == 2
+    assert status["resolved"]["mixed"]["dtype"]["source"] == "User"
+    table = kubectl.run("get", "infsvc", "chat", "-n", NAMESPACE)
+    assert "True" in table
+    assert "Mixed" in table
+
+
+def test_applying_it_again_changes_nothing(kubectl: Kubectl, chat: Service) -> None:
+    manifest = json.dumps(chat_service("chat", replicas=2))
+    words = ("diff", "--server-side", "--field-manager=sluice-e2e", "-f", "-")
+    assert kubectl.run(*words, stdin=manifest) == ""

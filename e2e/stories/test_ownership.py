@@ -1,0 +1,46 @@
+"""What the operator makes it keeps in order, and nothing outlives the InferenceService."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
+from e2e.kubectl import Kubectl
+from e2e.stories.service import NAMESPACE, Service, chat_service
+
+
+@pytest.fixture
+def service(kubectl: Kubectl) -> Iterator[Service]:
+    made = Service(kubectl, "owned")
+    made.apply(chat_service("owned"))
+    made.wait_for("Ready", "True")
+    yield made
+    made.delete()
+
+
+def scale_operator(kubectl: Kubectl, replicas: int) -> None:
+    deployment = "deployment/sluice-operator"
+    kubectl.run("scale", deployment, "-n", OPERATOR_NAMESPACE, f"--replicas={replicas}")
+    kubectl.run("rollout", "status", deployment, "-n", OPERATOR_NAMESPACE, "--timeout=120s")
+
+
+def test_a_deleted_child_comes_back(kubectl: Kubectl, service: Service) -> None:
+    before = [child for child in service.children() if not child.startswith("pod/")]
+    kubectl.run("delete", "service", "owned", "deployment", "owned-router", "-n", NAMESPACE)
+    kubectl.run("wait", "--for=create", "service/owned", "-n", NAMESPACE, "--timeout=30s")
+    kubectl.run("wait", "--for=create", "deployment/owned-router", "-n", NAMESPACE, "--timeout=30s")
+    after = [child for child in service.children() if not child.startswith("pod/")]
+    assert after == before
+    service.wait_for("Ready", "True")
+
+
+def test_deleted_while_the_operator_is_down(kubectl: Kubectl, service: Service) -> None:
+    scale_operator(kubectl, 0)
+    try:
+        service.delete()
+        service.wait_until_children_are_gone()
+        assert service.children() == []
+    finally:
+        scale_operator(kubectl, 1)
