@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from e2e.cluster.command import run
 from e2e.cluster.errors import CommandFailedError
+
+# Where an OCI archive says how its images are called; containerd looks in this order.
+NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
 def are_loaded(ctr: Sequence[str | Path], archive: Path) -> bool:
@@ -32,15 +35,27 @@ def present_images(ctr: Sequence[str | Path]) -> frozenset[str]:
 
 
 def archive_images(archive: Path) -> dict[str, str]:
-    """Image name → digest of its configuration, of a `docker save` archive; empty for others."""
+    """Image name → digest of its configuration, of an OCI or a `docker save` archive."""
     with tarfile.open(archive) as files:
-        if "manifest.json" not in files.getnames():
-            return {}
-        return {
-            name: f"sha256:{hashlib.sha256(_read(files, image['Config'])).hexdigest()}"
-            for image in json.loads(_read(files, "manifest.json"))
-            for name in image["RepoTags"] or []
-        }
+        names = files.getnames()
+        if "manifest.json" in names:
+            return dict(_docker_images(files))
+        return dict(_oci_images(files)) if "index.json" in names else {}
+
+
+def _docker_images(files: tarfile.TarFile) -> Iterator[tuple[str, str]]:
+    for image in json.loads(_read(files, "manifest.json")):
+        digest = f"sha256:{hashlib.sha256(_read(files, image['Config'])).hexdigest()}"
+        yield from ((name, digest) for name in image["RepoTags"] or [])
+
+
+def _oci_images(files: tarfile.TarFile) -> Iterator[tuple[str, str]]:
+    for entry in json.loads(_read(files, "index.json"))["manifests"]:
+        annotations = entry.get("annotations", {})
+        name = next((annotations[key] for key in NAME_ANNOTATIONS if key in annotations), None)
+        manifest = json.loads(_read(files, f"blobs/{entry['digest'].replace(':', '/')}"))
+        if name is not None and "config" in manifest:
+            yield name, manifest["config"]["digest"]
 
 
 def _read(files: tarfile.TarFile, name: str) -> bytes:
