@@ -15,9 +15,12 @@ from typing import Any, Final
 from sluice_contract.labels import FIELD_MANAGER
 
 from sluice_operator.client import ApiClient
+from sluice_operator.errors import ApiError
 from sluice_operator.fields import is_applied, owned_fields
 from sluice_operator.observed import INFERENCE_SERVICE, SERVICE_CHILDREN, Manifest, Plan
+from sluice_operator.untangle import REPAIR_MANAGER, disowning, list_replacements
 
+INVALID: Final = 422
 REMEMBERED_OBJECTS: Final = 100_000
 WRITTEN: Final = {
     (kind.api_version, kind.kind): kind for kind in (*SERVICE_CHILDREN, INFERENCE_SERVICE)
@@ -58,9 +61,24 @@ class Applier:
         if live is not None and self._is_current(desired, live, subresource):
             return None
         kind = WRITTEN[desired["apiVersion"], desired["kind"]]
-        result = await self._client.apply(kind, desired, subresource)
+        try:
+            result = await self._client.apply(kind, desired, subresource)
+        except ApiError as error:
+            if live is None or error.status != INVALID or not await self._untangle(desired, live):
+                raise
+            result = await self._client.apply(kind, desired, subresource)
         self._note_alteration(desired, result, subresource)
         return result
+
+    async def _untangle(self, desired: Manifest, live: Manifest) -> bool:
+        """Clears away what others have put into our lists; False when there is no such thing."""
+        replacements = list_replacements(desired, live)
+        if not replacements:
+            return False
+        kind = WRITTEN[desired["apiVersion"], desired["kind"]]
+        result = await self._client.patch(kind, live, replacements, REPAIR_MANAGER)
+        await self._client.patch(kind, live, disowning(result), REPAIR_MANAGER)
+        return True
 
     def _is_current(self, desired: Manifest, live: Manifest, subresource: str) -> bool:
         if is_applied(desired, live, FIELD_MANAGER, subresource):

@@ -12,7 +12,7 @@ from sluice_contract.labels import FIELD_MANAGER
 
 from sluice_operator.errors import ApiError, ConflictError, NotFoundError, UnavailableError
 from sluice_operator.observed import Kind, Manifest, Reference
-from sluice_operator.transport import APPLY, Request, Response, Transport
+from sluice_operator.transport import APPLY, JSON_PATCH, Request, Response, Transport
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE_ITEMS: Final = 500
@@ -61,6 +61,16 @@ class ApiClient:
             )
         )
 
+    async def patch(
+        self, kind: Kind, live: Manifest, operations: list[dict[str, Any]], manager: str
+    ) -> Manifest:
+        """A JSON patch of the object, under another manager's name."""
+        metadata = live["metadata"]
+        self._count_write("patch", kind.plural)
+        target = path(kind, metadata["namespace"], metadata["name"])
+        query = {"fieldManager": manager}
+        return await self._send(Request("PATCH", target, query, operations, JSON_PATCH))
+
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         """Creates the object; `ConflictError` when there is one already."""
         self._count_write("create", kind.plural)
@@ -89,7 +99,11 @@ class ApiClient:
             return
 
     async def serves(self, kind: Kind) -> bool:
-        """Whether the API server knows `kind`."""
+        """Whether `kind`, of a named group, can be discovered: the index lags behind its group."""
+        group = kind.api_version.partition("/")[0]
+        index = await self._send(Request("GET", "/apis"))
+        if all(each["name"] != group for each in index["groups"]):
+            return False
         try:
             listing = await self._send(Request("GET", _group_path(kind)))
         except NotFoundError:

@@ -70,7 +70,7 @@ def _same_tree(desired: Any, owned: FieldSet, live: Any, *, quantity: bool) -> b
     """`desired` and `live` stand at the same path; `owned` is our part of the tree below it."""
     children = {key: below for key, below in owned.items() if key != "."}
     if not children:
-        return _same_value(desired, live, quantity=quantity)
+        return same_value(desired, live, quantity=quantity)
     if isinstance(desired, dict) and isinstance(live, Mapping):
         return _same_map(desired, children, live, quantity=quantity)
     if isinstance(desired, list) and isinstance(live, list):
@@ -84,13 +84,15 @@ def _same_map(
     if {f"f:{name}" for name in desired} != owned.keys():
         return False
     return all(
-        name in live
-        and _same_tree(
+        _same_tree(
             value,
             owned[f"f:{name}"],
             live[name],
             quantity=quantity or name in _QUANTITY_PARENTS,
         )
+        # The server does not store what is empty: we own it, and it is not there.
+        if name in live
+        else not value
         for name, value in desired.items()
     )
 
@@ -122,17 +124,18 @@ def _item(items: list[Any], key: Mapping[str, Any]) -> Any:
     return max(matching, key=lambda item: len(item.keys() & key.keys()), default=_ABSENT)
 
 
-def _same_value(desired: Any, live: Any, *, quantity: bool) -> bool:
+def same_value(desired: Any, live: Any, *, quantity: bool = False) -> bool:
+    """Whether `live` is what the server makes of `desired`; `quantity`: both are quantities."""
     if isinstance(desired, dict) and isinstance(live, Mapping):
         # A leaf that is a map is atomic, and owned as a whole; the server may complete it.
         added = live.keys() - desired.keys()
         return all(live[name] == _DEFAULTS.get(name, _ABSENT) for name in added) and all(
-            name in live and _same_value(value, live[name], quantity=quantity)
+            name in live and same_value(value, live[name], quantity=quantity)
             for name, value in desired.items()
         )
     if isinstance(desired, list) and isinstance(live, list):
         return len(desired) == len(live) and all(
-            _same_value(a, b, quantity=quantity) for a, b in zip(desired, live, strict=True)
+            same_value(a, b, quantity=quantity) for a, b in zip(desired, live, strict=True)
         )
     if desired == live and isinstance(desired, bool) == isinstance(live, bool):
         return True

@@ -18,14 +18,14 @@ from sluice_operator.apply import Applier
 from sluice_operator.client import ApiClient
 from sluice_operator.clock import Clock
 from sluice_operator.dispatch import Dispatcher, Reconcile
-from sluice_operator.errors import DefinitionsMissingError, OperatorError
+from sluice_operator.errors import DefinitionsMissingError, OperatorError, UnavailableError
 from sluice_operator.events import EventRecorder
 from sluice_operator.keys import RECONCILED, Key
 from sluice_operator.lease import Leadership, LeaseName, LeaseTiming
 from sluice_operator.listeners import Health, listening
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.observe import Nodes, Observer
-from sluice_operator.observed import ENGINE_POOL, INFERENCE_SERVICE, Images
+from sluice_operator.observed import ENGINE_POOL, INFERENCE_SERVICE, Images, Kind
 from sluice_operator.pool.reconcile import PoolReconcile
 from sluice_operator.report import Reporter
 from sluice_operator.service.reconcile import ServiceReconcile
@@ -36,6 +36,8 @@ from sluice_operator.workqueue import WorkQueue
 
 DEFINITIONS_SECONDS: Final = 20.0
 """The kinds may be installed in the same breath as the operator."""
+
+LOOK_SECONDS: Final = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -108,20 +110,26 @@ async def _resync(parts: Parts, queue: WorkQueue[Key]) -> None:
 
 
 async def _await_definitions(parts: Parts) -> None:
-    """Returns when our kinds are served.
+    """Returns when our kinds are served; waits for an API server that is away.
 
     Raises:
-        DefinitionsMissingError: they are not, also after a while.
+        DefinitionsMissingError: they are not installed, also after a while.
     """
     deadline = parts.clock.monotonic() + DEFINITIONS_SECONDS
-    while True:
-        missing = [kind for kind in RECONCILED if not await parts.client.serves(kind)]
-        if not missing:
-            return
+    while missing := await _missing_definitions(parts):
         if parts.clock.monotonic() >= deadline:
             names = ", ".join(f"{k.plural}.{k.api_version.partition('/')[0]}" for k in missing)
             raise DefinitionsMissingError(f"not installed: {names}; apply Sluice's crds/ first")
-        await parts.clock.sleep(0.5)
+        await parts.clock.sleep(LOOK_SECONDS)
+
+
+async def _missing_definitions(parts: Parts) -> list[Kind]:
+    while True:
+        try:
+            return [kind for kind in RECONCILED if not await parts.client.serves(kind)]
+        except UnavailableError as error:
+            logger.warning("waiting for the API server: %s", error)
+            await parts.clock.sleep(LOOK_SECONDS)
 
 
 def _leadership(parts: Parts) -> Leadership:

@@ -7,7 +7,7 @@ nothing of objects: see `client.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,6 +20,7 @@ from sluice_operator.errors import OperatorError, UnavailableError
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
+JSON_PATCH: Final = "application/json-patch+json"
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,14 @@ def log_in(environment: Mapping[str, str] = os.environ) -> kopf.ConnectionInfo:
 class HttpTransport:
     """A pool of connections to one API server. The token is read again when it is refused."""
 
-    def __init__(self, timeout_seconds: float) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-        self._connection = log_in()
+    def __init__(
+        self, timeout_seconds: float, connect: Callable[[], kopf.ConnectionInfo] = log_in
+    ) -> None:
+        self._connect = connect
+        self._connection = connect()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=self._connection.as_ssl_context()),
-            timeout=self._timeout,
+            timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             headers={"User-Agent": "sluice-operator"},
         )
 
@@ -100,7 +103,7 @@ class HttpTransport:
         response = await self._send_once(request)
         if response.status != 401:
             return response
-        self._connection = log_in()
+        self._connection = self._connect()
         return await self._send_once(request)
 
     async def _send_once(self, request: Request) -> Response:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sluice_operator.apply import Applier
 from sluice_operator.client import ApiClient
+from sluice_operator.errors import ApiError
 from sluice_operator.observed import CONFIG_MAP, Plan, Reference
 from sluice_operator.transport import Request, Response
 
@@ -17,18 +18,19 @@ OBJECTS = json.loads((Path(__file__).parent / "live_objects.json").read_text())
 
 
 class Server:
-    """Answers every write with what `become` makes of the body, and keeps the requests."""
+    """Answers every request with `answer`, after `refusals` of them; keeps the requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.answer: dict[str, Any] = {}
+        self.refusals = 0
 
     async def send(self, request: Request) -> Response:
         self.requests.append(request)
+        if self.refusals:
+            self.refusals -= 1
+            return Response(422, {"reason": "Invalid", "message": "no"})
         return Response(200, self.answer)
-
-    def writes(self) -> list[str]:
-        return [f"{r.method} {r.path.rpartition('/')[2]}" for r in self.requests]
 
 
 @pytest.fixture
@@ -124,3 +126,27 @@ async def test_status_goes_to_its_subresource(applier: Applier, server: Server) 
     entry = {"manager": "sluice-operator", "operation": "Apply", "subresource": "status"}
     live["metadata"]["managedFields"].append({**entry, "fieldsV1": {"f:status": {"f:mode": {}}}})
     assert await applier.apply(desired, live, "status") is None
+
+
+async def test_a_refused_apply_clears_tangled_lists_and_is_tried_once_more(
+    server: Server, applier: Applier
+) -> None:
+    desired, live = pair("Service")
+    live["spec"]["ports"][0]["port"] = 81
+    server.refusals = 1
+    server.answer = OBJECTS["Service"]["live"]
+    assert await applier.apply(desired, live) is not None
+    kinds = [request.content_type.partition("/")[2] for request in server.requests]
+    assert kinds == ["apply-patch+yaml", "json-patch+json", "json-patch+json", "apply-patch+yaml"]
+    assert server.requests[1].body[0]["value"] == desired["spec"]["ports"]
+
+
+async def test_an_apply_that_is_refused_for_itself_is_an_error(
+    server: Server, applier: Applier
+) -> None:
+    desired, live = pair("Service")
+    desired["spec"]["type"] = "Nonsense"
+    server.refusals = 1
+    with pytest.raises(ApiError, match="422"):
+        await applier.apply(desired, live)
+    assert len(server.requests) == 1

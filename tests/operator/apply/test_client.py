@@ -89,7 +89,6 @@ async def test_retry_after_is_kept() -> None:
 async def test_what_is_not_there_reads_as_none_and_deletes_quietly() -> None:
     api = client(refuse(404))
     assert await api.get(POD, "ns", "a") is None
-    assert not await api.serves(DEPLOYMENT)
     await api.delete(Reference(POD, "ns", "a"))
 
 
@@ -104,3 +103,25 @@ async def test_every_write_is_counted_and_no_read_is() -> None:
     await api.replace(CONFIG_MAP, body)
     await api.delete(Reference(CONFIG_MAP, "ns", "a"))
     assert [verb for verb, _ in writes] == ["apply", "create", "update", "delete"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "status", "plurals", "served"),
+    [
+        ([], 404, [], False),
+        ([], 200, ["deployments"], False),
+        (["apps"], 404, [], False),
+        (["apps"], 200, ["replicasets"], False),
+        (["apps"], 200, ["deployments"], True),
+    ],
+)
+async def test_a_kind_is_served_once_it_can_be_discovered(
+    groups: list[str], status: int, plurals: list[str], served: bool
+) -> None:
+    def answer(request: Request) -> Response:
+        if request.path == "/apis":
+            return Response(200, {"groups": [{"name": name} for name in groups]})
+        assert request.path == "/apis/apps/v1"
+        return Response(status, {"resources": [{"name": name} for name in plurals]})
+
+    assert await client(answer).serves(DEPLOYMENT) is served

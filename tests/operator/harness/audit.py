@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 
@@ -20,6 +21,7 @@ class Call:
     namespace: str
     name: str
     user: str
+    code: int
 
     @property
     def is_write(self) -> bool:
@@ -48,16 +50,16 @@ class AuditLog:
         return [call for call in mine if call.is_write and call.resource != "leases"]
 
 
-def _call(entry: dict[str, str], target: dict[str, str]) -> Call:
+def _call(entry: dict[str, Any], target: dict[str, str]) -> Call:
     resource = target["resource"]
     if target.get("subresource"):
         resource += f"/{target['subresource']}"
-    user: dict[str, str] = entry["user"]  # type: ignore[assignment]
     return Call(
         verb=entry["verb"],
         group=target.get("apiGroup", ""),
         resource=resource,
         namespace=target.get("namespace", ""),
         name=target.get("name", ""),
-        user=user["username"],
+        user=entry["user"]["username"],
+        code=entry["responseStatus"]["code"],
     )

@@ -1,0 +1,56 @@
+"""At rest: over several resyncs, and across a restart, the API server is asked and not told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sluice_operator.observed import INFERENCE_SERVICE
+
+from e2e.cluster.controlplane_only import ControlPlane
+from tests.operator.conftest import OPERATOR_USER
+from tests.operator.harness.audit import AuditLog
+from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.proxy import Seen, proxying
+from tests.operator.harness.rest import comes_to_rest
+from tests.operator.harness.scenery import chat, is_ready, play_controllers
+
+pytestmark = pytest.mark.apiserver
+StartOperator = Callable[..., OperatorProcess]
+RESYNCS = 3
+LISTINGS = 2 * RESYNCS
+"""A resync lists the names of both kinds."""
+
+
+async def test_the_audit_log_shows_no_write_over_resyncs_and_a_restart(
+    plane: ControlPlane,
+    cluster: Cluster,
+    namespace: str,
+    operator_kubeconfig: Path,
+    start_operator: StartOperator,
+    tmp_path: Path,
+) -> None:
+    async with proxying(operator_kubeconfig, tmp_path) as (proxy, kubeconfig):
+        settings = {"KUBECONFIG": str(kubeconfig), "SLUICE_RESYNC_SECONDS": "0.3"}
+        operator = start_operator(**settings)
+        await cluster.create(INFERENCE_SERVICE, chat(namespace))
+        await play_controllers(cluster, namespace)
+        await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
+        await comes_to_rest(cluster, namespace)
+
+        audit = AuditLog(plane.audit_log)
+        for _ in range(2):
+            proxy.seen.clear()
+            await proxy.until(resyncs)
+            assert await operator.terminate() == 0
+            operator = start_operator(**settings)
+        await proxy.until(resyncs)
+        assert audit.writes_by(OPERATOR_USER) == []
+        assert any(call.user == OPERATOR_USER for call in audit.calls()), "it has been working"
+        assert proxy.writes() == []
+
+
+def resyncs(seen: list[Seen]) -> bool:
+    return sum(each.is_resync for each in seen) >= LISTINGS

@@ -1,0 +1,138 @@
+"""Two operators: one acts; the other takes over, at once or when the first has died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import aiohttp
+import pytest
+from sluice_operator.lease import LEASE
+from sluice_operator.observed import INFERENCE_SERVICE
+
+from e2e.cluster.controlplane_only import ControlPlane
+from tests.operator.conftest import OPERATOR_NAMESPACE, OPERATOR_USER
+from tests.operator.harness.audit import AuditLog
+from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.rest import comes_to_rest
+from tests.operator.harness.scenery import chat, settled
+
+pytestmark = pytest.mark.apiserver
+StartOperator = Callable[..., OperatorProcess]
+LEASE_SECONDS = 2
+
+
+async def probe(operator: OperatorProcess, path: str) -> tuple[int, str]:
+    url = f"http://127.0.0.1:{operator.health_port}{path}"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        return response.status, await response.text()
+
+
+async def metric(operator: OperatorProcess, line: str) -> float:
+    url = f"http://127.0.0.1:{operator.metrics_port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(each.rpartition(" ")[2]) for each in lines if each.startswith(line))
+
+
+async def stands_by(operator: OperatorProcess) -> None:
+    """Returns when it has started and found the Lease taken."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                if await probe(operator, "/healthz") == (200, "standing by"):
+                    return
+            except aiohttp.ClientConnectionError:
+                assert operator.running, operator.log.read_text()
+            await asyncio.sleep(0.05)
+
+
+async def test_one_acts_and_a_dead_one_is_replaced(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    settings = {"SLUICE_LEASE_SECONDS": str(LEASE_SECONDS)}
+    first = start_operator("first", **settings)
+    await first.leads(cluster)
+    second = start_operator("second", **settings)
+    await stands_by(second)
+    assert await probe(first, "/readyz") == (200, "leading")
+    assert (await probe(second, "/readyz"))[0] == 200, "ready to take over"
+
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    assert await metric(first, "sluice_operator_writes_total{") > 10
+    assert await metric(first, "sluice_operator_leader ") == 1
+    assert await metric(second, "sluice_operator_writes_total{") == 0
+    assert await metric(second, "sluice_operator_reconcile_total{") == 0
+
+    first.kill()
+    started = time.monotonic()
+    await second.leads(cluster)
+    assert time.monotonic() - started < 3 * LEASE_SECONDS
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"router": {"replicas": 3}}})
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
+
+
+async def test_one_that_is_told_to_stop_hands_over_at_once(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    first = start_operator("first", SLUICE_LEASE_SECONDS="60")
+    await first.leads(cluster)
+    second = start_operator("second", SLUICE_LEASE_SECONDS="60")
+    await stands_by(second)
+    started = time.monotonic()
+    assert await first.terminate() == 0
+    assert time.monotonic() - started < 5
+    await second.leads(cluster)
+    assert time.monotonic() - started < 10
+    assert await second.terminate() == 0
+
+
+async def test_a_standby_stops_when_told(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    first = start_operator("first")
+    await first.leads(cluster)
+    second = start_operator("second")
+    await stands_by(second)
+    assert await second.terminate() == 0
+    lease = (await cluster.list(LEASE, namespace))["sluice-operator"]
+    assert lease["spec"]["holderIdentity"] == "first"
+
+
+async def test_one_that_has_lost_the_lease_ends(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    operator = start_operator("first", SLUICE_LEASE_SECONDS=str(LEASE_SECONDS))
+    await operator.leads(cluster)
+    stolen = {"spec": {"holderIdentity": "thief"}}
+    await cluster.patch(LEASE, namespace, "sluice-operator", stolen)
+    assert await operator.exited() == 1
+    assert "the lease is held by 'thief'" in operator.log.read_text()
+
+
+async def test_it_says_what_is_missing_and_ends(
+    plane: ControlPlane, start_operator: StartOperator
+) -> None:
+    operator = start_operator("first", SLUICE_WORKERS="none")
+    assert await operator.exited() == 2
+    assert "SLUICE_WORKERS: 'none' is not allowed" in operator.log.read_text()
+
+
+async def test_it_uses_no_right_that_the_install_does_not_give(
+    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    audit = AuditLog(plane.audit_log)
+    operator = start_operator()
+    await operator.leads(cluster)
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
+    calls = [call for call in audit.calls() if call.user == OPERATOR_USER]
+    refused = {(call.verb, call.resource) for call in calls if call.code == 403}
+    assert refused == set()
+    assert not any(call.resource == "secrets" for call in calls)
+    assert OPERATOR_NAMESPACE not in {call.namespace for call in calls}
