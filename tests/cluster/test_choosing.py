@@ -18,36 +18,46 @@ from e2e.cluster.progress import Step
 
 
 @pytest.fixture
+def nothing(tmp_path: Path) -> dict[str, str]:
+    """An environment that says nothing, on a machine without a cluster."""
+    return {"SLUICE_STATE": str(tmp_path)}
+
+
+@pytest.fixture
 def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "running_engine", lambda: None)
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_bare_is_taken_by_root_where_no_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_is_taken_by_root_where_no_engine_runs(
+    nothing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert isinstance(choose_cluster({}), BareCluster)
+    assert isinstance(choose_cluster(nothing), BareCluster)
 
 
 @pytest.mark.usefixtures("no_engine")
-def test_without_engine_and_root_the_ways_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_engine_and_root_the_ways_out_are_named(
+    nothing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match="CLUSTER=current"):
-        choose_cluster({})
+        choose_cluster(nothing)
 
 
 def test_kind_is_taken_where_an_engine_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nothing: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose, "running_engine", lambda: "docker")
-    assert isinstance(choose_cluster({"SLUICE_STATE": str(tmp_path)}), KindCluster)
+    assert isinstance(choose_cluster(nothing), KindCluster)
 
 
 def test_an_engine_started_later_does_not_hide_a_bare_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nothing: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choose, "running_engine", lambda: "docker")
     (tmp_path / "sluice").mkdir()
-    assert isinstance(choose_cluster({"SLUICE_STATE": str(tmp_path)}), BareCluster)
+    assert isinstance(choose_cluster(nothing), BareCluster)
 
 
 @pytest.mark.usefixtures("no_engine")
