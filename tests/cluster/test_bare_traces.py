@@ -26,7 +26,7 @@ LAYOUT = remaining_layout(state_directory(), "test-another")
 def added_soon(before: Traces) -> dict[str, list[str]]:
     """What was added, after the kernel had a moment to finish removing links and routes."""
     deadline = time.monotonic() + 2.0
-    while (added := look().added_since(before)) and time.monotonic() < deadline:
+    while (added := look(LAYOUT.node_file).added_since(before)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return added
 
@@ -43,23 +43,22 @@ MOMENTS: dict[str, Callable[[], bool]] = {
 
 
 def test_a_cluster_that_ran_pods_leaves_nothing(another: BareCluster, probe_archive: Path) -> None:
-    before = look()
+    before = look(LAYOUT.node_file)
     another.up()
     another.load_image(probe_archive)
     run(another.kubectl_argv("run", "probe", "--image=sluice.local/probe:1", "--port=8080"))
     run(another.kubectl_argv("expose", "pod", "probe"))
     run(another.kubectl_argv("wait", "--for=condition=Ready", "pod/probe", "--timeout=60s"))
     # The comparison sees a cluster that is there; else an empty difference would mean nothing.
-    assert {"processes", "cgroups", "links", "routes", "folders"} <= look().added_since(
-        before
-    ).keys()
+    added = look(LAYOUT.node_file).added_since(before)
+    assert {"processes", "cgroups", "links", "routes", "folders"} <= added.keys()
     another.down()
     assert added_soon(before) == {}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_up_that_is_killed_leaves_nothing_after_down(another: BareCluster, moment: str) -> None:
-    before = look()
+    before = look(LAYOUT.node_file)
     environment = {**os.environ, "CLUSTER": "bare", "SLUICE_CLUSTER": "test-another"}
     command = [sys.executable, "-m", "e2e.cluster", "up"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as up:
@@ -73,14 +72,14 @@ def test_an_up_that_is_killed_leaves_nothing_after_down(another: BareCluster, mo
 
 
 def test_down_without_a_cluster_does_nothing(another: BareCluster) -> None:
-    before = look()
+    before = look(LAYOUT.node_file)
     another.down()
     assert added_soon(before) == {}
     assert another.status().running is False
 
 
 def test_down_finds_a_cluster_whose_folder_was_deleted(another: BareCluster) -> None:
-    before = look()
+    before = look(LAYOUT.node_file)
     another.up()
     run(["rm", "-rf", LAYOUT.state])
     another.down()
