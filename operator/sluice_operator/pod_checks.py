@@ -22,7 +22,7 @@ START_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 MODEL_REASONS: Final = frozenset({"ModelLoadFailed"})
-LASTING_REASONS: Final = MODEL_REASONS | {"InvalidConfig", "InvalidImageName"}
+LASTING_REASONS: Final = MODEL_REASONS | {"InvalidConfig", "OutOfMemory", "InvalidImageName"}
 """Failures that no amount of waiting cures."""
 
 

@@ -98,11 +98,12 @@ async def proxying(kubeconfig: Path, directory: Path) -> AsyncIterator[tuple[Pro
         app.add_routes([web.route("*", "/{path:.*}", handle)])
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        yield proxy, _kubeconfig(directory / "proxy.kubeconfig", port)
-        await runner.cleanup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            port = runner.addresses[0][1]
+            yield proxy, _kubeconfig(directory / "proxy.kubeconfig", port)
+        finally:
+            await runner.cleanup()
 
 
 async def _pass_on(
@@ -114,7 +115,7 @@ async def _pass_on(
     if (spoiled := proxy.spoil(seen)) is not None:
         return spoiled
     headers = {name: request.headers[name] for name in HEADERS if name in request.headers}
-    url, body = server + request.path_qs, await request.read()
+    url, body = server + request.path_qs, await request.read() or None
     try:
         async with session.request(request.method, url, data=body, headers=headers) as answer:
             if seen.is_watch and answer.status == 200:

@@ -95,6 +95,12 @@ def _scaled_to_zero() -> PoolObserved:
     return pool_observed(pool(none), [complete(_deployment(none))])
 
 
+def _scaling_up() -> PoolObserved:
+    """The Deployment of one replica is complete; three are wanted, and not applied yet."""
+    one = _deployment({})
+    return pool_observed(pool(THREE), [complete(one)], pods(one))
+
+
 def _paused() -> PoolObserved:
     return PoolObserved(pool(THREE), service({"paused": True}))
 
@@ -115,6 +121,7 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], str, str]] = {
     "no-quota": (_no_quota, "False", "ReplicaFailure"),
     "too-slow": (_too_slow, "False", "ProgressDeadlineExceeded"),
     "scaled-to-zero": (_scaled_to_zero, "False", "ScaledToZero"),
+    "scaling-up": (_scaling_up, "False", "Applying"),
     "paused": (_paused, "False", "Paused"),
     "orphaned": (_orphaned, "False", "Orphaned"),
 }
