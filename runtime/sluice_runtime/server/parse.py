@@ -23,6 +23,7 @@ _ALTERNATIVES: Final[Mapping[str, str]] = {
     "content": "a string or a list of text parts",
 }
 """Fields that take several types: what a value of none of them is told."""
+_ALTERNATIVE_NAMES: Final = frozenset({"str"})
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
@@ -75,19 +76,14 @@ def _refusal(kind: type[GenerationRequest], error: ValidationError) -> InvalidRe
 
 
 def _param(location: Sequence[str | int]) -> str:
-    """A path such as `messages[0].content`; ends where pydantic begins to name alternatives."""
+    """A path such as `messages[0].content`, without pydantic's names of alternatives."""
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part in _TYPE_NAMES or not part.isidentifier():
-            break
-        else:
+        elif part.isidentifier() and part not in _ALTERNATIVE_NAMES:
             path += f".{part}" if path else part
     return path
-
-
-_TYPE_NAMES: Final = frozenset({"str", "int", "float", "bool"})
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -31,12 +30,6 @@ from sluice_runtime.transport import ApiLink, EngineLink, TransportError, privat
 
 LOAD = Load(1.0, 0, 0, 0, 8, 8, 0, 0.0, 0.7, 0, 0, {"DECODE": 3})
 READY = EngineReady(PROTOCOL_VERSION, "epoch", 128, 256, 16, 8, 8, 259)
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    with private_endpoint() as value:
-        yield value
 
 
 async def next_message(link: ApiLink) -> ToApi:

@@ -1,0 +1,114 @@
+"""A real HTTP server over a fake engine, in the test's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+from sluice_contract.labels import Role
+from sluice_runtime import model_files
+from sluice_runtime.chat_template import load_chat_template
+from sluice_runtime.errors import UnavailableError
+from sluice_runtime.server.app import make_app
+from sluice_runtime.server.engine_client import EngineClient
+from sluice_runtime.server.gate import Gate
+from sluice_runtime.server.listener import HttpServer, listen, url_of
+from sluice_runtime.server.metrics import EngineMetrics
+from sluice_runtime.server.prompts import Defaults, ModelText
+from sluice_runtime.server.service import Clocks, Identity, Service
+from sluice_runtime.tokenizer import load_tokenizer
+from sluice_runtime.transport import ApiLink, private_endpoint
+
+from tests.runtime.server.fake_engine import EOS, FakeEngine
+
+MODEL = "echo"
+MAX_BODY_BYTES = 64 * 1024
+
+
+@dataclass
+class Server:
+    """What a test holds in its hands."""
+
+    url: str
+    service: Service
+    engine: FakeEngine
+    http: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with private_endpoint() as value:
+        yield value
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_server() -> AsyncIterator[Server]:
+    """One server for the tests of a module, which run in one event loop."""
+    with private_endpoint() as endpoint:
+        async with running_server(endpoint) as server:
+            yield server
+
+
+@pytest.fixture
+def server(module_server: Server) -> Iterator[Server]:
+    """The module's server, with an engine that has heard nothing yet."""
+    engine = module_server.engine
+    engine.heard.clear()
+    yield module_server
+    engine.paused.clear()
+    engine.queued = 0
+    engine.refuse_with = None
+
+
+@asynccontextmanager
+async def running_server(endpoint: str) -> AsyncIterator[Server]:
+    """A server and its engine, ready; both end with the context."""
+    link = ApiLink(endpoint)
+    service = service_over(link)
+    engine = FakeEngine(endpoint)
+    engine.start()
+    reading = asyncio.create_task(service.client.run())
+    listener = listen("127.0.0.1", 0)
+    http_server = HttpServer(make_app(service))
+    serving = asyncio.create_task(http_server.serve([listener]))
+    url = url_of(listener)
+    await until(lambda: service.ready)
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=10) as http,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk,
+    ):
+        yield Server(url, service, engine, http, sdk)
+    service.client.end_streams(UnavailableError("the test is over"))
+    http_server.should_exit = True
+    await serving
+    await asyncio.to_thread(engine.stop)
+    reading.cancel()
+    link.close()
+
+
+def service_over(link: ApiLink) -> Service:
+    """The parts of an API process with the text of a dummy model."""
+    metrics = EngineMetrics()
+    client = EngineClient(link, time.monotonic, metrics)
+    identity = Identity(MODEL, Role.MIXED, MAX_BODY_BYTES, seed=0, started_unix=1)
+    service = Service(identity, client, Gate(), metrics, Clocks(time.monotonic, time.time))
+    files = model_files.resolve("dummy://qwen3-tiny")
+    service.text = ModelText(
+        load_tokenizer(files), load_chat_template(files), Defaults(eos_token_ids=(EOS,))
+    )
+    return service
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Returns when `condition` holds; a test that would wait longer fails."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  (the condition is in another thread)
+            await asyncio.sleep(0.002)

@@ -1,0 +1,175 @@
+"""An engine without a model: speaks `messages` over the real link and answers with an echo.
+
+The answer to a prompt is the prompt again, token by token, then `<eos>`. Run as a program it is an
+engine process for the supervisor's tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from dataclasses import dataclass, field
+
+from sluice_runtime.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Credit,
+    Drain,
+    EngineFailed,
+    EngineReady,
+    Generate,
+    Heartbeat,
+    Load,
+    StepResult,
+    ToApi,
+    ToEngine,
+    TokenDelta,
+)
+from sluice_runtime.transport import EngineLink
+
+EOS = 258
+CONTEXT_TOKENS = 512
+POOL_TOKENS = 1024
+PAGE_TOKENS = 16
+MOST_QUEUED = 8
+READY = EngineReady(
+    protocol_version=PROTOCOL_VERSION,
+    epoch="e1",
+    context_length_tokens=CONTEXT_TOKENS,
+    kv_pool_tokens=POOL_TOKENS,
+    page_size_tokens=PAGE_TOKENS,
+    max_running_requests=4,
+    max_queued_requests=MOST_QUEUED,
+    vocabulary_size=259,
+)
+
+
+def load(running: int, queued: int = 0) -> Load:
+    return Load(
+        time_seconds=12.5,
+        queued_requests=queued,
+        queued_tokens=queued * 10,
+        running_requests=running,
+        kv_pages_total=POOL_TOKENS // PAGE_TOKENS,
+        kv_pages_free=POOL_TOKENS // PAGE_TOKENS - running,
+        kv_pages_evictable=0,
+        queued_work_seconds=0.25,
+        new_token_ratio=0.7,
+        retractions=2,
+        chunk_cuts=3,
+        steps={"DECODE": 5},
+    )
+
+
+@dataclass
+class _Answer:
+    generate: Generate
+    sent: int = 0
+
+    def next_delta(self) -> TokenDelta:
+        asked = self.generate
+        ended = self.sent == len(asked.prompt_ids)
+        token = EOS if ended else asked.prompt_ids[self.sent]
+        self.sent += 1
+        reason = None
+        if token in asked.stop_token_ids:
+            reason = "stop"
+        elif self.sent == asked.max_tokens or ended:
+            reason = "length"
+        return TokenDelta(asked.request_id, [token], reason, cached_tokens=0)
+
+
+@dataclass
+class FakeEngine:
+    """Runs in a thread from `start` to `stop`. Everything it hears is in `heard`."""
+
+    endpoint: str
+    step_seconds: float = 0.0
+    paused: threading.Event = field(default_factory=threading.Event)
+    """While set, requests are taken and nothing is answered."""
+    queued: int = 0
+    """What the next load reports say."""
+    heard: list[ToEngine] = field(default_factory=list)
+    refuse_with: str | None = None
+    _answers: dict[str, _Answer] = field(default_factory=dict)
+    _outbox: list[ToApi] = field(default_factory=list)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self.run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(5)
+
+    def say(self, message: ToApi) -> None:
+        """Sends one message more, from the engine's thread."""
+        self._outbox.append(message)
+
+    @property
+    def running(self) -> set[str]:
+        return set(self._answers)
+
+    def of(self, kind: type[ToEngine]) -> list[ToEngine]:
+        return [message for message in list(self.heard) if isinstance(message, kind)]
+
+    def run(self) -> None:
+        link = EngineLink(self.endpoint)
+        link.send(READY)
+        step = 0
+        while not self._stopping.is_set():
+            for message in link.poll(0.002):
+                self._receive(message)
+            while self._outbox:
+                link.send(self._outbox.pop(0))
+            if self._answers and not self.paused.is_set():
+                step += 1
+                link.send(self._step(step))
+                time.sleep(self.step_seconds)
+        link.close()
+
+    def _receive(self, message: ToEngine) -> None:
+        self.heard.append(message)
+        match message:
+            case Generate():
+                self._answers[message.request_id] = _Answer(message)
+                if self.queued:
+                    self.say(Heartbeat(load(0, self.queued)))
+            case Abort():
+                self._answers.pop(message.request_id, None)
+            case Credit() | Drain():
+                pass
+
+    def _step(self, step: int) -> StepResult:
+        deltas = []
+        for request_id, answer in list(self._answers.items()):
+            delta = answer.next_delta()
+            if self.refuse_with:
+                delta = TokenDelta(request_id, [], "error", self.refuse_with)
+            deltas.append(delta)
+            if delta.finish_reason:
+                del self._answers[request_id]
+        now = time.monotonic()
+        return StepResult(step, "DECODE", now, 0.001, 0.0001, deltas, load(len(self._answers)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--step-seconds", type=float, default=0.01)
+    parser.add_argument("--fail", default="")
+    options = parser.parse_args()
+    if options.fail:
+        link = EngineLink(options.endpoint)
+        link.send(EngineFailed("ModelLoadFailed", options.fail))
+        link.close()
+        raise SystemExit(2)
+    FakeEngine(options.endpoint, options.step_seconds).run()
+
+
+if __name__ == "__main__":
+    main()

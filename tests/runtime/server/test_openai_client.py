@@ -1,0 +1,191 @@
+"""The real `openai` client against a real server over a fake engine."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from sluice_runtime.messages import Abort, Generate
+
+from tests.runtime.server.conftest import MODEL, Server, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_a_completion_is_whole(server: Server) -> None:
+    answer = await server.openai.completions.create(model=MODEL, prompt="h€llo", max_tokens=20)
+    assert answer.choices[0].text == "h€llo"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 8)
+
+
+async def test_a_completion_streams_whole_characters(server: Server) -> None:
+    stream = await server.openai.completions.create(
+        model=MODEL, prompt="a€b", stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert [c.choices[0].text for c in chunks[:-1]] == ["a", "€", "b", ""]
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None, None, None, "stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 6
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+async def test_a_chat_streams_and_says_its_role_once(server: Server) -> None:
+    stream = await server.openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
+    )
+    deltas = [chunk.choices[0].delta async for chunk in stream]
+    assert "".join(delta.content or "" for delta in deltas) == "user: hi\nassistant: "
+    assert [delta.role for delta in deltas].count("assistant") == 1
+    assert deltas[0].role == "assistant"
+
+
+async def test_a_chat_takes_parts_of_text(server: Server) -> None:
+    answer = await server.openai.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "system", "content": "s"},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+        ],
+        max_completion_tokens=100,
+    )
+    assert answer.choices[0].message.content == "system: s\nuser: ab\nassistant: "
+    assert answer.choices[0].message.role == "assistant"
+
+
+async def test_length_ends_an_answer(server: Server) -> None:
+    answer = await server.openai.completions.create(model=MODEL, prompt="hello", max_tokens=2)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("he", "length")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_stop_string_over_token_borders_ends_it_and_frees_the_engine(
+    server: Server, streamed: bool
+) -> None:
+    prompt = "abcd" * 50
+    text = ""
+    if streamed:
+        async for chunk in await server.openai.completions.create(
+            model=MODEL, prompt=prompt, stop=["dab", "zz"], stream=True
+        ):
+            text += chunk.choices[0].text
+            reason = chunk.choices[0].finish_reason
+    else:
+        answer = await server.openai.completions.create(model=MODEL, prompt=prompt, stop="dab")
+        text, reason = answer.choices[0].text, answer.choices[0].finish_reason
+    assert (text, reason) == ("abc", "stop")
+    await until(lambda: len(server.engine.of(Abort)) == 1 and not server.engine.running)
+
+
+async def test_a_stop_string_wins_over_the_length(server: Server) -> None:
+    answer = await server.openai.completions.create(
+        model=MODEL, prompt="abcdef", stop="cd", max_tokens=4
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("ab", "stop")
+
+
+async def test_text_held_back_for_a_stop_string_is_not_lost(server: Server) -> None:
+    answer = await server.openai.completions.create(
+        model=MODEL, prompt="abc", stop="cX", max_tokens=3
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("abc", "length")
+
+
+async def test_ignore_eos_goes_on_to_the_length(server: Server) -> None:
+    answer = await server.openai.completions.create(
+        model=MODEL, prompt=[104, 258, 105], max_tokens=3, extra_body={"ignore_eos": True}
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("hi", "length")
+    generate = server.engine.of(Generate)[0]
+    assert isinstance(generate, Generate)
+    assert (generate.stop_token_ids, generate.ignore_eos) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([104, 105], ["hi"]),
+        ([[104], [105]], ["h", "i"]),
+    ],
+)
+async def test_prompts_of_every_kind(
+    server: Server, prompt: str | list[str] | list[int] | list[list[int]], texts: list[str]
+) -> None:
+    answer = await server.openai.completions.create(model=MODEL, prompt=prompt, n=2)
+    assert [choice.text for choice in answer.choices] == [text for text in texts for _ in "12"]
+    assert [choice.index for choice in answer.choices] == list(range(2 * len(texts)))
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == sum(map(len, texts))
+
+
+async def test_choices_have_seeds_of_their_own_and_the_first_has_the_requests(
+    server: Server,
+) -> None:
+    for _ in range(2):
+        await server.openai.completions.create(model=MODEL, prompt="a", n=3, seed=7)
+    seeds = [g.sampling.seed for g in server.engine.of(Generate) if isinstance(g, Generate)]
+    assert seeds[:3] == seeds[3:]
+    assert seeds[0] == 7
+    assert len(set(seeds[:3])) == 3
+
+
+async def test_choices_stream_side_by_side(server: Server) -> None:
+    stream = await server.openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "x" * 40}], n=2, stream=True
+    )
+    texts = {0: "", 1: ""}
+    order = []
+    async for chunk in stream:
+        order.append(chunk.choices[0].index)
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts[0] == texts[1] == "user: " + "x" * 40 + "\nassistant: "
+    assert set(order[:6]) == {0, 1}
+
+
+async def test_sampling_reaches_the_engine(server: Server) -> None:
+    await server.openai.completions.create(
+        model=MODEL,
+        prompt="a",
+        temperature=0.5,
+        top_p=0.25,
+        seed=-1,
+        max_tokens=9,
+        extra_body={"top_k": 3, "stop_token_ids": [5]},
+    )
+    generate = server.engine.of(Generate)[0]
+    assert isinstance(generate, Generate)
+    sampling = generate.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 3)
+    assert sampling.seed == 2**63 - 1
+    assert (generate.max_tokens, generate.stop_token_ids) == (9, [5, 258])
+
+
+async def test_an_omitted_max_tokens_is_all_there_is_room_for(server: Server) -> None:
+    await server.openai.completions.create(model=MODEL, prompt="abc")
+    generate = server.engine.of(Generate)[0]
+    assert isinstance(generate, Generate)
+    assert generate.max_tokens == 512 - 3
+
+
+async def test_models_are_listed(server: Server) -> None:
+    models = await server.openai.models.list()
+    assert [model.id for model in models.data] == [MODEL]
+    assert (await server.openai.models.retrieve(MODEL)).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        await server.openai.models.retrieve("other")
+
+
+async def test_errors_have_openais_classes(server: Server) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        await server.openai.completions.create(model="other", prompt="a")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        await server.openai.completions.create(model=MODEL, prompt="a", logprobs=3)
+    assert bad.value.param == "logprobs"

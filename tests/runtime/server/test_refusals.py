@@ -1,0 +1,206 @@
+"""A table of bad inputs: status, field at fault, what the message must say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.runtime.server.conftest import MAX_BODY_BYTES, MODEL, Server, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+_USER = [{"role": "user", "content": "hi"}]
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "a", **fields}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": _USER, **fields}
+
+
+CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
+    (COMPLETIONS, {"model": MODEL}, "prompt", "required"),
+    (COMPLETIONS, {"prompt": "a"}, "model", "required"),
+    (COMPLETIONS, completion(prompt=""), "prompt", "0 tokens"),
+    (COMPLETIONS, completion(prompt=5), "prompt", "a list of token ids"),
+    (COMPLETIONS, completion(prompt=[]), "prompt", "at least 1"),
+    (COMPLETIONS, completion(prompt=[[]]), "prompt[0]", "at least 1"),
+    (COMPLETIONS, completion(prompt=[259]), "prompt", "0 to 258"),
+    (COMPLETIONS, completion(prompt=[-1]), "prompt[0]", "-1"),
+    (COMPLETIONS, completion(prompt=["a", 1]), "prompt", "a list of token ids"),
+    (COMPLETIONS, completion(prompt="a\0b"), "prompt", "NUL"),
+    (COMPLETIONS, completion(prompt="a" * 512), "prompt", "context length of 512"),
+    (COMPLETIONS, completion(max_tokens=0), "max_tokens", "greater than or equal to 1"),
+    (COMPLETIONS, completion(max_tokens=10**9), "max_tokens", "at most 511"),
+    (COMPLETIONS, completion(max_tokens=512), "max_tokens", "at most 511"),
+    (COMPLETIONS, completion(max_tokens="5"), "max_tokens", "integer"),
+    (COMPLETIONS, completion(max_tokens=1.5), "max_tokens", "integer"),
+    (COMPLETIONS, completion(max_tokens=True), "max_tokens", "integer"),
+    (COMPLETIONS, completion(temperature=-1), "temperature", "-1"),
+    (COMPLETIONS, completion(temperature=2.1), "temperature", "less than or equal to 2"),
+    (COMPLETIONS, completion(top_p=0), "top_p", "greater than 0"),
+    (COMPLETIONS, completion(top_k=-2), "top_k", "-1"),
+    (COMPLETIONS, completion(n=0), "n", "1"),
+    (COMPLETIONS, completion(n=17), "n", "16"),
+    (COMPLETIONS, completion(seed=2**63), "seed", "less than"),
+    (COMPLETIONS, completion(stop=["a"] * 5), "stop", "at most 4"),
+    (COMPLETIONS, completion(stop=""), "stop", "at least 1"),
+    (COMPLETIONS, completion(stop=7), "stop", "a string or a list"),
+    (COMPLETIONS, completion(stream_options={}), "stream_options", "stream"),
+    (COMPLETIONS, completion(stream="yes"), "stream", "boolean"),
+    (COMPLETIONS, completion(temprature=1), "temprature", "temperature"),
+    (COMPLETIONS, completion(logprobs=0), "logprobs", "not implemented"),
+    (COMPLETIONS, completion(echo=True), "echo", "false"),
+    (COMPLETIONS, completion(suffix="x"), "suffix", '""'),
+    (COMPLETIONS, completion(best_of=2), "best_of", "1"),
+    (COMPLETIONS, completion(logit_bias={"1": 1}), "logit_bias", "{}"),
+    (COMPLETIONS, completion(presence_penalty=0.1), "presence_penalty", "0"),
+    (COMPLETIONS, completion(messages=_USER), "messages", "not a known field"),
+    (CHAT, chat(messages=[]), "messages", "at least 1"),
+    (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "messages[0].role", "'user'"),
+    (CHAT, chat(messages=[{"role": "user"}]), "messages[0].content", "required"),
+    (CHAT, chat(messages=[{"role": "user", "content": "\0"}]), "messages[0].content", "NUL"),
+    (
+        CHAT,
+        chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+        "messages[0].content[0].type",
+        "'text'",
+    ),
+    (CHAT, chat(messages=[*_USER, {**_USER[0], "x": 1}]), "messages[1].x", "not a known field"),
+    (CHAT, chat(max_completion_tokens=600), "max_completion_tokens", "after a prompt of"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools", "[]"),
+    (CHAT, chat(response_format={"type": "json_object"}), "response_format", "text"),
+    (CHAT, chat(logprobs=True), "logprobs", "false"),
+    (CHAT, chat(top_logprobs=1), "top_logprobs", "0"),
+]
+
+
+async def test_bad_input_is_a_400_that_names_the_field(server: Server) -> None:
+    for path, fields, param, says in CASES:
+        response = await server.http.post(path, json=fields)
+        error = response.json()["error"]
+        case = f"{path} {fields}: {error}"
+        assert response.status_code == 400, case
+        assert error["type"] == "invalid_request_error", case
+        assert error["param"] == param, case
+        assert says in error["message"], case
+        assert param is None or param in error["message"], case
+    assert server.engine.heard == []
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "a JSON object"),
+        (b'{"model": "\xff"}', "not JSON"),
+        (b'{"model": "\\ud800"}', "not JSON"),
+        (b'{"temperature": NaN}', "not JSON"),
+        (b'{"prompt": ' + b"[" * 20_000, "not JSON"),
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_a_400(
+    server: Server, body: bytes, says: str
+) -> None:
+    response = await server.http.post(COMPLETIONS, content=body)
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": None, "echo": False, "best_of": 1, "suffix": None, "logit_bias": {}},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "n": None, "stop": None},
+        {"temperature": None, "top_p": 1, "user": "someone", "stream": False},
+    ],
+)
+async def test_neutral_values_are_accepted(server: Server, fields: dict[str, Any]) -> None:
+    response = await server.http.post(COMPLETIONS, json=completion(**fields))
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_over_the_cap_is_a_413(server: Server, announced: bool) -> None:
+    body = b"x" * (MAX_BODY_BYTES + 1)
+
+    async def parts() -> Any:
+        yield body
+
+    response = await server.http.post(COMPLETIONS, content=body if announced else parts())
+    assert response.status_code == 413
+    assert str(MAX_BODY_BYTES) in response.json()["error"]["message"]
+
+
+async def test_a_body_at_the_cap_is_read(server: Server) -> None:
+    response = await server.http.post(COMPLETIONS, content=b" " * MAX_BODY_BYTES)
+    assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("GET", COMPLETIONS, 405), ("DELETE", "/health", 405)],
+)
+async def test_the_frameworks_errors_are_openais_too(
+    server: Server, method: str, path: str, status: int
+) -> None:
+    response = await server.http.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert path in response.json()["error"]["message"]
+
+
+async def test_another_model_is_a_404_that_names_ours(server: Server) -> None:
+    response = await server.http.post(COMPLETIONS, json=completion(model="other"))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (
+        404,
+        "model",
+        "model_not_found",
+    )
+    assert MODEL in error["message"]
+
+
+async def test_a_full_queue_is_a_429_with_retry_after(server: Server) -> None:
+    server.engine.paused.set()
+    server.engine.queued = 8
+    first = server.openai.completions.create(model=MODEL, prompt="a")
+    waiting = asyncio.ensure_future(first)
+    await until(
+        lambda: (
+            server.service.client.load is not None
+            and server.service.client.load.queued_requests == 8
+        )
+    )
+    response = await server.http.post(COMPLETIONS, json=completion())
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["code"] == "queue_full"
+    server.engine.paused.clear()
+    assert (await waiting).choices[0].text == "a"
+
+
+async def test_what_the_engine_refuses_has_a_status_also_when_streamed(server: Server) -> None:
+    server.engine.refuse_with = "no pages"
+    response = await server.http.post(COMPLETIONS, json=completion(stream=True))
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "no pages"
+
+
+@pytest.mark.parametrize(
+    ("given", "echoed"), [("abc-1", True), ("a b", False), ("x" * 129, False), (None, False)]
+)
+async def test_every_response_has_a_request_id(
+    server: Server, given: str | None, echoed: bool
+) -> None:
+    headers = {} if given is None else {"x-request-id": given}
+    for path in ("/health", "/nope"):
+        answer = (await server.http.get(path, headers=headers)).headers["x-request-id"]
+        assert (answer == given) if echoed else (len(answer) == 32)
