@@ -97,13 +97,12 @@ class Observer:
         found = pool["metadata"].get("labels") or {}
         name, role = found.get(labels.SERVICE, ""), found.get(labels.ROLE, "")
         mine = f"{labels.SERVICE}={name},{labels.ROLE}={role}"
-        service, children, pods, nodes = await asyncio.gather(
+        service, children, pods = await asyncio.gather(
             self._controller(pool),
             self._all(POOL_CHILDREN, key.namespace, mine),
             self.client.list_objects(POD, key.namespace, mine),
-            self.nodes.list(),
         )
-        return PoolObserved(pool, service, children, pods, nodes)
+        return PoolObserved(pool, service, children, pods)
 
     async def standing(self, observed: ServiceObserved, plan: Plan) -> tuple[Manifest, ...]:
         """What is there already under the names of the objects that the plan would create."""

@@ -115,7 +115,6 @@ class PoolObserved:
     """Every object of the kinds in `POOL_CHILDREN` with the pool's service and role labels."""
     pods: tuple[Manifest, ...] = ()
     """Engine pods with the pool's service and role labels, of every revision."""
-    nodes: tuple[Manifest, ...] | None = None
 
 
 @dataclass(frozen=True)
