@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import kopf
+from kopf._core.engines.peering import Identity
 from sluice_contract import labels
 
 from sluice_operator.errors import OperatorError
@@ -80,6 +81,8 @@ async def inform(
         registry=event_registry(add),
         settings=informer_settings(),
         standalone=True,
+        # Kopf would ask the system for the user's name, and a container's user has none.
+        identity=Identity(labels.FIELD_MANAGER),
         clusterwide=not namespaces,
         namespaces=namespaces,
     )
