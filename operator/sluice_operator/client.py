@@ -120,7 +120,7 @@ class ApiClient:
         while True:
             request = Request("GET", path(kind, namespace), query, accept=accept)
             page = await self._send(request)
-            items += page["items"]
+            items += page["items"] or ()  # null when a list of metadata is empty
             if not (token := page["metadata"].get("continue")):
                 return items
             query = {**query, "continue": token}

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -162,11 +161,10 @@ async def _first_of(*parts: Coroutine[Any, Any, Any]) -> None:
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        errors = [error for task in done if (error := task.exception()) is not None]
     finally:
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-    for task in done:
-        task.result()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if errors:
+        raise errors[0]

@@ -59,6 +59,11 @@ async def test_a_long_list_is_read_page_by_page() -> None:
     assert items[0]["apiVersion"] == "v1"
 
 
+async def test_an_empty_list_of_metadata_has_null_items() -> None:
+    empty = Response(200, {"metadata": {}, "items": None})
+    assert await client(lambda request: empty).names(POD, None) == ()
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

@@ -124,9 +124,10 @@ async def _pass_on(
             proxy.after(seen)
             kind = answer.headers["Content-Type"]
             return web.Response(status=answer.status, body=content, headers={"Content-Type": kind})
-    except aiohttp.ClientConnectionError:
-        assert request.transport is not None
-        request.transport.abort()
+    except aiohttp.ClientError:
+        # One side has gone: so does the other.
+        if request.transport is not None:
+            request.transport.abort()
         return web.Response(status=502)
 
 
