@@ -83,6 +83,7 @@ class BuildahBuilder:
         progress("into the image layout")
         command = self.buildah.script(EXPORT, tag, self.layout.folder)
         run(command.argv, env=command.environment)
+        self.layout.drop_older(tag)
 
     def archive(self, tag: str, target: Path, present: Collection[str]) -> set[str]:
         self.layout.write_archive(tag, target, present)

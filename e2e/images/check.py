@@ -23,8 +23,9 @@ image=$1 tree=$2 tools=$3; shift 3
 container=$($buildah from "$image")
 trap '$buildah rm "$container" >/dev/null' EXIT
 $buildah run --isolation chroot --user 65532 --workingdir /src \
-    --env PYTHONPATH="/app:$tools" --env OMP_NUM_THREADS=1 --env HF_HUB_OFFLINE=1 \
-    --volume "$tree:/src:ro" --volume "$tools:$tools:ro" \
+    --env PYTHONPATH=/app:/tools --env OMP_NUM_THREADS=1 --env HF_HUB_OFFLINE=1 \
+    --env HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis \
+    --volume "$tree:/src:ro" --volume "$tools:/tools:ro" \
     "$container" -- python -m pytest -p no:cacheprovider "$@"
 """
 NOT_IN_AN_IMAGE = "not cluster and not apiserver and not full and not gpu"

@@ -55,9 +55,14 @@ class ImageLayout:
                 if digest not in present:
                     archive.add(self._path(digest), f"blobs/sha256/{_hex(digest)}")
 
-    def keep_only(self, names: Collection[str]) -> None:
-        """Forgets every other image and deletes the blobs that only they had."""
-        kept = [entry for entry in self._entries() if _name(entry) in names]
+    def drop_older(self, name: str) -> None:
+        """Forgets the other tags of `name`'s image, and deletes the blobs that only they had."""
+        image = name.rpartition(":")[0]
+        kept = [
+            entry
+            for entry in self._entries()
+            if _name(entry) == name or _name(entry).rpartition(":")[0] != image
+        ]
         needed = {_hex(digest) for entry in kept for digest in self.blobs(_name(entry))}
         index = {"schemaVersion": 2, "manifests": kept}
         (self._folder / "index.json").write_text(json.dumps(index))

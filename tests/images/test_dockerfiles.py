@@ -1,0 +1,104 @@
+"""Rules that every Dockerfile keeps: they run under the restricted pod security standard."""
+
+import fnmatch
+import re
+from pathlib import Path
+
+import pytest
+
+from e2e.images.catalog import IMAGES, ROOT, copied_files
+
+DOCKERFILES = sorted((ROOT / "images").glob("*.Dockerfile"))
+OWN_BASE = [path for path in DOCKERFILES if not path.name.startswith("engine-sample")]
+PACKAGE = {
+    "engine": "runtime/sluice_runtime",
+    "router": "runtime/sluice_router",
+    "operator": "operator/sluice_operator",
+}
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """(instruction, the rest), continued lines joined, comments dropped."""
+    joined = re.sub(r"\\\n\s*", "", path.read_text())
+    lines = [line for line in joined.splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def named(path: Path) -> str:
+    return path.name.removesuffix(".Dockerfile")
+
+
+def last_stage(path: Path) -> list[tuple[str, str]]:
+    parsed = instructions(path)
+    start = max(i for i, (word, _) in enumerate(parsed) if word == "FROM")
+    return parsed[start:]
+
+
+def test_the_catalogue_is_the_folder() -> None:
+    assert sorted(IMAGES) == sorted(map(named, DOCKERFILES))
+
+
+@pytest.mark.parametrize("path", OWN_BASE, ids=named)
+def test_an_image_runs_as_a_number_that_is_not_root(path: Path) -> None:
+    users = [rest for word, rest in last_stage(path) if word == "USER"]
+    assert users == ["65532:65532"]
+
+
+@pytest.mark.parametrize("path", OWN_BASE, ids=named)
+def test_an_image_starts_its_own_package_without_a_shell(path: Path) -> None:
+    entry = [rest for word, rest in last_stage(path) if word == "ENTRYPOINT"]
+    assert entry == [f'["python", "-m", "{Path(PACKAGE[named(path)]).name}"]']
+
+
+@pytest.mark.parametrize("path", OWN_BASE, ids=named)
+def test_nothing_is_executed_in_the_last_stage(path: Path) -> None:
+    assert not [rest for word, rest in last_stage(path) if word in ("RUN", "ADD")]
+
+
+@pytest.mark.parametrize("path", OWN_BASE, ids=named)
+def test_code_comes_after_packages_so_that_it_changes_alone(path: Path) -> None:
+    copies = [rest for word, rest in last_stage(path) if word == "COPY"]
+    assert copies == ["--from=packages /opt/venv /opt/venv", "--from=code /app /app"]
+
+
+@pytest.mark.parametrize("path", OWN_BASE, ids=named)
+def test_an_image_has_the_contract_and_its_own_package_only(path: Path) -> None:
+    packages = {
+        str(file.relative_to(ROOT).parents[-3])
+        for file in copied_files(path, ROOT)
+        if file.suffix == ".py" and "images" not in file.parts
+    }
+    assert packages == {"runtime/sluice_contract", PACKAGE[named(path)]}
+
+
+@pytest.mark.parametrize("path", OWN_BASE, ids=named)
+def test_the_packages_of_an_image_depend_on_no_code(path: Path) -> None:
+    parsed = instructions(path)
+    starts = [i for i, (word, _) in enumerate(parsed) if word == "FROM"]
+    code = next(i for i in starts if parsed[i][1].endswith(" AS code"))
+    before = [rest for word, rest in parsed[:code] if word == "COPY"]
+    assert not [rest for rest in before if "sluice_" in rest]
+
+
+@pytest.mark.parametrize("path", OWN_BASE, ids=named)
+def test_the_base_can_be_chosen(path: Path) -> None:
+    parsed = instructions(path)
+    assert parsed[0] == ("ARG", "BASE=docker.io/library/python:3.11-slim")
+    starts = {rest.split()[0] for word, rest in parsed if word == "FROM"}
+    assert starts <= {"${BASE}", "uv"}
+
+
+@pytest.mark.parametrize("path", OWN_BASE, ids=named)
+def test_the_same_first_steps_are_built_once_for_all_images(path: Path) -> None:
+    shared = [instructions(one)[:6] for one in OWN_BASE]
+    assert instructions(path)[:6] == shared[0]
+    assert shared[0][-1][0] == "RUN"
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=named)
+def test_what_is_copied_is_not_ignored(path: Path) -> None:
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    allowed = [line.removeprefix("!") for line in ignored if line.startswith("!")]
+    for file in copied_files(path, ROOT):
+        name = str(file.relative_to(ROOT))
+        assert any(fnmatch.fnmatch(name, f"{one}*") for one in allowed), name
