@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sluice_contract.accelerators import Accelerator
 
-from sluice_operator.api.service import AcceleratorSpec, PoolSpec
+from sluice_operator.api.pools import AcceleratorSpec, PoolSpec
 from sluice_operator.conditions import Check
 from sluice_operator.observed import Manifest
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_operator.api.service import ModelSpec
+from sluice_operator.api.engine import ModelSpec
 
 CLAIM_MOUNT: Final = "/mnt/model"
 SERVED_SCHEMES: Final = ("file", "dummy", "pvc")

@@ -10,7 +10,7 @@ from pydantic import Field
 from sluice_contract.labels import Role
 
 from sluice_operator.api.base import CRD_DEFAULT, ApiModel, DnsName, Image, LocalRef, Resources
-from sluice_operator.api.service import AcceleratorSpec
+from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.template import PodTemplate
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from sluice_contract.labels import Role
 
 from sluice_operator.api.base import LocalRef
+from sluice_operator.api.engine import STARTUP_SECONDS, EngineSpec
 from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.api.service import STARTUP_SECONDS, EngineSpec, InferenceServiceSpec
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
 from sluice_operator.model_uri import model_source
 from sluice_operator.observed import ENGINE_POOL, Manifest

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from pydantic import ValidationError
 from sluice_contract.base import ConfigError
@@ -35,12 +34,10 @@ from sluice_operator.manifests.network import (
 )
 from sluice_operator.manifests.router import RouterDeployment, router_deployment
 from sluice_operator.observed import (
-    CONFIG_MAP,
     DEPLOYMENT,
     ENGINE_POOL,
     INFERENCE_SERVICE,
     SERVICE_CHILDREN,
-    Event,
     Images,
     Manifest,
     Plan,
@@ -51,6 +48,7 @@ from sluice_operator.observed import (
     of_kind,
     reference_to,
 )
+from sluice_operator.service.plan_events import created, identity, removed, scaled
 from sluice_operator.service.settings import (
     Settings,
     drain_seconds,
@@ -58,8 +56,6 @@ from sluice_operator.service.settings import (
     pinned_settings,
 )
 from sluice_operator.service.supported import refusals
-
-NAMES_IN_EVENT: Final = 8
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,12 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
         *(pool.manifest for pool in pools),
     )
     prune = _left_over(observed, apply)
-    events = (*_created(observed, apply), *_scaled(observed, pools), *_removed(prune))
+    replicas = {pool.manifest["metadata"]["name"]: pool.replicas for pool in pools}
+    events = (
+        *created(observed.children, apply),
+        *scaled(observed.children, replicas),
+        *removed(prune),
+    )
     return ServicePlan(
         apply=apply, prune=prune, events=events, spec=spec, pools=pools, router=router
     )
@@ -179,14 +180,14 @@ def _left_over(observed: ServiceObserved, apply: Iterable[Manifest]) -> tuple[Re
     """What this service controls and no longer wants. A ConfigMap stays while anything that is
     still there mounts it."""
     uid = observed.service["metadata"].get("uid")
-    wanted = {_identity(manifest) for manifest in apply}
+    wanted = {identity(manifest) for manifest in apply}
     mounted = {("ConfigMap", name) for name in _mounted_config_maps(observed.children)}
     return tuple(
         reference_to(child, SERVICE_CHILDREN)
         for child in observed.children
         if uid is not None
         and controller_uid(child) == uid
-        and _identity(child) not in wanted | mounted
+        and identity(child) not in wanted | mounted
         and not child["metadata"].get("deletionTimestamp")
     )
 
@@ -200,51 +201,12 @@ def _mounted_config_maps(children: tuple[Manifest, ...]) -> set[str]:
     return found
 
 
-def _identity(manifest: Manifest) -> tuple[str, str]:
-    return manifest["kind"], manifest["metadata"]["name"]
-
-
-def _created(observed: ServiceObserved, apply: Iterable[Manifest]) -> tuple[Event, ...]:
-    there = {_identity(child) for child in observed.children}
-    new = [f"{kind} {name}" for kind, name in map(_identity, apply) if (kind, name) not in there]
-    return (Event("Normal", "Created", f"Created {_listed(new)}."),) if new else ()
-
-
-def _scaled(observed: ServiceObserved, pools: Iterable[PlannedPool]) -> tuple[Event, ...]:
-    now = {m["metadata"]["name"]: m["spec"] for m in of_kind(observed.children, ENGINE_POOL)}
-    changes = (
-        (pool, now[name].get("replicas", 1))
-        for pool in pools
-        if (name := pool.manifest["metadata"]["name"]) in now
-    )
-    return tuple(
-        Event(
-            "Normal",
-            "Scaled",
-            f"Pool {pool.role}: replicas from {before} to {pool.replicas} "
-            f"(spec.pools.{pool.role}.replicas).",
-        )
-        for pool, before in changes
-        if before != pool.replicas
-    )
-
-
-def _removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
-    names = [f"{ref.kind.kind} {ref.name}" for ref in prune if ref.kind != CONFIG_MAP]
-    return (Event("Normal", "Removed", f"Removed {_listed(names)}."),) if names else ()
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - NAMES_IN_EVENT
-    return ", ".join(names[:NAMES_IN_EVENT]) + (f" and {more} more" if more > 0 else "")
-
-
 def _joined(found: tuple[Refusal, ...]) -> Refusal:
     return Refusal(found[0].reason, found[0].field, "; ".join(item.message for item in found))
 
 
 def _taken(foreign: tuple[Manifest, ...]) -> Refusal:
-    names = ", ".join(f"{kind} {name}" for kind, name in map(_identity, foreign))
+    names = ", ".join(f"{kind} {name}" for kind, name in map(identity, foreign))
     return Refusal(
         "NameTaken",
         "metadata.name",

@@ -24,7 +24,8 @@ from sluice_contract.config import (
 from sluice_contract.labels import Role
 from sluice_contract.sizing import Resolved, Source, resolve_settings
 
-from sluice_operator.api.service import DRAIN_SECONDS, EngineSpec, InferenceServiceSpec
+from sluice_operator.api.engine import DRAIN_SECONDS, EngineSpec
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ResolvedValue
 from sluice_operator.model_uri import model_source
 from sluice_operator.observed import Manifest

@@ -13,7 +13,8 @@ from typing import Final
 from sluice_contract.supported import unsupported
 
 from sluice_operator.accelerators import gpu_count
-from sluice_operator.api.service import EngineSpec, InferenceServiceSpec
+from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.model_uri import SERVED_SCHEMES, scheme_of
 from sluice_operator.observed import Refusal
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sluice_operator.accelerators import find_accelerator, node_selector
-from sluice_operator.api.service import AcceleratorSpec, PoolSpec
+from sluice_operator.api.pools import AcceleratorSpec, PoolSpec
 from sluice_operator.observed import Manifest
 
 A100, H100 = "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3"

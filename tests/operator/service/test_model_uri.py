@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_operator.api.service import ModelSpec
+from sluice_operator.api.engine import ModelSpec
 from sluice_operator.model_uri import ModelSource, model_source
 
 

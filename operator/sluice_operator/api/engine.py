@@ -1,0 +1,114 @@
+"""The model and engine sections of an InferenceService."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Final
+
+from pydantic import Field
+from sluice_contract.config import EngineSettings, ModelRef
+from sluice_contract.sizing import GENERAL
+
+from sluice_operator.api.base import ApiModel, Image, Rule, SecretKeyRef
+
+MODEL_URI: Final = (
+    "hf://[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*"
+    "|pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?(/[^/:]+)*/?"
+    "|oci://[^ ]+"
+    "|file://(/[^/:]+)+/?"
+    "|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
+)
+DRAIN_SECONDS: Final = 120
+STARTUP_SECONDS: Final = 600
+
+_PAGE = GENERAL["page_size"]
+
+
+class ModelSpec(ModelRef, ApiModel):
+    """Which weights to serve, and under what name."""
+
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Where the weights are: hf://org/name, pvc://claim/path (a volume of this "
+        "namespace), oci://image, file:///path (in the engine's image or a mounted volume), or "
+        "dummy://name for random weights.",
+    )
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="Name of the model in the OpenAI API; the last part of the URI when left out.",
+    )
+    token_secret_ref: SecretKeyRef | None = Field(
+        default=None, description="Token for downloading, mounted as a file. Only with hf://."
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            f"self.uri.matches('^({MODEL_URI})$')",
+            lambda s: re.fullmatch(MODEL_URI, s.uri) is not None,
+            "allowed: hf://org/name, pvc://claim/path, oci://image, file:///path, dummy://name",
+            "uri",
+        ),
+        Rule(
+            "!self.uri.contains('/../') && !self.uri.endsWith('/..')",
+            lambda s: "/../" not in s.uri and not s.uri.endswith("/.."),
+            "must not contain '..'",
+            "uri",
+        ),
+        Rule(
+            "!has(self.revision) || self.uri.startsWith('hf://')",
+            lambda s: s.revision is None or s.uri.startswith("hf://"),
+            "allowed only with an hf:// model",
+            "revision",
+        ),
+        Rule(
+            "!has(self.tokenSecretRef) || self.uri.startsWith('hf://')",
+            lambda s: s.token_secret_ref is None or s.uri.startswith("hf://"),
+            "allowed only with an hf:// model",
+            "tokenSecretRef",
+        ),
+    )
+
+
+class EngineSpec(EngineSettings, ApiModel):
+    """Settings of the engines. All optional: what is left out is resolved, and shown in status."""
+
+    image: Image | None = Field(
+        default=None, description="Engine image; the one of the operator's release when left out."
+    )
+    drain_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=86_400,
+        description="How long running streams may finish after SIGTERM, in seconds. Default: 120.",
+    )
+    startup_seconds: int | None = Field(
+        default=None,
+        ge=10,
+        le=86_400,
+        description="How long an engine may take until its model is loaded, in seconds. "
+        "Default: 600.",
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.chunkSize) || self.chunkSize == -1 || self.chunkSize >= "
+            f"(has(self.pageSize) ? self.pageSize : {_PAGE})",
+            lambda s: s.chunk_size in (None, -1) or s.chunk_size >= (s.page_size or _PAGE),
+            f"allowed: -1 (off) or at least pageSize ({_PAGE} when left out)",
+            "chunkSize",
+        ),
+        Rule(
+            "!has(self.minPrefillTokens) || !has(self.chunkSize) || self.chunkSize == -1 || "
+            "self.minPrefillTokens <= self.chunkSize",
+            lambda s: (
+                s.min_prefill_tokens is None
+                or s.chunk_size in (None, -1)
+                or s.min_prefill_tokens <= s.chunk_size
+            ),
+            "must be at most chunkSize",
+            "minPrefillTokens",
+        ),
+    )

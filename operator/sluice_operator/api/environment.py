@@ -1,0 +1,196 @@
+"""Environment variables and volumes that a user may add to containers.
+
+The kinds of volumes are those the restricted Pod Security Standard allows.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field
+
+from sluice_operator.api.base import (
+    ATOMIC,
+    ApiModel,
+    DnsLabel,
+    DnsName,
+    FilePath,
+    Quantity,
+    Rule,
+    SecretKeyRef,
+    ShortText,
+)
+
+RESERVED_ENV: Final = ("POD_IP", "POD_NAME", "POD_NAMESPACE")
+RESERVED_VOLUMES: Final = ("config", "model", "shm", "tmp")
+RESERVED_MOUNTS: Final = ("/etc/sluice", "/mnt/model", "/dev/shm", "/tmp")  # noqa: S108
+
+
+def _cel_list(values: tuple[str, ...]) -> str:
+    return "[" + ", ".join(f"'{value}'" for value in values) + "]"
+
+
+class ConfigMapKeyRef(ApiModel):
+    """One key of a ConfigMap in the same namespace."""
+
+    name: DnsName = Field(description="Name of the ConfigMap.")
+    key: str = Field(min_length=1, max_length=253, description="Key within the ConfigMap.")
+
+
+class FieldRef(ApiModel):
+    """A field of the pod itself."""
+
+    field_path: str = Field(
+        min_length=1, max_length=253, description="Path of the field, e.g. spec.nodeName."
+    )
+
+
+class EnvSource(ApiModel):
+    """Where an environment variable's value comes from."""
+
+    config_map_key_ref: ConfigMapKeyRef | None = Field(
+        default=None, description="A key of a ConfigMap."
+    )
+    secret_key_ref: SecretKeyRef | None = Field(default=None, description="A key of a Secret.")
+    field_ref: FieldRef | None = Field(default=None, description="A field of the pod.")
+
+    RULES: ClassVar = (
+        Rule(
+            "[has(self.configMapKeyRef), has(self.secretKeyRef), has(self.fieldRef)]"
+            ".filter(x, x).size() == 1",
+            lambda s: (
+                sum(x is not None for x in (s.config_map_key_ref, s.secret_key_ref, s.field_ref))
+                == 1
+            ),
+            "exactly one of configMapKeyRef, secretKeyRef and fieldRef must be set",
+        ),
+    )
+
+
+class EnvVar(ApiModel):
+    """One environment variable."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Name of the variable.",
+    )
+    value: ShortText | None = Field(default=None, description="Its value.")
+    value_from: EnvSource | None = Field(
+        default=None, description="Where its value comes from, instead of value."
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            f"!(self.name in {_cel_list(RESERVED_ENV)})",
+            lambda s: s.name not in RESERVED_ENV,
+            f"{', '.join(RESERVED_ENV)} are set by the operator",
+            "name",
+        ),
+        Rule(
+            "!(has(self.value) && has(self.valueFrom))",
+            lambda s: s.value is None or s.value_from is None,
+            "value and valueFrom exclude each other",
+        ),
+    )
+
+
+class KeyToPath(ApiModel):
+    """A key and the file it becomes."""
+
+    key: str = Field(min_length=1, max_length=253, description="Key to project.")
+    path: str = Field(min_length=1, max_length=512, description="Relative path of the file.")
+
+
+class EmptyDirVolume(ApiModel):
+    """Scratch space that lives as long as the pod."""
+
+    medium: Literal["", "Memory"] | None = Field(
+        default=None, description="Memory for tmpfs; the node's disk when left out."
+    )
+    size_limit: Quantity | None = Field(default=None, description="Largest size, e.g. 1Gi.")
+
+
+class ClaimVolume(ApiModel):
+    """A PersistentVolumeClaim of the same namespace."""
+
+    claim_name: DnsName = Field(description="Name of the claim.")
+    read_only: bool | None = Field(default=None, description="Mount it read-only everywhere.")
+
+
+class ConfigMapVolume(ApiModel):
+    """A ConfigMap as files."""
+
+    name: DnsName = Field(description="Name of the ConfigMap.")
+    items: list[KeyToPath] | None = Field(
+        default=None,
+        max_length=32,
+        json_schema_extra=ATOMIC,
+        description="Keys to project; all of them when left out.",
+    )
+
+
+class SecretVolume(ApiModel):
+    """A Secret as files."""
+
+    secret_name: DnsName = Field(description="Name of the Secret.")
+    items: list[KeyToPath] | None = Field(
+        default=None,
+        max_length=32,
+        json_schema_extra=ATOMIC,
+        description="Keys to project; all of them when left out.",
+    )
+
+
+class Volume(ApiModel):
+    """A volume of the pod. The kinds are those the restricted Pod Security Standard allows."""
+
+    name: DnsLabel = Field(description="Name that mounts refer to.")
+    empty_dir: EmptyDirVolume | None = Field(default=None, description="Scratch space.")
+    persistent_volume_claim: ClaimVolume | None = Field(
+        default=None, description="A PersistentVolumeClaim."
+    )
+    config_map: ConfigMapVolume | None = Field(default=None, description="A ConfigMap as files.")
+    secret: SecretVolume | None = Field(default=None, description="A Secret as files.")
+
+    RULES: ClassVar = (
+        Rule(
+            f"!(self.name in {_cel_list(RESERVED_VOLUMES)})",
+            lambda s: s.name not in RESERVED_VOLUMES,
+            f"{', '.join(RESERVED_VOLUMES)} are volumes of the operator's",
+            "name",
+        ),
+        Rule(
+            "[has(self.emptyDir), has(self.persistentVolumeClaim), has(self.configMap), "
+            "has(self.secret)].filter(x, x).size() == 1",
+            lambda s: (
+                sum(
+                    x is not None
+                    for x in (s.empty_dir, s.persistent_volume_claim, s.config_map, s.secret)
+                )
+                == 1
+            ),
+            "exactly one of emptyDir, persistentVolumeClaim, configMap and secret must be set",
+        ),
+    )
+
+
+class VolumeMount(ApiModel):
+    """Where a volume appears in a container."""
+
+    name: DnsLabel = Field(description="Name of the volume, from template.volumes.")
+    mount_path: FilePath = Field(description="Absolute path in the container.")
+    sub_path: str | None = Field(
+        default=None, max_length=512, description="Path within the volume; its root when left out."
+    )
+    read_only: bool | None = Field(default=None, description="Mount it read-only.")
+
+    RULES: ClassVar = (
+        Rule(
+            f"!(self.mountPath in {_cel_list(RESERVED_MOUNTS)})",
+            lambda s: s.mount_path not in RESERVED_MOUNTS,
+            f"{', '.join(RESERVED_MOUNTS)} are mounts of the operator's",
+            "mountPath",
+        ),
+    )

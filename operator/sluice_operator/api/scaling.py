@@ -1,0 +1,72 @@
+"""The latency promise of an InferenceService, and how its pools move and roll out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from sluice_operator.api.base import ApiModel
+
+
+class Slo(ApiModel):
+    """The latency promise that scheduling and scaling work towards."""
+
+    ttft_milliseconds: int | None = Field(
+        default=None, ge=1, le=3_600_000, description="Time to the first token, in milliseconds."
+    )
+    itl_milliseconds: int | None = Field(
+        default=None, ge=1, le=3_600_000, description="Time between tokens, in milliseconds."
+    )
+    percentile: int = Field(
+        default=95, ge=50, le=99, description="Share of requests that must keep it. Default: 95."
+    )
+
+
+class AutoscalingTarget(ApiModel):
+    """What a pool should be loaded with at most."""
+
+    queue_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=3600,
+        description="Seconds of queued work in each engine.",
+    )
+    prefill_queue: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="Requests that wait for prefill."
+    )
+    decode_queue: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="Requests that wait for decode."
+    )
+
+
+class AutoscalingSpec(ApiModel):
+    """How the pools with an autoscaling section move together."""
+
+    gpu_budget: int | None = Field(
+        default=None,
+        ge=0,
+        le=100_000,
+        description="GPUs that the whole service may hold, pods that come or go included.",
+    )
+    target: AutoscalingTarget | None = Field(default=None, description="When to scale.")
+    on_metrics_loss: Literal["Hold", "Floor"] = Field(
+        default="Hold",
+        description="Hold keeps the replicas when load reports are missing, Floor goes to "
+        "minReplicas. Default: Hold.",
+    )
+    provider: Literal["Internal", "External"] = Field(
+        default="Internal",
+        description="Internal: the operator scales. External: a HorizontalPodAutoscaler or KEDA "
+        "scales the EnginePools. Default: Internal.",
+    )
+
+
+class RolloutSpec(ApiModel):
+    """How a new revision replaces the old one."""
+
+    strategy: Literal["Surge", "InPlace"] = Field(
+        default="Surge",
+        description="Surge starts the new revision beside the old one. InPlace replaces pods "
+        "where no room is left. Default: Surge.",
+    )
