@@ -7,6 +7,7 @@ engine process for the supervisor's tests.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
@@ -162,7 +163,10 @@ def main() -> None:
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--step-seconds", type=float, default=0.01)
     parser.add_argument("--fail", default="")
+    parser.add_argument("--orphan", action="store_true")
     options = parser.parse_args()
+    if options.orphan:
+        subprocess.run(["sh", "-c", "sleep 0.1 &"], check=True)
     if options.fail:
         link = EngineLink(options.endpoint)
         link.send(EngineFailed("ModelLoadFailed", options.fail))

@@ -1,0 +1,129 @@
+"""Processes under test: start, wait for a log line, find children, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+@dataclass
+class Process:
+    """A running program whose stderr is read line by line."""
+
+    popen: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first log line that matches; fails when the program ends before."""
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"ended without {pattern!r}:\n{''.join(self.lines)}")
+
+    def url(self) -> str:
+        return self.wait_for(r"Sluice serves .* at (http://\S+)")[1]
+
+    def ready_url(self) -> str:
+        """The URL, once the model is loaded."""
+        url = self.url()
+        until(lambda: self.popen.poll() is not None or status(url, "/ready") == 200, 60)
+        assert self.popen.poll() is None, self.rest()
+        return url
+
+    def rest(self) -> str:
+        """All of stderr; returns when the program has ended."""
+        assert self.popen.stderr is not None
+        self.lines.extend(self.popen.stderr)
+        return "".join(self.lines)
+
+    def child(self, module: str) -> int:
+        """Pid of the child whose command line names `module`."""
+        return next(pid for pid in descendants(self.popen.pid) if module in command_line(pid))
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
+        """Sends a signal; returns the exit code and how many seconds it took."""
+        began = time.monotonic()
+        self.popen.send_signal(number)
+        return self.popen.wait(30), time.monotonic() - began
+
+
+@contextmanager
+def running(command: Sequence[str], **environment: str) -> Iterator[Process]:
+    """A program that is killed, with its children, when the context ends."""
+    popen = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+    try:
+        yield Process(popen)
+    finally:
+        for pid in [*descendants(popen.pid), popen.pid]:
+            if popen.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        popen.wait(10)
+        assert popen.stderr is not None
+        popen.stderr.close()
+
+
+def write_config(folder: Path, **keys: Any) -> Path:
+    """An engine.json for the tiny dummy model on a free port."""
+    path = folder / "engine.json"
+    server = {"port": 0, **keys.pop("server", {})}
+    model = {"uri": "dummy://qwen3-tiny", "name": "tiny"}
+    path.write_text(json.dumps({"model": model, "server": server, **keys}))
+    return path
+
+
+def status(url: str, path: str) -> int:
+    """Status code, 0 when nobody answers."""
+    try:
+        return httpx.get(url + path, timeout=5, verify=False).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Returns when `condition`, which is about another process, holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    """Pids of children and theirs, deepest first."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [*descendants(child), child]
+    return found
+
+
+def command_line(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

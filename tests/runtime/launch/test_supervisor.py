@@ -1,0 +1,174 @@
+"""The supervisor and the real API process, beside a fake engine: who ends when, with what code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from sluice_contract.termination import TerminationMessage
+
+from tests.runtime.launch.processes import Process, alive, descendants, running, until, write_config
+
+PROGRAM = Path(__file__).parent / "with_fake_engine.py"
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def termination_log(tmp_path: Path) -> Path:
+    path = tmp_path / "termination-log"
+    path.touch()
+    return path
+
+
+@contextmanager
+def supervised(log: Path, *engine: str, drain_seconds: float = 20) -> Iterator[Process]:
+    config = write_config(log.parent, server={"drainSeconds": drain_seconds})
+    command = [sys.executable, str(PROGRAM), str(config), *engine]
+    with running(command, SLUICE_TERMINATION_LOG=str(log), PYTHONPATH=str(ROOT)) as process:
+        yield process
+
+
+@contextmanager
+def stream(url: str, tokens: int) -> Iterator[Iterator[str]]:
+    """A stream of `tokens` events, of which the first has come."""
+    body = {"model": "tiny", "prompt": "x" * tokens, "stream": True}
+    with (
+        httpx.Client(verify=False, timeout=20) as client,
+        client.stream("POST", f"{url}/v1/completions", json=body) as response,
+    ):
+        lines = (line for line in response.iter_lines() if line)
+        assert '"text":"x"' in next(lines)
+        yield lines
+
+
+def message(log: Path) -> TerminationMessage:
+    return TerminationMessage.model_validate_json(log.read_text())
+
+
+def test_sigterm_lets_streams_finish_and_ends_soon_after_the_last(termination_log: Path) -> None:
+    with supervised(termination_log) as process:
+        url = process.ready_url()
+        children = descendants(process.popen.pid)
+        with stream(url, 100) as lines:
+            process.popen.terminate()
+            until(lambda: httpx.get(f"{url}/ready", verify=False).status_code == 503)
+            refused = httpx.post(f"{url}/v1/completions", json={}, verify=False)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+            rest = list(lines)
+        assert len(rest) == 101  # 99 tokens, the end, [DONE]
+        assert rest[-1] == "data: [DONE]"
+        finished = time.monotonic()
+        assert process.popen.wait(10) == 0
+        assert time.monotonic() - finished < 5
+        assert not any(map(alive, children))
+        assert termination_log.read_text() == ""
+
+
+def test_a_drain_that_takes_too_long_ends_streams_with_an_error(termination_log: Path) -> None:
+    with supervised(termination_log, drain_seconds=0.2) as process:
+        url = process.ready_url()
+        with stream(url, 250) as lines:
+            process.popen.terminate()
+            rest = list(lines)
+        assert "the server has shut down" in rest[-1]
+        assert process.popen.wait(10) == 0
+
+
+def test_a_second_signal_hurries(termination_log: Path) -> None:
+    with supervised(termination_log) as process:
+        url = process.ready_url()
+        with stream(url, 250) as lines:
+            process.popen.send_signal(signal.SIGINT)
+            until(lambda: httpx.get(f"{url}/ready", verify=False).status_code == 503)
+            process.popen.send_signal(signal.SIGINT)
+            rest = list(lines)
+        assert "the server has shut down" in rest[-1]
+        assert process.popen.wait(10) == 0
+
+
+def test_an_engine_that_is_killed_ends_streams_with_an_error_and_then_all(
+    termination_log: Path,
+) -> None:
+    with supervised(termination_log) as process:
+        url = process.ready_url()
+        with stream(url, 250) as lines:
+            killed = time.monotonic()
+            os.kill(process.child("fake_engine"), signal.SIGKILL)
+            rest = list(lines)
+            assert time.monotonic() - killed < 2
+        assert '"error"' in rest[-1]
+        assert process.popen.wait(10) == 1
+        assert "error: the engine process was ended by SIGKILL" in process.rest()
+        assert message(termination_log).reason == "EngineDied"
+
+
+def test_an_api_process_that_is_killed_ends_the_engine(termination_log: Path) -> None:
+    with supervised(termination_log) as process:
+        process.ready_url()
+        engine = process.child("fake_engine")
+        os.kill(process.child("sluice_runtime.server"), signal.SIGKILL)
+        assert process.popen.wait(10) == 1
+        assert not alive(engine)
+        assert message(termination_log).reason == "ApiProcessDied"
+
+
+def test_a_supervisor_that_is_killed_takes_both_with_it(termination_log: Path) -> None:
+    with supervised(termination_log) as process:
+        process.ready_url()
+        children = descendants(process.popen.pid)
+        assert len(children) == 2
+        process.popen.kill()
+        until(lambda: not any(map(alive, children)))
+
+
+def test_what_the_engine_says_of_its_failure_is_the_termination_message(
+    termination_log: Path,
+) -> None:
+    with supervised(termination_log, "--fail", "model.uri: no such file") as process:
+        assert process.popen.wait(20) == 2
+        assert message(termination_log) == TerminationMessage(
+            reason="ModelLoadFailed", message="model.uri: no such file"
+        )
+        assert process.rest().count("error: model.uri: no such file") == 1
+
+
+def test_orphans_are_reaped(termination_log: Path) -> None:
+    """As PID 1 in a container: what a child leaves behind becomes the supervisor's."""
+    script = (
+        "import ctypes, os, sys; ctypes.CDLL(None).prctl(36, 1);"  # PR_SET_CHILD_SUBREAPER
+        "from tests.runtime.launch.with_fake_engine import main; sys.exit(main())"
+    )
+    config = write_config(termination_log.parent)
+    with running(
+        [sys.executable, "-c", script, str(config), "--orphan"],
+        SLUICE_TERMINATION_LOG=str(termination_log),
+        PYTHONPATH=str(ROOT),
+    ) as process:
+        process.ready_url()
+        until(lambda: len(descendants(process.popen.pid)) == 2)  # zombies count
+        assert process.end()[0] == 0
+
+
+def test_a_taken_port_is_one_line_and_exit_code_2(termination_log: Path) -> None:
+    with supervised(termination_log) as process:
+        port = int(process.ready_url().rpartition(":")[2])
+        config = write_config(termination_log.parent, server={"port": port})
+        program = [sys.executable, str(PROGRAM), str(config)]
+        second = subprocess.run(
+            program,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "SLUICE_TERMINATION_LOG": "/nowhere"},
+        )
+        assert second.returncode == 2
+        assert second.stderr.startswith("error: server.host, server.port: cannot listen")
+        assert second.stderr.count("\n") == 1

@@ -1,0 +1,187 @@
+"""What happens to streams when somebody goes: the client, the engine, the server itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+
+import pytest
+from sluice_runtime.errors import UnavailableError
+from sluice_runtime.messages import Abort, Credit, Drain, EngineFailed, ToEngine, TokenDelta
+from sluice_runtime.server.engine_client import CREDIT_TOKENS, TokenStream
+from sluice_runtime.server.streaming import EventStream
+
+from tests.runtime.server.conftest import MODEL, running_server, until
+
+COMPLETIONS = "/v1/completions"
+
+
+def streamed(prompt: str) -> dict[str, object]:
+    return {"model": MODEL, "prompt": prompt, "stream": True}
+
+
+def events(body: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in body.split("\n\n") if line]
+
+
+async def test_a_stream_ends_with_done_once(endpoint: str) -> None:
+    async with running_server(endpoint) as server:
+        response = await server.http.post(COMPLETIONS, json=streamed("ab"))
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["x-accel-buffering"] == "no"
+        assert events(response.text).count("[DONE]") == 1
+        assert events(response.text)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_aborts_its_request(endpoint: str, stream: bool) -> None:
+    async with running_server(endpoint) as server:
+        server.engine.step_seconds = 0.01
+        body = {"model": MODEL, "prompt": "x" * 250, "stream": stream, "n": 2}
+        asked = asyncio.create_task(server.http.post(COMPLETIONS, json=body))
+        await until(lambda: len(server.engine.running) == 2)
+        asked.cancel()
+        await until(lambda: not server.engine.running)
+        assert len(server.engine.of(Abort)) == 2
+        await asyncio.wait_for(server.service.gate.emptied(), 2)
+
+
+async def test_a_client_that_goes_before_the_first_token_aborts_its_request(
+    endpoint: str,
+) -> None:
+    async with running_server(endpoint) as server:
+        server.engine.paused.set()
+        asked = asyncio.create_task(server.http.post(COMPLETIONS, json=streamed("x")))
+        await until(lambda: len(server.engine.running) == 1)
+        asked.cancel()
+        await until(lambda: not server.engine.running)
+
+
+async def test_tokens_are_granted_in_halves_as_the_reader_takes_them() -> None:
+    sent: list[ToEngine] = []
+    stream = TokenStream("a", sent.append)
+    half = CREDIT_TOKENS // 2
+    for tokens in (half - 1, 1, half + 5):
+        stream.put(TokenDelta("a", [1] * tokens))
+    stream.put(TokenDelta("a", [1] * half, "stop"))
+    await stream.next()
+    assert sent == []
+    await stream.next()
+    assert sent == [Credit("a", half)]
+    await stream.next()
+    assert sent[1:] == [Credit("a", half + 5)]
+    await stream.next()
+    assert len(sent) == 2  # nothing is granted to a request that has ended
+    assert stream.ended
+
+
+async def test_the_engines_failure_ends_every_stream_at_once_without_done(endpoint: str) -> None:
+    async with running_server(endpoint) as server, AsyncExitStack() as stack:
+        server.engine.step_seconds = 0.01
+        bodies = []
+        for _ in range(3):
+            asked = server.http.stream("POST", COMPLETIONS, json=streamed("x" * 250))
+            bodies.append((await stack.enter_async_context(asked)).aiter_lines())
+        for lines in bodies:
+            assert '"text":"x"' in await anext(lines)
+        server.engine.say(EngineFailed("OutOfMemory", "no memory left"))
+        for lines in bodies:
+            rest = [line.removeprefix("data: ") async for line in lines if line]
+            assert "no memory left" in json.loads(rest[-1])["error"]["message"]
+            assert "[DONE]" not in rest
+        health = await server.http.get("/health")
+        assert (health.status_code, health.json()["error"]["message"]) == (503, "no memory left")
+        assert (await server.http.get("/ready")).status_code == 503
+        assert (await server.http.get("/load")).status_code == 503
+        refused = await server.http.post(COMPLETIONS, json=streamed("x"))
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_a_closed_gate_refuses_work_and_lets_streams_finish(endpoint: str) -> None:
+    async with running_server(endpoint) as server:
+        server.engine.paused.set()
+        asked = asyncio.create_task(server.http.post(COMPLETIONS, json=streamed("abc")))
+        await until(lambda: len(server.engine.running) == 1)
+        server.service.gate.close()
+        server.service.client.drain()
+        refused = await server.http.post(COMPLETIONS, json=streamed("x"))
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "unavailable"
+        assert (await server.http.get("/ready")).status_code == 503
+        assert (await server.http.get("/health")).status_code == 200
+        assert (await server.http.get("/load")).json()["draining"] is True
+        assert not asked.done()
+        server.engine.paused.clear()
+        assert events((await asked).text)[-1] == "[DONE]"
+        await asyncio.wait_for(server.service.gate.emptied(), 2)
+        await until(lambda: server.engine.of(Drain) == [Drain()])
+
+
+async def test_a_silent_engine_fails_health(endpoint: str) -> None:
+    async with running_server(endpoint) as server:
+        client = server.service.client
+        client._heard_seconds -= 31
+        health = await server.http.get("/health")
+        assert health.status_code == 503
+        assert "silent" in health.json()["error"]["message"]
+
+
+async def test_load_and_metrics_show_what_the_engine_said(endpoint: str) -> None:
+    async with running_server(endpoint) as server:
+        await server.http.post(COMPLETIONS, json=streamed("abc"))
+        await server.http.post(COMPLETIONS, json={"model": MODEL, "prompt": 1})
+        load = (await server.http.get("/load")).json()
+        assert (load["kvPagesTotal"], load["epoch"], load["queuedWorkSeconds"]) == (64, "e1", 0.25)
+        text = (await server.http.get("/metrics")).text
+        for line in (
+            'sluice_requests_total{outcome="stop"} 1.0',
+            'sluice_requests_total{outcome="refused"} 1.0',
+            "sluice_prompt_tokens_total 3.0",
+            "sluice_generated_tokens_total 4.0",
+            "sluice_time_to_first_token_seconds_count 1.0",
+            "sluice_inter_token_seconds_count 3.0",
+            "sluice_retractions_total 2.0",
+            'sluice_steps_total{mode="DECODE"} 5.0',
+            'sluice_step_seconds_count{mode="DECODE"} 4.0',
+            'sluice_kv_pages{state="free"} 64.0',
+        ):
+            assert line in text.splitlines(), line
+
+
+async def test_a_client_that_does_not_read_is_given_up() -> None:
+    closed = asyncio.Event()
+
+    async def endless():  # type: ignore[no-untyped-def]
+        try:
+            while True:
+                yield {"x": 1}
+        finally:
+            closed.set()
+
+    async def receive() -> dict[str, object]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, object]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()  # the socket's buffer is full for ever
+
+    response = EventStream(endless(), write_seconds=0.02)
+    async with asyncio.timeout(2):
+        await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
+    assert closed.is_set()
+
+
+async def test_a_server_in_a_hurry_ends_streams_with_an_error(endpoint: str) -> None:
+    async with running_server(endpoint) as server:
+        server.engine.step_seconds = 0.01
+        asked = asyncio.create_task(server.http.post(COMPLETIONS, json=streamed("x" * 250)))
+        await until(lambda: len(server.engine.running) == 1)
+        server.service.client.end_streams(UnavailableError("the server has shut down"))
+        body = (await asked).text
+        assert "the server has shut down" in body
+        assert "[DONE]" not in body
+        await until(lambda: not server.engine.running)
