@@ -10,14 +10,13 @@ import sys
 import time
 from collections.abc import Mapping
 
-from e2e.images.choose import choose_builder
-
 from e2e.cluster.choose import choose_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import Step, say
 from e2e.cluster.provider import Cluster
 from e2e.first_token import show_completion
 from e2e.images.build import build_images
+from e2e.images.choose import choose_builder
 from e2e.install import ROOT, install_operator
 from e2e.kubectl import Kubectl
 from e2e.reach import direct_url, reach
@@ -27,6 +26,7 @@ SERVICE, SAMPLE_NAMESPACE, MODEL = "chat", "default", "sluice-tiny"
 PROMPT = "copy: One InferenceService, one fleet, one URL.\n"
 KIND = "inferenceservices.serving.sluice.dev"
 READY_SECONDS = 300
+STALLED_SECONDS = 30
 
 
 def main() -> int:
@@ -62,26 +62,41 @@ def load_images(cluster: Cluster) -> Mapping[str, str]:
 
 
 def apply_sample(kubectl: Kubectl) -> None:
-    """The sample service, Ready; says which condition is missing when it does not become so."""
+    """The sample service, Ready; says what is missing while it is not, and does not wait for a
+    service that is stuck."""
     kubectl.apply(SAMPLE.read_text())
-    with Step(f"Waiting for the InferenceService {SERVICE} to be Ready"):
-        try:
-            kubectl.run(
-                "wait", "--for=condition=Ready", f"{KIND}/{SERVICE}", "-n", SAMPLE_NAMESPACE,
-                f"--timeout={READY_SECONDS}s", timeout_seconds=READY_SECONDS + 10,
-            )  # fmt: skip
-        except ClusterError as error:
-            raise ClusterError(f"{error}\n{_why(kubectl)}") from None
+    deadline, stalled_since = time.monotonic() + READY_SECONDS, None
+    with Step(f"Waiting for the InferenceService {SERVICE} to be Ready") as step:
+        while not _is_ready(kubectl):
+            conditions = _conditions(kubectl)
+            step.detail(conditions.get("Ready", {}).get("message", ""))
+            stalled = conditions.get("Stalled", {}).get("status") == "True"
+            stalled_since = (stalled_since or time.monotonic()) if stalled else None
+            stuck = stalled_since is not None and time.monotonic() - stalled_since > STALLED_SECONDS
+            if stuck or time.monotonic() > deadline:
+                raise ClusterError(f"the service is not Ready:\n{_table(conditions)}")
 
 
-def _why(kubectl: Kubectl) -> str:
+def _is_ready(kubectl: Kubectl) -> bool:
+    """Waits a few seconds at most."""
+    words = ("--for=condition=Ready", f"{KIND}/{SERVICE}", "-n", SAMPLE_NAMESPACE, "--timeout=5s")
+    try:
+        kubectl.run("wait", *words)
+    except ClusterError:
+        return False
+    return True
+
+
+def _conditions(kubectl: Kubectl) -> dict[str, dict[str, str]]:
     status = kubectl.get(KIND, SERVICE, "-n", SAMPLE_NAMESPACE).get("status", {})
-    lines = [
-        f"  {condition['type']}={condition['status']} {condition.get('reason', '')}: "
-        f"{condition.get('message', '')}"
-        for condition in status.get("conditions", [])
-    ]
-    return "\n".join(lines)
+    return {condition["type"]: condition for condition in status.get("conditions", [])}
+
+
+def _table(conditions: Mapping[str, Mapping[str, str]]) -> str:
+    return "\n".join(
+        f"  {name}={found['status']} {found.get('reason', '')}: {found.get('message', '')}"
+        for name, found in conditions.items()
+    )
 
 
 def print_next_steps(cluster: Cluster) -> None:
