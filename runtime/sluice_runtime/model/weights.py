@@ -103,9 +103,13 @@ class SafetensorsWeights:
 
 def _opened(path: Path) -> Any:
     try:
+        # safetensors calls every file that it cannot open missing; the system says why.
+        path.open("rb").close()
         return safe_open(path, framework="pt")
     except FileNotFoundError:
         raise ModelLoadError(f"model.uri: {path} is missing") from None
+    except PermissionError as error:
+        raise ModelLoadError(f"model.uri: {path} cannot be read: {error.strerror}") from None
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"model.uri: {path} is damaged: {error}") from None
 
