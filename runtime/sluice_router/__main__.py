@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import uvloop
+from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 from sluice_contract.base import ConfigError, config_error_from
 from sluice_contract.router_config import RouterConfig, RouterServer, read_router_config
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     options = _parse(arguments)
     try:
         config = read_router_config(options.config) if options.config else _from_flags(options)

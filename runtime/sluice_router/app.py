@@ -51,6 +51,7 @@ def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
             web.post("/v1/completions", door.completion),
             web.post("/v1/chat/completions", door.completion),
             web.get("/v1/models", door.models, allow_head=False),
+            web.get("/v1/models/{name:.+}", door.models, allow_head=False),
             web.get("/health", door.health),
             web.get("/ready", door.ready),
             web.get("/load", door.load, allow_head=False),
@@ -73,7 +74,7 @@ class FrontDoor:
         return await self._forward(request, body)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """The models, as an engine names them."""
+        """The models, or one of them, as an engine names them."""
         return await self._forward(request, None)
 
     async def health(self, request: web.Request) -> web.Response:
@@ -106,7 +107,7 @@ class FrontDoor:
 
     async def _forward(self, request: web.Request, body: bytes | None) -> web.StreamResponse:
         headers = edge.request_headers(request.headers, request[ID])
-        call = Call(request.method, request.path, headers, body)
+        call = Call(request.method, request.rel_url.raw_path, headers, body)
         relay = Relay(request)
         try:
             async with self._parts.lifecycle.request(), self._parts.dispatcher.open(call) as reply:

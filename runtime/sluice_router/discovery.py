@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any, Final
 
 import aiohttp
@@ -18,7 +19,7 @@ from sluice_contract.router_config import Discovery
 
 from sluice_router.engines import Endpoint
 from sluice_router.fleet import Fleet
-from sluice_router.kube import Cluster, KubeClient, KubeError, VersionExpiredError
+from sluice_router.kube import Cluster, Event, KubeClient, KubeError, VersionExpiredError
 from sluice_router.slices import SERVICE_NAME_LABEL, endpoints_of
 
 logger = logging.getLogger("sluice.router.discovery")
@@ -79,17 +80,21 @@ class SliceFollower:
 
     async def _watch(self) -> None:
         assert self._version is not None
-        async for event in self._client.watch(self._version):
-            self._version = event.version
-            self._failures = 0
-            if event.type == "BOOKMARK":
-                continue
-            name = event.object["metadata"]["name"]
-            if event.type == "DELETED":
-                self._slices.pop(name, None)
-            else:
-                self._slices[name] = event.object
-            self._publish()
+        async with aclosing(self._client.watch(self._version)) as events:
+            async for event in events:
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        self._version = event.version
+        self._failures = 0
+        if event.type == "BOOKMARK":
+            return
+        name = event.object["metadata"]["name"]
+        if event.type == "DELETED":
+            self._slices.pop(name, None)
+        else:
+            self._slices[name] = event.object
+        self._publish()
 
     def _publish(self) -> None:
         self._failures = 0

@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 import aiohttp
 from sluice_contract.router_config import Upstream
+from yarl import URL
 
 from sluice_router import sse
 from sluice_router.edge import response_headers
@@ -43,7 +44,7 @@ _REFUSAL_BYTES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as an engine gets it; it can be sent again."""
+    """A request as an engine gets it; it can be sent again. `path` is still percent-encoded."""
 
     method: str
     path: str
@@ -131,6 +132,9 @@ class Dispatcher:
                 self._fleet.answered(engine.key)
                 try:
                     yield Reply(engine, response, first)
+                except EngineFailedError:
+                    self._fleet.failed(engine.key)
+                    raise
                 finally:
                     _close(response)
                 return
@@ -168,7 +172,7 @@ class Dispatcher:
     async def _attempt(
         self, engine: EngineState, call: Call
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        url = engine.endpoint.url + call.path
+        url = URL(engine.endpoint.url + call.path, encoded=True)  # as the client wrote it
         response = await self._session.request(
             call.method, url, data=call.body, headers=call.headers, allow_redirects=False
         )

@@ -7,7 +7,7 @@ no policy: what to do about an expired version or an outage is the caller's to d
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -116,7 +116,7 @@ class KubeClient:
             answer = msgspec.json.decode(await response.read())
         return Listing(tuple(answer.get("items") or ()), answer["metadata"]["resourceVersion"])
 
-    async def watch(self, version: str) -> AsyncIterator[Event]:
+    async def watch(self, version: str) -> AsyncGenerator[Event, None]:
         """Changes after `version`, until the API server ends the watch.
 
         Raises:

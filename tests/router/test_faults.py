@@ -157,6 +157,9 @@ async def test_an_engine_that_dies_in_the_stream_ends_it_with_one_error_event(
         assert json.loads(events[1].removeprefix(b"data: "))["error"]["code"] == "engine_failed"
         assert events[2:] == [b""]
         assert len(engine.calls) + len(other.calls) == 1
+        async with client.get(router.url + "/load") as load:
+            rows = (await load.json())["engines"]
+        assert sorted(row["condition"] for row in rows) == ["failing", "ready"]
 
 
 async def test_a_stream_that_ends_early_is_an_error(client: aiohttp.ClientSession) -> None:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
+from yarl import URL
 
 from tests.router import fakes
 
@@ -180,6 +182,23 @@ async def test_models_come_from_an_engine(client: aiohttp.ClientSession) -> None
     ):
         assert await response.json() == {"engine": engine.url}
         assert engine.calls[0][0] == "/v1/models"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models/org/m%20x", "/v1/models/../../flush", "/v1/models/%2e%2e/%2e%2e/flush"]
+)
+async def test_a_models_name_stays_as_the_client_wrote_it(
+    client: aiohttp.ClientSession, path: str
+) -> None:
+    async def raw_path(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=request.rel_url.raw_path)
+
+    async with (
+        fakes.running_engine(raw_path) as engine,
+        fakes.running_router(engine.url) as router,
+        client.get(URL(router.url + path, encoded=True)) as response,
+    ):
+        assert await response.text() == path
 
 
 async def test_probes_load_and_metrics(client: aiohttp.ClientSession) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_contract.labels import Role
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport, condition
@@ -50,6 +50,7 @@ states = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(states, max_size=8), st.data())
 def test_only_a_usable_engine_is_chosen_and_one_is_whenever_there_is_one(
     engines: list[EngineState], data: st.DataObject
@@ -67,6 +68,7 @@ def test_only_a_usable_engine_is_chosen_and_one_is_whenever_there_is_one(
         assert choice.reason != "LeastLoaded"
 
 
+@settings(deadline=None)
 @given(st.lists(states, min_size=1, max_size=8), st.randoms())
 def test_the_order_of_the_list_does_not_matter(engines: list[EngineState], random: object) -> None:
     shuffled = list(engines)
@@ -75,6 +77,7 @@ def test_the_order_of_the_list_does_not_matter(engines: list[EngineState], rando
     assert pick(shuffled, NOW, stale_seconds=STALE_SECONDS).engine == first.engine
 
 
+@settings(deadline=None)
 @given(st.lists(states.filter(lambda s: s.received is not None), min_size=1, max_size=8))
 def test_among_fresh_reports_the_least_load_wins(engines: list[EngineState]) -> None:
     choice = pick(engines, NOW, stale_seconds=100.0)
