@@ -143,18 +143,18 @@ def control_plane(controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
     """
     binaries = ensure_binaries()
     _remove_abandoned()
-    directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
+    directory, lock = _claim_directory()
     try:
-        with (directory / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            plane = ControlPlane(directory, binaries, controllers)
-            try:
-                plane.start()
-                yield plane
-            finally:
-                plane.stop()
+        plane = ControlPlane(directory, binaries, controllers)
+        try:
+            plane.start()
+            yield plane
+        finally:
+            plane.stop()
     finally:
+        # Deleted while the lock is held, so that nobody else sweeps at the same time.
         shutil.rmtree(directory)
+        lock.close()
 
 
 def free_ports(count: int) -> list[int]:
@@ -164,6 +164,16 @@ def free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
+
+
+def _claim_directory() -> tuple[Path, TextIO]:
+    """A new directory and its lock, held. It gets its name, by which others find and sweep it,
+    only once it is locked."""
+    unnamed = Path(tempfile.mkdtemp(prefix="sluice-new-"))
+    lock = (unnamed / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    directory = unnamed.with_name(unnamed.name.replace("sluice-new-", DIRECTORY_PREFIX))
+    return unnamed.rename(directory), lock
 
 
 def _remove_abandoned() -> None:

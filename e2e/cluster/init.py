@@ -123,7 +123,8 @@ def _make_cgroup(base: Path, name: str) -> Path:
 def _delegate_controllers(base: Path) -> None:
     """In cgroup v2 the kubelet wants every controller in its root; distributions differ in which
     ones they pass on."""
-    for controller in (base / "cgroup.controllers").read_text().split():
+    passed_on = (base / "cgroup.subtree_control").read_text().split()
+    for controller in set((base / "cgroup.controllers").read_text().split()) - set(passed_on):
         (base / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
