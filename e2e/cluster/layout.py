@@ -11,6 +11,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from e2e.cluster.errors import ClusterError
+
 MAXIMUM_CLUSTERS = 64
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 # Where the node sees its state directory. Its /var is a folder of it, its /run is memory.
@@ -29,11 +31,16 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise ValueError(f"cluster name {self.name!r}: allowed is {NAME.pattern}")
-        if not 0 <= self.number < MAXIMUM_CLUSTERS:
-            raise ValueError(f"cluster number {self.number}: allowed is 0 to 63")
+            raise ClusterError(
+                f"SLUICE_CLUSTER={self.name}: allowed are up to 32 lower-case letters, digits and "
+                "hyphens, no hyphen at either end"
+            )
         if len(str(self.containerd_socket)) > MAXIMUM_SOCKET_PATH:
-            raise ValueError(f"{self.containerd_socket}: too long for a socket, set SLUICE_STATE")
+            raise ClusterError(
+                f"{self.containerd_socket} is too long for a socket: set SLUICE_STATE to a shorter "
+                "directory"
+            )
+        assert 0 <= self.number < MAXIMUM_CLUSTERS, f"no networks for cluster {self.number}"
 
     @property
     def link(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import MAXIMUM_CLUSTERS, Layout
 from e2e.cluster.state import claim_layout, known_layout, locked, state_directory
 
@@ -49,12 +50,12 @@ def test_link_names_fit_the_kernel_and_differ_by_place() -> None:
 
 @pytest.mark.parametrize("name", ["", "Upper", "-a", "a/b", "a" * 33])
 def test_names_that_make_no_host_name_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="cluster name"):
+    with pytest.raises(ClusterError, match="SLUICE_CLUSTER"):
         layout(name=name)
 
 
 def test_a_state_directory_too_deep_for_sockets_is_refused() -> None:
-    with pytest.raises(ValueError, match="SLUICE_STATE"):
+    with pytest.raises(ClusterError, match="SLUICE_STATE"):
         Layout("sluice", 0, Path("/x" * 50))
 
 
