@@ -6,6 +6,8 @@ Knows nothing of HTTP: `server` maps `RequestError` to OpenAI's error JSON, `lau
 
 from __future__ import annotations
 
+from typing import Final
+
 
 class SluiceRuntimeError(Exception):
     """Base of the tree."""
@@ -36,6 +38,12 @@ class OutOfMemoryError(StartupError):
     """Weights and KV pool do not fit. The message names the setting to lower."""
 
     reason = "OutOfMemory"
+
+
+STARTUP_REASONS: Final = frozenset(
+    kind.reason for kind in (StartupError, InvalidConfigError, ModelLoadError, OutOfMemoryError)
+)
+"""Reasons for which starting again will not help."""
 
 
 class RequestError(SluiceRuntimeError):

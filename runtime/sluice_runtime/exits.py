@@ -18,7 +18,9 @@ FAILED: Final = 1
 """Something died; starting again may help."""
 STARTUP: Final = 2
 """Configuration, model or memory: starting again will not help."""
-PEER_LOST: Final = 3
+ENGINE_FAILED: Final = 3
+"""API process to supervisor: the engine has failed, and the reason is told."""
+ENGINE_LOST: Final = 4
 """API process to supervisor: the engine process has gone without a word."""
 
 _LOG_VARIABLE: Final = "SLUICE_TERMINATION_LOG"

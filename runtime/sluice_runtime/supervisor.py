@@ -19,7 +19,7 @@ from sluice_runtime import exits
 
 _SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 _LAST_WORDS_SECONDS: Final = 3.0
-"""After the engine's death, until the API process has told every client."""
+"""Between the first end and the other: clients are told, last messages handed over."""
 _STOP_SECONDS: Final = 2.0
 """Between SIGTERM and SIGKILL for a child that outlived the other."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -51,6 +51,7 @@ class Supervisor:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = {**os.environ, **environment}
         self._running: dict[int, str] = {}
+        self._stop_asked = False
 
     def run(self, api: Sequence[str], engine: Sequence[str]) -> int:
         """Starts both, forwards signals to the API process, which drains; returns the exit code."""
@@ -58,26 +59,29 @@ class Supervisor:
         # The engine first: importing torch takes longer than anything the API process does.
         engine_pid = self._start("engine", engine)
         api_pid = self._start("API", api)
-        ending = self._first_end(api_pid)
-        if ending.name == "API":
-            self._stop(engine_pid)
-            return self._after_api(ending)
-        told = self._await_end(api_pid, _LAST_WORDS_SECONDS)
+        first = self._first_end(api_pid)
+        if first.name == "engine":
+            # The API process hears of it too, tells its clients, and then ends.
+            verdict = self._verdict(self._await_end(api_pid, _LAST_WORDS_SECONDS), first)
+        elif first.code == exits.ENGINE_LOST:
+            verdict = self._verdict(first, self._await_end(engine_pid, _LAST_WORDS_SECONDS))
+        else:
+            verdict = self._verdict(first, None)
         self._stop(api_pid)
-        return self._after_engine(ending, told)
+        self._stop(engine_pid)
+        return verdict
 
-    def _after_api(self, ending: Ending) -> int:
-        """Its own exit codes are meant for us; a signal or a crash is not."""
-        if ending.code in (exits.OK, exits.STARTUP):
-            return ending.code
-        return exits.give_up("ApiProcessDied", str(ending), exits.FAILED)
-
-    def _after_engine(self, ending: Ending, told: Ending | None) -> int:
-        """A start-up failure is final, any other end may pass; somebody has said or says why."""
-        code = exits.STARTUP if ending.code == exits.STARTUP else exits.FAILED
-        if told is not None and told.code in (exits.STARTUP, exits.FAILED):
-            return code
-        return exits.give_up("EngineDied", str(ending), code)
+    def _verdict(self, api: Ending | None, engine: Ending | None) -> int:
+        """The exit code; says what no child has said. None: we had to end it."""
+        if api is not None and api.code in (exits.OK, exits.STARTUP):
+            return api.code
+        if api is not None and api.code == exits.ENGINE_FAILED:
+            return exits.FAILED
+        if self._stop_asked and api is not None and api.code == -signal.SIGTERM:
+            return exits.OK  # it had no handlers yet, so our SIGTERM ended it: as asked
+        if engine is not None:
+            return exits.give_up("EngineDied", str(engine), exits.FAILED)
+        return exits.give_up("ApiProcessDied", str(api), exits.FAILED)
 
     def _start(self, name: str, command: Sequence[str]) -> int:
         process = subprocess.Popen(
@@ -92,6 +96,7 @@ class Supervisor:
         while True:
             received = signal.sigwaitinfo(_SIGNALS).si_signo
             if received != signal.SIGCHLD:
+                self._stop_asked = True
                 self._signal(api_pid, signal.SIGTERM)
             elif ending := self._reap():
                 return ending

@@ -15,7 +15,7 @@ from sluice_contract.config import EngineConfig
 
 from sluice_runtime import exits, model_files
 from sluice_runtime.chat_template import load_chat_template
-from sluice_runtime.errors import UnavailableError
+from sluice_runtime.errors import STARTUP_REASONS, UnavailableError
 from sluice_runtime.messages import EngineFailed
 from sluice_runtime.server.app import make_app
 from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
@@ -39,6 +39,7 @@ async def serve(config: EngineConfig, endpoint: str) -> int:
     Raises:
         StartupError: the address, the tokenizer or the chat template cannot be used.
     """
+    signals = _signals()
     listener = listen(config.server.host, config.server.port)
     link = ApiLink(endpoint)
     service = _service(config, link)
@@ -46,16 +47,17 @@ async def serve(config: EngineConfig, endpoint: str) -> int:
     serving = asyncio.create_task(http.serve([listener]))
     _log.info("Sluice serves %r at %s", service.identity.model, url_of(listener))
     try:
-        return await _live(service, config)
+        return await _live(service, config, signals)
     finally:
         http.should_exit = True
         await serving
         link.close()
 
 
-async def _live(service: Service, config: EngineConfig) -> int:
+async def _live(
+    service: Service, config: EngineConfig, signals: asyncio.Queue[signal.Signals]
+) -> int:
     """From the start of loading to the last answer."""
-    signals = _signals()
     engine = asyncio.create_task(service.client.run())
     loading = asyncio.create_task(_load(service, config.model.uri))
     asked = asyncio.create_task(signals.get())
@@ -123,8 +125,10 @@ async def _leave(service: Service, engine: asyncio.Task[EngineFailed]) -> int:
 def _after_failure(failure: EngineFailed) -> int:
     """Says what the engine said; of its mere death the supervisor knows more."""
     if failure is ENGINE_DIED:
-        return exits.PEER_LOST
-    return exits.give_up(failure.reason, failure.message, exits.FAILED)
+        return exits.ENGINE_LOST
+    final = failure.reason in STARTUP_REASONS
+    code = exits.STARTUP if final else exits.ENGINE_FAILED
+    return exits.give_up(failure.reason, failure.message, code)
 
 
 def _service(config: EngineConfig, link: ApiLink) -> Service:

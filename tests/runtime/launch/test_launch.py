@@ -1,0 +1,89 @@
+"""What the launcher refuses before anything starts, and what it sets for the libraries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_contract.termination import TerminationMessage
+from sluice_runtime import launch
+from sluice_runtime.threads import available_cpus, thread_environment
+
+DUMMY = {"uri": "dummy://qwen3-tiny"}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason", "says"),
+    [
+        ({}, "InvalidConfig", "model"),
+        ({"model": DUMMY, "chunkSzie": 1}, "InvalidConfig", "chunkSize"),
+        ({"model": DUMMY, "chunkSize": 0}, "InvalidConfig", "chunkSize"),
+        ({"model": DUMMY, "chunkSize": 8}, "InvalidConfig", "at least pageSize (16)"),
+        ({"model": DUMMY, "server": {"port": 70000}}, "InvalidConfig", "server.port: 70000"),
+        ({"model": DUMMY, "schedulingPolicy": "lpm"}, "InvalidConfig", "fcfs"),
+        ({"model": DUMMY, "overlap": True}, "InvalidConfig", "overlap"),
+        ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", "role: 'prefill'"),
+        ({"model": {"uri": "/nowhere"}}, "ModelLoadFailed", "/nowhere"),
+        ({"model": {"uri": "dummy://x"}}, "ModelLoadFailed", "dummy://qwen3-tiny"),
+        ({"model": {"uri": "s3://x"}}, "ModelLoadFailed", "s3://x"),
+    ],
+)
+def test_a_bad_file_is_one_line_and_a_termination_message(
+    config: dict[str, Any],
+    reason: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path, log = tmp_path / "engine.json", tmp_path / "termination-log"
+    path.write_text(json.dumps(config))
+    log.touch()
+    monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(log))
+    assert launch.main(["--config", str(path)]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ")
+    assert line.count("\n") == 1
+    assert says in line
+    left = TerminationMessage.model_validate_json(log.read_text())
+    assert left.reason == reason
+    assert says in left.message
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff"])
+def test_a_file_that_is_no_json_is_refused(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "engine.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert launch.main(["--config", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "200000 100000"}, 2),
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu.max": "9900000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+    ],
+)
+def test_threads_follow_the_cgroups_quota(files: dict[str, str], cpus: int, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert available_cpus(tmp_path, affinity=8) == cpus
+
+
+def test_the_files_word_on_threads_reaches_every_library() -> None:
+    environment = thread_environment(3)
+    assert set(environment.values()) == {"3"}
+    assert {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} <= environment.keys()
