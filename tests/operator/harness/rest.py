@@ -13,6 +13,7 @@ from sluice_operator.client import ApiClient
 from sluice_operator.clock import SystemClock
 from sluice_operator.events import EVENT, EventRecorder
 from sluice_operator.keys import Key
+from sluice_operator.manifests.metadata import DESIRED_HASH
 from sluice_operator.observe import Nodes, Observer
 from sluice_operator.observed import (
     ENGINE_POOL,
@@ -130,7 +131,7 @@ def _without_uids(fields: Any) -> Any:
 
 def _without(namespace: str, value: Any) -> Any:
     """`value` without times, uids, cluster addresses, and with one name for all namespaces."""
-    changing = ("uid", "lastTransitionTime", "clusterIP", "clusterIPs")
+    changing = ("uid", "lastTransitionTime", "clusterIP", "clusterIPs", DESIRED_HASH)
     if isinstance(value, dict):
         return {k: _without(namespace, v) for k, v in value.items() if k not in changing}
     if isinstance(value, list):
