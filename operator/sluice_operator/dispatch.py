@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from sluice_operator.clock import Clock
-from sluice_operator.errors import UnavailableError
+from sluice_operator.errors import ConflictError, UnavailableError
 from sluice_operator.keys import Key
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.workqueue import Backoff, WorkQueue
@@ -18,8 +18,8 @@ from sluice_operator.workqueue import Backoff, WorkQueue
 Reconcile = Callable[[Key], Awaitable[None]]
 
 FAILURE: Final = Backoff(first_seconds=0.25, cap_seconds=300)
-OUTAGE: Final = Backoff(first_seconds=0.25, cap_seconds=5)
-"""While the API server is away nobody else uses it: look again often, to be back soon."""
+TRANSIENT: Final = Backoff(first_seconds=0.25, cap_seconds=5)
+"""Somebody was faster, or the API server is away, and then nobody else uses it: soon again."""
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +63,10 @@ class Dispatcher:
 
     def _failed(self, key: Key, error: Exception) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        policy, at_least = FAILURE, 0.0
-        if isinstance(error, UnavailableError):
-            policy, at_least = OUTAGE, error.retry_after_seconds or 0.0
-        seconds = max(at_least, policy.delay_seconds(failures, self._draw()))
-        expected = isinstance(error, UnavailableError)
+        expected = isinstance(error, UnavailableError | ConflictError)
+        policy = TRANSIENT if expected else FAILURE
+        seconds = policy.delay_seconds(failures, self._draw())
+        if isinstance(error, UnavailableError) and error.retry_after_seconds is not None:
+            seconds = max(seconds, error.retry_after_seconds)
         logger.warning("%s failed, again in %.1f s: %s", key, seconds, error, exc_info=not expected)
         return seconds

@@ -7,7 +7,11 @@ class OperatorError(Exception):
     """The root: everything the operator raises itself."""
 
 
-class ApiError(OperatorError):
+class RequestError(OperatorError):
+    """A request to the API server was not carried out, or nobody knows."""
+
+
+class ApiError(RequestError):
     """The API server refused a request. `str()` names the request and the server's reason."""
 
     def __init__(self, request: str, status: int, reason: str, message: str) -> None:
@@ -25,7 +29,7 @@ class ConflictError(ApiError):
     """409: it exists already, or is no longer the one that was meant."""
 
 
-class UnavailableError(OperatorError):
+class UnavailableError(RequestError):
     """No usable answer (no connection, time-out, 429, 5xx): to be tried again, unchanged."""
 
     def __init__(self, request: str, cause: str, retry_after_seconds: float | None = None) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from sluice_operator.clock import Clock, micro_time
-from sluice_operator.errors import ConflictError, LeaseLostError, UnavailableError
+from sluice_operator.errors import ConflictError, LeaseLostError, RequestError
 from sluice_operator.observed import Kind, Manifest
 
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
@@ -95,7 +95,7 @@ class Leadership:
             try:
                 async with asyncio.timeout(left_seconds):
                     await self._renew()
-            except (UnavailableError, ConflictError, TimeoutError) as error:
+            except (RequestError, TimeoutError) as error:
                 logger.warning("cannot renew the lease: %s", error)
             else:
                 renewed_at = started_at
@@ -106,7 +106,7 @@ class Leadership:
             return
         try:
             await self._client.replace(LEASE, self._body(self._held, holder=""))
-        except (ConflictError, UnavailableError) as error:
+        except RequestError as error:
             logger.info("lease not released: %s", error)
         self._held = None
 
@@ -127,7 +127,7 @@ class Leadership:
     async def _tried(self) -> bool:
         try:
             return await self.try_acquire()
-        except UnavailableError as error:
+        except RequestError as error:
             logger.warning("cannot look at the lease: %s", error)
             return False
 

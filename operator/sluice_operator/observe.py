@@ -62,7 +62,7 @@ class Nodes:
             return await self._client.list_objects(NODE, None)
         except ApiError as error:
             if error.status == FORBIDDEN:
-                return None
+                return self._nodes  # also for a moment after the API server's start
             raise
 
 

@@ -17,7 +17,7 @@ from sluice_operator.apply import Applier
 from sluice_operator.client import ApiClient
 from sluice_operator.clock import Clock
 from sluice_operator.dispatch import Dispatcher, Reconcile
-from sluice_operator.errors import DefinitionsMissingError, OperatorError, UnavailableError
+from sluice_operator.errors import DefinitionsMissingError, OperatorError, RequestError
 from sluice_operator.events import EventRecorder
 from sluice_operator.keys import RECONCILED, Key
 from sluice_operator.lease import Leadership, LeaseName, LeaseTiming
@@ -126,7 +126,8 @@ async def _missing_definitions(parts: Parts) -> list[Kind]:
     while True:
         try:
             return [kind for kind in RECONCILED if not await parts.client.serves(kind)]
-        except UnavailableError as error:
+        except RequestError as error:
+            # For a moment after its start an API server may refuse what it will allow.
             logger.warning("waiting for the API server: %s", error)
             await parts.clock.sleep(LOOK_SECONDS)
 

@@ -1,0 +1,124 @@
+"""Error answers, lost answers and broken watches: it converges afterwards, to the same objects."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from sluice_operator.observed import INFERENCE_SERVICE, SERVICE
+
+from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.proxy import Proxy, Seen, proxying, status, watch_error
+from tests.operator.harness.rest import comes_to_rest
+from tests.operator.harness.scenery import chat, settled
+
+pytestmark = pytest.mark.apiserver
+StartOperator = Callable[..., OperatorProcess]
+
+
+@pytest.fixture
+async def proxy(operator_kubeconfig: Path, tmp_path: Path) -> AsyncIterator[tuple[Proxy, Path]]:
+    async with proxying(operator_kubeconfig, tmp_path) as opened:
+        yield opened
+
+
+@dataclass
+class Spoiling:
+    """Answers a fifth of the requests itself, until it has spoiled `left` of them."""
+
+    answer: Callable[[], web.Response]
+    only_writes: bool
+    left: int = 12
+    draw: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def __call__(self, seen: Seen) -> web.Response | None:
+        concerned = seen.is_write if self.only_writes else not seen.is_watch
+        if not concerned or "/leases" in seen.path or self.left == 0 or self.draw.random() > 0.2:
+            return None
+        self.left -= 1
+        return self.answer()
+
+
+ANSWERS = {
+    "409": Spoiling(lambda: status(409, "Conflict"), only_writes=True),
+    "422": Spoiling(lambda: status(422, "Invalid"), only_writes=True, left=4),
+    "429": Spoiling(
+        lambda: status(429, "TooManyRequests", **{"Retry-After": "1"}), only_writes=False, left=4
+    ),
+    "500": Spoiling(lambda: status(500, "InternalError"), only_writes=False),
+    "no answer": Spoiling(lambda: web.Response(status=502, text="<html>"), only_writes=False),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_it_converges_through_errors(
+    cluster: Cluster,
+    namespace: str,
+    start_operator: StartOperator,
+    proxy: tuple[Proxy, Path],
+    answer: str,
+) -> None:
+    spoiled, kubeconfig = proxy
+    spoiled.spoil = ANSWERS[answer]
+    operator = start_operator(KUBECONFIG=str(kubeconfig))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.until(INFERENCE_SERVICE, namespace, settled(), timeout_seconds=40.0)
+    await comes_to_rest(cluster, namespace, timeout_seconds=40.0)
+    assert ANSWERS[answer].left == 0 or ANSWERS[answer].only_writes
+    assert operator.running
+
+
+async def test_a_watch_that_is_too_old_is_started_anew(
+    cluster: Cluster, namespace: str, start_operator: StartOperator, proxy: tuple[Proxy, Path]
+) -> None:
+    broken, kubeconfig = proxy
+    operator = start_operator(KUBECONFIG=str(kubeconfig))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
+    cut = Once("/services", watch_error(410))
+    broken.lines = cut
+    await cluster.delete(SERVICE, namespace, "chat-mixed")
+    await cluster.until(SERVICE, namespace, lambda found: len(found) == 1)
+    broken.seen.clear()
+    await broken.until(lambda seen: any(s.is_watch and s.path.endswith("/services") for s in seen))
+    assert cut.done
+    await cluster.delete(SERVICE, namespace, "chat")
+    await cluster.until(SERVICE, namespace, lambda found: len(found) == 2)
+    assert operator.running
+
+
+async def test_a_watch_that_fails_ends_the_process_and_the_next_goes_on(
+    cluster: Cluster, namespace: str, start_operator: StartOperator, proxy: tuple[Proxy, Path]
+) -> None:
+    broken, kubeconfig = proxy
+    operator = start_operator(KUBECONFIG=str(kubeconfig))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
+    broken.lines = Once("/services", watch_error(500))
+    await cluster.delete(SERVICE, namespace, "chat")
+    assert await operator.exited() == 1
+    start_operator(KUBECONFIG=str(kubeconfig))
+    await cluster.until(SERVICE, namespace, lambda found: "chat" in found)
+    await comes_to_rest(cluster, namespace)
+
+
+class Once:
+    """Puts one line in the place of the next event of a kind's watch."""
+
+    def __init__(self, path: str, instead: bytes) -> None:
+        self._path = path
+        self._instead = instead
+        self.done = False
+
+    def __call__(self, seen: Seen, line: bytes) -> bytes:
+        if self.done or not seen.path.endswith(self._path):
+            return line
+        self.done = True
+        return self._instead
