@@ -10,14 +10,14 @@ import fcntl
 import hashlib
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.cache import cache_directory
-from e2e.cluster.errors import ClusterError, tail
+from e2e.cluster.command import run
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.golang import ensure_go
 from e2e.cluster.progress import Step
 
@@ -91,11 +91,10 @@ def _build(directory: Path) -> None:
     # Built beside and renamed at the end: a folder of this name is always complete.
     partial = directory.with_suffix(".partial")
     partial.mkdir(exist_ok=True)
-    log = directory.with_suffix(".log")
     stamped = linker_flags((SOURCE / "go.mod").read_text())
     with Step("Building Kubernetes (one binary, about 6 minutes the first time)"):
-        _go_build(".", partial / "sluice-node", stamped, log)
-        _go_build("./pause", partial / "pause", "-s -w", log)
+        _go_build(".", partial / "sluice-node", stamped)
+        _go_build("./pause", partial / "pause", "-s -w")
     for program in PROGRAMS:
         link = partial / program
         link.unlink(missing_ok=True)
@@ -103,28 +102,10 @@ def _build(directory: Path) -> None:
     partial.rename(directory)
 
 
-def _go_build(package: str, output: Path, flags: str, log: Path) -> None:
-    words: list[str | Path] = [
-        "nice",
-        "-n",
-        "10",
-        ensure_go(),
-        "build",
-        "-buildvcs=false",
-        "-ldflags",
-        flags,
-    ]
-    with log.open("a") as stream:
-        done = subprocess.run(
-            words,
-            cwd=SOURCE,
-            env={**os.environ, "CGO_ENABLED": "0"},
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if done.returncode != 0:
-        raise ClusterError(f"go build {package} failed; last lines of {log}:\n{tail(log)}")
+def _go_build(package: str, output: Path, flags: str) -> None:
+    argv: list[str | Path] = ["nice", "-n", "10", ensure_go(), "build", "-buildvcs=false"]
+    argv += ["-ldflags", flags, "-o", output, package]
+    run(argv, cwd=SOURCE, env={**os.environ, "CGO_ENABLED": "0"})
 
 
 @contextmanager

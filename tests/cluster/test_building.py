@@ -10,7 +10,7 @@ import pytest
 from e2e.cluster import build, golang
 from e2e.cluster.build import SOURCE, linker_flags, source_hash
 from e2e.cluster.cache import cache_directory
-from e2e.cluster.errors import ClusterError
+from e2e.cluster.errors import ClusterError, CommandFailedError
 
 
 @pytest.mark.parametrize("changed", ["go.sum", "main.go", "pause/main.go"])
@@ -47,6 +47,28 @@ def test_a_finished_build_is_taken_from_the_cache(
     first = build.ensure_binaries(tmp_path)
     assert build.ensure_binaries(tmp_path) == first
     assert built == [first.directory]
+
+
+def test_a_build_holds_every_program_and_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Writes its own arguments to the file after -o, as a compiler would write a program.
+    fake = tmp_path / "go"
+    find_output = 'for word; do [ "$last" = -o ] && echo "$@" > "$word"; last=$word; done'
+    fake.write_text(f"#!/bin/sh\n{find_output}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(build, "ensure_go", lambda: fake)
+    binaries = build.ensure_binaries(tmp_path / "cache")
+    for program in build.PROGRAMS:
+        assert "gitVersion=v1.34" in binaries.program(program).read_text()
+    assert binaries.pause.read_text().strip().endswith("./pause")
+
+
+def test_a_build_that_fails_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "ensure_go", lambda: "/bin/false")
+    with pytest.raises(CommandFailedError, match="exit status 1"):
+        build.ensure_binaries(tmp_path)
+    assert not (tmp_path / f"node-{source_hash()}").exists()
 
 
 def test_the_cache_follows_the_environment() -> None:
