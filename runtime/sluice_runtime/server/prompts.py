@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sluice_runtime.chat_template import ChatTemplate
-from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
@@ -151,18 +151,32 @@ class Planner:
 def defaults_from(
     generation: Mapping[str, Any], eos_token_ids: tuple[int, ...]
 ) -> tuple[Defaults, list[str]]:
-    """The defaults in generation_config.json, and the keys that are left out for now."""
+    """The defaults in generation_config.json, and the keys that are left out for now.
+
+    Raises:
+        ModelLoadError: a value is no number; names the key.
+    """
     defaults = Defaults(
         eos_token_ids=eos_token_ids,
-        temperature=float(generation.get("temperature") or 1.0),
-        top_p=float(generation.get("top_p") or 1.0),
-        top_k=int(generation.get("top_k") or -1),
+        temperature=_number(generation, "temperature", 1.0),
+        top_p=_number(generation, "top_p", 1.0),
+        top_k=int(_number(generation, "top_k", -1)) or -1,
     )
-    left_out = [key for key, neutral in _NOT_HONOURED if generation.get(key, neutral) != neutral]
+    left_out = [key for key, off in _NOT_HONOURED.items() if generation.get(key) not in (None, off)]
     return defaults, left_out
 
 
-_NOT_HONOURED: Final = (("repetition_penalty", 1.0), ("min_p", 0.0), ("no_repeat_ngram_size", 0))
+_NOT_HONOURED: Final = {"repetition_penalty": 1.0, "min_p": 0.0, "no_repeat_ngram_size": 0}
+"""Keys of generation_config.json that change tokens, with the value that does not."""
+
+
+def _number(generation: Mapping[str, Any], key: str, default: float) -> float:
+    value = generation.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int | float):
+        raise ModelLoadError(f"generation_config.json: {key}: {value!r}; allowed: a number")
+    return value
 
 
 def _given(value: float | None, default: float) -> float:

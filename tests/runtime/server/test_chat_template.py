@@ -1,0 +1,117 @@
+"""Chat templates from every place models keep them, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_runtime.chat_template import load_chat_template
+from sluice_runtime.errors import InvalidRequestError, ModelLoadError
+from sluice_runtime.model_files import ModelFiles, resolve
+
+MESSAGES = [{"role": "user", "content": "hi <b>"}]
+
+
+def model(folder: Path, config: dict[str, Any] | None = None, jinja: str = "") -> ModelFiles:
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if jinja:
+        (folder / "chat_template.jinja").write_text(jinja)
+    return ModelFiles(str(folder), folder, {}, {})
+
+
+def rendered(files: ModelFiles) -> str:
+    template = load_chat_template(files)
+    assert template is not None
+    return template.render(MESSAGES)
+
+
+def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
+    assert load_chat_template(model(tmp_path)) is None
+    assert load_chat_template(model(tmp_path, {})) is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"chat_template": "{{ messages[0].content }}!"},
+        {"chat_template": [{"name": "default", "template": "{{ messages[0].content }}!"}]},
+        {
+            "chat_template": [
+                {"name": "tool_use", "template": "x"},
+                {"name": "default", "template": "{{ messages[0].content }}!"},
+            ]
+        },
+        {"chat_template": [{"name": "only", "template": "{{ messages[0].content }}!"}]},
+    ],
+)
+def test_tokenizer_config_has_one_or_several(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert rendered(model(tmp_path, config)) == "hi <b>!"
+
+
+def test_the_file_of_its_own_wins(tmp_path: Path) -> None:
+    assert rendered(model(tmp_path, {"chat_template": "old"}, "new")) == "new"
+
+
+def test_what_templates_may_use(tmp_path: Path) -> None:
+    source = (
+        "{{ bos_token }}{{ eos_token }}\n"
+        "{%- for m in messages %}\n"
+        "    {%- if loop.first %}[{{ m['role'] | upper }}]{% endif %}\n"
+        "    {%- generation %}{{ m | tojson }}{% endgeneration %}\n"
+        "    {%- break %}\n"
+        "{%- endfor %}"
+        "{% if add_generation_prompt %}{{ strftime_now('%Y') | length }}{% endif %}"
+    )
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
+    assert rendered(model(tmp_path, config, source)) == (
+        '<s></s>[USER]{"role": "user", "content": "hi <b>"}4'
+    )
+
+
+def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
+    template = load_chat_template(model(tmp_path, jinja="{{ raise_exception('system first') }}"))
+    assert template is not None
+    with pytest.raises(InvalidRequestError, match="system first") as refused:
+        template.render(MESSAGES)
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__.keys() }}",
+        "{{ undefined_thing.attribute }}",
+    ],
+)
+def test_the_sandbox_holds(tmp_path: Path, source: str) -> None:
+    template = load_chat_template(model(tmp_path, jinja=source))
+    assert template is not None
+    with pytest.raises(InvalidRequestError):
+        template.render(MESSAGES)
+
+
+def test_no_file_can_be_included(tmp_path: Path) -> None:
+    template = load_chat_template(model(tmp_path, jinja="{% include 'config.json' %}"))
+    assert template is not None
+    with pytest.raises(InvalidRequestError):
+        template.render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("config", "jinja"),
+    [(None, "{% if %}"), ({"chat_template": 5}, ""), ({"chat_template": [{"name": "x"}]}, "")],
+)
+def test_a_damaged_template_names_its_file(
+    tmp_path: Path, config: dict[str, Any] | None, jinja: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=str(tmp_path)):
+        load_chat_template(model(tmp_path, config, jinja))
+
+
+def test_dummy_models_have_one() -> None:
+    assert rendered(resolve("dummy://qwen3-tiny")) == "user: hi <b>\nassistant: "

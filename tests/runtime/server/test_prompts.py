@@ -1,0 +1,96 @@
+"""From requests to what the engine is told: defaults, limits, seeds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from sluice_runtime.errors import InvalidRequestError, ModelLoadError
+from sluice_runtime.messages import Sampling
+from sluice_runtime.scheduler.limits import Limits
+from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.prompts import ChoicePlan, Defaults, ModelText, Planner, defaults_from
+from sluice_runtime.server.protocol import ChatRequest, CompletionRequest
+from sluice_runtime.tokenizer import ByteTokenizer
+
+PLANNER = Planner(
+    ModelText(ByteTokenizer(), None, Defaults((258,), 0.7, 0.8, 20)),
+    Limits(context_length_tokens=100, kv_pool_tokens=64),
+    vocabulary_size=259,
+    draw_seed=lambda: 42,
+)
+
+
+def plan(planner: Planner = PLANNER, **fields: Any) -> list[ChoicePlan]:
+    body = json.dumps({"model": "m", "prompt": "abc", **fields}).encode()
+    return planner.plan_completion(parse_request(CompletionRequest, body))
+
+
+def test_the_models_sampling_is_the_default() -> None:
+    assert plan()[0].sampling == Sampling(0.7, 0.8, 20, 42)
+    assert plan(temperature=0, top_p=1, top_k=0, seed=5)[0].sampling == Sampling(0.0, 1.0, -1, 5)
+
+
+def test_the_smaller_of_context_and_pool_bounds_the_answer() -> None:
+    assert plan()[0].max_tokens == 64 - 3
+    assert plan(max_tokens=61)[0].max_tokens == 61
+    with pytest.raises(InvalidRequestError, match=r"max_tokens: 62 .* at most 61") as refused:
+        plan(max_tokens=62)
+    assert refused.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("length", "says"), [(64, "KV pool of 64"), (100, "context length of 100")]
+)
+def test_a_prompt_that_can_never_fit_is_refused(length: int, says: str) -> None:
+    with pytest.raises(InvalidRequestError, match=says):
+        plan(prompt="x" * length)
+
+
+def test_end_tokens_join_the_clients_own() -> None:
+    assert plan()[0].stop_token_ids == [258]
+    assert plan(stop_token_ids=[7, 258])[0].stop_token_ids == [7, 258]
+    assert plan(ignore_eos=True, stop_token_ids=[7])[0].stop_token_ids == [7]
+
+
+def test_choices_are_numbered_prompt_by_prompt() -> None:
+    plans = plan(prompt=["a", "b"], n=2, seed=9)
+    assert [p.index for p in plans] == [0, 1, 2, 3]
+    assert [p.prompt_ids for p in plans] == [[97], [97], [98], [98]]
+    assert plans[0].sampling == plans[2].sampling
+    assert plans[1].sampling.seed == plans[3].sampling.seed != 9
+    assert all(0 <= p.sampling.seed < 2**63 for p in plans)
+
+
+def test_a_chat_needs_a_template() -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]}).encode()
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        PLANNER.plan_chat(parse_request(ChatRequest, body))
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected", "left_out"),
+    [
+        ({}, Defaults((1,)), []),
+        (
+            {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "do_sample": True},
+            Defaults((1,), 0.6, 0.95, 20),
+            [],
+        ),
+        ({"top_k": 0, "repetition_penalty": 1.05}, Defaults((1,)), ["repetition_penalty"]),
+        ({"repetition_penalty": 1.0, "min_p": None}, Defaults((1,)), []),
+        ({"temperature": 0.0}, Defaults((1,), temperature=0.0), []),
+    ],
+)
+def test_generation_config_is_honoured_and_what_is_not_is_named(
+    generation: dict[str, Any], expected: Defaults, left_out: list[str]
+) -> None:
+    defaults, names = defaults_from(generation, (1,))
+    assert (defaults, names) == (expected, left_out)
+
+
+@pytest.mark.parametrize("value", ["warm", [1], {"a": 1}])
+def test_a_damaged_generation_config_names_the_key(value: object) -> None:
+    with pytest.raises(ModelLoadError, match=r"generation_config\.json: temperature"):
+        defaults_from({"temperature": value}, ())
