@@ -131,11 +131,14 @@ class KubeClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_SECONDS)
         async with self._get(query, timeout) as response:
             await _check(response)
-            while line := await response.content.readline():
-                event = msgspec.json.decode(line)
-                if event["type"] == "ERROR":
-                    raise _error(event["object"].get("code", 500), event["object"])
-                yield Event(event["type"], event["object"])
+            try:
+                while line := await response.content.readline():
+                    event = msgspec.json.decode(line)
+                    if event["type"] == "ERROR":
+                        raise _error(event["object"].get("code", 500), event["object"])
+                    yield Event(event["type"], event["object"])
+            finally:
+                _drop(response)
 
     def _get(
         self, query: Mapping[str, str], timeout: aiohttp.ClientTimeout
@@ -149,6 +152,13 @@ class KubeClient:
             timeout=timeout,
             read_bufsize=_LONGEST_EVENT_BYTES,
         )
+
+
+def _drop(response: aiohttp.ClientResponse) -> None:
+    """Close a watch that has not ended, without waiting for a peer that may be gone."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:
