@@ -83,6 +83,7 @@ def build_engine(
         StartupError: one line that says what to change.
     """
     hooks = hooks or EngineHooks()
+    host.keep_freed_memory()
     torch.set_num_threads(config.threads or host.processors())
     with allocation("model weights", "more memory", "the size of the model"):
         model = load_model(files, config.dtype or "auto", config.seed)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.engine.rows import RowTable
-from sluice_runtime.layers.token_layout import ExtendSpan, TokenLayout
+from sluice_runtime.layers.token_layout import DecodeSpan, ExtendSpan, TokenLayout
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.pages import pages_for
 
@@ -33,31 +33,34 @@ class StepInputs:
     """[m] tokens of each sampled row after this step: the position of the sampled token."""
 
 
-def build_inputs(batch: Batch, rows: RowTable, page_size: int) -> StepInputs:
-    """Reads the rows as they are before this step; the deltas have been applied."""
-    decode = torch.tensor(batch.decode_rows, dtype=torch.int64)
+def build_inputs(batch: Batch, rows: RowTable, span_slots: int) -> StepInputs:
+    """Reads the rows as they are before this step; the deltas have been applied.
+
+    `span_slots`: most padded tokens of decode rows that share a span, one row at least.
+    """
+    page_size = rows.page_size
     extend_rows, extend_tokens, extend_positions = _flat_extends(batch)
-    decode_positions = rows.lengths[decode]
+    decode = torch.tensor(batch.decode_rows, dtype=torch.int64)
+    decode_positions, order = rows.lengths[decode].sort()
+    decode = decode[order]
     token_rows = torch.cat((extend_rows, decode))
     positions = torch.cat((extend_positions, decode_positions))
-    spans = _spans(batch, rows, page_size)
-    sampled_rows = torch.tensor(batch.sampling_rows, dtype=torch.int64)
-    ends = [s.end - 1 for s, e in zip(spans, batch.extend_rows, strict=True) if e.samples]
-    sampled_tokens = torch.cat(
-        (torch.tensor(ends, dtype=torch.int64), torch.arange(len(extend_rows), len(token_rows)))
-    )
+    extends = _extend_spans(batch, rows)
+    ends = [s.end - 1 for s, e in zip(extends, batch.extend_rows, strict=True) if e.samples]
+    first = len(extend_rows)
+    # Back from shortest-first to the batch's order.
+    sampled_tokens = torch.cat((torch.tensor(ends, dtype=torch.int64), first + order.argsort()))
     return StepInputs(
         token_ids=torch.cat((extend_tokens, rows.last_tokens[decode])),
         positions=positions,
         layout=TokenLayout(
             pages=rows.page_table[token_rows, positions // page_size],
             offsets=positions % page_size,
-            extends=spans,
-            decode_pages=_padded_pages(rows, decode, decode_positions, page_size),
-            decode_contexts=decode_positions + 1,
+            extends=extends,
+            decodes=_decode_spans(rows, decode, decode_positions + 1, first, span_slots),
         ),
         sampled_tokens=sampled_tokens,
-        sampled_rows=sampled_rows,
+        sampled_rows=torch.tensor(batch.sampling_rows, dtype=torch.int64),
         contexts=positions[sampled_tokens] + 1,
     )
 
@@ -79,21 +82,30 @@ def _flat_extends(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _spans(batch: Batch, rows: RowTable, page_size: int) -> tuple[ExtendSpan, ...]:
+def _extend_spans(batch: Batch, rows: RowTable) -> tuple[ExtendSpan, ...]:
     spans: list[ExtendSpan] = []
     begin = 0
     for extend in batch.extend_rows:
         end = begin + len(extend.token_ids)
         context = extend.start + len(extend.token_ids)
-        pages = rows.page_table[extend.row, : pages_for(context, page_size)]
+        pages = rows.page_table[extend.row, : pages_for(context, rows.page_size)]
         spans.append(ExtendSpan(begin, end, context, pages))
         begin = end
     return tuple(spans)
 
 
-def _padded_pages(rows: RowTable, decode: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """[b, p], as wide as the longest row needs."""
-    if not len(decode):
-        return torch.empty((0, 0), dtype=torch.int64)
-    width = int(positions.max()) // page_size + 1
-    return rows.page_table[:, :width][decode]
+def _decode_spans(
+    rows: RowTable, decode: Tensor, contexts: Tensor, first: int, span_slots: int
+) -> tuple[DecodeSpan, ...]:
+    """Rows, shortest first, cut into spans; `first` is the flat token of the first row."""
+    page_size = rows.page_size
+    pages = [pages_for(context, page_size) for context in contexts.tolist()]
+    spans: list[DecodeSpan] = []
+    begin = 0
+    for end in range(1, len(pages) + 1):
+        full = end < len(pages) and (end + 1 - begin) * pages[end] * page_size > span_slots
+        if full or end == len(pages):
+            page_ids = rows.page_table[:, : pages[end - 1]][decode[begin:end]]
+            spans.append(DecodeSpan(first + begin, first + end, contexts[begin:end], page_ids))
+            begin = end
+    return tuple(spans)

@@ -20,6 +20,7 @@ class RowTable:
         self._pool = pool
         self._poison = poison
         self._page_counts = [0] * rows
+        self.page_size = pool.page_size
         self.page_table = torch.full((rows, max_pages), pool.padding_page)
         self.lengths = torch.zeros(rows, dtype=torch.int64)
         """Tokens of each row in the pool."""
@@ -36,12 +37,11 @@ class RowTable:
             self._drop(row)
         for added in batch.added_rows:
             self._set_sampling(added.row, added.sampling)
-        opened: list[int] = []
         for appended in batch.appended_pages:
             self._append(appended.row, appended.page_ids)
-            opened += appended.page_ids
-        if opened:
-            self._pool.clear(torch.tensor(opened))
+        # Only the last page of a row is read before all of it is written.
+        if last := [appended.page_ids[-1] for appended in batch.appended_pages]:
+            self._pool.clear(torch.tensor(last))
 
     def _drop(self, row: int) -> None:
         held = self.page_table[row, : self._page_counts[row]]

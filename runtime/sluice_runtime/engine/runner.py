@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import BACKENDS
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
+
+SPAN_BYTES: Final = 1 << 20
+"""Keys and values of one layer that decode rows gather at a time: they stay in a core's cache."""
 
 LogitsSeen = Callable[[Batch, Tensor], None]
 """Called with each step's logits [m, vocabulary]; agreement tests listen here."""
@@ -49,6 +53,7 @@ class Runner:
         self._pool = pool
         self._attention = BACKENDS[settings.backend]
         self._on_logits = on_logits
+        self._span_slots = SPAN_BYTES // (pool.shape.bytes_per_token // pool.shape.layers)
         max_pages = -(-settings.context_length_tokens // pool.page_size)
         self._rows = RowTable(settings.rows, max_pages, pool, poison=settings.poison_freed_pages)
 
@@ -58,7 +63,7 @@ class Runner:
         self._rows.apply(batch)
         if batch.mode is ForwardMode.IDLE:
             return SampledTokens(batch.step)
-        inputs = build_inputs(batch, self._rows, self._pool.page_size)
+        inputs = build_inputs(batch, self._rows, self._span_slots)
         count = len(inputs.token_ids)
         with allocation(
             f"{batch.mode} step", f"{count} tokens of activations", "chunkSize or kvPoolTokens"

@@ -29,10 +29,12 @@ class SamplingRows:
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """logits: [m, vocabulary], float32 → [m] token ids."""
-    tokens = logits.argmax(-1)
-    drawn = (rows.temperature > 0).nonzero().squeeze(1)
-    if not len(drawn):
-        return tokens
+    greedy = rows.temperature <= 0
+    if greedy.all():
+        return logits.argmax(-1)
+    tokens = torch.empty_like(rows.seed)
+    tokens[greedy] = logits[greedy].argmax(-1)
+    drawn = (~greedy).nonzero().squeeze(1)
     restricted = (rows.top_p < 1) | (rows.top_k > 0)
     for chosen, draw in (
         (drawn[~restricted[drawn]], _draw_any),
@@ -82,11 +84,10 @@ def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse of the cumulative distribution: [m, v], [m] → [m]. Unnormalised rows are fine."""
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    targets = uniforms[:, None] * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
-    # Rounding may leave the target on the end of the range: then the last token with any mass.
-    last = probabilities.shape[1] - 1 - (probabilities.flip(-1) > 0).int().argmax(-1)
-    return torch.minimum(drawn, last)
+    mass = cumulative[:, -1:]
+    # Rounding must not put the target at the end of the range, where no token is.
+    targets = torch.minimum(uniforms[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(1)
 
 
 _MASK_53: Final = (1 << 53) - 1

@@ -4,12 +4,14 @@ Page-major, so that one page is one contiguous piece of memory: one descriptor o
 nothing of requests: who holds a page is the scheduler's to know.
 
 Beyond `pages` there is one more page, all zeros and never written: padding of page tables points
-to it. A page is zeroed when it is handed out, so a slot that was not written yet holds no NaN that
-a masked product (0 x NaN) could let through.
+to it. A row's last page is zeroed when it is handed out, so a slot that was not written yet holds
+no NaN that a masked product (0 x NaN) could let through.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -39,11 +41,11 @@ class PagePool:
         self.shape = shape
         self.pages = pages
         self.page_size = page_size
-        # [page, layer, 2, token, head, dim]; the system gives zeroed memory as it is touched.
-        self.data = torch.zeros(
+        # [page, layer, 2, token, head, dim]
+        self.data = _zeros(
             (pages + 1, shape.layers, 2, page_size, shape.kv_heads, shape.head_dim),
-            dtype=shape.dtype,
-            device=device,
+            shape.dtype,
+            device or torch.device("cpu"),
         )
         # The same memory as [page x layer x 2, token x head x dim]: a gather copies whole rows.
         self._slabs = self.data.view((pages + 1) * shape.layers * 2, -1)
@@ -70,3 +72,12 @@ class PagePool:
         shape = (*page_ids.shape[:-1], -1, self.shape.kv_heads, self.shape.head_dim)
         keys = self._slabs.index_select(0, first).view(shape)
         return keys, self._slabs.index_select(0, first + 1).view(shape)
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU memory is mapped, not written: a page of the pool costs nothing until it is used."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(size)

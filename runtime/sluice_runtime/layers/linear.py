@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Final
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+Linear = Callable[[Tensor], Tensor]
+"""[n, in] → [n, out]."""
 
-@dataclass(frozen=True)
-class Linear:
-    """weight: [out, in]."""
+PACKED_DTYPES: Final = (torch.bfloat16, torch.float16)
+"""Types for which oneDNN reorders the weight in every call unless it was done before."""
 
-    weight: Tensor
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+def linear(weight: Tensor) -> Linear:
+    """x → x weight^T for weight [out, in]; on a CPU packed once for its matrix units."""
+    can_pack = torch._C._has_mkldnn and weight.device.type == "cpu"
+    if can_pack and weight.dtype in PACKED_DTYPES:
+        return _packed(weight)
+    return lambda x: F.linear(x, weight)
+
+
+def _packed(weight: Tensor) -> Linear:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    multiply = torch.ops.mkldnn._linear_pointwise
+
+    def apply(x: Tensor) -> Tensor:
+        product: Tensor = multiply(x, packed, None, "none", [], "")
+        return product
+
+    return apply

@@ -47,13 +47,26 @@ def _scale(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
 
 
-def angles(frequencies: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [n, 1, head_dim / 2]: the 1 stands for the heads."""
-    turned = (positions.float()[:, None] * frequencies)[:, None]
-    return turned.cos().to(dtype), turned.sin().to(dtype)
+@dataclass(frozen=True)
+class Rotation:
+    """cos and sin of a step's tokens, [n, 1, head_dim]: the 1 stands for the heads.
+
+    Both halves of the last dimension hold the same angles; the sine of the first is negated, so
+    that a rotation is one product with the vector and one with its halves exchanged.
+    """
+
+    cos: Tensor
+    sin: Tensor
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotation(frequencies: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:
+    """positions: [n]; angles are computed in float32 whatever `dtype` is."""
+    angles = (positions.float()[:, None] * frequencies)[:, None]
+    cos, sin = angles.cos(), angles.sin()
+    return Rotation(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
+
+
+def rotate(x: Tensor, by: Rotation) -> Tensor:
     """x: [n, head, head_dim]; first and second half of the last dimension are one pair each."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    exchanged = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * by.cos).addcmul_(exchanged, by.sin)

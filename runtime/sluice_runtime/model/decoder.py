@@ -15,19 +15,19 @@ from sluice_runtime.layers.attention import Attention
 from sluice_runtime.layers.linear import Linear
 from sluice_runtime.layers.mlp import GatedMlp
 from sluice_runtime.layers.norm import rms_norm
-from sluice_runtime.layers.rope import angles, rotate
+from sluice_runtime.layers.rope import Rotation, rotate, rotation
 from sluice_runtime.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Weights of one layer. `query_norm` and `key_norm` are None where the variant has none."""
+    """Weights of one layer."""
 
     index: int
     attention_norm: Tensor
     qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    head_norm: Tensor | None
+    """[query heads + key heads, d]; None where the variant has none."""
     output: Linear
     mlp_norm: Tensor
     mlp: GatedMlp
@@ -53,10 +53,10 @@ class Decoder:
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """token_ids, positions: [n] → [n, h], before the last norm."""
         x = F.embedding(token_ids, self.embedding)
-        rotation = angles(self.frequencies, positions, self.dtype)
+        turn = rotation(self.frequencies, positions, self.dtype)
         for layer in self.layers:
             normed = rms_norm(x, layer.attention_norm, self.spec.norm_eps)
-            x = x + self._attend(layer, normed, rotation, attention)
+            x = x + self._attend(layer, normed, turn, attention)
             x = x + layer.mlp(rms_norm(x, layer.mlp_norm, self.spec.norm_eps))
         return x
 
@@ -65,15 +65,14 @@ class Decoder:
         return self.head(rms_norm(hidden, self.norm, self.spec.norm_eps)).float()
 
     def _attend(
-        self, layer: DecoderLayer, x: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention
+        self, layer: DecoderLayer, x: Tensor, turn: Rotation, attention: Attention
     ) -> Tensor:
         spec = self.spec
-        q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        q, k, v = torch.split(layer.qkv(x), [q_size, kv_size, kv_size], dim=-1)
-        # [n, head, d]
-        q, k, v = (part.view(len(part), -1, spec.head_dim) for part in (q, k, v))
-        if layer.query_norm is not None and layer.key_norm is not None:
-            q = rms_norm(q, layer.query_norm, spec.norm_eps)
-            k = rms_norm(k, layer.key_norm, spec.norm_eps)
-        attended = attention.attend(layer.index, rotate(q, *rotation), rotate(k, *rotation), v)
+        # [n, query heads + key heads + value heads, d]; queries and keys are treated alike.
+        joined = layer.qkv(x).view(len(x), -1, spec.head_dim)
+        turning, values = joined.tensor_split((spec.heads + spec.kv_heads,), dim=1)
+        if layer.head_norm is not None:
+            turning = rms_norm(turning, layer.head_norm, spec.norm_eps)
+        queries, keys = rotate(turning, turn).tensor_split((spec.heads,), dim=1)
+        attended = attention.attend(layer.index, queries, keys, values)
         return layer.output(attended.flatten(1))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.layers.linear import Linear
+from sluice_runtime.layers.linear import Linear, linear
 from sluice_runtime.layers.mlp import GatedMlp
 from sluice_runtime.layers.rope import inverse_frequencies
 from sluice_runtime.model.decoder import Decoder, DecoderLayer
@@ -51,7 +51,7 @@ def build_decoder(spec: ModelSpec, weights: WeightSource, dtype: torch.dtype) ->
             f"model.uri: tensor {left[0]} is not part of {spec.architecture} as implemented here"
         )
     frequencies = inverse_frequencies(spec.rope, spec.head_dim)
-    return Decoder(spec, embedding, layers, norm, Linear(head), frequencies)
+    return Decoder(spec, embedding, layers, norm, linear(head), frequencies)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Reader:
         for part, out in parts.items():
             weight[row : row + out] = self.weights.read(f"{prefix}.{part}.weight", (out, width))
             row += out
-        return Linear(weight)
+        return linear(weight)
 
 
 def _layer(reader: _Reader, index: int) -> DecoderLayer:
@@ -87,8 +87,7 @@ def _layer(reader: _Reader, index: int) -> DecoderLayer:
         qkv=reader.joined(
             f"{prefix}.self_attn", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, hidden
         ),
-        query_norm=norm("self_attn.q_norm", spec.head_dim) if spec.variant.qk_norm else None,
-        key_norm=norm("self_attn.k_norm", spec.head_dim) if spec.variant.qk_norm else None,
+        head_norm=_head_norm(reader, prefix) if spec.variant.qk_norm else None,
         output=reader.joined(f"{prefix}.self_attn", {"o_proj": hidden}, q_size),
         mlp_norm=norm("post_attention_layernorm", hidden),
         mlp=GatedMlp(
@@ -96,3 +95,13 @@ def _layer(reader: _Reader, index: int) -> DecoderLayer:
             reader.joined(f"{prefix}.mlp", {"down_proj": hidden}, inner),
         ),
     )
+
+
+def _head_norm(reader: _Reader, prefix: str) -> Tensor:
+    """[query heads + key heads, d]: all query heads share one weight, all key heads another."""
+    spec = reader.spec
+    query, key = (
+        reader.tensor(f"{prefix}.self_attn.{name}.weight", (spec.head_dim,))
+        for name in ("q_norm", "k_norm")
+    )
+    return torch.cat((query.expand(spec.heads, -1), key.expand(spec.kv_heads, -1)))

@@ -1,0 +1,146 @@
+"""The workload "CPU serving": 64 requests on a 33.6 M-parameter Qwen3 in bfloat16.
+
+Prompts and answers of 16 to 256 tokens (9,536 in, 8,224 out), all there at once; the engine without
+its HTTP side, and transformers' continuous batching beside it in the same run. transformers has one
+answer length for all, so it gets the mean. Prints one JSON line a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from sluice_contract.config import EngineConfig
+from sluice_runtime.engine.build import build_engine
+from sluice_runtime.engine.plan import resolved
+from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.model_files import resolve
+
+TEMPERATURE = 0.6
+
+
+@dataclass(frozen=True)
+class Workload:
+    prompts: list[list[int]]
+    answers: list[int]
+    """Tokens to generate for each prompt."""
+
+
+def workload(count: int = 64, longest: int = 256) -> Workload:
+    draw = random.Random(0)
+    prompts = [
+        [draw.randint(0, 10_000) for _ in range(draw.randint(16, longest))] for _ in range(count)
+    ]
+    return Workload(prompts, [draw.randint(16, longest) for _ in range(count)])
+
+
+def write_model(folder: Path) -> None:
+    """Random weights, saved as transformers does."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=16_384,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def run_sluice(folder: Path, work: Workload, threads: int) -> float:
+    """Seconds from the first request to the last token."""
+    config = resolved(
+        EngineConfig.model_validate(
+            {
+                "model": {"uri": str(folder)},
+                "kv_pool_tokens": 65_536,
+                "chunk_size": 2048,
+                "threads": threads,
+            }
+        )
+    )
+    engine = build_engine(config, resolve(config.model.uri))
+    began = time.perf_counter()
+    for index, (prompt, answer) in enumerate(zip(work.prompts, work.answers, strict=True)):
+        sampling = Sampling(temperature=TEMPERATURE, seed=index)
+        engine.scheduler.add(Generate(f"r{index}", prompt, answer, sampling, ignore_eos=True))
+    made = 0
+    while batch := engine.scheduler.next_batch(time.monotonic()):
+        result = engine.runner.forward(batch)
+        outcomes = engine.scheduler.process(batch, result, time.monotonic())
+        made += sum(len(outcome.token_ids) for outcome in outcomes)
+    assert made == sum(work.answers)
+    return time.perf_counter() - began
+
+
+def run_transformers(folder: Path, work: Workload, threads: int) -> tuple[float, int]:
+    """Seconds, and the tokens generated."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.generation import ContinuousBatchingConfig
+
+    torch.set_num_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="sdpa", dtype=torch.bfloat16
+    ).eval()
+    generation = GenerationConfig(
+        max_new_tokens=sum(work.answers) // len(work.answers),
+        do_sample=True,
+        temperature=TEMPERATURE,
+        eos_token_id=-1,
+        pad_token_id=0,
+    )
+    began = time.perf_counter()
+    made = model.generate_batch(
+        work.prompts,
+        generation_config=generation,
+        continuous_batching_config=ContinuousBatchingConfig(num_blocks=512, max_batch_tokens=2048),
+        progress_bar=False,
+    )
+    seconds = time.perf_counter() - began
+    return seconds, sum(len(output.generated_tokens) for output in made.values())
+
+
+def report(figure: str, value: float, **more: object) -> None:
+    print(json.dumps({"figure": figure, "value": round(value, 3), **more}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--alone", action="store_true", help="without transformers")
+    arguments = parser.parse_args()
+    work, threads = workload(), arguments.threads
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(folder)
+        run_sluice(folder, Workload(work.prompts[:8], [4] * 8), threads)  # warm-up
+        seconds = run_sluice(folder, work, threads)
+        ours = sum(work.answers) / seconds
+        report("cpu_serving.sluice", ours, unit="output tokens/s", seconds=round(seconds, 2))
+        if arguments.alone:
+            return
+        seconds, made = run_transformers(folder, work, threads)
+        theirs = made / seconds
+        report(
+            "cpu_serving.transformers", theirs, unit="output tokens/s", seconds=round(seconds, 2)
+        )
+        report("cpu_serving.ratio", ours / theirs, unit="sluice / transformers")
+
+
+if __name__ == "__main__":
+    main()
