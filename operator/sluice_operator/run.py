@@ -65,7 +65,7 @@ async def run(settings: Settings, transport: Transport, clock: Clock) -> None:
     take_signals(parts.stop.set)
     ports = (settings.health_port, settings.metrics_port)
     async with listening(settings.pod_ip, ports, parts.health, metrics.exposition):
-        await _first_of(parts.stop.wait(), _serve(parts))
+        await first_of(parts.stop.wait(), _serve(parts))
 
 
 async def _serve(parts: Parts) -> None:
@@ -87,7 +87,7 @@ async def _lead(parts: Parts, leadership: Leadership) -> None:
     """Everything that only the leader does. Ends, and ends all of it, when any part fails."""
     queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
     dispatcher = _dispatcher(parts, queue)
-    await _first_of(
+    await first_of(
         leadership.hold(),
         *(dispatcher.work() for _ in range(parts.settings.workers)),
         _resync(parts, queue),
@@ -157,7 +157,7 @@ def _depth(queue: WorkQueue[Key], kind: str) -> int:
     return sum(key.kind == kind for key in queue.waiting())
 
 
-async def _first_of(*parts: Coroutine[Any, Any, Any]) -> None:
+async def first_of(*parts: Coroutine[Any, Any, Any]) -> None:
     """Runs all of `parts` until one ends or fails, and stops the others; raises its error."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:

@@ -15,6 +15,7 @@ import kopf
 from kopf._core.engines.peering import Identity
 from sluice_contract import labels
 
+from sluice_operator.client import PAGE_ITEMS
 from sluice_operator.errors import OperatorError
 from sluice_operator.keys import RECONCILED, Key, keys_of
 from sluice_operator.observed import POD, SERVICE_CHILDREN, Kind
@@ -23,6 +24,8 @@ from sluice_operator.transport import log_in
 CHILDREN: Final = tuple(kind for kind in (*SERVICE_CHILDREN, POD) if kind not in RECONCILED)
 INACTIVITY_SECONDS: Final = 70.0
 """The API server sends a bookmark every minute: a longer silence is a dead connection."""
+IDLE_SECONDS: Final = 0.5
+"""Kopf keeps a task for every object it has heard of, until it is silent for so long."""
 CONNECT_SECONDS: Final = 10.0
 
 
@@ -62,6 +65,8 @@ def informer_settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = EndlessBackoffs(0.25, 5.0)
     settings.networking.connect_timeout = CONNECT_SECONDS
     settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+    settings.watching.chunk_size = PAGE_ITEMS
+    settings.queueing.idle_timeout = IDLE_SECONDS
     for kind in CHILDREN:
         group, _, version = kind.api_version.rpartition("/")
         settings.watching.label_selectors[group, version, kind.plural] = labels.SERVICE

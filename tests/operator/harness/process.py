@@ -48,6 +48,11 @@ class OperatorProcess:
         return any(lease["spec"].get("holderIdentity") == self.name for lease in leases.values())
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -1,0 +1,46 @@
+"""What probes and Prometheus are answered."""
+
+from __future__ import annotations
+
+import aiohttp
+from sluice_contract.metrics import OPERATOR
+from sluice_operator.listeners import Health, listening
+from sluice_operator.metrics import OperatorMetrics
+
+from tests.operator.harness.process import free_ports
+
+
+async def fetch(port: int, path: str) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}{path}") as response,
+    ):
+        return response.status, await response.text()
+
+
+async def test_alive_from_the_start_and_ready_when_told() -> None:
+    health, (probes, metrics) = Health(), free_ports(2)
+    async with listening("127.0.0.1", (probes, metrics), health, lambda: b""):
+        assert await fetch(probes, "/healthz") == (200, "starting")
+        assert (await fetch(probes, "/readyz"))[0] == 503
+        health.state, health.ready = "standing by", True
+        assert await fetch(probes, "/readyz") == (200, "standing by")
+        assert (await fetch(probes, "/metrics"))[0] == 404
+
+
+async def test_every_metric_of_the_contract_is_exposed() -> None:
+    recorded = OperatorMetrics()
+    recorded.reconciled("InferenceService", 0.1)
+    recorded.failed("EnginePool", ValueError(), 0.1)
+    recorded.wrote("apply", "services")
+    recorded.leads(True)
+    recorded.watch_depth("EnginePool", lambda: 3)
+    probes, metrics = free_ports(2)
+    async with listening("127.0.0.1", (probes, metrics), Health(), recorded.exposition):
+        status, text = await fetch(metrics, "/metrics")
+    assert status == 200
+    for metric in OPERATOR:
+        assert f"# TYPE {metric.name} {metric.kind}" in text
+        assert metric.help in text
+    assert 'sluice_operator_queue_depth{kind="EnginePool"} 3.0' in text
+    assert "sluice_operator_leader 1.0" in text
