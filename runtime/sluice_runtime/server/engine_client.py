@@ -108,6 +108,7 @@ class EngineClient:
         self._sent_since_load = 0
         self._heard_seconds = clock()
         self.ready: EngineReady | None = None
+        self.became_ready = asyncio.Event()
         self.failure: EngineFailed | None = None
         self.load: Load | None = None
 
@@ -176,6 +177,7 @@ class EngineClient:
         match message:
             case EngineReady():
                 self.ready = message
+                self.became_ready.set()
                 self._take_load(_empty_load(message))
             case Heartbeat():
                 self._take_load(message.load)

@@ -53,7 +53,7 @@ _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     UnavailableError: Kind(503, "server_error", "unavailable", retry_after_seconds=2),
 }
 _INTERNAL: Final = Kind(500, "server_error", "internal_error")
-_INTERNAL_MESSAGE: Final = "internal error; the server's log has it under this x-request-id"
+_INTERNAL_MESSAGE: Final = "internal error; the server's log says more"
 
 
 def error_body(error: Exception) -> dict[str, Any]:

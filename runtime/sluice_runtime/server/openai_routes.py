@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from sluice_runtime.errors import RequestError
+from sluice_runtime.errors import OverloadedError, RequestError
 from sluice_runtime.server.answers import (
     ChatShape,
     Chunks,
@@ -115,6 +115,9 @@ class Answerer:
                 async for piece in pieces:
                     yield piece
                     outcome = piece.finish_reason or outcome
+        except OverloadedError:
+            outcome = "refused"
+            raise
         except Exception:
             outcome = "error"
             raise

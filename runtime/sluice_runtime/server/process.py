@@ -14,7 +14,6 @@ from typing import Any, Final
 from sluice_contract.config import EngineConfig
 
 from sluice_runtime import exits, model_files
-from sluice_runtime.chat_template import load_chat_template
 from sluice_runtime.errors import STARTUP_REASONS, UnavailableError
 from sluice_runtime.messages import EngineFailed
 from sluice_runtime.server.app import make_app
@@ -59,7 +58,7 @@ async def _live(
 ) -> int:
     """From the start of loading to the last answer."""
     engine = asyncio.create_task(service.client.run())
-    loading = asyncio.create_task(_load(service, config.model.uri))
+    loading = asyncio.create_task(_become_ready(service, config.model.uri))
     asked = asyncio.create_task(signals.get())
     try:
         await _first(engine, asked, loading)
@@ -75,12 +74,17 @@ async def _live(
         await asyncio.gather(engine, loading, asked, return_exceptions=True)
 
 
-async def _load(service: Service, uri: str) -> None:
-    text = await asyncio.to_thread(_model_text, uri)
-    service.text = text
+async def _become_ready(service: Service, uri: str) -> None:
+    """Reads what the model's files say about text while the engine reads the weights."""
+    service.text = await asyncio.to_thread(_model_text, uri)
+    await service.client.became_ready.wait()
+    _log.info("ready: %r answers", service.identity.model)
 
 
 def _model_text(uri: str) -> ModelText:
+    # Here, since jinja2 is slow to import and /health need not wait for it.
+    from sluice_runtime.chat_template import load_chat_template
+
     files = model_files.resolve(uri)
     defaults, left_out = defaults_from(files.generation, files.eos_token_ids())
     if left_out:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sluice_runtime.chat_template import ChatTemplate
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from sluice_runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from sluice_runtime.chat_template import ChatTemplate
 
 _SEED_BITS: Final = 63
 

@@ -194,6 +194,21 @@ async def test_what_the_engine_refuses_has_a_status_also_when_streamed(server: S
     assert response.json()["error"]["message"] == "no pages"
 
 
+async def test_a_bug_of_ours_is_a_500_that_tells_nothing(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: object, plans: object, arrival_seconds: float) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr("sluice_runtime.server.generation.Generator.pieces", broken)
+    response = await server.http.post(COMPLETIONS, json=completion(stream=True))
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+    assert "secret" in caplog.text
+    assert response.headers["x-request-id"]
+
+
 @pytest.mark.parametrize(
     ("given", "echoed"), [("abc-1", True), ("a b", False), ("x" * 129, False), (None, False)]
 )
