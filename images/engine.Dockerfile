@@ -14,21 +14,6 @@ FROM uv AS requirements
 COPY pyproject.toml uv.lock /locked/
 RUN sh /opt/build/requirements.sh engine '(nvidia|cuda)-.*|triton'
 
-# TORCH_INDEX_URL: an index with CPU builds of torch, for those who can reach one. Without it the
-# registry's build is installed and slimmed, in the same step: no layer ever holds the whole.
-FROM uv AS packages
-RUN apt-get update -qq \
-    && apt-get install -y -qq --no-install-recommends gcc libc6-dev binutils >/dev/null
-ARG UV_CACHE_DIR=/var/cache/uv
-ARG TORCH_INDEX_URL=
-COPY images/slim_torch.py images/check_torch.py /opt/build/
-COPY --from=requirements /requirements.txt /
-RUN --mount=type=secret,id=ca-bundle --mount=type=cache,target=/var/cache/uv \
-    sh /opt/build/packages.sh \
-    && python3 /opt/build/slim_torch.py /opt/venv/lib/python3*/site-packages \
-    && sh /opt/build/bytecode.sh /opt/venv/lib \
-    && /opt/venv/bin/python /opt/build/check_torch.py
-
 FROM ${BASE} AS code
 COPY images/bytecode.sh /opt/build/
 COPY runtime/sluice_contract /app/sluice_contract
@@ -36,7 +21,15 @@ COPY runtime/sluice_runtime /app/sluice_runtime
 RUN sh /opt/build/bytecode.sh /app
 
 FROM ${BASE}
-COPY --from=packages /opt/venv /opt/venv
+# TORCH_INDEX_URL: an index with CPU builds of torch, for those who can reach one. Without it the
+# registry's build is installed and slimmed, in the same step: no layer ever holds the whole.
+ARG TORCH_INDEX_URL=
+ARG UV_VERSION=0.13.8
+ARG UV_CACHE_DIR=/var/cache/uv
+COPY images/*.sh images/slim_torch.py images/check_torch.py /opt/build/
+COPY --from=requirements /requirements.txt /
+RUN --mount=type=secret,id=ca-bundle --mount=type=cache,target=/var/cache/uv \
+    sh /opt/build/engine_packages.sh && /opt/venv/bin/python /opt/build/check_torch.py
 COPY --from=code /app /app
 # USER: torch asks for the name of a user, and 65532 has no entry in /etc/passwd.
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \

@@ -75,5 +75,9 @@ def _archived(
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with Step("Waiting for another build of images"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield

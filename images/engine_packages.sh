@@ -1,0 +1,21 @@
+#!/bin/sh
+# Build step: the engine's /opt/venv in one layer, with uv, a C compiler and binutils for as long as
+# it takes. A copy from another stage would write the 0.7 GB twice and read it at every build.
+set -eu
+before=$(apt-mark showmanual)
+PATH="/opt/uv/bin:$PATH" UV_LINK_MODE=copy
+export PATH UV_LINK_MODE
+sh /opt/build/uv.sh
+sh /opt/build/packages.sh
+DEBIAN_FRONTEND=noninteractive
+export DEBIAN_FRONTEND
+apt-get update -qq
+apt-get install -y -qq --no-install-recommends gcc libc6-dev binutils >/dev/null
+python3 /opt/build/slim_torch.py /opt/venv/lib/python3*/site-packages
+sh /opt/build/bytecode.sh /opt/venv/lib
+apt-mark auto '.*' >/dev/null
+# shellcheck disable=SC2086  (a list of packages)
+apt-mark manual $before >/dev/null
+apt-get autoremove -y -qq --purge -o APT::AutoRemove::RecommendsImportant=false \
+    -o APT::AutoRemove::SuggestsImportant=false >/dev/null
+rm -rf /opt/uv /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/log/apt

@@ -1,0 +1,64 @@
+"""Each entry point starts with its own extra installed and nothing else, as in its image.
+
+The environments are made from the lock file outside the tree and kept; the engine's, whose torch is
+large, is checked by its tests inside its image (`python -m e2e.images check engine`).
+"""
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.cache import cache_directory
+from e2e.images.catalog import ROOT
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+COMPONENTS = {"router": "runtime", "operator": "operator"}
+
+
+def environment_of(extra: str) -> Path:
+    """A virtual environment with that extra only; a change of the lock file makes a new one."""
+    lock = hashlib.sha256((ROOT / "uv.lock").read_bytes()).hexdigest()[:12]
+    folder = cache_directory() / f"extra-{extra}-{lock}"
+    words = ["uv", "sync", "--frozen", "--no-dev", "--no-install-project", "--quiet"]
+    environment = {**os.environ, "UV_PROJECT_ENVIRONMENT": str(folder)}
+    subprocess.run([*words, f"--extra={extra}"], cwd=ROOT, env=environment, check=True)
+    return folder / "bin" / "python"
+
+
+def python(extra: str, *words: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / COMPONENTS[extra])])
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [environment_of(extra), *words]
+    return subprocess.run(
+        command, cwd="/", env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("extra", COMPONENTS)
+def test_an_entry_point_finds_all_it_imports(extra: str) -> None:
+    done = python(extra, "-W", "error", "-c", f"import sluice_{extra}.__main__")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("extra", "module", "said"),
+    [
+        ("router", "sluice_router", "usage: "),
+        ("operator", "sluice_operator.cli", "usage: "),
+        # Its settings are its environment, which has none of them here.
+        ("operator", "sluice_operator", "SLUICE_ENGINE_IMAGE"),
+    ],
+)
+def test_an_entry_point_answers_on_the_command_line(extra: str, module: str, said: str) -> None:
+    done = python(extra, "-m", module, "--help")
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("extra", COMPONENTS)
+def test_an_environment_has_no_torch(extra: str) -> None:
+    assert "ModuleNotFoundError" in python(extra, "-c", "import torch").stderr
