@@ -23,6 +23,8 @@ ISOLATED = (
 )
 # Where the host's uv cache appears during a build.
 UV_CACHE = "/var/cache/host-uv"
+# buildah's own names for them; what we run for longer has another.
+LEFTOVER = re.compile(r"-working-container(-\d+)?$")
 STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP (?P<which>\d+/\d+): (?P<what>.{0,60})", re.MULTILINE)
 
 
@@ -68,6 +70,12 @@ class Buildah:
         except CommandFailedError:
             return False
         return True
+
+    def remove_leftovers(self) -> None:
+        """Removes the working containers of builds that were killed; no build may be running."""
+        names = self.run("containers", "--format={{.ContainerName}}").split()
+        if left := [name for name in names if LEFTOVER.search(name)]:
+            self.run("rm", *left)
 
     def build(
         self,

@@ -78,6 +78,7 @@ class BuildahBuilder:
         arguments: Mapping[str, str],
         progress: Callable[[str], None],
     ) -> None:
+        self.buildah.remove_leftovers()
         dockerfile = context / image.dockerfile
         self.buildah.build(dockerfile, context, tag, arguments, self._downloads, progress)
         progress("into the image layout")

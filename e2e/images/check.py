@@ -20,7 +20,7 @@ from e2e.images.catalog import ROOT
 # $1: image, $2: the tree, $3: test tools; the rest goes to pytest.
 RUN_TESTS = """
 image=$1 tree=$2 tools=$3; shift 3
-container=$($buildah from "$image")
+container=$($buildah from --name "sluice-check-$(date +%s)" "$image")
 trap '$buildah rm "$container" >/dev/null' EXIT
 $buildah run --isolation chroot --user 65532 --workingdir /src \
     --env PYTHONPATH=/app:/tools --env OMP_NUM_THREADS=1 --env HF_HUB_OFFLINE=1 \
