@@ -54,6 +54,7 @@ lint: setup
 .PHONY: types
 types: setup
 	.venv/bin/mypy
+	.venv/bin/mypy e2e
 
 .PHONY: imports
 imports: setup
@@ -96,6 +97,10 @@ bench-startup: setup ## process start to /health and to the first token
 .PHONY: bench-router
 bench-router: setup ## what the router adds to the time to first token
 	$(PYTHON) -m benchmarks.router
+
+.PHONY: bench-operator
+bench-operator: setup ## many InferenceServices on a real API server
+	$(PYTHON) -m benchmarks.operator_scale
 
 ## Work on it
 
