@@ -14,8 +14,6 @@ from sluice_runtime.tokenizer import Tokenizer
 _REPLACEMENT: Final = "\ufffd"
 _CONTEXT_TOKENS: Final = 4
 """Decoded before new tokens: decoders treat the first token of a text in their own way."""
-_CHARACTER_TOKENS: Final = 4
-"""A UTF-8 character has at most four bytes, so no token changes what is four tokens back."""
 _WINDOW_TOKENS: Final = 32
 """Tokens decoded at a time at most, unless they are one run of byte tokens."""
 
@@ -63,9 +61,13 @@ class Detokenizer:
             self._emitted = len(self._tokenizer.decode(self._window))
 
     def _cut_inside(self, text: str) -> None:
-        """Drops old tokens of a long run of broken characters, where two halves make the whole."""
+        """Drops old tokens of a long run of broken characters.
+
+        Where two halves decode to the whole, no character goes across: what comes later cannot
+        change the first half.
+        """
         decode = self._tokenizer.decode
-        for kept in range(_CHARACTER_TOKENS, 2 * _CHARACTER_TOKENS):
+        for kept in range(1, 2 * _CONTEXT_TOKENS):
             tail = decode(self._window[-kept:])
             if decode(self._window[:-kept]) + tail == text:
                 self._window = self._window[-kept:]

@@ -96,6 +96,15 @@ async def test_text_held_back_for_a_stop_string_is_not_lost(server: Server) -> N
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("abc", "length")
 
 
+async def test_a_stop_token_is_counted_and_is_not_text(server: Server) -> None:
+    answer = await server.openai.completions.create(
+        model=MODEL, prompt="hij", extra_body={"stop_token_ids": [105]}
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("h", "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2
+
+
 async def test_ignore_eos_goes_on_to_the_length(server: Server) -> None:
     answer = await server.openai.completions.create(
         model=MODEL, prompt=[104, 258, 105], max_tokens=3, extra_body={"ignore_eos": True}
