@@ -94,8 +94,8 @@ class Observer:
         pool = await self.client.get(ENGINE_POOL, key.namespace, key.name)
         if pool is None or is_going(pool):
             return None
-        found = pool["metadata"].get("labels") or {}
-        name, role = found.get(labels.SERVICE, ""), found.get(labels.ROLE, "")
+        # Not by the pool's own labels, which anybody may have edited.
+        name, role = pool["spec"]["serviceName"], pool["spec"]["role"]
         mine = f"{labels.SERVICE}={name},{labels.ROLE}={role}"
         service, children, pods = await asyncio.gather(
             self._controller(pool),

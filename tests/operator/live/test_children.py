@@ -205,3 +205,15 @@ async def test_a_child_that_loses_label_or_owner_is_taken_back(
 
         await cluster.until(child.kind, namespace, is_back, timeout_seconds=5.0)
     await comes_to_rest(cluster, namespace)
+
+
+@pytest.mark.parametrize(("field", "value"), [("serviceName", "other"), ("role", "prefill")])
+async def test_where_a_pool_belongs_cannot_be_edited(
+    cluster: Cluster, namespace: str, start_operator: StartOperator, field: str, value: str
+) -> None:
+    """Its Deployments select by it, and could never be changed back."""
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    start_operator()
+    await cluster.until(ENGINE_POOL, namespace, lambda pools: "chat-mixed" in pools)
+    with pytest.raises(AssertionError, match=f"spec.{field}: Invalid value: .*must not change"):
+        await cluster.patch(ENGINE_POOL, namespace, "chat-mixed", {"spec": {field: value}})
