@@ -6,12 +6,28 @@ each revision.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 from sluice_contract.labels import Role
 
-from sluice_operator.api.base import CRD_DEFAULT, ApiModel, DnsName, Image, LocalRef, Resources
+from sluice_operator.api.base import (
+    CRD_DEFAULT,
+    ApiModel,
+    DnsName,
+    Image,
+    LocalRef,
+    Resources,
+    Rule,
+)
 from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.template import PodTemplate
+
+
+def _immutable(field: str) -> Rule:
+    """A rule on updates, which only the API server sees. The selector of the pool's Deployments
+    is made of such fields, and cannot be changed either."""
+    return Rule(f"self.{field} == oldSelf.{field}", lambda _: True, "must not change", field)
 
 
 class EnginePoolSpec(ApiModel):
@@ -47,3 +63,5 @@ class EnginePoolSpec(ApiModel):
         default=None, description="CPU and memory of one engine's container."
     )
     template: PodTemplate | None = Field(default=None, description="Additions to the pool's pods.")
+
+    RULES: ClassVar = (_immutable("serviceName"), _immutable("role"))
