@@ -31,6 +31,7 @@ class PoolReconcile:
         if observed is None:
             return
         plan = plan_pool(observed)
-        await self.applier.carry_out(plan, observed.children)
+        async with self.reporter.telling(observed.pool):
+            await self.applier.carry_out(plan, observed.children)
         status = pool_status(observed, plan, self.clock.now())
         await self.reporter.report(observed.pool, status, plan.events)

@@ -35,6 +35,7 @@ class ServiceReconcile:
         if standing := await self.observer.standing(observed, plan):
             observed = with_standing(observed, standing)
             plan = plan_service(observed)
-        await self.applier.carry_out(plan, observed.children)
+        async with self.reporter.telling(observed.service):
+            await self.applier.carry_out(plan, observed.children)
         status = service_status(observed, plan, self.clock.now())
         await self.reporter.report(observed.service, status, plan.events)
