@@ -62,7 +62,7 @@ class Process:
 
 @contextmanager
 def running(command: Sequence[str], **environment: str) -> Iterator[Process]:
-    """A program that is killed, with its children, when the context ends."""
+    """A program that is stopped, and its children with it, when the context ends."""
     popen = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,
@@ -72,6 +72,9 @@ def running(command: Sequence[str], **environment: str) -> Iterator[Process]:
     try:
         yield Process(popen)
     finally:
+        popen.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            popen.wait(10)
         for pid in [*descendants(popen.pid), popen.pid]:
             if popen.poll() is None:
                 with suppress(ProcessLookupError):

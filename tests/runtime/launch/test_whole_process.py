@@ -80,7 +80,8 @@ def test_a_client_that_goes_frees_its_pages(engine: tuple[Process, str]) -> None
         httpx.Client(verify=False) as http,
         http.stream("POST", f"{url}/v1/completions", json=body) as response,
     ):
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: the connection closes with it
+        next(lines)
         until(lambda: load(url).running_requests == 4)
         assert load(url).kv_pages_free < load(url).kv_pages_total
     until(lambda: load(url).running_requests == 0)
