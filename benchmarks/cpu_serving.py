@@ -13,6 +13,8 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +64,35 @@ def write_model(folder: Path) -> None:
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def run_sluice(folder: Path, work: Workload, threads: int) -> float:
-    """Seconds from the first request to the last token."""
+@dataclass(frozen=True)
+class Measured:
+    """From the first request to the last token."""
+
+    tokens: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def cpu_rate(self) -> float:
+        """Of one core that is used for nothing else: steady on a machine shared with others."""
+        return self.tokens / self.cpu_seconds
+
+
+@contextmanager
+def stopwatch() -> Iterator[Callable[[int], Measured]]:
+    """Hands out a function that makes a Measured of the tokens generated since."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    yield lambda tokens: Measured(
+        tokens, time.perf_counter() - began, time.process_time() - cpu_began
+    )
+
+
+def run_sluice(folder: Path, work: Workload, threads: int) -> Measured:
+    """Scheduler and runner, without messages and HTTP."""
     config = resolved(
         EngineConfig.model_validate(
             {
@@ -75,21 +104,21 @@ def run_sluice(folder: Path, work: Workload, threads: int) -> float:
         )
     )
     engine = build_engine(config, resolve(config.model.uri))
-    began = time.perf_counter()
-    for index, (prompt, answer) in enumerate(zip(work.prompts, work.answers, strict=True)):
-        sampling = Sampling(temperature=TEMPERATURE, seed=index)
-        engine.scheduler.add(Generate(f"r{index}", prompt, answer, sampling, ignore_eos=True))
     made = 0
-    while batch := engine.scheduler.next_batch(time.monotonic()):
-        result = engine.runner.forward(batch)
-        outcomes = engine.scheduler.process(batch, result, time.monotonic())
-        made += sum(len(outcome.token_ids) for outcome in outcomes)
-    assert made == sum(work.answers)
-    return time.perf_counter() - began
+    with stopwatch() as measured:
+        for index, (prompt, answer) in enumerate(zip(work.prompts, work.answers, strict=True)):
+            sampling = Sampling(temperature=TEMPERATURE, seed=index)
+            engine.scheduler.add(Generate(f"r{index}", prompt, answer, sampling, ignore_eos=True))
+        while batch := engine.scheduler.next_batch(time.monotonic()):
+            result = engine.runner.forward(batch)
+            outcomes = engine.scheduler.process(batch, result, time.monotonic())
+            made += sum(len(outcome.token_ids) for outcome in outcomes)
+        assert made == sum(work.answers)
+        return measured(made)
 
 
-def run_transformers(folder: Path, work: Workload, threads: int) -> tuple[float, int]:
-    """Seconds, and the tokens generated."""
+def run_transformers(folder: Path, work: Workload, threads: int) -> Measured:
+    """`generate_batch`, as it comes."""
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.generation import ContinuousBatchingConfig
 
@@ -104,15 +133,20 @@ def run_transformers(folder: Path, work: Workload, threads: int) -> tuple[float,
         eos_token_id=-1,
         pad_token_id=0,
     )
-    began = time.perf_counter()
-    made = model.generate_batch(
-        work.prompts,
-        generation_config=generation,
-        continuous_batching_config=ContinuousBatchingConfig(num_blocks=512, max_batch_tokens=2048),
-        progress_bar=False,
-    )
-    seconds = time.perf_counter() - began
-    return seconds, sum(len(output.generated_tokens) for output in made.values())
+    batching = ContinuousBatchingConfig(num_blocks=512, max_batch_tokens=2048)
+    with stopwatch() as measured:
+        made = model.generate_batch(
+            work.prompts,
+            generation_config=generation,
+            continuous_batching_config=batching,
+            progress_bar=False,
+        )
+        return measured(sum(len(output.generated_tokens) for output in made.values()))
+
+
+def report_run(figure: str, run: Measured) -> None:
+    report(f"{figure}", run.rate, unit="output tokens/s", seconds=round(run.seconds, 2))
+    report(f"{figure}.per_cpu_second", run.cpu_rate, unit="output tokens/CPU s")
 
 
 def report(figure: str, value: float, **more: object) -> None:
@@ -129,17 +163,15 @@ def main() -> None:
         folder = Path(name)
         write_model(folder)
         run_sluice(folder, Workload(work.prompts[:8], [4] * 8), threads)  # warm-up
-        seconds = run_sluice(folder, work, threads)
-        ours = sum(work.answers) / seconds
-        report("cpu_serving.sluice", ours, unit="output tokens/s", seconds=round(seconds, 2))
+        ours = run_sluice(folder, work, threads)
+        report_run("cpu_serving.sluice", ours)
         if arguments.alone:
             return
-        seconds, made = run_transformers(folder, work, threads)
-        theirs = made / seconds
-        report(
-            "cpu_serving.transformers", theirs, unit="output tokens/s", seconds=round(seconds, 2)
-        )
-        report("cpu_serving.ratio", ours / theirs, unit="sluice / transformers")
+        theirs = run_transformers(folder, work, threads)
+        report_run("cpu_serving.transformers", theirs)
+        report("cpu_serving.ratio", ours.rate / theirs.rate, unit="sluice / transformers")
+        cpu_ratio = ours.cpu_rate / theirs.cpu_rate
+        report("cpu_serving.ratio.per_cpu_second", cpu_ratio, unit="sluice / transformers")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def plan_retraction(
     """Fewest output tokens first, then longest input. The last running request is kept, and takes
     the pages of the one that is mid-prefill if it must; alone and still without room it is stuck.
     """
+    if len(running) <= free_pages:
+        return RetractionPlan()
     wanted = sum(opens_page(request, page_size) for request in running)
     if wanted <= free_pages:
         return RetractionPlan()

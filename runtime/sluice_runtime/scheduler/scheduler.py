@@ -254,7 +254,7 @@ class Scheduler:
         request.token_ids.append(token)
         if token in request.stop_token_ids:
             self._end(request, [token], "stop")
-        elif request.remaining_tokens <= 0:
+        elif len(request.token_ids) - request.prompt_tokens >= request.max_tokens:
             self._end(request, [token], "length")
         else:
             self._outcomes.append(TokenDelta(request.request_id, [token]))
