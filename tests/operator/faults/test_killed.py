@@ -7,6 +7,7 @@ reconcile there; a few kills of the whole process show that nothing else keeps s
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +89,8 @@ async def test_a_kill_after_any_write_is_made_good(cluster: Cluster, change: str
     await begin(cluster, undisturbed, change)
     writes = await reconcile_to_rest(cluster, undisturbed)
     expected = await snapshot(cluster, undisturbed)
+    kinds = Counter(name.split()[0] for name in expected)
+    assert (kinds["Deployment"], kinds["ConfigMap"]) == (2, 2), "nothing of a former revision"
     for number in range(1, writes + 1):
         namespace = await new_namespace(cluster)
         await begin(cluster, namespace, change)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 from sluice_operator.events import EVENT
-from sluice_operator.observed import (
-    INFERENCE_SERVICE,
-)
+from sluice_operator.observed import INFERENCE_SERVICE, POD
 
-from tests.operator.harness.cluster import Cluster, condition
+from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.rest import event_reasons
 from tests.operator.harness.scenery import chat, is_ready, play_controllers, settled
 
 pytestmark = pytest.mark.apiserver
@@ -36,3 +36,30 @@ async def test_from_apply_to_ready(
     assert condition(found["chat"], "Reconciling")["status"] == "False"
     reasons = {event["reason"] for event in (await cluster.list(EVENT, namespace)).values()}
     assert {"Created", "AllReady"} <= reasons
+
+
+async def test_a_pod_that_fails_is_named_as_soon_as_it_does(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    start_operator()
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await play_controllers(cluster, namespace)
+    await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
+    pods = await cluster.list(POD, namespace, "serving.sluice.dev/role=mixed")
+    (pod,) = pods
+    waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+    container = {"name": "engine", "image": "a", "imageID": "", "ready": False, "restartCount": 0}
+    status = {
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": [{**container, "state": {"waiting": waiting}}],
+    }
+    started = time.monotonic()
+    await cluster.patch(POD, namespace, pod, {"status": status}, "status")
+
+    def names_the_pod(services: State) -> bool:
+        ready = condition(services["chat"], "Ready")
+        return ready["reason"] == "ImagePullBackOff" and pod in ready["message"]
+
+    await cluster.until(INFERENCE_SERVICE, namespace, names_the_pod)
+    assert time.monotonic() - started < 2.0
+    assert "ImagePullBackOff" in await event_reasons(cluster, namespace)
