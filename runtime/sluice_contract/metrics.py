@@ -51,13 +51,6 @@ ENGINE: Final = (
     Metric(
         "sluice_request_seconds", "histogram", "Arrival to end of a request.", (), LATENCY_SECONDS
     ),
-    Metric(
-        "sluice_queue_seconds",
-        "histogram",
-        "Arrival to first step of a request.",
-        (),
-        LATENCY_SECONDS,
-    ),
     Metric("sluice_prompt_length_tokens", "histogram", "Prompt length.", (), TOKENS),
     Metric("sluice_output_length_tokens", "histogram", "Output length.", (), TOKENS),
     Metric("sluice_running_requests", "gauge", "Requests in the running batch."),
