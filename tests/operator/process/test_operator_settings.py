@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from sluice_contract.base import ConfigError
-from sluice_operator.settings import Settings
+from sluice_contract.metrics import OPERATOR
+from sluice_operator.settings import Settings, variable_of
 
 IMAGES = {"SLUICE_ENGINE_IMAGE": "engine:1", "SLUICE_ROUTER_IMAGE": "router:1"}
 
@@ -43,3 +47,10 @@ def test_namespaces_are_a_list_and_empty_means_all() -> None:
 def test_a_bad_value_is_refused_by_the_variables_name(variable: str, value: str) -> None:
     with pytest.raises(ConfigError, match=variable):
         Settings.from_environment({**IMAGES, variable: value})
+
+
+def test_the_reference_names_every_variable_and_every_metric() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "operator.md").read_text()
+    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE))
+    assert documented == {variable_of(field) for field in Settings.model_fields}
+    assert set(re.findall(r"`(sluice_operator_[a-z_]+)", text)) == {m.name for m in OPERATOR}
