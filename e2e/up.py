@@ -23,7 +23,7 @@ from e2e.reach import direct_url, reach
 
 SAMPLE = ROOT / "manifests" / "samples" / "chat.yaml"
 SERVICE, SAMPLE_NAMESPACE, MODEL = "chat", "default", "sluice-tiny"
-PROMPT = "copy: One InferenceService, one fleet, one URL.\n"
+PROMPT = "copy: Kubernetes in, tokens out.\n"
 KIND = "inferenceservices.serving.sluice.dev"
 READY_SECONDS = 300
 STALLED_SECONDS = 30
