@@ -15,7 +15,8 @@ from sluice_operator.keys import Key
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.workqueue import Backoff, WorkQueue
 
-Reconcile = Callable[[Key], Awaitable[None]]
+Reconcile = Callable[[Key], Awaitable[float | None]]
+"""Reconciles a key. May say after how many seconds to look again, for what no event tells of."""
 
 FAILURE: Final = Backoff(first_seconds=0.25, cap_seconds=300)
 TRANSIENT: Final = Backoff(first_seconds=0.25, cap_seconds=5)
@@ -49,17 +50,17 @@ class Dispatcher:
             self._queue.done(key, await self._attempt(key))
 
     async def _attempt(self, key: Key) -> float | None:
-        """Seconds after which to try again; None after success."""
+        """Seconds after which to take the key again, if at all."""
         started_at = self._clock.monotonic()
         try:
-            await self._reconciles[key.kind](key)
+            look_again_seconds = await self._reconciles[key.kind](key)
         except Exception as error:
             seconds = self._clock.monotonic() - started_at
             self._metrics.failed(key.kind, error, seconds)
             return self._failed(key, error)
         self._metrics.reconciled(key.kind, self._clock.monotonic() - started_at)
         self._failures.pop(key, None)
-        return None
+        return look_again_seconds
 
     def _failed(self, key: Key, error: Exception) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1

@@ -25,13 +25,14 @@ class PoolReconcile:
     reporter: Reporter
     clock: Clock
 
-    async def __call__(self, key: Key) -> None:
+    async def __call__(self, key: Key) -> float | None:
         """Idempotent: run again without a change, it writes nothing."""
         observed = await self.observer.pool(key)
         if observed is None:
-            return
+            return None
         plan = plan_pool(observed)
         async with self.reporter.telling(observed.pool):
             await self.applier.carry_out(plan, observed.children)
         status = pool_status(observed, plan, self.clock.now())
         await self.reporter.report(observed.pool, status, plan.events)
+        return None

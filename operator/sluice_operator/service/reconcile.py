@@ -7,6 +7,7 @@ any step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sluice_operator.apply import Applier
 from sluice_operator.clock import Clock
@@ -15,6 +16,9 @@ from sluice_operator.observe import Observer, with_standing
 from sluice_operator.report import Reporter
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.status import service_status
+
+FOREIGN_SECONDS: Final = 5.0
+"""Objects of others are not watched: whether a name is free again has to be looked at."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,11 @@ class ServiceReconcile:
     reporter: Reporter
     clock: Clock
 
-    async def __call__(self, key: Key) -> None:
+    async def __call__(self, key: Key) -> float | None:
         """Idempotent: run again without a change, it writes nothing."""
         observed = await self.observer.service(key)
         if observed is None:
-            return
+            return None
         plan = plan_service(observed)
         if standing := await self.observer.standing(observed, plan):
             observed = with_standing(observed, standing)
@@ -39,3 +43,4 @@ class ServiceReconcile:
             await self.applier.carry_out(plan, observed.children)
         status = service_status(observed, plan, self.clock.now())
         await self.reporter.report(observed.service, status, plan.events)
+        return FOREIGN_SECONDS if observed.foreign else None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sluice_operator.apply import Applier
 from sluice_operator.client import ApiClient
 from sluice_operator.clock import SystemClock
+from sluice_operator.dispatch import Reconcile
 from sluice_operator.events import EVENT, EventRecorder
 from sluice_operator.keys import Key
 from sluice_operator.manifests.metadata import DESIRED_HASH
@@ -43,7 +43,7 @@ class Reconciler:
         images = Images(IMAGES["SLUICE_ENGINE_IMAGE"], IMAGES["SLUICE_ROUTER_IMAGE"])
         observer, applier = Observer(client, images, Nodes(client, clock)), Applier(client)
         reporter = Reporter(applier, EventRecorder(client, clock, "test"))
-        self._reconciles: dict[str, Callable[[Key], Awaitable[None]]] = {
+        self._reconciles: dict[str, Reconcile] = {
             INFERENCE_SERVICE.kind: ServiceReconcile(observer, applier, reporter, clock),
             ENGINE_POOL.kind: PoolReconcile(observer, applier, reporter, clock),
         }

@@ -25,19 +25,21 @@ class Bench:
         self.queue: WorkQueue[Key] = WorkQueue(self.timer)
         self.metrics = OperatorMetrics()
         self.runs: list[Key] = []
+        self.look_again_seconds: float | None = None
         self.outcome: Callable[[Key], Exception | None] = lambda _: None
         reconciles = {"InferenceService": self._reconcile, "EnginePool": self._reconcile}
         self.dispatcher = Dispatcher(
             self.queue, reconciles, self.metrics, FakeClock(), draw=lambda: 1.0
         )
 
-    def _reconcile(self, key: Key) -> Awaitable[None]:
+    def _reconcile(self, key: Key) -> Awaitable[float | None]:
         self.runs.append(key)
         return self._end(self.outcome(key))
 
-    async def _end(self, error: Exception | None) -> None:
+    async def _end(self, error: Exception | None) -> float | None:
         if error is not None:
             raise error
+        return self.look_again_seconds
 
     async def settle(self) -> None:
         """Lets the worker do all it can do now."""
@@ -119,3 +121,14 @@ async def test_runs_are_counted_by_kind_and_outcome(bench: Bench) -> None:
     assert total % ("EnginePool", "success") in text
     errors = 'reconcile_errors_total{error="RuntimeError",kind="InferenceService"} 1.0'
     assert errors in text
+
+
+async def test_a_reconcile_may_ask_to_look_again(bench: Bench) -> None:
+    bench.look_again_seconds = 10.0
+    bench.queue.add(CHAT)
+    await bench.settle()
+    bench.look_again_seconds = None
+    for expected in (2, 2):
+        bench.timer.advance(10.0)
+        await bench.settle()
+        assert len(bench.runs) == expected
