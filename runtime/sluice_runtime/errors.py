@@ -40,6 +40,15 @@ class OutOfMemoryError(StartupError):
     reason = "OutOfMemory"
 
 
+class StepOutOfMemoryError(SluiceRuntimeError):
+    """A step found no memory for its activations: the engine ends, and a new one may well serve.
+
+    The message names the setting to lower.
+    """
+
+    reason = "StepOutOfMemory"
+
+
 STARTUP_REASONS: Final = frozenset(
     kind.reason for kind in (StartupError, InvalidConfigError, ModelLoadError, OutOfMemoryError)
 )

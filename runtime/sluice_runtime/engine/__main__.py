@@ -19,7 +19,7 @@ from sluice_contract.config import EngineConfig, read_engine_config
 from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
-from sluice_runtime.errors import InvalidConfigError, StartupError
+from sluice_runtime.errors import InvalidConfigError, StartupError, StepOutOfMemoryError
 from sluice_runtime.messages import EngineFailed
 from sluice_runtime.model_files import resolve
 from sluice_runtime.transport import EngineLink
@@ -45,6 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
         logger.error("%s: %s", error.reason, error)
         link.send(EngineFailed(error.reason, str(error)))
         return EXIT_STARTUP
+    except StepOutOfMemoryError as error:
+        logger.error("%s: %s", error.reason, error)
+        link.send(EngineFailed(error.reason, str(error)))
+        return EXIT_CRASH
     except Exception as error:
         logger.exception("the engine process failed")
         link.send(EngineFailed("EngineCrashed", f"{type(error).__name__}: {error}"))

@@ -16,6 +16,7 @@ from sluice_runtime.engine.inputs import StepInputs, build_inputs
 from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.rows import RowTable
 from sluice_runtime.engine.sampler import SamplingRows, sample
+from sluice_runtime.errors import StepOutOfMemoryError
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import BACKENDS
 from sluice_runtime.model.decoder import Decoder
@@ -66,7 +67,10 @@ class Runner:
         inputs = build_inputs(batch, self._rows, self._span_slots)
         count = len(inputs.token_ids)
         with allocation(
-            f"{batch.mode} step", f"{count} tokens of activations", "chunkSize or kvPoolTokens"
+            f"{batch.mode} step",
+            f"{count} tokens of activations",
+            "chunkSize or kvPoolTokens",
+            StepOutOfMemoryError,
         ):
             tokens = self._compute(batch, inputs)
         self._advance(batch, inputs, tokens)

@@ -1,7 +1,8 @@
 """Draws the next token of each row from its logits.
 
 A random number depends on the row's seed and on the token's position in its row, on nothing else:
-not on the batch, the step or the process. Knows no request.
+not on the batch, the step or the process. A row whose logits are no numbers gets NO_TOKEN and
+disturbs no other. Knows no request.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sluice_runtime.scheduler.batch import NO_TOKEN
+
+GREEDY_BELOW: Final = 1e-5
+"""Temperature under which the most probable token is taken: softmax would give it all the mass."""
+
 
 @dataclass(frozen=True)
 class SamplingRows:
     """Parameters of m rows, [m] each."""
 
     temperature: Tensor
-    """0: greedy."""
+    """Below GREEDY_BELOW: greedy."""
     top_p: Tensor
     top_k: Tensor
     """Below 1: all tokens."""
@@ -28,13 +34,11 @@ class SamplingRows:
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """logits: [m, vocabulary], float32 → [m] token ids."""
-    greedy = rows.temperature <= 0
-    if greedy.all():
-        return logits.argmax(-1)
-    tokens = torch.empty_like(rows.seed)
-    tokens[greedy] = logits[greedy].argmax(-1)
-    drawn = (~greedy).nonzero().squeeze(1)
+    """logits: [m, vocabulary], float32 → [m] token ids, NO_TOKEN where no distribution is."""
+    peaks, tokens = logits.max(-1)
+    finite = peaks.isfinite()
+    tokens[~finite] = NO_TOKEN
+    drawn = ((rows.temperature >= GREEDY_BELOW) & finite).nonzero().squeeze(1)
     restricted = (rows.top_p < 1) | (rows.top_k > 0)
     for chosen, draw in (
         (drawn[~restricted[drawn]], _draw_any),
@@ -51,7 +55,9 @@ def _take(rows: SamplingRows, chosen: Tensor) -> SamplingRows:
 
 
 def _probabilities(logits: Tensor, rows: SamplingRows) -> Tensor:
-    return torch.softmax(logits / rows.temperature[:, None], dim=-1)
+    """The largest logit is 0 before the division, so that no quotient exceeds it."""
+    below = logits - logits.amax(-1, keepdim=True)
+    return torch.softmax(below / rows.temperature[:, None], dim=-1)
 
 
 def _draw_any(logits: Tensor, rows: SamplingRows) -> Tensor:

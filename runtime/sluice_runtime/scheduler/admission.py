@@ -12,13 +12,14 @@ The budgets, in tokens (`mixed` decode rows share the step):
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.retraction import opens_page
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 RESERVED_TOKENS_CLIP: Final = 4096
@@ -72,6 +73,26 @@ def reserved_tokens(request: Request, ratio: float) -> float:
     """Tokens that a running request is expected to generate still."""
     share = 1.0 if request.ignore_eos else ratio
     return min(request.remaining_tokens, RESERVED_TOKENS_CLIP) * share
+
+
+def room_beside(
+    running: Sequence[Request],
+    prefilling: Request | None,
+    settings: SchedulerSettings,
+    ratio: float,
+    free_pages: int,
+    free_rows: int,
+) -> Room:
+    """What a step has left for prefill beside what runs; `ratio` is the new-token ratio."""
+    held = [*running, *([prefilling] if prefilling else [])]
+    opening = sum(opens_page(request, settings.page_size) for request in running)
+    return Room(
+        free_pages=free_pages - opening,
+        reserved_tokens=sum(reserved_tokens(request, ratio) for request in held),
+        decode_rows=len(running) if settings.mixed else 0,
+        rows=free_rows,
+        alone=not held,
+    )
 
 
 class PrefillAdder:

@@ -11,10 +11,14 @@ keeps. So a batch can be made before the results of the one before it have been 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from sluice_runtime.messages import Sampling
+
+NO_TOKEN: Final = -1
+"""In place of a token id: the row's logits are not finite, so nothing could be drawn."""
 
 
 class ForwardMode(StrEnum):
@@ -77,7 +81,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class SampledTokens(msgspec.Struct, frozen=True):
-    """Result of a step: one token for each of its `sampling_rows`, in that order."""
+    """Result of a step: one token, or NO_TOKEN, for each of its `sampling_rows`, in that order."""
 
     step: int
     token_ids: tuple[int, ...] = ()

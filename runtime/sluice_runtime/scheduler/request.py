@@ -69,3 +69,9 @@ def request_from(message: Generate, max_tokens: int) -> Request:
         ignore_eos=message.ignore_eos,
         arrival_seconds=message.arrival_seconds,
     )
+
+
+def row_of(request: Request) -> int:
+    """The row of a request that has one."""
+    assert request.row is not None, f"{request.request_id} has no row"
+    return request.row

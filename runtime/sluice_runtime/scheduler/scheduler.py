@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from sluice_runtime.messages import FinishReason, Generate, TokenDelta
 from sluice_runtime.scheduler.admission import (
     PrefillAdder,
     PrefillItem,
     PrefillPlan,
-    Room,
     plan_prefill,
-    reserved_tokens,
+    room_beside,
 )
 from sluice_runtime.scheduler.batch import (
+    NO_TOKEN,
     Batch,
     ExtendRow,
     ForwardMode,
@@ -36,11 +37,13 @@ from sluice_runtime.scheduler.limits import most_new_tokens, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
 from sluice_runtime.scheduler.policies import POLICIES
-from sluice_runtime.scheduler.request import Phase, Request, request_from
+from sluice_runtime.scheduler.request import Phase, Request, request_from, row_of
 from sluice_runtime.scheduler.retraction import opens_page, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
-from sluice_runtime.scheduler.status import ChunkProgress, Status
+from sluice_runtime.scheduler.status import Status, progress_of
 from sluice_runtime.scheduler.waiting import WaitingQueue
+
+NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn"
 
 
 class Scheduler:
@@ -117,7 +120,7 @@ class Scheduler:
             pages_free=self._allocator.free_pages,
             new_token_ratio=self._ratio.value,
             beta=self._ratio.beta,
-            prefilling=_progress(prefilling) if prefilling else None,
+            prefilling=progress_of(prefilling) if prefilling else None,
             retractions=self._retractions,
             chunk_cuts=self._chunk_cuts,
             steps=dict(self._steps),
@@ -172,21 +175,17 @@ class Scheduler:
     def _plan_prefill(self, now: float, *, admits: bool) -> PrefillPlan:
         if not (self._prefilling or (admits and len(self._waiting))):
             return PrefillPlan((), "Continue", "nothing waits")
-        adder = PrefillAdder(self._settings, self._room(), self._ratio.value)
+        room = room_beside(
+            list(self._running.values()),
+            self._prefilling,
+            self._settings,
+            self._ratio.value,
+            self._allocator.free_pages,
+            len(self._free_rows),
+        )
+        adder = PrefillAdder(self._settings, room, self._ratio.value)
         waiting: Sequence[Request] | WaitingQueue = self._waiting if admits else ()
         return plan_prefill(adder, self._prefilling, self._order(waiting, now))
-
-    def _room(self) -> Room:
-        page_size, ratio = self._settings.page_size, self._ratio.value
-        held = [*self._running.values(), *([self._prefilling] if self._prefilling else [])]
-        opening = sum(opens_page(request, page_size) for request in self._running.values())
-        return Room(
-            free_pages=self._allocator.free_pages - opening,
-            reserved_tokens=sum(reserved_tokens(request, ratio) for request in held),
-            decode_rows=len(self._running) if self._settings.mixed else 0,
-            rows=len(self._free_rows),
-            alone=not held,
-        )
 
     def _build(
         self, prefill: Sequence[PrefillItem], decode: Sequence[Request], now: float
@@ -196,7 +195,7 @@ class Scheduler:
         dropped, self._dropped_rows = tuple(self._dropped_rows), []
         starting = [item.request for item in prefill if item.request.row is None]
         added = [self._start(request, now) for request in starting]
-        started = [PagesAppended(_row(r), tuple(r.page_ids)) for r in starting]
+        started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
         opened = [pages for request in decode if (pages := self._advance(request))]
         mode = forward_mode(bool(prefill), bool(decode))
         self._steps[mode.value] += 1
@@ -208,7 +207,7 @@ class Scheduler:
             added_rows=tuple(added),
             appended_pages=(*started, *opened),
             extend_rows=tuple([self._extend(item) for item in prefill]),
-            decode_rows=tuple([_row(request) for request in decode]),
+            decode_rows=tuple([row_of(request) for request in decode]),
         )
 
     def _start(self, request: Request, now: float) -> RowAdded:
@@ -233,7 +232,7 @@ class Scheduler:
             if self._prefilling is request:
                 self._prefilling = None
         tokens = tuple(request.token_ids[item.start : item.end])
-        return ExtendRow(_row(request), item.start, tokens, samples=not item.cut)
+        return ExtendRow(row_of(request), item.start, tokens, samples=not item.cut)
 
     def _advance(self, request: Request) -> PagesAppended | None:
         """One token further; the page it opens, if it opens one."""
@@ -243,13 +242,16 @@ class Scheduler:
             return None
         pages = self._allocator.allocate(1)
         request.page_ids += pages
-        return PagesAppended(_row(request), tuple(pages))
+        return PagesAppended(row_of(request), tuple(pages))
 
     # After a batch, and on the way out.
 
     def _accept(self, request: Request, token: int) -> None:
         """A sampled token; nothing of a request that ended or is about to be dropped."""
         if request.phase is Phase.ENDED or request.aborting:
+            return
+        if token == NO_TOKEN:
+            self._end(request, [], "error", NOT_FINITE)
             return
         request.token_ids.append(token)
         if token in request.stop_token_ids:
@@ -278,7 +280,7 @@ class Scheduler:
             self._waiting.remove(request)
         else:
             self._release(request)
-            if not request.ignore_eos and reason != "error":
+            if not request.ignore_eos and reason in ("stop", "length"):
                 self._ratio.learn(request.output_tokens, request.max_tokens)
         request.phase = Phase.ENDED
         del self._requests[request.request_id]
@@ -290,16 +292,7 @@ class Scheduler:
         if self._prefilling is request:
             self._prefilling = None
         self._allocator.free(request.page_ids)
-        row = _row(request)
+        row = row_of(request)
         self._free_rows.append(row)
         self._dropped_rows.append(row)
         request.page_ids, request.row, request.computed_tokens = [], None, 0
-
-
-def _row(request: Request) -> int:
-    assert request.row is not None, f"{request.request_id} has no row"
-    return request.row
-
-
-def _progress(request: Request) -> ChunkProgress:
-    return ChunkProgress(request.request_id, request.computed_tokens, len(request.token_ids))

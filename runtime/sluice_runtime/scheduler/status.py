@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sluice_runtime.scheduler.request import Request
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkProgress:
@@ -39,3 +41,8 @@ class Status:
     def usage_ratio(self) -> float:
         """Share of the pool that is held."""
         return 1.0 - self.pages_free / self.pages_total
+
+
+def progress_of(request: Request) -> ChunkProgress:
+    """How far the request's prompt is."""
+    return ChunkProgress(request.request_id, request.computed_tokens, len(request.token_ids))

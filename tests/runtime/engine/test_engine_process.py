@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sluice_runtime.engine import __main__ as engine_main
+from sluice_runtime.errors import OutOfMemoryError, StepOutOfMemoryError
 from sluice_runtime.messages import (
     Abort,
     EngineFailed,
@@ -22,7 +24,7 @@ from sluice_runtime.messages import (
     StepResult,
     ToApi,
 )
-from sluice_runtime.transport import ApiLink, private_endpoint
+from sluice_runtime.transport import ApiLink, EngineLink, private_endpoint
 
 
 @contextmanager
@@ -94,3 +96,30 @@ async def test_a_failed_start_says_why(
         assert part in failed.message
         assert "\n" not in failed.message
         assert await asyncio.to_thread(process.wait) == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "code"),
+    [
+        (OutOfMemoryError("the pool"), "OutOfMemory", 2),
+        (StepOutOfMemoryError("a step"), "StepOutOfMemory", 1),
+        (ValueError("a bug"), "EngineCrashed", 1),
+    ],
+)
+def test_what_ended_it_decides_the_exit_code(
+    failure: Exception, reason: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise failure
+
+    sent: list[ToApi] = []
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps({"model": {"uri": "dummy://qwen3-tiny"}}))
+    monkeypatch.setattr(engine_main, "_serve", fails)
+    monkeypatch.setattr(EngineLink, "send", lambda _, message: sent.append(message))
+    arguments = ["--config", str(path), "--endpoint", f"ipc://{tmp_path}/engine.sock"]
+    assert engine_main.main(arguments) == code
+    (failed,) = sent
+    assert isinstance(failed, EngineFailed)
+    assert failed.reason == reason
+    assert str(failure) in failed.message

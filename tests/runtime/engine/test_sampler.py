@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from sluice_runtime.engine.sampler import SamplingRows, sample, uniform
+from sluice_runtime.scheduler.batch import NO_TOKEN
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 0.5])
 
@@ -29,6 +30,31 @@ def shares(logits: torch.Tensor, parameters: SamplingRows) -> torch.Tensor:
 
 def test_temperature_0_is_greedy() -> None:
     assert sample(LOGITS[None], rows(1, temperature=0.0)).tolist() == [1]
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-6, 1e-5, 1e-4])
+@pytest.mark.parametrize("restricted", [{}, {"top_p": 0.9}, {"top_k": 3}])
+def test_a_tiny_temperature_is_greedy_whatever_the_logits(
+    temperature: float, restricted: dict[str, float]
+) -> None:
+    for logits in (LOGITS, LOGITS * 1e4, LOGITS - 1e4, LOGITS * 1e30):
+        parameters = rows(3, temperature, **restricted)  # type: ignore[arg-type]
+        assert sample(logits.expand(3, -1).clone(), parameters).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("restricted", [{}, {"top_p": 0.9}, {"top_k": 2}])
+def test_a_row_without_a_distribution_gets_no_token_and_disturbs_no_other(
+    value: float, temperature: float, restricted: dict[str, float]
+) -> None:
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2))
+    parameters = rows(4, temperature, **restricted)  # type: ignore[arg-type]
+    undisturbed = sample(logits.clone(), parameters)
+    logits[1, 7] = value
+    logits[2] = float("-inf")
+    wanted = [int(undisturbed[0]), NO_TOKEN, NO_TOKEN, int(undisturbed[3])]
+    assert sample(logits, parameters).tolist() == wanted
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

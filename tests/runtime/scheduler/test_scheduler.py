@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from sluice_runtime.scheduler.batch import Batch, ForwardMode
+from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
+from sluice_runtime.scheduler.new_token_ratio import INITIAL_BETA
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
@@ -104,3 +105,37 @@ def test_rows_bound_what_runs_at_once() -> None:
     batches = bench.run()
     assert max(len(batch.sampling_rows) for batch in batches) == 3
     assert len(bench.terminals) == 9
+
+
+def test_a_row_without_a_token_ends_alone_and_says_why() -> None:
+    bench = Bench(settings_of())
+    bench.add(request("bad", 4, 9), request("good", 5, 9))
+    bench.step()
+    batch = bench.scheduler.next_batch(0.0)
+    assert batch
+    drawn = bench.runner.forward(batch)
+    result = SampledTokens(batch.step, (NO_TOKEN, drawn.token_ids[1]))
+    ended, going_on = bench.scheduler.process(batch, result, 0.0)
+    assert (ended.request_id, ended.token_ids, ended.finish_reason) == ("bad", [], "error")
+    assert "not finite" in (ended.error or "")
+    assert (going_on.token_ids, going_on.finish_reason) == ([drawn.token_ids[1]], None)
+    bench.run()
+    assert bench.terminals["good"][0].finish_reason == "length"
+    assert bench.scheduler.status().pages_free == bench.scheduler.status().pages_total
+
+
+@pytest.mark.parametrize(
+    ("how", "share"),
+    [("abort", INITIAL_BETA), ("fail", INITIAL_BETA), ("length", 1.0), ("stop", 0.2)],
+)
+def test_the_ratio_learns_from_answers_that_ended_by_themselves(how: str, share: float) -> None:
+    bench = Bench(settings_of())
+    second = answer_to(range(4), 2)[1]
+    bench.add(request("a", 4, 10, stop_token_ids=[second] if how == "stop" else []))
+    bench.step()
+    if how == "abort":
+        bench.scheduler.abort("a")
+    elif how == "fail":
+        bench.scheduler.fail("a", "slow reader")
+    bench.run()
+    assert bench.scheduler.status().beta == pytest.approx(share)
