@@ -64,7 +64,7 @@ class Credit(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """API → engine: finish what runs; the load report says draining from now on."""
+    """API → engine: finish what runs and waits; refuse what comes after this."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):

@@ -21,10 +21,10 @@ import zmq
 import zmq.asyncio
 
 from sluice_runtime.errors import SluiceRuntimeError
-from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady, ToApi, ToEngine
+from sluice_runtime.messages import PROTOCOL_VERSION, EngineFailed, EngineReady, ToApi, ToEngine
 
-_LINGER_MILLISECONDS: Final = 2_000
-"""How long `close` may take to hand over what was sent, such as a last `EngineFailed`."""
+_LAST_WORDS_MILLISECONDS: Final = 10_000
+"""How long `close` may take to hand over an `EngineFailed`: the API process may still start."""
 
 _RECONNECT_MILLISECONDS: Final = 20
 """How often the engine looks for the API process, which may bind after it."""
@@ -58,6 +58,7 @@ class EngineLink:
         self._socket.connect(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+        self._linger_milliseconds = 0
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
         """Every message that has come, after waiting `timeout_seconds` at most for the first.
@@ -78,10 +79,12 @@ class EngineLink:
     def send(self, message: ToApi) -> None:
         """Queues the message; never blocks."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        if isinstance(message, EngineFailed):
+            self._linger_milliseconds = _LAST_WORDS_MILLISECONDS
 
     def close(self) -> None:
-        """Hands over what was sent, for two seconds at most, and closes."""
-        self._context.destroy(linger=_LINGER_MILLISECONDS)
+        """Closes: at once when asked to stop, else when its `EngineFailed` has been handed over."""
+        self._context.destroy(linger=self._linger_milliseconds)
 
 
 class ApiLink:

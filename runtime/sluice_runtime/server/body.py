@@ -1,22 +1,37 @@
-"""Reads a request's body, up to the cap. Knows nothing of what is in it."""
+"""Reads a request's body, up to the cap and in time. Knows nothing of what is in it."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
 from fastapi import Request
 
-from sluice_runtime.server.failures import BodyTooLargeError
+from sluice_runtime.server.failures import BodyTimeoutError, BodyTooLargeError
+
+BODY_SECONDS: Final = 60.0
+"""A request whose body takes longer is given up; while it comes, a drain would wait for it."""
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int, seconds: float = BODY_SECONDS) -> bytes:
     """The body.
 
     Raises:
         BodyTooLargeError: it is longer than `max_bytes`; no more of it is read.
+        BodyTimeoutError: not all of it came within `seconds`.
         starlette.requests.ClientDisconnect: the client went before all of it came.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(request, max_bytes)
+    except TimeoutError:
+        raise BodyTimeoutError(f"the body did not arrive within {seconds:g} seconds") from None
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part

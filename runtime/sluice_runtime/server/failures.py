@@ -34,6 +34,10 @@ class BodyTooLargeError(RequestError):
     """The request body is longer than server.maxBodyBytes: 413."""
 
 
+class BodyTimeoutError(RequestError):
+    """The request body did not come in time: 408, and the connection is closed."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """How one class of errors is told to the client."""
@@ -42,11 +46,14 @@ class Kind:
     type: str
     code: str | None
     retry_after_seconds: int | None = None
+    closes: bool = False
+    """Whether the connection ends too: the rest of the request would be read as another one's."""
 
 
 _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     InvalidRequestError: Kind(400, "invalid_request_error", "invalid_value"),
     ModelNotFoundError: Kind(404, "invalid_request_error", "model_not_found"),
+    BodyTimeoutError: Kind(408, "invalid_request_error", "body_timeout", closes=True),
     BodyTooLargeError: Kind(413, "invalid_request_error", "request_too_large"),
     OverloadedError: Kind(429, "rate_limit_error", "queue_full", retry_after_seconds=1),
     GenerationFailedError: Kind(500, "server_error", "generation_failed"),
@@ -68,6 +75,8 @@ def error_response(error: Exception) -> Response:
     kind = _kind_of(error)
     wait = kind.retry_after_seconds
     headers = {} if wait is None else {"retry-after": str(wait)}
+    if kind.closes:
+        headers["connection"] = "close"
     return JSONResponse(error_body(error), kind.status, headers)
 
 

@@ -92,20 +92,13 @@ class Planner:
         if isinstance(entry, str):
             return self.text.tokenizer.encode(entry, add_special_tokens=True)
         assert isinstance(entry, list)
-        largest = max(entry)
-        if largest >= self.vocabulary_size:
-            raise InvalidRequestError(
-                f"prompt: token id {largest} is not allowed; allowed: 0 to "
-                f"{self.vocabulary_size - 1}",
-                "prompt",
-            )
         return entry
 
     def _plans(
         self, request: GenerationRequest, prompts: Sequence[list[int]], param: str
     ) -> list[ChoicePlan]:
         for ids in prompts:
-            if reason := refusal(self.limits, len(ids)):
+            if reason := refusal(self.limits, len(ids)) or self._unknown_token(ids):
                 raise InvalidRequestError(f"{param}: {reason}", param)
         base = self._sampling(request)
         eos = () if request.ignore_eos else self.text.defaults.eos_token_ids
@@ -123,6 +116,13 @@ class Planner:
             for number, ids in enumerate(prompts)
             for choice in range(request.choices)
         ]
+
+    def _unknown_token(self, ids: Sequence[int]) -> str | None:
+        """Why the model has no embedding for one of `ids`; tokenizers may know more tokens."""
+        largest = max(ids)
+        if largest < self.vocabulary_size:
+            return None
+        return f"token id {largest} is not allowed; allowed: 0 to {self.vocabulary_size - 1}"
 
     def _sampling(self, request: GenerationRequest) -> Sampling:
         defaults = self.text.defaults

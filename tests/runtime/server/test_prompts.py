@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
+from sluice_runtime import model_files
+from sluice_runtime.chat_template import load_chat_template
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.limits import Limits
@@ -46,6 +49,25 @@ def test_the_smaller_of_context_and_pool_bounds_the_answer() -> None:
 def test_a_prompt_that_can_never_fit_is_refused(length: int, says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         plan(prompt="x" * length)
+
+
+@pytest.mark.parametrize("prompt", ["abc", ["abc"], [97, 98, 99]])
+def test_a_token_that_the_model_has_no_embedding_for_is_refused_whoever_made_it(
+    prompt: object,
+) -> None:
+    small = dataclasses.replace(PLANNER, vocabulary_size=99)
+    with pytest.raises(InvalidRequestError, match="token id 99 is not allowed; allowed: 0 to 98"):
+        plan(small, prompt=prompt)
+    assert plan(small, prompt="ab")[0].prompt_ids == [97, 98]
+
+
+def test_a_chat_whose_template_makes_an_unknown_token_is_refused() -> None:
+    template = load_chat_template(model_files.resolve("dummy://qwen3-tiny"))
+    text = dataclasses.replace(PLANNER.text, template=template)
+    small = dataclasses.replace(PLANNER, text=text, vocabulary_size=99)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "z"}]}).encode()
+    with pytest.raises(InvalidRequestError, match=r"messages: token id \d+ is not allowed"):
+        small.plan_chat(parse_request(ChatRequest, body))
 
 
 def test_end_tokens_join_the_clients_own() -> None:

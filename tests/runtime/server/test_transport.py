@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -88,6 +89,26 @@ async def test_messages_end_when_the_engine_has_gone_and_its_last_word_is_read(
     finally:
         assert await engine.wait() == -9
         api.close()
+
+
+def test_an_engine_that_was_asked_to_stop_leaves_at_once(endpoint: str) -> None:
+    engine = EngineLink(endpoint)
+    engine.send(Heartbeat(LOAD))  # nobody listens
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 5
+
+
+async def test_an_api_process_that_comes_late_hears_why_the_engine_ended(endpoint: str) -> None:
+    engine = EngineLink(endpoint)
+    engine.send(EngineFailed("R", "why"))
+    closing = asyncio.create_task(asyncio.to_thread(engine.close))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(closing), 0.1)
+    api = ApiLink(endpoint)
+    assert await next_message(api) == EngineFailed("R", "why")
+    await closing
+    api.close()
 
 
 async def test_a_send_never_waits_for_a_reader(endpoint: str) -> None:
