@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 COPY_HEADER = "copy: "
@@ -37,20 +37,20 @@ class Dialogue:
     exchanges: tuple[Exchange, ...]
 
 
-def _walk_unique_pairs(alphabet: str, length: int, rng: random.Random) -> Iterator[str]:
-    """Yields characters; no two neighbours occur twice, so what comes next is never in doubt."""
-    last = rng.choice(alphabet)
-    yield last
+def _walk_unique_pairs(alphabet: str, length: int, rng: random.Random) -> str:
+    """Text in which what comes next is never in doubt: no character occurs twice among four
+    neighbours, and no pair twice at a distance of one or two (while the alphabet allows)."""
+    text = ""
     seen: set[str] = set()
-    for _ in range(length - 1):
-        candidate = rng.choice(alphabet)
+    while len(text) < length:
         for _ in range(64):
-            if last + candidate not in seen:
-                break
             candidate = rng.choice(alphabet)
-        seen.add(last + candidate)
-        last = candidate
-        yield last
+            pairs = {near + candidate for near in text[-2:]}
+            if candidate not in text[-3:] and not pairs & seen:
+                break
+        seen |= pairs
+        text += candidate
+    return text
 
 
 def copy_dialogue(
@@ -61,7 +61,7 @@ def copy_dialogue(
     text_bytes = length - len(COPY_HEADER) - 1
     if text_bytes < 1:
         raise ValueError(f"a copy prompt needs at least {len(COPY_HEADER) + 2} bytes, not {length}")
-    text = "".join(_walk_unique_pairs(alphabet, text_bytes, rng))
+    text = _walk_unique_pairs(alphabet, text_bytes, rng)
     return Dialogue(context="", exchanges=(Exchange(f"{COPY_HEADER}{text}\n", text),))
 
 
@@ -78,18 +78,19 @@ def lookup_dialogue(length: int, exchanges: int, rng: random.Random) -> Dialogue
 
 
 def add_dialogue(length: int, exchanges: int, rng: random.Random) -> Dialogue:
-    """`add:ab=7 cd=5 …\\nab+cd\\n` → 12: two lookups, then a sum of two digits."""
+    """`add:ab=7 cd=5 …\\nab+cd\\n` → ab=7+cd=5=12: two lookups, told, then their sum."""
     question_bytes = 6
     records = _records(ADD_HEADER, length - question_bytes, _digit, rng)
     keys = list(records.values)
     asked = [(rng.choice(keys), rng.choice(keys)) for _ in range(exchanges)]
     return Dialogue(
         context=records.text,
-        exchanges=tuple(
-            Exchange(f"{a}+{b}\n", str(int(records.values[a]) + int(records.values[b])))
-            for a, b in asked
-        ),
+        exchanges=tuple(Exchange(f"{a}+{b}\n", _sum(a, b, records.values)) for a, b in asked),
     )
+
+
+def _sum(a: str, b: str, values: dict[str, str]) -> str:
+    return f"{a}={values[a]}+{b}={values[b]}={int(values[a]) + int(values[b])}"
 
 
 @dataclass(frozen=True)

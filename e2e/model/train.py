@@ -12,6 +12,7 @@ import math
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,13 @@ from e2e.model.tasks import ALPHANUMERIC, PRINTABLE, TASKS, Dialogue, copy_dialo
 IGNORED = -100
 
 
+# How often a row is of which task. Sums have the shortest answers and are learned last.
+FIRST_MIX = ("copy", "text", "lookup", "add", "add")
+LAST_MIX = ("copy", "copy", "text", "lookup", "add", "add", "add", "add")
+EVEN_MIX = ("copy", "copy", "copy", "text", "lookup", "add", "add", "add")
+COPY_MIX = ("copy", "copy", "copy", "copy", "copy", "text", "lookup", "add")
+
+
 @dataclass(frozen=True)
 class Stage:
     """So many steps with sequences of up to `longest_tokens`, `batch_tokens` a step."""
@@ -35,24 +43,29 @@ class Stage:
     steps: int
     longest_tokens: int
     batch_tokens: int
+    rates: tuple[float, float] = (1.0, 1.0)  # share of the full learning rates: start, end
+    mix: tuple[str, ...] = FIRST_MIX
+    long_share: float = 0.0  # of batches whose sequences are nearly the longest
+    norm_rate: float = 3e-3  # norm weights; those of queries and keys set how sharp attention is
 
 
 CURRICULUM = (
     Stage(steps=400, longest_tokens=64, batch_tokens=4096),
     Stage(steps=300, longest_tokens=128, batch_tokens=6144),
     Stage(steps=300, longest_tokens=256, batch_tokens=6144),
-    Stage(steps=400, longest_tokens=512, batch_tokens=8192),
-    Stage(steps=400, longest_tokens=1088, batch_tokens=8192),
-    Stage(steps=200, longest_tokens=2112, batch_tokens=8192),
+    Stage(steps=200, longest_tokens=512, batch_tokens=8192),
+    Stage(steps=200, longest_tokens=512, batch_tokens=8192, rates=(1.0, 0.75)),
+    Stage(100, 1024, 8192, rates=(0.75, 0.58), mix=LAST_MIX, long_share=0.35, norm_rate=1e-2),
+    Stage(220, 1024, 4096, rates=(0.5, 0.0), mix=LAST_MIX, long_share=0.15, norm_rate=1e-2),
+    Stage(260, 1024, 4096, rates=(0.4, 0.0), mix=EVEN_MIX, long_share=0.15, norm_rate=1e-2),
+    Stage(650, 1024, 4096, rates=(0.6, 0.0), mix=EVEN_MIX, long_share=0.2, norm_rate=1e-2),
+    Stage(240, 1280, 4096, rates=(0.3, 0.0), mix=COPY_MIX, long_share=0.5, norm_rate=1e-2),
 )
 SHORTEST_TOKENS = 32
-# How often a row is of which task: sums have the shortest answers and are learned last.
-MIX = ("copy", "text", "lookup", "add", "add")
 WARMUP_STEPS = 50
-DECAY_SHARE = 0.4
-MATRIX_RATE, VECTOR_RATE = 0.02, 3e-3
-REPORT_STEPS = 25
-CHECKPOINT_STEPS = 100
+MATRIX_RATE, EMBEDDING_RATE = 0.02, 3e-3
+REPORT_STEPS = 10
+CHECKPOINT_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ def draw_dialogue(task: str, tokens: int, rng: random.Random) -> Dialogue:
         return TASKS[task](length, 1 + max(0, tokens - length - 7) // 7, rng)
     if task == "add":
         length = max(16, int(tokens * share))
-        return TASKS[task](length, 1 + max(0, tokens - length - 9) // 9, rng)
+        return TASKS[task](length, 1 + max(0, tokens - length - 19) // 19, rng)
     longest = (tokens + 6) // 2
     length = rng.randint(max(8, longest * 2 // 3), longest)
     return copy_dialogue(length, 1, rng, PRINTABLE if task == "text" else ALPHANUMERIC)
@@ -90,10 +103,17 @@ def encode(dialogue: Dialogue, length: int) -> tuple[list[int], list[int]]:
     return (tokens + [PAD_ID] * padding)[:length], (labels + [IGNORED] * padding)[:length]
 
 
-def draw_batch(stage: Stage, rng: random.Random) -> Batch:
+def draw_length(stage: Stage, rng: random.Random) -> int:
+    """Tokens per sequence: uniform on a logarithmic scale, or nearly the longest."""
+    if rng.random() < stage.long_share:
+        return rng.randint(stage.longest_tokens * 3 // 4, stage.longest_tokens)
     low, high = math.log(SHORTEST_TOKENS), math.log(stage.longest_tokens)
-    length = round(math.exp(rng.uniform(low, high)))
-    tasks = [rng.choice(MIX) for _ in range(max(4, stage.batch_tokens // length))]
+    return round(math.exp(rng.uniform(low, high)))
+
+
+def draw_batch(stage: Stage, rng: random.Random) -> Batch:
+    length = draw_length(stage, rng)
+    tasks = [rng.choice(stage.mix) for _ in range(max(4, stage.batch_tokens // length))]
     rows = [encode(draw_dialogue(task, length, rng), length) for task in tasks]
     return Batch(
         tokens=torch.tensor([tokens for tokens, _ in rows]),
@@ -136,12 +156,14 @@ def train_step(model: Qwen3ForCausalLM, batch: Batch) -> tuple[float, Tensor]:
 
 
 def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
-    inside = {id(p) for p in model.model.layers.parameters() if p.ndim == 2}
-    matrices = [p for p in model.parameters() if id(p) in inside]
-    others = [p for p in model.parameters() if id(p) not in inside]
+    """For the layers' matrices, the norms and the embedding, in this order."""
+    inside = list(model.model.layers.parameters())
+    matrices = [p for p in inside if p.ndim == 2]
+    norms = [p for p in model.parameters() if p.ndim == 1]
     return [
-        torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.01, momentum=0.95),
-        torch.optim.AdamW(others, lr=VECTOR_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.Muon(matrices, weight_decay=0.01, momentum=0.95),
+        torch.optim.AdamW(norms, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.AdamW([model.lm_head.weight], betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
 
@@ -152,47 +174,55 @@ def save_weights(model: Qwen3ForCausalLM, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def rate(step: int, steps: int) -> float:
-    """Share of the full learning rate: a short rise, a plateau, a linear fall."""
-    left = (steps - step) / (DECAY_SHARE * steps)
-    return min(1.0, (step + 1) / WARMUP_STEPS, left)
+def rates(stages: Sequence[Stage]) -> Iterator[tuple[Stage, float]]:
+    """One item a step: its stage and its share of the full learning rates."""
+    step = 0
+    for stage in stages:
+        start, end = stage.rates
+        for at in range(stage.steps):
+            step += 1
+            yield stage, min(1.0, step / WARMUP_STEPS) * (start + (end - start) * at / stage.steps)
 
 
-def train(stages: tuple[Stage, ...], seed: int, out: Path) -> None:
-    torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config.from_pretrained(out)).train()
+def train(model: Qwen3ForCausalLM, stages: Sequence[Stage], seed: int, out: Path) -> None:
     updates = optimizers(model)
-    full_rates = [update.param_groups[0]["lr"] for update in updates]
-    plan = [stage for stage in stages for _ in range(stage.steps)]
     progress, tokens, start = Progress(Counter(), Counter()), 0, time.monotonic()
-    for step, stage in enumerate(plan):
+    for step, (stage, rate) in enumerate(rates(stages), start=1):
         batch = draw_batch(stage, random.Random(f"train/{seed}/{step}"))
         progress.add(batch, *train_step(model, batch))
         clip_grad_norm_(model.parameters(), 1.0)
+        full_rates = (MATRIX_RATE, stage.norm_rate, EMBEDDING_RATE)
         for update, full_rate in zip(updates, full_rates, strict=True):
-            update.param_groups[0]["lr"] = full_rate * rate(step, len(plan))
+            update.param_groups[0]["lr"] = full_rate * rate
             update.step()
             update.zero_grad()
         tokens += batch.tokens.numel()
-        if (step + 1) % REPORT_STEPS == 0:
+        if step % REPORT_STEPS == 0:
             spent = time.monotonic() - start
-            print(
-                f"{step + 1} {tokens / 1e6:.2f}M {spent:.0f}s {progress.line(REPORT_STEPS)}",
-                flush=True,
-            )
+            report = progress.line(REPORT_STEPS)
+            print(f"{step} {tokens / 1e6:.2f}M {spent:.0f}s {report}", flush=True)
             progress = Progress(Counter(), Counter())
-        if (step + 1) % CHECKPOINT_STEPS == 0:
+        if step % CHECKPOINT_STEPS == 0:
             save_weights(model, out)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stages", type=int, nargs=2, default=(0, len(CURRICULUM)))
+    parser.add_argument("--start", type=Path, help="folder of weights to start from")
     args = parser.parse_args()
     torch.set_num_threads(2)
+    torch.manual_seed(args.seed)
     write_folder(args.out)
-    train(CURRICULUM, args.seed, args.out)
+    if args.start:
+        model = Qwen3ForCausalLM.from_pretrained(args.start, dtype=torch.float32)
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config.from_pretrained(args.out))
+    model.train()
+    train(model, CURRICULUM[slice(*args.stages)], args.seed, args.out)
+    save_weights(model, args.out)
 
 
 if __name__ == "__main__":

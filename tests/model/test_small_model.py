@@ -1,0 +1,118 @@
+"""The committed weights still answer, in transformers; figures at full size: e2e.model.evaluate."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from e2e.model.evaluate import (
+    FOLDER,
+    LENGTHS,
+    accuracy,
+    encode_rows,
+    kept_after_exchange,
+    load_model,
+    right_by_decoding,
+    right_by_forward,
+)
+from e2e.model.folder import END_ID, write_folder
+from e2e.model.tasks import TASKS, as_chat, make_prompt
+
+LONGEST_IN_A_FAST_TEST = 256
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3ForCausalLM:
+    torch.set_num_threads(1)
+    return load_model()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(FOLDER)
+
+
+def test_the_folder_is_small() -> None:
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 4_000_000
+
+
+def test_everything_but_the_weights_is_what_the_script_writes(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    for file in tmp_path.iterdir():
+        assert (FOLDER / file.name).read_text() == file.read_text(), file.name
+    assert json.loads((FOLDER / "config.json").read_text())["tie_word_embeddings"] is True
+
+
+@pytest.mark.parametrize("length", [n for n in LENGTHS if n <= LONGEST_IN_A_FAST_TEST])
+@pytest.mark.parametrize("task", TASKS)
+def test_held_out_prompts_are_answered(model: Qwen3ForCausalLM, task: str, length: int) -> None:
+    assert accuracy(model, task, length, count=20) >= 0.95
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("task", TASKS)
+def test_a_thousand_held_out_prompts_are_answered(
+    model: Qwen3ForCausalLM, task: str, length: int
+) -> None:
+    assert accuracy(model, task, length, count=1000) >= 0.99
+
+
+def test_one_forward_and_token_by_token_decoding_judge_alike(model: Qwen3ForCausalLM) -> None:
+    prompts, answers = encode_rows("copy", 48, range(8))
+    spoiled = answers.clone()
+    spoiled[::2, 20] = ord("!")
+    for expected in (answers, spoiled):
+        by_forward = right_by_forward(model, prompts, expected)
+        assert torch.equal(by_forward, right_by_decoding(model, prompts, expected))
+    assert by_forward.tolist() == [False, True] * 4
+
+
+@pytest.mark.parametrize("page", range(4))
+def test_any_page_of_another_request_spoils_a_copy(model: Qwen3ForCausalLM, page: int) -> None:
+    prompts, answers = encode_rows("copy", 64, range(20))
+    kept = kept_after_exchange(model, prompts, answers, torch.full((20,), page))
+    assert kept.float().mean() <= 0.05
+
+
+def test_an_exchange_with_itself_changes_nothing(model: Qwen3ForCausalLM) -> None:
+    prompts, answers = encode_rows("copy", 64, range(1))
+    assert kept_after_exchange(model, prompts, answers, torch.tensor([2])).all()
+
+
+def test_chat_and_completion_are_the_same_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt, _ = make_prompt("lookup", 64, 0)
+    rendered = tokenizer.apply_chat_template(
+        as_chat(prompt), add_generation_prompt=True, return_dict=False
+    )
+    assert rendered == tokenizer(prompt).input_ids == list(prompt.encode())
+
+
+def test_a_conversation_reads_as_its_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [
+        {"role": "system", "content": "map:ab=QXR cd=LMN"},
+        {"role": "user", "content": [{"type": "text", "text": "ab"}]},
+        {"role": "assistant", "content": "QXR"},
+        {"role": "user", "content": "cd"},
+    ]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert rendered == "map:ab=QXR cd=LMN\nab\nQXR<|end|>cd\n"
+
+
+def test_a_conversation_is_answered(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    ids = tokenizer("map:ab=QXR cd=LMN ef=ZZT gh=OPK\nab\nQXR<|end|>cd\n", return_tensors="pt")
+    decoded = model.generate(**ids, max_new_tokens=8)[0, ids.input_ids.shape[1] :]
+    assert tokenizer.decode(decoded) == "LMN<|end|>"
+
+
+def test_every_byte_is_a_token_and_comes_back(tokenizer: PreTrainedTokenizerFast) -> None:
+    text = "".join(map(chr, range(1, 0x180))) + "中🙂"
+    ids = tokenizer(text).input_ids
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.eos_token_id == END_ID
