@@ -13,6 +13,7 @@ from sluice_runtime.engine.load import load_from
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.pace import Pace
+from sluice_runtime.engine.pulse import Pulse
 from sluice_runtime.messages import (
     Abort,
     Credit,
@@ -62,6 +63,7 @@ class EngineLoop:
         runner: Forward,
         log: Callable[[Pace], StepLog],
         clock: Clock | None = None,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
@@ -74,15 +76,19 @@ class EngineLoop:
         self._draining = False
         self._idle = True
         self._heard_seconds = self._clock.monotonic()
+        self._heartbeat_seconds = heartbeat_seconds
+        self._pulse = Pulse(link.send, self._clock.monotonic, heartbeat_seconds)
+        self._known_load = self._load()
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Steps until `stopping()`, which is asked between steps and once a second while idle."""
-        while not stopping():
-            self.step()
+        with self._pulse.beating():
+            while not stopping():
+                self.step()
 
     def step(self) -> None:
         """One turn: a forward pass, or a second of waiting."""
-        for message in self._link.poll(HEARTBEAT_SECONDS if self._idle else 0.0):
+        for message in self._link.poll(self._heartbeat_seconds if self._idle else 0.0):
             self._receive(message)
         began = self._clock.monotonic()
         batch = self._scheduler.next_batch(began)
@@ -91,7 +97,8 @@ class EngineLoop:
             return
         self._idle = False
         planned = self._clock.monotonic()
-        result = self._runner.forward(batch)
+        with self._pulse.step(self._known_load, planned):
+            result = self._runner.forward(batch)
         computed = self._clock.monotonic()
         outcomes = self._scheduler.process(batch, result, computed)
         finished = self._clock.monotonic()
@@ -147,7 +154,7 @@ class EngineLoop:
         if self._released:
             mode = ForwardMode.IDLE.value
             self._send(StepResult(0, mode, now, 0.0, 0.0, self._deltas(()), self._load()))
-        elif now - self._heard_seconds >= HEARTBEAT_SECONDS:
+        elif now - self._heard_seconds >= self._heartbeat_seconds:
             self._send(Heartbeat(self._load()))
 
     def _count(self, batch: Batch, began: float, ended: float) -> None:
@@ -156,7 +163,9 @@ class EngineLoop:
         self._pace.decoded(len(batch.sampling_rows), began)
 
     def _load(self) -> Load:
-        return load_from(self._scheduler.status(), self._pace, self._clock.unix())
+        status = self._scheduler.status()
+        self._known_load = load_from(status, self._pace, self._clock.unix())
+        return self._known_load
 
     def _send(self, message: ToApi) -> None:
         self._heard_seconds = self._clock.monotonic()

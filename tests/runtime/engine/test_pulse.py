@@ -1,0 +1,143 @@
+"""A step that takes long shows that the process lives; one that hangs does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sluice_runtime.engine.clock import Clock
+from sluice_runtime.engine.log import StepLog
+from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.pulse import STEP_LIMIT_SECONDS, Pulse
+from sluice_runtime.messages import (
+    Generate,
+    Heartbeat,
+    Load,
+    Sampling,
+    StepResult,
+    ToApi,
+    ToEngine,
+)
+from sluice_runtime.scheduler.batch import Batch, SampledTokens
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
+
+from tests.runtime.scheduler.building import settings_of
+from tests.runtime.scheduler.fake_runner import FakeRunner
+
+LOAD = Load(1.0, 3, 40, 2, 8, 5, 0, 0.0, 0.7, 0, 0, {})
+PATIENCE_SECONDS = 20.0
+
+
+class Clockwork:
+    """A clock that stands still unless it is turned."""
+
+    def __init__(self) -> None:
+        self.now_seconds = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_seconds
+
+
+@pytest.fixture
+def clock() -> Clockwork:
+    return Clockwork()
+
+
+@pytest.fixture
+def sent() -> list[Heartbeat]:
+    return []
+
+
+@pytest.fixture
+def pulse(clock: Clockwork, sent: list[Heartbeat]) -> Pulse:
+    return Pulse(sent.append, clock.monotonic, every_seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("age_seconds", "beats"),
+    [(0.0, 0), (0.9, 0), (1.0, 1), (STEP_LIMIT_SECONDS - 1, 1), (STEP_LIMIT_SECONDS, 0)],
+)
+def test_a_step_beats_once_it_is_long_and_until_it_hangs(
+    pulse: Pulse, clock: Clockwork, sent: list[Heartbeat], age_seconds: float, beats: int
+) -> None:
+    with pulse.step(LOAD, clock.now_seconds):
+        clock.now_seconds += age_seconds
+        pulse.beat()
+    assert sent == [Heartbeat(LOAD)] * beats
+
+
+def test_nothing_is_sent_between_steps_also_after_one_that_failed(
+    pulse: Pulse, clock: Clockwork, sent: list[Heartbeat]
+) -> None:
+    pulse.beat()
+    with pytest.raises(RuntimeError), pulse.step(LOAD, clock.now_seconds):
+        raise RuntimeError("the device is gone")
+    clock.now_seconds += 5
+    pulse.beat()
+    assert sent == []
+
+
+def test_a_step_ends_only_once_the_socket_is_its_own_again(clock: Clockwork) -> None:
+    """The engine's thread waits while the other one is inside `send`."""
+    sending, ended, may_go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def send(_: Heartbeat) -> None:
+        sending.set()
+        assert may_go_on.wait(PATIENCE_SECONDS)
+        assert not ended.is_set(), "the step ended while the socket was in use"
+
+    pulse = Pulse(send, clock.monotonic, every_seconds=1.0)
+    beat = threading.Thread(target=pulse.beat)
+    with pulse.step(LOAD, clock.now_seconds - 2):
+        beat.start()
+        assert sending.wait(PATIENCE_SECONDS)
+        threading.Timer(0.05, may_go_on.set).start()
+    ended.set()
+    beat.join()
+
+
+class SlowRunner(FakeRunner):
+    """Computes until three heartbeats have been sent."""
+
+    def __init__(self, link: ListeningLink) -> None:
+        super().__init__(64, 4)
+        self._link = link
+
+    def forward(self, batch: Batch) -> SampledTokens:
+        assert self._link.three.wait(PATIENCE_SECONDS), "no heartbeat came while a step computed"
+        return super().forward(batch)
+
+
+class ListeningLink:
+    """One request comes; `three` is set with the third heartbeat."""
+
+    def __init__(self) -> None:
+        self.three = threading.Event()
+        self.sent: list[ToApi] = []
+        self.senders: list[str] = []
+        self._coming: Iterator[list[ToEngine]] = iter([[Generate("a", [1, 2], 1, Sampling())]])
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        return next(self._coming, [])
+
+    def send(self, message: ToApi) -> None:
+        self.sent.append(message)
+        self.senders.append(threading.current_thread().name)
+        if len(self.sent) == 3:
+            self.three.set()
+
+
+def test_the_loop_beats_while_its_runner_computes_and_leaves_no_thread() -> None:
+    link = ListeningLink()
+    scheduler = Scheduler(settings_of(), PageAllocator(64))
+    loop = EngineLoop(
+        link, scheduler, SlowRunner(link), lambda pace: StepLog(4, pace), Clock(), 0.005
+    )
+    loop.run(lambda: any(isinstance(message, StepResult) for message in link.sent))
+    *beats, result = link.sent
+    assert all(isinstance(message, Heartbeat) for message in beats)
+    assert isinstance(result, StepResult)
+    assert set(link.senders[:-1]) == {"pulse"} != {link.senders[-1]}
+    assert "pulse" not in {thread.name for thread in threading.enumerate()}
