@@ -15,12 +15,11 @@ from typing import Any, Final
 from sluice_contract.labels import FIELD_MANAGER
 
 from sluice_operator.client import ApiClient
-from sluice_operator.errors import ApiError
+from sluice_operator.errors import ApiError, ConflictError
 from sluice_operator.fields import is_applied, owned_fields
 from sluice_operator.observed import INFERENCE_SERVICE, SERVICE_CHILDREN, Manifest, Plan
 from sluice_operator.untangle import REPAIR_MANAGER, disowning, list_replacements
 
-INVALID: Final = 422
 REMEMBERED_OBJECTS: Final = 100_000
 WRITTEN: Final = {
     (kind.api_version, kind.kind): kind for kind in (*SERVICE_CHILDREN, INFERENCE_SERVICE)
@@ -46,8 +45,20 @@ class Applier:
         self._client = client
         self._altered: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> None:
-        """Makes the plan's objects what they should be; `children` are the live ones."""
+    async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> ApiError | None:
+        """Makes the plan's objects what they should be; `children` are the live ones.
+
+        Returns the refusal that has stopped it, if one has: somebody's quota, policy or edit is in
+        the way, and only a person can clear it. What passes by itself is raised."""
+        try:
+            await self._write(plan, children)
+        except ConflictError:
+            raise
+        except ApiError as error:
+            return error
+        return None
+
+    async def _write(self, plan: Plan, children: Iterable[Manifest]) -> None:
         live = {address(child): child for child in children}
         for desired in plan.apply:
             await self.apply(desired, live.get(address(desired)))
@@ -64,15 +75,16 @@ class Applier:
         try:
             result = await self._client.apply(kind, desired, subresource)
         except ApiError as error:
-            if live is None or error.status != INVALID or not await self._untangle(desired, live):
+            if live is None or not await self._untangle(desired, live, error):
                 raise
             result = await self._client.apply(kind, desired, subresource)
         self._note_alteration(desired, result, subresource)
         return result
 
-    async def _untangle(self, desired: Manifest, live: Manifest) -> bool:
-        """Clears away what others have put into our lists; False when there is no such thing."""
-        replacements = list_replacements(desired, live)
+    async def _untangle(self, desired: Manifest, live: Manifest, error: ApiError) -> bool:
+        """Clears away what others have put into our lists, where `error` is about that; False
+        when it is not."""
+        replacements = list_replacements(desired, live, error.causes)
         if not replacements:
             return False
         kind = WRITTEN[desired["apiVersion"], desired["kind"]]

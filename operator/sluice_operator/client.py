@@ -10,7 +10,13 @@ from typing import Any, Final
 
 from sluice_contract.labels import FIELD_MANAGER
 
-from sluice_operator.errors import ApiError, ConflictError, NotFoundError, UnavailableError
+from sluice_operator.errors import (
+    ApiError,
+    Cause,
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+)
 from sluice_operator.observed import Kind, Manifest, Reference
 from sluice_operator.transport import APPLY, JSON_PATCH, Request, Response, Transport
 
@@ -155,4 +161,9 @@ def _error(request: Request, response: Response) -> Exception:
         return UnavailableError(str(request), cause, response.retry_after_seconds)
     kinds: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError}
     failure = kinds.get(response.status, ApiError)
-    return failure(str(request), response.status, reason, message)
+    return failure(str(request), response.status, reason, message, _causes(status))
+
+
+def _causes(status: Manifest) -> tuple[Cause, ...]:
+    found = (status.get("details") or {}).get("causes") or ()
+    return tuple(Cause(each.get("reason", ""), each.get("field", "")) for each in found)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from sluice_operator.errors import ApiError
 from sluice_operator.observed import Event, Manifest
 
 READY: Final = "Ready"
@@ -17,10 +18,17 @@ PROGRESSING: Final = "Progressing"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
+APPLY_FAILED: Final = "ApplyFailed"
+"""The API server refuses a child."""
+
 HEALTHY_REASONS: Final = frozenset(
     {"AllReady", "Applying", "RollingOut", "Starting", "ScaledToZero", "Paused"}
 )
 """Reasons of Ready that are part of an ordinary life; all others are worth a warning."""
+
+
+STALLING: Final = frozenset({APPLY_FAILED, "ProgressDeadlineExceeded"})
+"""Reasons of Ready that need a person, whatever else there is."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,23 @@ def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
     """The condition of one type in a status."""
     found = (status or {}).get("conditions") or ()
     return next((dict(c) for c in found if c["type"] == kind), None)
+
+
+def apply_failed(error: ApiError, before: Manifest | None, generation: int) -> Check:
+    """What Ready and Stalled say when a child is refused.
+
+    The words of the status `before` stay while the same request is refused for the same spec: some
+    webhooks number theirs, and each change of status is a cause to try again at once."""
+    told = find(before, READY) or {}
+    same = (told.get("reason"), told.get("observedGeneration")) == (APPLY_FAILED, generation)
+    if same and told["message"].startswith(error.summary):
+        return Check("False", APPLY_FAILED, told["message"])
+    return Check("False", APPLY_FAILED, str(error))
+
+
+def apply_failed_event(error: ApiError) -> Event:
+    """The refusal in the server's latest words, for a person."""
+    return Event("Warning", APPLY_FAILED, str(error))
 
 
 def status_events(before: Manifest | None, after: Manifest) -> tuple[Event, ...]:

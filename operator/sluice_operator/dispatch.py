@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from sluice_operator.clock import Clock
-from sluice_operator.errors import ConflictError, UnavailableError
+from sluice_operator.errors import ApiError, ConflictError, RequestError, UnavailableError
 from sluice_operator.keys import Key
 from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.workqueue import Backoff, WorkQueue
@@ -19,6 +19,8 @@ Reconcile = Callable[[Key], Awaitable[float | None]]
 """Reconciles a key. May say after how many seconds to look again, for what no event tells of."""
 
 FAILURE: Final = Backoff(first_seconds=0.25, cap_seconds=300)
+REFUSED: Final = Backoff(first_seconds=0.25, cap_seconds=30)
+"""A person will clear the way, and should not have to wait long for us to notice."""
 TRANSIENT: Final = Backoff(first_seconds=0.25, cap_seconds=5)
 """Somebody was faster, or the API server is away, and then nobody else uses it: soon again."""
 
@@ -64,10 +66,15 @@ class Dispatcher:
 
     def _failed(self, key: Key, error: Exception) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        expected = isinstance(error, UnavailableError | ConflictError)
-        policy = TRANSIENT if expected else FAILURE
-        seconds = policy.delay_seconds(failures, self._draw())
+        seconds = _policy(error).delay_seconds(failures, self._draw())
         if isinstance(error, UnavailableError) and error.retry_after_seconds is not None:
             seconds = max(seconds, error.retry_after_seconds)
-        logger.warning("%s failed, again in %.1f s: %s", key, seconds, error, exc_info=not expected)
+        trace = not isinstance(error, RequestError)
+        logger.warning("%s failed, again in %.1f s: %s", key, seconds, error, exc_info=trace)
         return seconds
+
+
+def _policy(error: Exception) -> Backoff:
+    if isinstance(error, UnavailableError | ConflictError):
+        return TRANSIENT
+    return REFUSED if isinstance(error, ApiError) else FAILURE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 class OperatorError(Exception):
     """The root: everything the operator raises itself."""
@@ -11,14 +13,27 @@ class RequestError(OperatorError):
     """A request to the API server was not carried out, or nobody knows."""
 
 
+class Cause(NamedTuple):
+    """One finding of the API server's about an object that it refused as invalid."""
+
+    reason: str
+    field: str
+    """Path of the field, e.g. `spec.ports[1].name`."""
+
+
 class ApiError(RequestError):
     """The API server refused a request. `str()` names the request and the server's reason."""
 
-    def __init__(self, request: str, status: int, reason: str, message: str) -> None:
+    def __init__(
+        self, request: str, status: int, reason: str, message: str, causes: tuple[Cause, ...] = ()
+    ) -> None:
         self.status = status
         self.reason = reason
         self.message = message
-        super().__init__(f"{request}: {status} {reason}: {message}")
+        self.causes = causes
+        self.summary = f"{request}: {status} {reason}"
+        """What was refused, without the server's own words."""
+        super().__init__(f"{self.summary}: {message}")
 
 
 class NotFoundError(ApiError):

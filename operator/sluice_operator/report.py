@@ -5,13 +5,11 @@ Writes only what differs. Knows no kind in particular; the status itself is made
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sluice_operator.apply import Applier
 from sluice_operator.conditions import status_events
-from sluice_operator.errors import ApiError, ConflictError
 from sluice_operator.events import EventRecorder
 from sluice_operator.observed import Event, Manifest
 
@@ -22,18 +20,6 @@ class Reporter:
 
     applier: Applier
     recorder: EventRecorder
-
-    @asynccontextmanager
-    async def telling(self, live: Manifest) -> AsyncIterator[None]:
-        """Has a refused write inside the block told as an event of `live`: somebody's quota,
-        policy or edit is in the way, and only a person can clear it."""
-        try:
-            yield
-        except ConflictError:
-            raise
-        except ApiError as error:
-            await self.recorder.record(live, Event("Warning", "ApplyFailed", str(error)))
-            raise
 
     async def report(self, live: Manifest, status: Manifest, events: Iterable[Event]) -> None:
         """Writes `status` if it differs from `live`'s; then what happened, for a person."""

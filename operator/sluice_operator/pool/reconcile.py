@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sluice_operator.apply import Applier
 from sluice_operator.clock import Clock
+from sluice_operator.conditions import apply_failed_event
 from sluice_operator.keys import Key
 from sluice_operator.observe import Observer
 from sluice_operator.pool.plan import plan_pool
@@ -26,13 +27,20 @@ class PoolReconcile:
     clock: Clock
 
     async def __call__(self, key: Key) -> float | None:
-        """Idempotent: run again without a change, it writes nothing."""
+        """Idempotent: run again without a change, it writes nothing.
+
+        Raises:
+            ApiError: a child was refused; the status says so. To be tried again, more and more
+                rarely.
+        """
         observed = await self.observer.pool(key)
         if observed is None:
             return None
         plan = plan_pool(observed)
-        async with self.reporter.telling(observed.pool):
-            await self.applier.carry_out(plan, observed.children)
-        status = pool_status(observed, plan, self.clock.now())
-        await self.reporter.report(observed.pool, status, plan.events)
+        refused = await self.applier.carry_out(plan, observed.children)
+        status = pool_status(observed, plan, self.clock.now(), refused)
+        events = plan.events if refused is None else (apply_failed_event(refused),)
+        await self.reporter.report(observed.pool, status, events)
+        if refused is not None:
+            raise refused
         return None

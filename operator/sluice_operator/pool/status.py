@@ -16,9 +16,12 @@ from sluice_operator.conditions import (
     READY,
     RECONCILING,
     STALLED,
+    STALLING,
     Check,
+    apply_failed,
     conditions,
 )
+from sluice_operator.errors import ApiError
 from sluice_operator.manifests.metadata import selector_labels
 from sluice_operator.observed import DEPLOYMENT, Manifest, PoolObserved, of_kind
 from sluice_operator.pod_checks import (
@@ -34,18 +37,22 @@ from sluice_operator.pool.plan import PoolPlan, is_leaving, revision_of
 MODEL_AVAILABLE = "ModelAvailable"
 
 
-def pool_status(observed: PoolObserved, plan: PoolPlan, now: datetime) -> Manifest:
-    """The whole status of an EnginePool; that of one that is leaving stays as it is."""
+def pool_status(
+    observed: PoolObserved, plan: PoolPlan, now: datetime, refused: ApiError | None = None
+) -> Manifest:
+    """The whole status of an EnginePool; that of one that is leaving stays as it is. `refused`:
+    what has kept the plan from being carried out."""
     if is_leaving(observed):
         return dict(observed.pool.get("status") or {})
     pods = [pod for pod in observed.pods if not is_finished(pod)]
     current = [pod for pod in pods if revision_of(pod) == plan.revision]
     ready = sum(map(is_ready, current))
     meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
-    checks = _checks(plan, current, ready, _others_ready(pods, plan))
-    before = (observed.pool.get("status") or {}).get("conditions") or ()
+    generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
+    obstacle = apply_failed(refused, before, generation) if refused else None
+    checks = _checks(plan, current, obstacle or _ready(plan, current, pods))
     status = EnginePoolStatus(
-        observed_generation=meta.get("generation", 0),
+        observed_generation=generation,
         replicas=sum(not is_draining(pod) for pod in pods),
         ready=ready,
         draining=sum(map(is_draining, pods)),
@@ -53,33 +60,31 @@ def pool_status(observed: PoolObserved, plan: PoolPlan, now: datetime) -> Manife
         summary=f"{ready}/{desired}",
         revisions=_revisions(observed, pods, plan),
     ).to_json_dict()
-    generation = meta.get("generation", 0)
-    return status | {"conditions": conditions(before, checks, generation, now)}
+    found = conditions(before.get("conditions") or (), checks, generation, now)
+    return status | {"conditions": found}
 
 
-def _checks(
-    plan: PoolPlan, current: list[Manifest], ready: int, others_ready: int
-) -> dict[str, Check]:
+def _checks(plan: PoolPlan, current: list[Manifest], ready: Check) -> dict[str, Check]:
     failure = first_failure(current)
-    ready_check = _ready(plan, ready, others_ready, failure)
-    stalled = _stalled(plan, ready_check, failure)
-    progressing = _progressing(plan, ready_check, stalled)
+    stalled = _stalled(plan, ready, failure)
+    progressing = _progressing(plan, ready, stalled)
     return {
-        READY: ready_check,
+        READY: ready,
         PROGRESSING: progressing,
-        MODEL_AVAILABLE: _model(ready, failure),
+        MODEL_AVAILABLE: _model(any(map(is_ready, current)), failure),
         RECONCILING: progressing,
         STALLED: stalled,
     }
 
 
-def _ready(plan: PoolPlan, ready: int, others_ready: int, failure: PodFailure | None) -> Check:
+def _ready(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> Check:
     if plan.refusal is not None:
         return Check("False", plan.refusal.reason, plan.refusal.message)
     assert plan.spec is not None
     desired, reached = plan.spec.replicas, plan.progress
     if desired == 0:
         return Check("False", "ScaledToZero", "No engine is asked for (spec.replicas is 0).")
+    ready, others_ready = sum(map(is_ready, current)), _others_ready(pods, plan)
     count = f"{ready} of {desired} engines ready"
     if others_ready:
         count += f", {others_ready} of the former revision still serve"
@@ -90,7 +95,7 @@ def _ready(plan: PoolPlan, ready: int, others_ready: int, failure: PodFailure | 
         return Check("False", "Applying", f"{count}; the new spec is being applied.")
     if reached.complete and ready >= desired:
         return Check("True", "AllReady", f"{count}.")
-    if failure is not None:
+    if failure := first_failure(current):
         return Check("False", failure.reason, f"{count}; {failure}")
     if reached.failure:
         return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
@@ -111,7 +116,7 @@ def _progressing(plan: PoolPlan, ready: Check, stalled: Check) -> Check:
     return Check("True", ready.reason, ready.message)
 
 
-def _model(ready: int, failure: PodFailure | None) -> Check:
+def _model(ready: bool, failure: PodFailure | None) -> Check:
     if failure is not None and failure.reason in MODEL_REASONS:
         return Check("False", failure.reason, str(failure))
     if ready:
@@ -121,7 +126,7 @@ def _model(ready: int, failure: PodFailure | None) -> Check:
 
 def _stalled(plan: PoolPlan, ready: Check, failure: PodFailure | None) -> Check:
     hopeless = failure is not None and failure.lasting and not ready.is_true
-    if plan.refusal is not None or hopeless or ready.reason == "ProgressDeadlineExceeded":
+    if plan.refusal is not None or hopeless or ready.reason in STALLING:
         return Check("True", ready.reason, ready.message)
     return Check("False", "NotStalled", "Nothing needs a person.")
 

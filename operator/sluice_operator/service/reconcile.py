@@ -11,6 +11,7 @@ from typing import Final
 
 from sluice_operator.apply import Applier
 from sluice_operator.clock import Clock
+from sluice_operator.conditions import apply_failed_event
 from sluice_operator.keys import Key
 from sluice_operator.observe import Observer, with_standing
 from sluice_operator.report import Reporter
@@ -31,7 +32,12 @@ class ServiceReconcile:
     clock: Clock
 
     async def __call__(self, key: Key) -> float | None:
-        """Idempotent: run again without a change, it writes nothing."""
+        """Idempotent: run again without a change, it writes nothing.
+
+        Raises:
+            ApiError: a child was refused; the status says so. To be tried again, more and more
+                rarely.
+        """
         observed = await self.observer.service(key)
         if observed is None:
             return None
@@ -39,8 +45,10 @@ class ServiceReconcile:
         if standing := await self.observer.standing(observed, plan):
             observed = with_standing(observed, standing)
             plan = plan_service(observed)
-        async with self.reporter.telling(observed.service):
-            await self.applier.carry_out(plan, observed.children)
-        status = service_status(observed, plan, self.clock.now())
-        await self.reporter.report(observed.service, status, plan.events)
+        refused = await self.applier.carry_out(plan, observed.children)
+        status = service_status(observed, plan, self.clock.now(), refused)
+        events = plan.events if refused is None else (apply_failed_event(refused),)
+        await self.reporter.report(observed.service, status, events)
+        if refused is not None:
+            raise refused
         return FOREIGN_SECONDS if observed.foreign else None

@@ -16,11 +16,14 @@ from sluice_operator.conditions import (
     READY,
     RECONCILING,
     STALLED,
+    STALLING,
     Check,
+    apply_failed,
     conditions,
     find,
 )
 from sluice_operator.deployments import progress
+from sluice_operator.errors import ApiError
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.observed import (
     DEPLOYMENT,
@@ -41,8 +44,11 @@ SCALING_ACTIVE = "ScalingActive"
 ACCELERATOR_VERIFIED = "AcceleratorVerified"
 
 
-def service_status(observed: ServiceObserved, plan: ServicePlan, now: datetime) -> Manifest:
-    """The whole status of an InferenceService; that of one being deleted stays as it is."""
+def service_status(
+    observed: ServiceObserved, plan: ServicePlan, now: datetime, refused: ApiError | None = None
+) -> Manifest:
+    """The whole status of an InferenceService; that of one being deleted stays as it is. `refused`:
+    what has kept the plan from being carried out."""
     before = observed.service.get("status") or {}
     if observed.service["metadata"].get("deletionTimestamp"):
         return dict(before)
@@ -53,7 +59,8 @@ def service_status(observed: ServiceObserved, plan: ServicePlan, now: datetime) 
         checks = _refused(plan.refusal)
     else:
         kept = _facts(observed, plan)
-        checks = _checks(observed, plan)
+        obstacle = apply_failed(refused, before, generation) if refused else None
+        checks = _checks(observed, plan, obstacle)
     found = conditions(before.get("conditions") or (), checks, generation, now)
     return status | kept | {"conditions": found}
 
@@ -93,12 +100,14 @@ def _refused(refusal: Refusal) -> dict[str, Check]:
     }
 
 
-def _checks(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Check]:
+def _checks(
+    observed: ServiceObserved, plan: ServicePlan, obstacle: Check | None
+) -> dict[str, Check]:
     pools = {
         f"{pool.role.capitalize()}Ready": _pool_ready(observed, plan, pool) for pool in plan.pools
     }
     router = _router_ready(observed, plan)
-    ready = _first_false((*pools.values(), router))
+    ready = obstacle or _first_false((*pools.values(), router))
     stalled = _stalled(observed, plan, ready)
     progressing = _progressing(plan, ready, stalled)
     return {
@@ -201,13 +210,13 @@ def _scaling(spec: InferenceServiceSpec | None) -> Check:
 
 
 def _stalled(observed: ServiceObserved, plan: ServicePlan, ready: Check) -> Check:
+    if ready.reason in STALLING:
+        return Check("True", ready.reason, ready.message)
     for pool in plan.pools:
         live = _child(observed, ENGINE_POOL, pool.manifest)
         check = _lifted(pool, live, STALLED) if _is_reported(pool.manifest, live) else None
         if check is not None and check.is_true:
             return check
-    if ready.reason == "ProgressDeadlineExceeded":
-        return Check("True", ready.reason, ready.message)
     return Check("False", "NotStalled", "Nothing needs a person.")
 
 

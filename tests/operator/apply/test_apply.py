@@ -24,12 +24,15 @@ class Server:
         self.requests: list[Request] = []
         self.answer: dict[str, Any] = {}
         self.refusals = 0
+        self.cause = "FieldValueDuplicate"
 
     async def send(self, request: Request) -> Response:
         self.requests.append(request)
         if self.refusals:
             self.refusals -= 1
-            return Response(422, {"reason": "Invalid", "message": "no"})
+            causes = [{"reason": self.cause, "field": "spec.ports[1].name", "message": "no"}]
+            body = {"reason": "Invalid", "message": "no", "details": {"causes": causes}}
+            return Response(422, body)
         return Response(200, self.answer)
 
 
@@ -145,8 +148,20 @@ async def test_an_apply_that_is_refused_for_itself_is_an_error(
     server: Server, applier: Applier
 ) -> None:
     desired, live = pair("Service")
-    desired["spec"]["type"] = "Nonsense"
-    server.refusals = 1
+    live["spec"]["ports"][0]["port"] = 81
+    server.refusals, server.cause = 1, "FieldValueInvalid"
     with pytest.raises(ApiError, match="422"):
         await applier.apply(desired, live)
     assert len(server.requests) == 1
+
+
+async def test_a_refusal_stops_the_plan_and_is_handed_back(
+    server: Server, applier: Applier
+) -> None:
+    leftover = Reference(CONFIG_MAP, "default", "old", uid="u1")
+    plan = Plan(apply=(pair("Service")[0], pair("ConfigMap")[0]), prune=(leftover,))
+    server.refusals = 1
+    refused = await applier.carry_out(plan, [])
+    assert refused is not None
+    assert refused.status == 422
+    assert len(server.requests) == 1, "what comes later may need what came before"

@@ -29,29 +29,43 @@ async def proxy(operator_kubeconfig: Path, tmp_path: Path) -> AsyncIterator[tupl
 
 @dataclass
 class Spoiling:
-    """Answers a fifth of the requests itself, until it has spoiled `left` of them."""
+    """Answers a share of the requests itself, until it has spoiled `left` of them."""
 
     answer: Callable[[], web.Response]
-    only_writes: bool
-    left: int = 12
+    concerns: Callable[[Seen], bool]
+    share: float = 0.2
+    left: int = 6
     draw: random.Random = field(default_factory=lambda: random.Random(7))
 
     def __call__(self, seen: Seen) -> web.Response | None:
-        concerned = seen.is_write if self.only_writes else not seen.is_watch
-        if not concerned or "/leases" in seen.path or self.left == 0 or self.draw.random() > 0.2:
+        if self.left == 0 or not self.concerns(seen) or self.draw.random() > self.share:
             return None
         self.left -= 1
         return self.answer()
 
 
+def any_but_watches(seen: Seen) -> bool:
+    return not seen.is_watch and "/leases" not in seen.path
+
+
+def applies_of_deployments(seen: Seen) -> bool:
+    return seen.method == "PATCH" and "/deployments/" in seen.path
+
+
+def writes(seen: Seen) -> bool:
+    return seen.is_write
+
+
+def too_many() -> web.Response:
+    return status(429, "TooManyRequests", **{"Retry-After": "1"})
+
+
 ANSWERS = {
-    "409": Spoiling(lambda: status(409, "Conflict"), only_writes=True),
-    "422": Spoiling(lambda: status(422, "Invalid"), only_writes=True, left=4),
-    "429": Spoiling(
-        lambda: status(429, "TooManyRequests", **{"Retry-After": "1"}), only_writes=False, left=4
-    ),
-    "500": Spoiling(lambda: status(500, "InternalError"), only_writes=False),
-    "no answer": Spoiling(lambda: web.Response(status=502, text="<html>"), only_writes=False),
+    "409": Spoiling(lambda: status(409, "Conflict"), writes),
+    "422": Spoiling(lambda: status(422, "Invalid"), applies_of_deployments, share=1.0, left=3),
+    "429": Spoiling(too_many, any_but_watches, left=4),
+    "500": Spoiling(lambda: status(500, "InternalError"), any_but_watches),
+    "no answer": Spoiling(lambda: web.Response(status=502, text="<html>"), any_but_watches),
 }
 
 
@@ -64,11 +78,13 @@ async def test_it_converges_through_errors(
     answer: str,
 ) -> None:
     spoiled, kubeconfig = proxy
-    spoiled.spoil = ANSWERS[answer]
+    spoiled.spoil = spoiling = ANSWERS[answer]()
+    initially = spoiling.left
     operator = start_operator(KUBECONFIG=str(kubeconfig))
     await cluster.create(INFERENCE_SERVICE, chat(namespace))
     await cluster.until(INFERENCE_SERVICE, namespace, settled(), timeout_seconds=40.0)
     await comes_to_rest(cluster, namespace, timeout_seconds=40.0)
+    assert spoiling.left < initially, "nothing was spoiled"
     told = "ApplyFailed" in await event_reasons(cluster, namespace)
     assert told is (answer == "422"), "only what needs a person is told"
     assert operator.running

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from sluice_operator.conditions import find, status_events
+from sluice_operator.errors import ApiError
 from sluice_operator.observed import Manifest, PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
@@ -160,6 +161,17 @@ def test_nothing_happened_nothing_changes(name: str) -> None:
     later = pool_status(seen, plan_pool(seen), NOW + timedelta(hours=1))
     assert later == first
     assert status_events(first, later) == ()
+
+
+def test_a_child_that_is_refused_is_told_and_stalls() -> None:
+    observed = _ready()
+    error = ApiError("PATCH /apis/x", 403, "Forbidden", "exceeded quota: small")
+    status = pool_status(observed, plan_pool(observed), NOW, error)
+    found = {each["type"]: each for each in status["conditions"]}
+    assert (found["Ready"]["status"], found["Ready"]["reason"]) == ("False", "ApplyFailed")
+    assert "exceeded quota: small" in found["Ready"]["message"]
+    assert (found["Stalled"]["status"], found["Reconciling"]["status"]) == ("True", "False")
+    assert found["ModelAvailable"]["status"] == "True", "what serves still serves"
 
 
 def test_the_failing_pod_is_named() -> None:

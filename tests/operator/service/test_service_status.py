@@ -7,7 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from sluice_operator.api.crd import DEFAULT_STATUS
 from sluice_operator.conditions import Check, conditions, find, status_events
+from sluice_operator.errors import ApiError
 from sluice_operator.observed import Manifest, ServiceObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
@@ -149,6 +151,41 @@ def test_a_refusal_is_a_warning_that_names_the_field() -> None:
     (event,) = status_events(before, after)
     assert (event.type, event.reason) == ("Warning", "NotImplemented")
     assert "spec.slo" in event.message
+
+
+REFUSED = ApiError("PATCH /apis/x", 403, "Forbidden", "exceeded quota: small")
+
+
+def test_a_child_that_is_refused_is_told_and_stalls() -> None:
+    observed = _ready()
+    status = service_status(observed, plan_service(observed), NOW, REFUSED)
+    found = {each["type"]: each for each in status["conditions"]}
+    assert (found["Ready"]["status"], found["Ready"]["reason"]) == ("False", "ApplyFailed")
+    assert found["Ready"]["message"] == "PATCH /apis/x: 403 Forbidden: exceeded quota: small"
+    assert (found["Stalled"]["status"], found["Reconciling"]["status"]) == ("True", "False")
+    (event,) = status_events(_status(observed), status)
+    assert (event.type, event.reason) == ("Warning", "ApplyFailed")
+
+
+def test_a_refusal_is_told_of_an_object_that_has_just_been_made() -> None:
+    observed = service_observed(service() | {"status": DEFAULT_STATUS})
+    status = service_status(observed, plan_service(observed), NOW, REFUSED)
+    assert (find(status, "Ready") or {})["reason"] == "ApplyFailed"
+
+
+@pytest.mark.parametrize(
+    ("generation", "request_", "kept"),
+    [(1, "PATCH /apis/x", True), (2, "PATCH /apis/x", False), (1, "PATCH /apis/y", False)],
+)
+def test_a_refusal_that_is_numbered_does_not_change_the_status(
+    generation: int, request_: str, kept: bool
+) -> None:
+    observed = _ready()
+    first = service_status(observed, plan_service(observed), NOW, REFUSED)
+    item = service(generation=generation) | {"status": first}
+    later, error = replace(observed, service=item), ApiError(request_, 403, "Forbidden", "no. 2")
+    status = service_status(later, plan_service(later), NOW, error)
+    assert (status == first) is kept
 
 
 def test_a_refusal_keeps_the_url_that_still_answers() -> None:

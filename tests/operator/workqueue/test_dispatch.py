@@ -69,6 +69,16 @@ async def test_a_failure_is_tried_again_at_growing_intervals(bench: Bench) -> No
         assert len(bench.runs) == runs + 1
 
 
+async def test_what_a_person_has_to_clear_is_looked_at_every_half_minute(bench: Bench) -> None:
+    bench.outcome = lambda _: ApiError("PATCH /x", 403, "Forbidden", "exceeded quota")
+    bench.queue.add(CHAT)
+    await bench.settle()
+    for _ in range(10):
+        bench.timer.advance(30.0)
+        await bench.settle()
+    assert len(bench.runs) == 11
+
+
 async def test_success_forgets_earlier_failures(bench: Bench) -> None:
     outcomes = iter([RuntimeError("x"), RuntimeError("x"), None, RuntimeError("x"), None])
     bench.outcome = lambda _: next(outcomes)
