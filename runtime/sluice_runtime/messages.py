@@ -11,9 +11,11 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Refusal = Literal["overloaded", "unavailable"]
+"""Why the engine did not take a request that is not at fault; another engine may."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -77,6 +79,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     """One line for the client, with `finish_reason` error."""
     cached_tokens: int = 0
+    refusal: Refusal | None = None
+    """With `finish_reason` error, on the only delta of a request that was not taken."""
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

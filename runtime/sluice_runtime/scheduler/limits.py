@@ -7,6 +7,7 @@ no validated request can wait for ever. Knows sizes only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,30 @@ class Limits:
     def request_tokens(self) -> int:
         """Most tokens of prompt and answer together, of a request that has the engine alone."""
         return min(self.context_length_tokens, self.kv_pool_tokens)
+
+
+class QueueLimits(Protocol):
+    """`SchedulerSettings` in the engine, `EngineReady` in the API process."""
+
+    @property
+    def max_running_requests(self) -> int: ...
+    @property
+    def max_queued_requests(self) -> int: ...
+
+
+def queue_full(limits: QueueLimits, held_requests: int) -> str | None:
+    """Why one more request is not taken, for a person; None when it is.
+
+    Held is what runs and what waits: an engine with free rows takes them and a queue at once,
+    whatever arrives between two of its steps.
+    """
+    if held_requests < limits.max_running_requests + limits.max_queued_requests:
+        return None
+    return (
+        f"the queue is full: {held_requests} requests run or wait; allowed: "
+        f"{limits.max_running_requests} (maxRunningRequests) and "
+        f"{limits.max_queued_requests} (maxQueuedRequests)"
+    )
 
 
 def fits_empty_pool(limits: Limits, prompt_tokens: int) -> bool:

@@ -33,7 +33,7 @@ from sluice_runtime.scheduler.batch import (
     forward_mode,
 )
 from sluice_runtime.scheduler.integrity import check_integrity
-from sluice_runtime.scheduler.limits import most_new_tokens, refusal
+from sluice_runtime.scheduler.limits import most_new_tokens, queue_full, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
 from sluice_runtime.scheduler.policies import POLICIES
@@ -72,6 +72,10 @@ class Scheduler:
         """Queues a request. One that can never run ends at once, and `process` reports it."""
         if error := self._refusal(message):
             self._outcomes.append(TokenDelta(message.request_id, [], "error", error))
+            return
+        if error := queue_full(self._settings, len(self._requests)):
+            refused = TokenDelta(message.request_id, [], "error", error, refusal="overloaded")
+            self._outcomes.append(refused)
             return
         most = most_new_tokens(self._settings.limits, len(message.prompt_ids))
         request = request_from(message, min(message.max_tokens, most))
@@ -137,8 +141,6 @@ class Scheduler:
             return f"request id {message.request_id!r} is in use"
         if message.max_tokens < 1:
             return f"max_tokens {message.max_tokens} is not allowed; allowed: at least 1"
-        if len(self._waiting) >= self._settings.max_queued_requests:
-            return f"the queue is full: {len(self._waiting)} requests wait (maxQueuedRequests)"
         return refusal(self._settings.limits, len(message.prompt_ids))
 
     def _drop_aborted(self) -> None:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, Protocol
 
-from sluice_runtime.errors import OverloadedError, SluiceRuntimeError, UnavailableError
+from sluice_runtime.errors import (
+    OverloadedError,
+    RequestError,
+    SluiceRuntimeError,
+    UnavailableError,
+)
 from sluice_runtime.messages import (
     Abort,
     Credit,
@@ -20,16 +25,23 @@ from sluice_runtime.messages import (
     Generate,
     Heartbeat,
     Load,
+    Refusal,
     StepResult,
     ToApi,
     ToEngine,
     TokenDelta,
 )
+from sluice_runtime.scheduler.limits import queue_full
 
 SILENCE_SECONDS: Final = 30.0
 """An engine that neither stepped nor sent a heartbeat for so long hangs."""
 CREDIT_TOKENS: Final = 1024
 """Tokens of one request that may be on their way to a reader that has not taken them."""
+
+_REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
+    "overloaded": OverloadedError,
+    "unavailable": UnavailableError,
+}
 
 ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")
 """What is known of an engine that went without a word."""
@@ -71,7 +83,8 @@ class TokenStream:
 
         Raises:
             GenerationFailedError: the engine ended this request with an error.
-            UnavailableError: the engine has gone, or this server hurries to its end.
+            OverloadedError: the engine's queue is full.
+            UnavailableError: the engine has gone or drains, or this server hurries to its end.
         """
         while not self._deltas:
             self._arrived.clear()
@@ -80,6 +93,8 @@ class TokenStream:
         self.ended = isinstance(delta, SluiceRuntimeError) or delta.finish_reason is not None
         if isinstance(delta, SluiceRuntimeError):
             raise delta
+        if delta.refusal is not None:
+            raise _REFUSALS[delta.refusal](delta.error or "the engine refused the request")
         if delta.finish_reason in ("error", "abort"):
             raise GenerationFailedError(delta.error or "the engine gave the request up")
         self._grant(len(delta.token_ids))
@@ -105,7 +120,8 @@ class EngineClient:
         self._clock = clock
         self._observer = observer
         self._streams: dict[str, TokenStream] = {}
-        self._sent_since_load = 0
+        self._held: set[str] = set()
+        """Ids of requests that the engine was sent and has not ended, closed ones among them."""
         self._heard_seconds = clock()
         self.ready: EngineReady | None = None
         self.became_ready = asyncio.Event()
@@ -140,10 +156,8 @@ class EngineClient:
         """
         if self.ready is None or self.failure is not None:
             raise UnavailableError("the model is not loaded")
-        queued = self.load.queued_requests if self.load else 0
-        if queued + self._sent_since_load >= self.ready.max_queued_requests:
-            raise OverloadedError(f"the queue is full: {queued} requests wait (maxQueuedRequests)")
-        self._sent_since_load += 1
+        self._check_queue(self.ready)
+        self._held.add(generate.request_id)
         stream = TokenStream(generate.request_id, self._link.send)
         self._streams[generate.request_id] = stream
         self._link.send(generate)
@@ -173,6 +187,14 @@ class EngineClient:
         silent_seconds = self._clock() - self._heard_seconds
         return self.ready is None or silent_seconds < SILENCE_SECONDS
 
+    def _check_queue(self, ready: EngineReady) -> None:
+        """Refuses what the engine would refuse, and what would join a queue that does not move."""
+        waiting = self.load.queued_requests if self.load else 0
+        if waiting >= ready.max_queued_requests:
+            raise OverloadedError(f"the queue is full: {waiting} requests wait (maxQueuedRequests)")
+        if error := queue_full(ready, len(self._held)):
+            raise OverloadedError(error)
+
     def _receive(self, message: EngineReady | StepResult | Heartbeat) -> None:
         match message:
             case EngineReady():
@@ -185,12 +207,13 @@ class EngineClient:
                 self._take_load(message.load)
                 self._observer.stepped(message)
                 for delta in message.deltas:
+                    if delta.finish_reason is not None:
+                        self._held.discard(delta.request_id)
                     if stream := self._streams.get(delta.request_id):
                         stream.put(delta)
 
     def _take_load(self, load: Load) -> None:
         self.load = load
-        self._sent_since_load = 0
         self._observer.loaded(load)
 
 

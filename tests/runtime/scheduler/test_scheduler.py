@@ -71,12 +71,22 @@ def test_impossible_requests_end_at_once_with_the_numbers(
     assert bench.step() is None
 
 
-def test_a_full_queue_refuses() -> None:
-    bench = Bench(settings_of(max_queued_requests=2))
-    bench.add(*(request(name, 4, 2) for name in "abc"))
+def test_what_runs_and_a_full_queue_leave_no_room_for_one_more() -> None:
+    bench = Bench(settings_of(max_running_requests=1, max_queued_requests=2))
+    bench.add(*(request(name, 4, 2) for name in "abcd"))
     bench.run()
-    assert "maxQueuedRequests" in (bench.terminals["c"][0].error or "")
-    assert bench.answers["a"] == answer_to(range(4), 2)
+    (refused,) = bench.terminals["d"]
+    assert (refused.finish_reason, refused.refusal) == ("error", "overloaded")
+    assert "maxQueuedRequests" in (refused.error or "")
+    assert [bench.answers[name] for name in "abc"] == [answer_to(range(4), 2)] * 3
+
+
+def test_a_short_queue_does_not_refuse_what_an_idle_engine_can_run_at_once() -> None:
+    bench = Bench(settings_of(max_running_requests=4, max_queued_requests=1))
+    bench.add(*(request(name, 4, 2) for name in "abcd"))
+    first = bench.step()
+    assert first
+    assert len(first.added_rows) == 4
 
 
 def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:

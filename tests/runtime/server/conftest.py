@@ -66,6 +66,7 @@ def server(module_server: Server) -> Iterator[Server]:
     engine.paused.clear()
     engine.queued = 0
     engine.refuse_with = None
+    engine.refusal = None
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from sluice_runtime.messages import (
     Generate,
     Heartbeat,
     Load,
+    Refusal,
     StepResult,
     ToApi,
     ToEngine,
@@ -33,6 +34,7 @@ EOS = 258
 CONTEXT_TOKENS = 512
 POOL_TOKENS = 1024
 PAGE_TOKENS = 16
+MOST_RUNNING = 4
 MOST_QUEUED = 8
 READY = EngineReady(
     protocol_version=PROTOCOL_VERSION,
@@ -40,7 +42,7 @@ READY = EngineReady(
     context_length_tokens=CONTEXT_TOKENS,
     kv_pool_tokens=POOL_TOKENS,
     page_size_tokens=PAGE_TOKENS,
-    max_running_requests=4,
+    max_running_requests=MOST_RUNNING,
     max_queued_requests=MOST_QUEUED,
     vocabulary_size=259,
 )
@@ -93,6 +95,7 @@ class FakeEngine:
     """What the next load reports say."""
     heard: list[ToEngine] = field(default_factory=list)
     refuse_with: str | None = None
+    refusal: Refusal | None = None
     _answers: dict[str, _Answer] = field(default_factory=dict)
     _outbox: list[ToApi] = field(default_factory=list)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -141,16 +144,20 @@ class FakeEngine:
                 if self.queued:
                     self.say(Heartbeat(load(0, self.queued)))
             case Abort():
-                self._answers.pop(message.request_id, None)
+                if self._answers.pop(message.request_id, None):
+                    self.say(self._ended(TokenDelta(message.request_id, [], "abort")))
             case Credit() | Drain():
                 pass
+
+    def _ended(self, delta: TokenDelta) -> StepResult:
+        return StepResult(0, "IDLE", time.monotonic(), 0.0, 0.0, [delta], load(len(self._answers)))
 
     def _step(self, step: int) -> StepResult:
         deltas = []
         for request_id, answer in list(self._answers.items()):
             delta = answer.next_delta()
             if self.refuse_with:
-                delta = TokenDelta(request_id, [], "error", self.refuse_with)
+                delta = TokenDelta(request_id, [], "error", self.refuse_with, refusal=self.refusal)
             deltas.append(delta)
             if delta.finish_reason:
                 del self._answers[request_id]

@@ -6,8 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from sluice_runtime.messages import Heartbeat, Refusal
 
 from tests.runtime.server.conftest import MAX_BODY_BYTES, MODEL, Server, until
+from tests.runtime.server.fake_engine import MOST_QUEUED, MOST_RUNNING, load
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -187,10 +189,38 @@ async def test_a_full_queue_is_a_429_with_retry_after(server: Server) -> None:
     assert (await waiting).choices[0].text == "a"
 
 
-async def test_what_the_engine_refuses_has_a_status_also_when_streamed(server: Server) -> None:
-    server.engine.refuse_with = "no pages"
-    response = await server.http.post(COMPLETIONS, json=completion(stream=True))
-    assert response.status_code == 500
+async def test_as_many_as_run_and_wait_are_taken_at_once_and_one_more_is_a_429(
+    server: Server,
+) -> None:
+    """The engine has said nothing since it was idle: what was sent counts until it has ended."""
+    server.engine.paused.set()
+    most = MOST_RUNNING + MOST_QUEUED
+    client = server.service.client
+    asked = [server.http.post(COMPLETIONS, json=completion(n=2)) for _ in range(most // 2)]
+    waiting = [asyncio.ensure_future(one) for one in asked]
+    await until(lambda: len(server.engine.running) == most)
+    client._receive(Heartbeat(load(0)))  # an old report does not make room
+    refused = await server.http.post(COMPLETIONS, json=completion())
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    waiting.pop().cancel()
+    await until(lambda: len(client._held) == most - 2)
+    waiting.append(asyncio.ensure_future(server.http.post(COMPLETIONS, json=completion(n=2))))
+    await until(lambda: len(server.engine.running) == most)
+    server.engine.paused.clear()
+    assert [response.status_code for response in await asyncio.gather(*waiting)] == [200] * 6
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("refusal", "status", "retry_after"),
+    [(None, 500, None), ("overloaded", 429, "1"), ("unavailable", 503, "2")],
+)
+async def test_what_the_engine_refuses_has_a_status_also_when_streamed(
+    server: Server, refusal: Refusal | None, status: int, retry_after: str | None, stream: bool
+) -> None:
+    server.engine.refuse_with, server.engine.refusal = "no pages", refusal
+    response = await server.http.post(COMPLETIONS, json=completion(stream=stream))
+    assert (response.status_code, response.headers.get("retry-after")) == (status, retry_after)
     assert response.json()["error"]["message"] == "no pages"
 
 
