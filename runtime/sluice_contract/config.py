@@ -170,7 +170,9 @@ class EngineConfig(EngineSettings):
     model: ModelRef
     role: Role = Role.MIXED
     server: ServerSettings = ServerSettings()
-    seed: int = Field(default=0, ge=0, description="Seed of random weights and unseeded sampling.")
+    seed: int = Field(
+        default=0, ge=0, lt=2**63, description="Seed of random weights and unseeded sampling."
+    )
 
     @model_validator(mode="after")
     def _sizes_fit_each_other(self) -> Self:

@@ -119,12 +119,19 @@ def _sizes(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
 
 
 def _check(resolved: dict[str, Resolved]) -> None:
-    chunk, page = resolved["chunk_size"].value, resolved["page_size"].value
-    minimum = resolved["min_prefill_tokens"].value
-    assert isinstance(chunk, int)
-    assert isinstance(page, int)
-    assert isinstance(minimum, int)
+    """Each pair that can contradict: a step must hold the least that a prompt advances by."""
+    names = ("chunk_size", "page_size", "min_prefill_tokens", "max_prefill_tokens")
+    chunk, page, minimum, most = (_tokens(resolved[name]) for name in names)
+    if most < page:
+        raise ConfigError("maxPrefillTokens", most, f"at least pageSize ({page})")
+    if minimum > most:
+        raise ConfigError("minPrefillTokens", minimum, f"at most maxPrefillTokens ({most})")
     if chunk != -1 and chunk < page:
         raise ConfigError("chunkSize", chunk, f"-1 (off) or at least pageSize ({page})")
     if chunk != -1 and minimum > chunk:
         raise ConfigError("minPrefillTokens", minimum, f"at most chunkSize ({chunk})")
+
+
+def _tokens(resolved: Resolved) -> int:
+    assert isinstance(resolved.value, int)
+    return resolved.value

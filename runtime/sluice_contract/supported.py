@@ -54,6 +54,11 @@ ROWS: Final = (
         "auto (a KV type of its own is not implemented yet)",
     ),
     Unsupported(
+        "cudaGraphMaxBatch",
+        lambda s: s.cuda_graph_max_batch not in (None, 0),
+        "0 (CUDA graphs are not implemented yet)",
+    ),
+    Unsupported(
         "kvTransfer",
         lambda s: s.kv_transfer is not None,
         "nothing (disaggregation is not implemented yet)",

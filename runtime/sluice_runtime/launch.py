@@ -60,7 +60,7 @@ def checked_config(path: Path) -> EngineConfig:
         resolve_settings(config, Accelerator())
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
-    model_files.resolve(config.model.uri)
+    model_files.resolve_model(config.model)
     return config
 
 

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sluice_runtime.errors import ModelLoadError
+from sluice_contract.base import ConfigError
+from sluice_contract.config import ModelRef
+
+from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 
 _DUMMY_COMMON: Final[dict[str, Any]] = {
     "vocab_size": 259,
@@ -75,6 +78,20 @@ def resolve(uri: str) -> ModelFiles:
         f"model.uri: {uri!r} is not allowed; allowed: a plain path, file:///path, {_dummy_uris()}"
         " (hf://, pvc:// and oci:// are not implemented yet)"
     )
+
+
+def resolve_model(model: ModelRef) -> ModelFiles:
+    """The model that a configuration names.
+
+    Raises:
+        InvalidConfigError: a revision of what has none.
+        ModelLoadError: see `resolve`.
+    """
+    files = resolve(model.uri)
+    if model.revision is not None:
+        allowed = f"nothing with {model.uri} (only models of a hub have revisions)"
+        raise InvalidConfigError(str(ConfigError("model.revision", model.revision, allowed)))
+    return files
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

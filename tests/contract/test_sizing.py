@@ -52,7 +52,13 @@ def test_the_users_value_wins_and_says_so() -> None:
     ("settings", "key"),
     [
         (EngineSettings(chunk_size=8, page_size=16), "chunkSize"),
-        (EngineSettings(chunk_size=64, min_prefill_tokens=65), "minPrefillTokens"),
+        (EngineSettings(chunk_size=64, min_prefill_tokens=65), "minPrefillTokens: 65"),
+        (EngineSettings(max_prefill_tokens=64, min_prefill_tokens=65), "minPrefillTokens: 65"),
+        (
+            EngineSettings(max_prefill_tokens=64, min_prefill_tokens=65, chunk_size=-1),
+            "minPrefillTokens: 65",
+        ),
+        (EngineSettings(max_prefill_tokens=15), "maxPrefillTokens: 15 .* pageSize .16."),
     ],
 )
 def test_contradicting_values_are_refused_by_name(settings: EngineSettings, key: str) -> None:
@@ -72,6 +78,7 @@ def test_a_rendered_config_reads_back_the_same() -> None:
         ('{"model": {"uri": "x"}, "chunkSizes": 3}', ["chunkSizes", "3", "chunkSize"]),
         ('{"model": {"uri": "x"}, "pageSize": 0}', ["pageSize", "0", "greater than or equal to 1"]),
         ('{"model": {"uri": "x"}, "chunkSize": 0}', ["chunkSize", "0", "-1"]),
+        ('{"model": {"uri": "x"}, "seed": 9223372036854775808}', ["seed", "9223372036854775808"]),
         ('{"model": {}}', ["model.uri", "required"]),
         ("{", ["JSON"]),
     ],
@@ -88,11 +95,26 @@ def test_a_bad_file_is_one_line_with_key_value_and_what_is_allowed(
 
 def test_what_this_version_lacks_is_refused_by_key() -> None:
     settings = EngineSettings(
-        tensor_parallel_size=2, prefix_cache=True, overlap=True, scheduling_policy="lpm"
+        tensor_parallel_size=2,
+        prefix_cache=True,
+        overlap=True,
+        scheduling_policy="lpm",
+        cuda_graph_max_batch=8,
     )
     refused = {error.key for error in unsupported(settings)}
-    assert refused == {"tensorParallelSize", "prefixCache", "overlap", "schedulingPolicy"}
+    assert refused == {
+        *("tensorParallelSize", "prefixCache", "overlap", "schedulingPolicy"),
+        "cudaGraphMaxBatch",
+    }
     assert not list(unsupported(EngineSettings()))
+
+
+def test_what_is_resolved_for_a_cpu_is_refused_nowhere() -> None:
+    """The operator writes resolved values into the engine's file."""
+    config = EngineConfig.model_validate({"model": {"uri": "dummy://qwen3-tiny"}})
+    config = apply_resolved(config, resolve_settings(config, Accelerator()))
+    assert config.cuda_graph_max_batch == 0
+    assert not list(unsupported(config))
 
 
 def test_every_refusal_names_a_real_setting() -> None:

@@ -123,7 +123,16 @@ def _tensor_files(folder: Path) -> Mapping[str, Path]:
             raise ModelLoadError(
                 f"model.uri: {index}: weight_map is {places!r}; allowed: an object"
             )
-        return {name: folder / str(file) for name, file in places.items()}
+        return {name: folder / _file_name(index, file) for name, file in places.items()}
     path = folder / SINGLE
     with _opened(path) as file:
         return dict.fromkeys(file.keys(), path)
+
+
+def _file_name(index: Path, file: object) -> str:
+    """A name that the folder itself holds: an index leads nowhere else."""
+    if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
+        raise ModelLoadError(
+            f"model.uri: {index}: weight_map names {file!r}; allowed: a file beside the index"
+        )
+    return file

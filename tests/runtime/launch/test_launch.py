@@ -25,6 +25,8 @@ DUMMY = {"uri": "dummy://qwen3-tiny"}
         ({"model": DUMMY, "schedulingPolicy": "lpm"}, "InvalidConfig", "fcfs"),
         ({"model": DUMMY, "overlap": True}, "InvalidConfig", "overlap"),
         ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", "role: 'prefill'"),
+        ({"model": DUMMY, "cudaGraphMaxBatch": 8}, "InvalidConfig", "cudaGraphMaxBatch: 8"),
+        ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", "model.revision: 'v1'"),
         ({"model": {"uri": "/nowhere"}}, "ModelLoadFailed", "/nowhere"),
         ({"model": {"uri": "dummy://x"}}, "ModelLoadFailed", "dummy://qwen3-tiny"),
         ({"model": {"uri": "s3://x"}}, "ModelLoadFailed", "s3://x"),

@@ -91,6 +91,17 @@ def test_a_shard_that_is_not_there(tmp_path: Path) -> None:
     assert f"{shard} is missing" in load_line(folder)
 
 
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b", "..", "", 7])
+def test_an_index_leads_to_files_beside_it_only(tmp_path: Path, name: object) -> None:
+    folder = write_model(tmp_path, "qwen3-untied-sharded")
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"][NORM] = name
+    path.write_text(json.dumps(index))
+    line = load_line(folder)
+    assert f"{path}: weight_map names {name!r}" in line
+
+
 def test_random_weights_depend_on_the_seed_alone() -> None:
     one, same, other = (
         load_model(resolve("dummy://llama-tiny"), "bfloat16", seed) for seed in (1, 1, 2)
