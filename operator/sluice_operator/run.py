@@ -29,6 +29,7 @@ from sluice_operator.pool.reconcile import PoolReconcile
 from sluice_operator.report import Reporter
 from sluice_operator.service.reconcile import ServiceReconcile
 from sluice_operator.settings import Settings
+from sluice_operator.tasks import until_one_ends
 from sluice_operator.transport import Transport
 from sluice_operator.watch import inform, take_signals
 from sluice_operator.workqueue import WorkQueue
@@ -65,7 +66,7 @@ async def run(settings: Settings, transport: Transport, clock: Clock) -> None:
     take_signals(parts.stop.set)
     ports = (settings.health_port, settings.metrics_port)
     async with listening(settings.pod_ip, ports, parts.health, metrics.exposition):
-        await first_of(parts.stop.wait(), _serve(parts))
+        await _first_of(parts.stop.wait(), _serve(parts))
 
 
 async def _serve(parts: Parts) -> None:
@@ -87,7 +88,7 @@ async def _lead(parts: Parts, leadership: Leadership) -> None:
     """Everything that only the leader does. Ends, and ends all of it, when any part fails."""
     queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
     dispatcher = _dispatcher(parts, queue)
-    await first_of(
+    await _first_of(
         leadership.hold(),
         *(dispatcher.work() for _ in range(parts.settings.workers)),
         _resync(parts, queue),
@@ -157,15 +158,6 @@ def _depth(queue: WorkQueue[Key], kind: str) -> int:
     return sum(key.kind == kind for key in queue.waiting())
 
 
-async def first_of(*parts: Coroutine[Any, Any, Any]) -> None:
+async def _first_of(*parts: Coroutine[Any, Any, Any]) -> None:
     """Runs all of `parts` until one ends or fails, and stops the others; raises its error."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        errors = [error for task in done if (error := task.exception()) is not None]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    if errors:
-        raise errors[0]
+    await until_one_ends([asyncio.create_task(part) for part in parts])

@@ -60,12 +60,14 @@ def too_many() -> web.Response:
     return status(429, "TooManyRequests", **{"Retry-After": "1"})
 
 
-ANSWERS = {
-    "409": Spoiling(lambda: status(409, "Conflict"), writes),
-    "422": Spoiling(lambda: status(422, "Invalid"), applies_of_deployments, share=1.0, left=3),
-    "429": Spoiling(too_many, any_but_watches, left=4),
-    "500": Spoiling(lambda: status(500, "InternalError"), any_but_watches),
-    "no answer": Spoiling(lambda: web.Response(status=502, text="<html>"), any_but_watches),
+ANSWERS: dict[str, Callable[[], Spoiling]] = {
+    "409": lambda: Spoiling(lambda: status(409, "Conflict"), writes),
+    "422": lambda: Spoiling(
+        lambda: status(422, "Invalid"), applies_of_deployments, share=1.0, left=3
+    ),
+    "429": lambda: Spoiling(too_many, any_but_watches, left=4),
+    "500": lambda: Spoiling(lambda: status(500, "InternalError"), any_but_watches),
+    "no answer": lambda: Spoiling(lambda: web.Response(status=502, text="<html>"), any_but_watches),
 }
 
 

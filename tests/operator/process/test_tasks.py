@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
-from sluice_operator.run import first_of
+from sluice_operator.tasks import until_one_ends
+
+
+async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
+    await until_one_ends([asyncio.create_task(part) for part in parts])
 
 
 class Part:
