@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 from sluice_contract.config import EngineConfig
+from sluice_runtime.engine import host
 from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.messages import Generate, Sampling
@@ -153,11 +155,19 @@ def report(figure: str, value: float, **more: object) -> None:
     print(json.dumps({"figure": figure, "value": round(value, 3), **more}), flush=True)
 
 
+def as_an_engine_process(module: str) -> None:
+    """Starts anew with the variables that the engine process sets before it loads torch."""
+    if not host.LIBRARY_VARIABLES.keys() <= os.environ.keys():
+        host.set_library_variables()
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--alone", action="store_true", help="without transformers")
     arguments = parser.parse_args()
+    as_an_engine_process("benchmarks.cpu_serving")
     work, threads = workload(), arguments.threads
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

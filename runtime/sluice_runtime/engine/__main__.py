@@ -16,6 +16,7 @@ from pathlib import Path
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
 
+from sluice_runtime.engine.host import set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
@@ -67,6 +68,7 @@ def _config(path: Path) -> EngineConfig:
 
 def _serve(config: EngineConfig, link: EngineLink) -> None:
     config, files = resolved(config), resolve(config.model.uri)
+    set_library_variables()
     # Imports torch, which takes seconds: what is wrong with the two above is said before that.
     from sluice_runtime.engine.build import build_engine
 

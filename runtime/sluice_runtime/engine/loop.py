@@ -130,7 +130,8 @@ class EngineLoop:
 
     def _accept(self, message: Generate) -> None:
         if self._draining:
-            self._released.append(TokenDelta(message.request_id, [], "error", DRAINING))
+            refused = TokenDelta(message.request_id, [], "error", DRAINING, refusal="unavailable")
+            self._released.append(refused)
             return
         self._outbox.open(message.request_id, message.credit_tokens)
         self._scheduler.add(message)
