@@ -43,10 +43,12 @@ def test_an_image_that_cannot_be_pulled(make: Make) -> None:
     assert "localhost/no-such-image:1" in path["message"]
 
 
-def test_a_gpu_that_no_node_has(make: Make) -> None:
-    service = make(pools={"mixed": {"replicas": 1, "accelerator": {"count": 1}}})
+def test_more_memory_than_any_node_has(make: Make) -> None:
+    huge = {"memory": "900Gi"}
+    resources = {"requests": huge, "limits": huge}
+    service = make(pools={"mixed": {"replicas": 1, "resources": resources}})
     condition = service.wait_for_reason("Ready", "Unschedulable")
-    assert "nvidia.com/gpu" in condition["message"]
+    assert "memory" in condition["message"]
 
 
 def test_what_is_not_implemented_is_refused_by_name(make: Make) -> None:

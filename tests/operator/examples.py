@@ -83,7 +83,6 @@ FULL_SPEC: Manifest = {
     "pools": {
         "mixed": {
             "replicas": 3,
-            "accelerator": {"product": "NVIDIA-A100-SXM4-40GB", "count": 1},
             "resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "32Gi"}},
             "template": FULL_TEMPLATE,
         }

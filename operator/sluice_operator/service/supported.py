@@ -12,7 +12,6 @@ from typing import Final
 
 from sluice_contract.supported import unsupported
 
-from sluice_operator.accelerators import gpu_count
 from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.model_uri import SERVED_SCHEMES, scheme_of
@@ -73,9 +72,12 @@ def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         pool, path = spec.pool(role), f"spec.pools.{role}"
         if pool.autoscaling is not None:
             yield _refusal(f"{path}.autoscaling", "a value", f"{path}.replicas instead")
-        if gpu_count(pool.accelerator) > 1:
-            count = gpu_count(pool.accelerator)
-            yield _refusal(f"{path}.accelerator.count", count, "1 (no tensor parallelism)")
+        if pool.accelerator is not None:
+            yield _refusal(
+                f"{path}.accelerator",
+                "a value",
+                "nothing, as the engine runs on CPUs only in this version",
+            )
 
 
 def _refusal(field: str, value: object, allowed: str) -> Refusal:

@@ -160,6 +160,7 @@ async def test_every_edit_is_carried_out_or_refused_by_name(
         before = after
     carried_out = EDITS.keys() - refused
     assert {"mode", "slo.percentile", "engine.overlap", "router.auth"} <= refused
+    assert "pools.mixed.accelerator" in refused
     assert {"model.uri", "engine.chunkSize", "router.replicas", "paused"} <= carried_out
     print(f"{len(carried_out)} edits carried out, {len(refused)} refused")
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from sluice_contract import labels
 from sluice_operator.observed import Manifest
+from sluice_operator.pool.plan import plan_pool
 from sluice_operator.preview import preview
 
 from tests.operator.api.invalid_specs import document
-from tests.operator.examples import FULL_SPEC, IMAGES, of
+from tests.operator.examples import FULL_SPEC, IMAGES, of, pool, pool_observed
 
 LONGEST = "a" * 40
 
@@ -133,13 +134,12 @@ def test_names_fit_for_the_longest_role_too() -> None:
 
 
 def test_gpus_are_limits_and_bind_the_product() -> None:
-    engine = of(_rendered(FULL_SPEC), "EnginePool")["spec"]
-    assert engine["accelerator"] == {"product": "NVIDIA-A100-SXM4-40GB", "count": 1}
-    pod = next(
-        pod["spec"]
-        for pod in _pods(_rendered(FULL_SPEC))
-        if pod["metadata"]["labels"][labels.ROLE] == "mixed"
-    )
+    wanted = pool(FULL_SPEC)
+    accelerator = {"product": "NVIDIA-A100-SXM4-40GB", "count": 1}
+    wanted["spec"] = wanted["spec"] | {"accelerator": accelerator}
+    deployment = plan_pool(pool_observed(wanted)).deployment
+    assert deployment is not None
+    pod = deployment["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"memory": "32Gi", "nvidia.com/gpu": 1}
     assert pod["nodeSelector"] == {
         "disk": "fast",

@@ -21,9 +21,9 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
         "spec.pools.mixed.replicas",
     ),
-    "spec.pools.mixed.accelerator.count": (
-        {"pools": {"mixed": {"accelerator": {"count": 2}}}},
-        "1 (no tensor parallelism)",
+    "spec.pools.mixed.accelerator": (
+        {"pools": {"mixed": {"accelerator": {"count": 1}}}},
+        "nothing, as the engine runs on CPUs only in this version",
     ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
     "spec.engine.prefixCache": ({"engine": {"prefixCache": True}}, "false"),
@@ -41,6 +41,17 @@ def test_what_is_not_implemented_is_refused(field: str) -> None:
     assert plan.refusal.message.startswith(f"{field}: ")
     assert f"allowed: {allowed}" in plan.refusal.message
     assert (plan.apply, plan.prune) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "accelerator", [{}, {"count": 1}, {"count": 8}, {"product": "NVIDIA-A100-SXM4-40GB"}]
+)
+def test_a_gpu_that_would_be_reserved_and_not_used_is_refused(accelerator: Manifest) -> None:
+    spec = {"pools": {"mixed": {"accelerator": accelerator}}}
+    plan = plan_service(service_observed(service(spec)))
+    assert plan.refusal is not None
+    assert plan.refusal.field == "spec.pools.mixed.accelerator"
+    assert plan.apply == ()
 
 
 def test_every_row_of_the_table_is_tried() -> None:

@@ -42,7 +42,6 @@ SPECS = st.fixed_dictionaries(
                     {},
                     optional={
                         "replicas": st.integers(0, 5),
-                        "accelerator": st.just({"count": 1}),
                         "template": st.just(FULL_TEMPLATE),
                     },
                 )

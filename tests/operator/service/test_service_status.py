@@ -29,6 +29,8 @@ from tests.operator.examples import (
 )
 from tests.operator.golden import assert_golden
 
+PINNED = {"value": 77, "source": "General", "from": "an earlier release"}
+
 
 def _with_pool(engines_ready: bool, routers_ready: bool) -> ServiceObserved:
     plan = service_plan()
@@ -81,18 +83,12 @@ def _refused() -> ServiceObserved:
     return replace(ready, service=service(spec, generation=2) | {"status": before})
 
 
-def _with_gpus() -> ServiceObserved:
-    node = {
-        "metadata": {
-            "name": "gpu-1",
-            "labels": {
-                "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559",
-            },
-        },
-        "status": {"allocatable": {"nvidia.com/gpu": "8"}},
-    }  # fmt: skip
-    item = service({"pools": {"mixed": {"accelerator": {"count": 1}}}})
-    return service_observed(item, nodes=(node,))
+def _sized_before(chunk_size: object = PINNED, **metadata: int) -> ServiceObserved:
+    """Its status says what an earlier release, with other defaults, has resolved."""
+    observed = service_observed()
+    status = _status(observed)
+    status["resolved"]["mixed"]["chunkSize"] = chunk_size
+    return replace(observed, service=service(**metadata) | {"status": status})
 
 
 SITUATIONS: dict[str, tuple[Callable[[], ServiceObserved], str, str]] = {
@@ -108,7 +104,6 @@ SITUATIONS: dict[str, tuple[Callable[[], ServiceObserved], str, str]] = {
     "paused": (_paused, "True", "AllReady"),
     "paused-before-applying": (_paused_before_applying, "False", "Paused"),
     "refused": (_refused, "False", "NotImplemented"),
-    "gpus": (_with_gpus, "False", "Applying"),
 }  # fmt: skip
 STALLED = {"model-missing", "refused"}
 
@@ -210,23 +205,17 @@ def test_a_transition_has_its_own_time() -> None:
     assert moved["lastTransitionTime"] == "2026-01-02T03:04:05Z"
 
 
-def test_sizes_stay_with_the_generation_when_nodes_change() -> None:
-    observed = _with_gpus()
-    first = _status(observed)
-    assert first["resolved"]["mixed"]["chunkSize"]["source"] == "Product"
-    later = replace(observed, service=observed.service | {"status": first}, nodes=None)
-    assert plan_service(later).pools[0].config_map == plan_service(observed).pools[0].config_map
-    fresh = replace(observed, nodes=None)
-    assert plan_service(fresh).pools[0].config_map != plan_service(observed).pools[0].config_map
+def test_sizes_stay_with_the_generation() -> None:
+    observed = _sized_before()
+    plan = plan_service(observed)
+    assert plan.pools[0].settings["chunk_size"].value == 77
+    assert plan.pools[0].config_map != plan_service(service_observed()).pools[0].config_map
+    assert _status(observed)["resolved"]["mixed"]["chunkSize"] == PINNED
 
 
 def test_a_new_generation_is_sized_anew() -> None:
-    observed = _with_gpus()
-    status = _status(observed)
-    newer = observed.service | {"status": status}
-    newer["metadata"] = newer["metadata"] | {"generation": 2}
-    later = replace(observed, service=newer, nodes=None)
-    assert plan_service(later).pools[0].settings["chunk_size"].source == "General"
+    plan = plan_service(_sized_before(generation=2))
+    assert plan.pools == plan_service(service_observed()).pools
 
 
 @pytest.mark.parametrize(
@@ -238,11 +227,8 @@ def test_a_new_generation_is_sized_anew() -> None:
     ],
 )
 def test_a_status_that_somebody_broke_is_ignored(entry: Manifest) -> None:
-    observed = _with_gpus()
-    broken = observed.service | {
-        "status": {"observedGeneration": 1, "resolved": {"mixed": {"chunkSize": entry}}}
-    }
-    assert plan_service(replace(observed, service=broken)).pools == plan_service(observed).pools
+    broken = plan_service(_sized_before(entry))
+    assert broken.pools == plan_service(service_observed()).pools
 
 
 def test_a_pool_observed_without_status_does_not_count() -> None:
