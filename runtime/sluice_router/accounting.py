@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
+from sluice_contract.engine_http import REQUEST_ID_HEADER
 
 from sluice_router import edge
 from sluice_router.errors import BadRequestError, RouterError
@@ -49,7 +50,7 @@ class Accounting:
         """Run the handler; whatever happens, the request is answered, counted and logged."""
         start = self._clock()
         request[START] = start
-        request[ID] = edge.request_id(request.headers.get(edge.REQUEST_ID))
+        request[ID] = edge.request_id(request.headers.get(REQUEST_ID_HEADER))
         status = CLIENT_GONE
         try:
             response = await _answer(request, handler)
@@ -63,7 +64,7 @@ class Accounting:
 
     async def finish_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Headers of every answer."""
-        response.headers[edge.REQUEST_ID] = request[ID]
+        response.headers[REQUEST_ID_HEADER] = request[ID]
         response.headers.pop("Server", None)
         if self._lifecycle.draining:
             response.force_close()

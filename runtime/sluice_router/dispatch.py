@@ -2,18 +2,21 @@
 
 A request is retried only before the first byte of an answer. Connection errors, 502 and 503
 (draining, not ready) count against the engine for a moment; 429 (queue full) does not; every other
-answer is the client's. Knows nothing of the client's connection.
+answer is the client's. A request that two engines had when they broke is offered to no third: it
+may be what they broke of. Knows nothing of the client's connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, Literal
 
 import aiohttp
+import msgspec
+from sluice_contract.engine_http import ENGINE_DIED
 from sluice_contract.router_config import Upstream
 from yarl import URL
 
@@ -35,11 +38,13 @@ RetryReason = Literal["connect", "broken", "unavailable", "queue_full"]
 
 RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
     HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
-    HTTPStatus.BAD_GATEWAY: "unavailable",
+    HTTPStatus.BAD_GATEWAY: "broken",
     HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
 }
 _REFUSAL_BYTES: Final = 65_536
 """Most of a refusal that is kept to be passed on."""
+MOST_BROKEN: Final = 2
+"""Engines that may break with one request: the second shows that it was not the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,29 @@ class _AttemptFailedError(Exception):
         self.error = error
 
 
+@dataclass
+class _History:
+    """What became of one call so far."""
+
+    tried: set[str] = field(default_factory=set)
+    """Engines not to be asked again before the others."""
+    failure: _AttemptFailedError | None = None
+    broken: int = 0
+    """Engines that took the call and broke."""
+
+    def add(self, engine: EngineState, failure: _AttemptFailedError) -> None:
+        """One more attempt that failed.
+
+        Raises:
+            RouterError: it was the last that this call may make.
+        """
+        self.tried.add(engine.key)
+        self.failure = failure
+        self.broken += failure.reason == "broken"
+        if self.broken >= MOST_BROKEN:
+            raise failure.error
+
+
 class Dispatcher:
     """Finds an engine for a call."""
 
@@ -114,20 +142,18 @@ class Dispatcher:
             RouterError: none did; the error of the last one asked, or that there was none.
         """
         deadline = self._clock() + self._upstream.wait_for_engine_seconds
-        tried: set[str] = set()
-        failure: _AttemptFailedError | None = None
+        history = _History()
         for _ in range(self._upstream.max_attempts):
-            engine = await self._next_engine(tried, failure, deadline)
-            if failure is not None:
-                self._on_retry(failure.reason)
+            engine = await self._next_engine(history, deadline)
+            if history.failure is not None:
+                self._on_retry(history.failure.reason)
             with self._fleet.request(engine.key):
                 try:
                     response, first = await self._ask(engine, call)
                 except _AttemptFailedError as error:
-                    failure = error
-                    tried.add(engine.key)
                     if error.reason != "queue_full":
                         self._fleet.failed(engine.key)
+                    history.add(engine, error)
                     continue
                 self._fleet.answered(engine.key)
                 try:
@@ -138,12 +164,11 @@ class Dispatcher:
                 finally:
                     _close(response)
                 return
-        assert failure is not None
-        raise failure.error
+        assert history.failure is not None
+        raise history.failure.error
 
-    async def _next_engine(
-        self, tried: set[str], failure: _AttemptFailedError | None, deadline: float
-    ) -> EngineState:
+    async def _next_engine(self, history: _History, deadline: float) -> EngineState:
+        tried, failure = history.tried, history.failure
         while True:
             now = self._clock()
             engines = self._fleet.engines()
@@ -194,7 +219,25 @@ async def _raise_if_refused(response: aiohttp.ClientResponse) -> None:
     body = await read_at_most(response, _REFUSAL_BYTES)
     headers = response_headers(response.headers)
     headers.pop("Content-Length", None)
+    if _died(body):
+        reason = "broken"
     raise _AttemptFailedError(reason, EngineRefusedError(response.status, headers, body))
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+def _died(body: bytes) -> bool:
+    """Whether the engine refuses because it went while it had the request."""
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error.code == ENGINE_DIED
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def _raise_if_stillborn(engine: EngineState, first: bytes) -> None:

@@ -7,16 +7,15 @@ is the engine's to say.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
+from sluice_contract.engine_http import REQUEST_ID_HEADER, is_acceptable_request_id
 
 from sluice_router.errors import BadRequestError
 
-REQUEST_ID: Final = "X-Request-Id"
 PASSED_REQUEST_HEADERS: Final = ("Accept", "Content-Type", "Traceparent", "Tracestate")
 """Nothing else reaches an engine: no credentials, no cookies, no internal header."""
 
@@ -31,13 +30,12 @@ DROPPED_RESPONSE_HEADERS: Final = frozenset(
 INTERNAL_FIELDS: Final = frozenset({"rid", "request_id", "room", "epoch", "data_parallel_rank"})
 INTERNAL_PREFIXES: Final = ("bootstrap_", "disagg_", "kv_", "room_", "sluice_")
 
-_GOOD_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _BODY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def request_id(given: str | None) -> str:
     """The client's id when it is harmless to log and pass on, else a new one."""
-    if given is not None and _GOOD_REQUEST_ID.fullmatch(given):
+    if given is not None and is_acceptable_request_id(given):
         return given
     return f"req-{uuid.uuid4().hex}"
 
@@ -45,7 +43,7 @@ def request_id(given: str | None) -> str:
 def request_headers(given: Mapping[str, str], id_: str) -> dict[str, str]:
     """Headers for the engine. Compressed answers are not asked for: bytes pass unchanged."""
     headers = {name: given[name] for name in PASSED_REQUEST_HEADERS if name in given}
-    return headers | {REQUEST_ID: id_, "Accept-Encoding": "identity"}
+    return headers | {REQUEST_ID_HEADER: id_, "Accept-Encoding": "identity"}
 
 
 def response_headers(given: Mapping[str, str]) -> dict[str, str]:

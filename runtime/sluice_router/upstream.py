@@ -16,7 +16,8 @@ KEEPALIVE_INTERVAL_SECONDS: Final = 5
 KEEPALIVE_PROBES: Final = 3
 UNACKNOWLEDGED_MILLISECONDS: Final = 25_000
 IDLE_SECONDS: Final = 4.0
-"""Below the 5 s after which engines close idle connections, so that we close first."""
+"""Well below `engine_http.IDLE_CONNECTION_SECONDS`, after which engines close, so that we are
+first: a request must not go out on a connection that is just being closed."""
 
 
 def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:

@@ -72,4 +72,11 @@ class OverloadedError(RequestError):
 
 
 class UnavailableError(RequestError):
-    """Not ready, draining, or the engine died: 503 with Retry-After."""
+    """Not ready or draining: 503 with Retry-After."""
+
+
+class EngineDiedError(UnavailableError):
+    """The engine went while it had the request: 503 with a code of its own.
+
+    Whoever asks elsewhere should do so once at most: the request may be what the engine died of.
+    """

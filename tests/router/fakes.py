@@ -51,6 +51,7 @@ class FakeEngine:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    blocked: asyncio.Event = field(default_factory=asyncio.Event)
     polled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -177,11 +178,13 @@ async def hangs(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-def refuses(status: int, **headers: str) -> Behaviour:
-    """Answers every request with that status."""
+def refuses(
+    status: int, headers: Mapping[str, str] | None = None, code: str = "told_to"
+) -> Behaviour:
+    """Answers every request with that status and code."""
 
     async def behave(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
-        body = {"error": {"message": "told to", "type": "t", "param": None, "code": str(status)}}
+        body = {"error": {"message": "told to", "type": "t", "param": None, "code": code}}
         return web.json_response(body, status=status, headers=headers)
 
     return behave

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -51,7 +52,8 @@ async def ends_without_done(engine: fakes.FakeEngine, request: web.Request) -> w
     [
         (fakes.dies_before_answer, "broken"),
         (fakes.refuses(503), "unavailable"),
-        (fakes.refuses(502), "unavailable"),
+        (fakes.refuses(502), "broken"),
+        (fakes.refuses(503, code="engine_died"), "broken"),
         (fakes.refuses(429), "queue_full"),
         (error_event, "broken"),
     ],
@@ -74,6 +76,41 @@ async def test_a_failure_before_the_first_byte_is_retried_elsewhere(
         counted = re.search(rf'retries_total{{reason="{reason}"}} (\d+)', text)
         assert counted is not None
         assert int(counted[1]) == len(bad.calls)
+
+
+@pytest.mark.parametrize(
+    ("behave", "status"),
+    [
+        (fakes.dies_before_answer, 502),
+        (fakes.refuses(503, code="engine_died"), 503),
+        (error_event, 502),
+    ],
+)
+async def test_a_request_that_breaks_engines_breaks_two_at_most(
+    client: aiohttp.ClientSession, behave: fakes.Behaviour, status: int
+) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(fakes.running_engine(behave)) for _ in range(4)]
+        urls = [engine.url for engine in engines]
+        upstream = {"max_attempts": 9, "wait_for_engine_seconds": 5}
+        router = await stack.enter_async_context(fakes.running_router(*urls, upstream=upstream))
+        async with client.post(router.url + "/v1/completions", data=BODY) as response:
+            assert response.status == status
+            assert "error" in await response.json()
+        assert sum(len(engine.calls) for engine in engines) == 2
+
+
+async def test_engines_that_refuse_do_not_count_as_broken(client: aiohttp.ClientSession) -> None:
+    async with AsyncExitStack() as stack:
+        refuses = fakes.refuses(503, code="unavailable")
+        behaviours = [refuses, refuses, refuses, fakes.dies_before_answer]
+        engines = [await stack.enter_async_context(fakes.running_engine(b)) for b in behaviours]
+        good = await stack.enter_async_context(fakes.running_engine(fakes.streams))
+        urls = [NOBODY, *(engine.url for engine in engines), good.url]
+        upstream = {"max_attempts": 6}
+        router = await stack.enter_async_context(fakes.running_router(*urls, upstream=upstream))
+        for _ in range(6):
+            assert (await read_all(client, router.url)).endswith(fakes.DONE)
 
 
 async def test_an_unreachable_engine_is_retried_elsewhere(client: aiohttp.ClientSession) -> None:
@@ -125,7 +162,7 @@ async def test_other_answers_pass_as_they_are_and_are_not_retried(
 async def test_429_from_every_engine_passes_with_its_retry_after(
     client: aiohttp.ClientSession,
 ) -> None:
-    full = fakes.refuses(429, **{"Retry-After": "7"})
+    full = fakes.refuses(429, {"Retry-After": "7"})
     async with (
         fakes.running_engine(full) as first,
         fakes.running_engine(full) as second,

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, Protocol
 
 from sluice_runtime.errors import (
+    EngineDiedError,
     OverloadedError,
     RequestError,
     SluiceRuntimeError,
@@ -84,7 +85,8 @@ class TokenStream:
         Raises:
             GenerationFailedError: the engine ended this request with an error.
             OverloadedError: the engine's queue is full.
-            UnavailableError: the engine has gone or drains, or this server hurries to its end.
+            EngineDiedError: the engine has gone.
+            UnavailableError: it drains, or this server hurries to its end.
         """
         while not self._deltas:
             self._arrived.clear()
@@ -144,7 +146,7 @@ class EngineClient:
                 self._receive(message)
         finally:
             self.failure = failure
-            self.end_streams(UnavailableError(f"the engine has failed: {failure.message}"))
+            self.end_streams(EngineDiedError(f"the engine has failed: {failure.message}"))
         return failure
 
     def open(self, generate: Generate) -> TokenStream:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
+from sluice_contract.engine_http import ENGINE_DIED
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from sluice_runtime.errors import (
+    EngineDiedError,
     InvalidRequestError,
     OverloadedError,
     RequestError,
@@ -57,6 +59,7 @@ _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     BodyTooLargeError: Kind(413, "invalid_request_error", "request_too_large"),
     OverloadedError: Kind(429, "rate_limit_error", "queue_full", retry_after_seconds=1),
     GenerationFailedError: Kind(500, "server_error", "generation_failed"),
+    EngineDiedError: Kind(503, "server_error", ENGINE_DIED, retry_after_seconds=2),
     UnavailableError: Kind(503, "server_error", "unavailable", retry_after_seconds=2),
 }
 _INTERNAL: Final = Kind(500, "server_error", "internal_error")

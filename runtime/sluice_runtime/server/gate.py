@@ -7,18 +7,16 @@ gives every request its id. Knows no engine.
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from typing import Final
 
+from sluice_contract.engine_http import REQUEST_ID_HEADER, is_acceptable_request_id
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.server.failures import error_response
 
-REQUEST_ID_HEADER: Final = "x-request-id"
-_ACCEPTABLE_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _WORK_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 
@@ -96,4 +94,4 @@ class GateMiddleware:
 def _request_id(headers: Headers) -> str:
     """The client's id when it is harmless in headers and logs, else a new one."""
     given = headers.get(REQUEST_ID_HEADER, "")
-    return given if _ACCEPTABLE_ID.fullmatch(given) else secrets.token_hex(16)
+    return given if is_acceptable_request_id(given) else secrets.token_hex(16)

@@ -8,12 +8,12 @@ from collections.abc import Generator
 from typing import Final
 
 import uvicorn
+from sluice_contract.engine_http import IDLE_CONNECTION_SECONDS
 from starlette.types import ASGIApp
 
 from sluice_runtime.errors import InvalidConfigError
 
 _BACKLOG: Final = 2048
-_KEEP_ALIVE_SECONDS: Final = 75
 _LEAVE_SECONDS: Final = 2
 """How long connections may take to close once nothing is inside any more."""
 
@@ -52,7 +52,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=IDLE_CONNECTION_SECONDS,
                 timeout_graceful_shutdown=_LEAVE_SECONDS,
             )
         )

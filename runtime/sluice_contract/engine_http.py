@@ -1,0 +1,23 @@
+"""What the router relies on in an engine's HTTP, beyond OpenAI's: ids, a code, a time limit.
+
+Pure values; knows no server and no client.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+_ACCEPTABLE_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+ENGINE_DIED: Final = "engine_died"
+"""Error code of a 503: the engine had the request when it went, perhaps because of the request."""
+
+IDLE_CONNECTION_SECONDS: Final = 75
+"""How long an engine keeps a connection on which nothing is asked."""
+
+
+def is_acceptable_request_id(given: str) -> bool:
+    """Whether a client's id is harmless in headers and logs."""
+    return _ACCEPTABLE_REQUEST_ID.fullmatch(given) is not None
