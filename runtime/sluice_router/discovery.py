@@ -26,6 +26,8 @@ logger = logging.getLogger("sluice.router.discovery")
 
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 15.0
+SHORTEST_WATCH_SECONDS: Final = 1.0
+"""A watch that ends sooner and told nothing is taken for a refusal."""
 AWAY: Final = (KubeError, aiohttp.ClientError, OSError, msgspec.DecodeError, ValueError)
 """Everything that an API server that is away, upgrading or misbehaving is seen as."""
 
@@ -80,9 +82,15 @@ class SliceFollower:
 
     async def _watch(self) -> None:
         assert self._version is not None
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        told = False
         async with aclosing(self._client.watch(self._version)) as events:
             async for event in events:
                 self._take(event)
+                told = True
+        if not told and loop.time() - start < SHORTEST_WATCH_SECONDS:
+            raise KubeError("the watch ended as soon as it had begun")
 
     def _take(self, event: Event) -> None:
         self._version = event.version

@@ -51,6 +51,8 @@ class FakeKube:
     tokens: list[str] = field(default_factory=list)
     refuse: int | None = None
     """The status that every new call is answered with."""
+    ending: bool = False
+    """Every watch ends when it has told what happened before."""
     oldest: int = 0
     """Watches from before this version are answered 410."""
     history: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
@@ -111,6 +113,8 @@ class FakeKube:
         for happened, event in self.history:
             if happened > version:
                 queue.put_nowait(event)
+        if self.ending:
+            queue.put_nowait(None)
         self.watches.add(queue)
         try:
             await response.prepare(request)

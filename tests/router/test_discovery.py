@@ -116,6 +116,7 @@ async def test_an_expired_version_is_listed_again(kube: FakeKube, way: str) -> N
         kube.slices["s1"] = endpoint_slice("s1", "c")  # a change that no watch tells
         if way == "status":
             kube.oldest = 11
+            follower.resume.release()  # the pause after a watch that told nothing
             kube.end_watches()
             await follower.watching()
             kube.version = 20
@@ -166,6 +167,30 @@ async def test_an_error_event_is_a_pause_not_an_end(kube: FakeKube) -> None:
         await asyncio.wait_for(follower.pauses.get(), 5)
         follower.resume.release()
         assert await follower.watching() == 10
+
+
+async def test_watches_that_end_at_once_are_asked_for_ever_more_slowly(kube: FakeKube) -> None:
+    kube.ending = True
+    async with following(kube) as follower:
+        pauses = []
+        for _ in range(8):
+            pauses.append(await asyncio.wait_for(follower.pauses.get(), 5))
+            follower.resume.release()
+        assert pauses[-1] > 10 * pauses[0]
+        assert follower.names == ("a", "b")
+        assert kube.lists == 1
+        kube.ending = False
+        kube.put(endpoint_slice("s2", "c"))
+        await follower.sees("a", "b", "c")
+
+
+async def test_a_watch_that_told_something_is_followed_by_the_next_at_once(kube: FakeKube) -> None:
+    async with following(kube) as follower:
+        for version in range(10, 15):
+            assert await follower.watching() == version
+            kube.bookmark()
+            kube.end_watches()
+        assert follower.pauses.empty()
 
 
 async def test_credentials_are_read_for_every_call(kube: FakeKube) -> None:
