@@ -25,8 +25,6 @@ from sluice_router.telemetry import CONTENT_TYPE, Telemetry
 
 BODY_SECONDS: Final = 60.0
 """Longest time a client may take to send its body."""
-FAIL_SECONDS: Final = 2.0
-"""Longest time a client may take to read the error that ends its stream."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,7 @@ class FrontDoor:
                 return await relay.run(reply)
         except RouterError as error:
             request[FAILURE] = error
-            async with asyncio.timeout(FAIL_SECONDS):
-                return await relay.fail(error)
+            return await relay.fail(error)
 
 
 async def _read_body(request: web.Request) -> bytes:

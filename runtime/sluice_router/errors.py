@@ -65,6 +65,13 @@ class EngineFailedError(RouterError):
     code = "engine_failed"
 
 
+class SlowClientError(RouterError):
+    """An engine broke off, and the client, which did not read, may be the reason."""
+
+    status = 502
+    code = "client_too_slow"
+
+
 class EngineRefusedError(RouterError):
     """An engine said no in a way that another might not; passed on when none is left to ask."""
 

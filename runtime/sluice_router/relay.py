@@ -6,12 +6,22 @@ one error event and no `[DONE]`; anything else is cut off, so that it cannot pas
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from typing import Final
+
 from aiohttp import web
 
 from sluice_router import sse
 from sluice_router.dispatch import Reply
-from sluice_router.errors import EngineFailedError, RouterError
+from sluice_router.errors import EngineFailedError, RouterError, SlowClientError
 
+WRITE_SECONDS = 45.0
+"""A client that takes nothing for so long is given up; an engine waits longer (60 s) for us."""
+FAIL_SECONDS: Final = 2.0
+"""Longest time a client may take to read the error that ends its stream."""
+HELD_UP_SECONDS = 5.0
+"""A client that once took longer may be what the engine gave up on."""
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 """For proxies in front of the router, which would hold events back."""
 
@@ -26,6 +36,7 @@ class Relay:
 
     def __init__(self, request: web.BaseRequest) -> None:
         self._request = request
+        self._longest_write_seconds = 0.0
         self._response: web.StreamResponse | None = None
         self._events: sse.WholeEvents | None = None
 
@@ -34,6 +45,8 @@ class Relay:
 
         Raises:
             EngineFailedError: the engine broke off; call `fail` with it.
+            SlowClientError: it did, and the client may be the reason; call `fail` with it.
+            ConnectionResetError: the client takes nothing; its connection is closed.
         """
         response = web.StreamResponse(status=reply.status, headers=reply.headers)
         if reply.streams_events:
@@ -41,16 +54,14 @@ class Relay:
             response.headers.update(NO_BUFFERING)
         self._response = response
         await response.prepare(self._request)
-        chunk = reply.first
-        while chunk:
-            whole = self._events.feed(chunk) if self._events else chunk
-            if whole:
-                await response.write(whole)
-            chunk = await reply.read()
-        if self._events is not None and not self._events.ended:
-            name = reply.engine.endpoint.name
-            raise EngineFailedError(f"engine {name} ended the stream without [DONE]")
-        await response.write_eof()
+        try:
+            await self._pass_on(reply, response)
+        except EngineFailedError as error:
+            if self._longest_write_seconds < HELD_UP_SECONDS:
+                raise
+            message = f"{error} after the client had held the answer up"
+            raise SlowClientError(message) from error
+        await self._send(response.write_eof(), WRITE_SECONDS)
         return response
 
     async def fail(self, error: RouterError) -> web.StreamResponse:
@@ -62,6 +73,31 @@ class Relay:
             self._request.protocol.force_close()
             return response
         if not self._events.ended:
-            await response.write(sse.error_event(error.body))
-        await response.write_eof()
+            await self._send(response.write(sse.error_event(error.body)), FAIL_SECONDS)
+        await self._send(response.write_eof(), FAIL_SECONDS)
         return response
+
+    async def _pass_on(self, reply: Reply, response: web.StreamResponse) -> None:
+        chunk = reply.first
+        while chunk:
+            whole = self._events.feed(chunk) if self._events else chunk
+            if whole:
+                await self._send(response.write(whole), WRITE_SECONDS)
+            chunk = await reply.read()
+        if self._events is not None and not self._events.ended:
+            name = reply.engine.endpoint.name
+            raise EngineFailedError(f"engine {name} ended the stream without [DONE]")
+
+    async def _send(self, writing: Awaitable[None], limit_seconds: float) -> None:
+        """Finish `writing`, or drop the client: closing would wait for it to read the rest."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await writing
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            message = f"the client took nothing for {limit_seconds:g} seconds"
+            raise ConnectionResetError(message) from None
+        self._longest_write_seconds = max(self._longest_write_seconds, loop.time() - start)
