@@ -12,9 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
+
+HANG_SECONDS: Final = 60.0
+"""For what must happen at once, on a machine that is busy with other things."""
+SOON_SECONDS: Final = 30.0
+"""For what must not wait for a drain to run out of time, or for an engine to be silent."""
 
 
 @dataclass
@@ -39,7 +44,7 @@ class Process:
     def ready_url(self) -> str:
         """The URL, once the model is loaded."""
         url = self.url()
-        until(lambda: self.popen.poll() is not None or status(url, "/ready") == 200, 60)
+        until(lambda: self.popen.poll() is not None or status(url, "/ready") == 200)
         assert self.popen.poll() is None, self.rest()
         return url
 
@@ -57,7 +62,7 @@ class Process:
         """Sends a signal; returns the exit code and how many seconds it took."""
         began = time.monotonic()
         self.popen.send_signal(number)
-        return self.popen.wait(30), time.monotonic() - began
+        return self.popen.wait(HANG_SECONDS), time.monotonic() - began
 
 
 @contextmanager
@@ -74,12 +79,12 @@ def running(command: Sequence[str], **environment: str) -> Iterator[Process]:
     finally:
         popen.terminate()
         with suppress(subprocess.TimeoutExpired):
-            popen.wait(10)
+            popen.wait(HANG_SECONDS)
         for pid in [*descendants(popen.pid), popen.pid]:
             if popen.poll() is None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        popen.wait(10)
+        popen.wait(HANG_SECONDS)
         assert popen.stderr is not None
         popen.stderr.close()
 
@@ -93,15 +98,19 @@ def write_config(folder: Path, **keys: Any) -> Path:
     return path
 
 
+def get(url: str, path: str) -> httpx.Response:
+    return httpx.get(url + path, timeout=HANG_SECONDS, verify=False)
+
+
 def status(url: str, path: str) -> int:
     """Status code, 0 when nobody answers."""
     try:
-        return httpx.get(url + path, timeout=5, verify=False).status_code
+        return get(url, path).status_code
     except httpx.HTTPError:
         return 0
 
 
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = HANG_SECONDS) -> None:
     """Returns when `condition`, which is about another process, holds."""
     deadline = time.monotonic() + seconds
     while not condition():

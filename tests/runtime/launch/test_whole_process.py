@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -19,9 +20,26 @@ from sluice_contract.load import LoadReport
 from sluice_contract.termination import TerminationMessage
 from sluice_runtime.model_files import DUMMIES
 
-from tests.runtime.launch.processes import Process, alive, descendants, running, until, write_config
+from tests.runtime.launch.processes import (
+    HANG_SECONDS,
+    SOON_SECONDS,
+    Process,
+    alive,
+    descendants,
+    get,
+    running,
+    status,
+    until,
+    write_config,
+)
 
-SETTINGS: dict[str, Any] = {"contextLength": 2048, "kvPoolTokens": 8192, "threads": 1}
+CONTEXT_TOKENS = 4096
+SETTINGS: dict[str, Any] = {
+    "contextLength": CONTEXT_TOKENS,
+    "kvPoolTokens": 8 * CONTEXT_TOKENS,
+    "threads": 1,
+    "server": {"drainSeconds": 120},
+}
 
 
 def command(config: Path) -> list[str]:
@@ -46,7 +64,19 @@ def own_engine(tmp_path: Path) -> Iterator[Process]:
 
 
 def load(url: str) -> LoadReport:
-    return LoadReport.model_validate(httpx.get(f"{url}/load", verify=False).json())
+    return LoadReport.model_validate(get(url, "/load").json())
+
+
+def generated_tokens(url: str) -> float:
+    found = re.search(r"^sluice_generated_tokens_total (\S+)$", get(url, "/metrics").text, re.M)
+    assert found
+    return float(found[1])
+
+
+def runs(report: LoadReport, requests: int) -> bool:
+    """Whether so many requests run and hold pages, or none of either; by one report."""
+    holds = report.kv_pages_free < report.kv_pages_total
+    return report.running_requests == requests and holds == (requests > 0)
 
 
 def client(url: str) -> openai.OpenAI:
@@ -75,27 +105,30 @@ def test_the_openai_client_streams(engine: tuple[Process, str]) -> None:
 def test_a_client_that_goes_frees_its_pages(engine: tuple[Process, str]) -> None:
     url = engine[1]
     body = {"model": "tiny", "prompt": "x" * 200, "stream": True, "n": 4}
-    body |= {"max_tokens": 1000, "ignore_eos": True}
+    body |= {"max_tokens": CONTEXT_TOKENS - 200, "ignore_eos": True}
+    before = generated_tokens(url)
     with (
-        httpx.Client(verify=False) as http,
+        httpx.Client(verify=False, timeout=HANG_SECONDS) as http,
         http.stream("POST", f"{url}/v1/completions", json=body) as response,
     ):
         lines = response.iter_lines()  # kept: the connection closes with it
         next(lines)
-        until(lambda: load(url).running_requests == 4)
-        assert load(url).kv_pages_free < load(url).kv_pages_total
-    until(lambda: load(url).running_requests == 0)
-    until(lambda: load(url).kv_pages_free == load(url).kv_pages_total)
+        until(lambda: runs(load(url), 4))
+    until(lambda: runs(load(url), 0))
+    assert generated_tokens(url) - before < 4 * body["max_tokens"], "it was over, not aborted"
 
 
 def test_prompts_that_can_never_fit_are_refused_with_the_numbers(
     engine: tuple[Process, str],
 ) -> None:
     response = httpx.post(
-        f"{engine[1]}/v1/completions", json={"model": "tiny", "prompt": "x" * 2048}, verify=False
+        f"{engine[1]}/v1/completions",
+        json={"model": "tiny", "prompt": "x" * CONTEXT_TOKENS},
+        verify=False,
+        timeout=HANG_SECONDS,
     )
     assert response.status_code == 400
-    assert "2048" in response.json()["error"]["message"]
+    assert str(CONTEXT_TOKENS) in response.json()["error"]["message"]
 
 
 def test_the_api_process_is_small(engine: tuple[Process, str]) -> None:
@@ -109,20 +142,20 @@ def test_sigterm_mid_stream_drains(own_engine: Process) -> None:
     children = descendants(own_engine.popen.pid)
     body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "max_tokens": 200}
     with (
-        httpx.Client(verify=False, timeout=60) as http,
+        httpx.Client(verify=False, timeout=HANG_SECONDS) as http,
         http.stream("POST", f"{url}/v1/completions", json=body) as response,
     ):
         lines = (line for line in response.iter_lines() if line)
         next(lines)
         own_engine.popen.terminate()
-        until(lambda: httpx.get(f"{url}/ready", verify=False).status_code == 503)
+        until(lambda: status(url, "/ready") == 503)
         assert load(url).draining
         rest = list(lines)
     finished = time.monotonic()
     assert rest[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in rest[-2]
-    assert own_engine.popen.wait(20) == 0
-    assert time.monotonic() - finished < 5
+    assert own_engine.popen.wait(HANG_SECONDS) == 0
+    assert time.monotonic() - finished < SOON_SECONDS
     assert not any(map(alive, children))
 
 
@@ -130,14 +163,14 @@ def test_sigterm_while_loading_ends_soon(own_engine: Process) -> None:
     own_engine.url()  # the engine still imports torch
     code, seconds = own_engine.end()
     assert code == 0
-    assert seconds < 5
+    assert seconds < SOON_SECONDS
 
 
 def test_a_killed_engine_ends_streams_with_an_error(own_engine: Process, tmp_path: Path) -> None:
     url = own_engine.ready_url()
     body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True}
     with (
-        httpx.Client(verify=False, timeout=60) as http,
+        httpx.Client(verify=False, timeout=HANG_SECONDS) as http,
         http.stream("POST", f"{url}/v1/completions", json=body) as response,
     ):
         lines = (line for line in response.iter_lines() if line)
@@ -145,7 +178,7 @@ def test_a_killed_engine_ends_streams_with_an_error(own_engine: Process, tmp_pat
         os.kill(own_engine.child("sluice_runtime.engine"), signal.SIGKILL)
         rest = list(lines)
     assert '"error"' in rest[-1]
-    assert own_engine.popen.wait(20) == 1
+    assert own_engine.popen.wait(HANG_SECONDS) == 1
     left = TerminationMessage.model_validate_json((tmp_path / "termination-log").read_text())
     assert left.reason == "EngineDied"
 
@@ -164,7 +197,7 @@ def test_a_damaged_model_folder_is_named_and_ends_the_process(damage: str, tmp_p
     config = tmp_path / "engine.json"
     config.write_text(json.dumps({"model": {"uri": str(folder)}, "server": {"port": 0}}))
     with running(command(config), SLUICE_TERMINATION_LOG=str(log)) as process:
-        assert process.popen.wait(60) == 2
+        assert process.popen.wait(HANG_SECONDS) == 2
         error = [line for line in process.rest().splitlines() if line.startswith("error: ")]
     assert len(error) == 1
     assert str(folder) in error[0]
