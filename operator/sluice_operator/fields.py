@@ -10,12 +10,11 @@ Knows neither the client nor the kinds.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any, Final
 
 from sluice_operator.observed import Manifest
+from sluice_operator.quantities import amount
 
 FieldSet = dict[str, Any]
 """FieldsV1: `f:NAME`, `k:{KEY FIELDS}` and `v:VALUE` to the set below; `.` is the node itself."""
@@ -27,15 +26,7 @@ _DEFAULTS: Final = {
 }  # fmt: skip
 """What the server adds inside atomic values: of fieldRef, resourceFieldRef, serviceAccountToken
 and NetworkPolicy ports. Dropping one of these from a manifest changes nothing."""
-_QUANTITY: Final = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[numkMGTPE]i?|)")
 _QUANTITY_PARENTS: Final = frozenset({"limits", "requests", "sizeLimit", "hard"})
-_SUFFIXES: Final = {
-    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
-    "k": Decimal(10) ** 3, "M": Decimal(10) ** 6, "G": Decimal(10) ** 9,
-    "T": Decimal(10) ** 12, "P": Decimal(10) ** 15, "E": Decimal(10) ** 18,
-    "Ki": Decimal(2) ** 10, "Mi": Decimal(2) ** 20, "Gi": Decimal(2) ** 30,
-    "Ti": Decimal(2) ** 40, "Pi": Decimal(2) ** 50, "Ei": Decimal(2) ** 60,
-}  # fmt: skip
 
 
 def owned_fields(live: Manifest, manager: str, subresource: str = "") -> FieldSet | None:
@@ -139,15 +130,4 @@ def same_value(desired: Any, live: Any, *, quantity: bool = False) -> bool:
         )
     if desired == live and isinstance(desired, bool) == isinstance(live, bool):
         return True
-    return quantity and _quantity(desired) == _quantity(live) is not None
-
-
-def _quantity(value: Any) -> Decimal | None:
-    """The number that a Kubernetes quantity stands for; the server rewrites `1024Mi` to `1Gi`."""
-    match = _QUANTITY.fullmatch(str(value))
-    if match is None:
-        return None
-    number, suffix = match.groups()
-    if suffix in _SUFFIXES:
-        return Decimal(number) * _SUFFIXES[suffix]
-    return Decimal(number + suffix) if suffix[0] in "eE" else None
+    return quantity and amount(desired) == amount(live) is not None

@@ -23,7 +23,8 @@ START_REASONS: Final = frozenset(
 )
 MODEL_REASONS: Final = frozenset({"ModelLoadFailed"})
 LASTING_REASONS: Final = MODEL_REASONS | {"InvalidConfig", "OutOfMemory", "InvalidImageName"}
-"""Failures that no amount of waiting cures."""
+"""Failures that no amount of waiting cures. `OutOfMemory` is an engine that cannot start; one that
+fails in the middle of its work says `StepOutOfMemory`, and starts again."""
 
 
 @dataclass(frozen=True)

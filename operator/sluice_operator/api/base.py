@@ -23,6 +23,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from sluice_contract.base import ContractModel
 
+from sluice_operator.quantities import is_at_most
+
 CRD_DEFAULT: Final[dict[str, Any]] = {"x-crd-default": True}
 """Marks a field whose default the API server writes into the object."""
 
@@ -144,6 +146,11 @@ def _without_gpus(field: str) -> Rule:
     )
 
 
+def _requests_within_limits(resources: Any) -> bool:
+    requests, limits = resources.requests or {}, resources.limits or {}
+    return all(is_at_most(value, limits.get(name, value)) for name, value in requests.items())
+
+
 class Resources(ApiModel):
     """Compute resources of one container, as in any pod."""
 
@@ -157,4 +164,15 @@ class Resources(ApiModel):
         "accelerator.count.",
     )
 
-    RULES: ClassVar = (_without_gpus("requests"), _without_gpus("limits"))
+    RULES: ClassVar = (
+        _without_gpus("requests"),
+        _without_gpus("limits"),
+        Rule(
+            "!has(self.requests) || !has(self.limits) || self.requests.all(k, "
+            "!(k in self.limits) || quantity(string(self.requests[k]))"
+            ".compareTo(quantity(string(self.limits[k]))) <= 0)",
+            _requests_within_limits,
+            "must be at most the limits",
+            "requests",
+        ),
+    )

@@ -58,7 +58,9 @@ class PoolSpec(ApiModel):
         default=None, description="GPUs of one engine; without it the engine runs on CPUs."
     )
     resources: Resources | None = Field(
-        default=None, description="CPU and memory of one engine's container."
+        default=None,
+        description="CPU and memory of one engine's container. Without a memory limit each engine "
+        "sizes its KV pool from the memory of its whole node.",
     )
     template: PodTemplate | None = Field(default=None, description="Additions to the pool's pods.")
 

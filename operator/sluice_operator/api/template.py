@@ -150,4 +150,15 @@ class PodTemplate(ApiModel):
             "every mount must name a volume of template.volumes",
             "volumeMounts",
         ),
+        Rule(
+            "!has(self.sidecars) || self.sidecars.all(s, !has(s.volumeMounts) || "
+            "s.volumeMounts.all(m, has(self.volumes) && "
+            "self.volumes.exists(v, v.name == m.name)))",
+            lambda s: (
+                {m.name for sidecar in s.sidecars or () for m in sidecar.volume_mounts or ()}
+                <= {v.name for v in s.volumes or ()}
+            ),
+            "every mount must name a volume of template.volumes",
+            "sidecars",
+        ),
     )

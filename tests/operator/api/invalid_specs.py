@@ -71,6 +71,16 @@ INVALID: dict[str, Invalid] = {
         "spec.pools.mixed.resources.limits",
         "accelerator.count",
     ),
+    "request above limit": Invalid(
+        _mixed(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "2000M"}}),
+        "spec.pools.mixed.resources.requests",
+        "at most the limits",
+    ),
+    "request above limit in other units": Invalid(
+        _mixed(resources={"requests": {"cpu": 2}, "limits": {"cpu": "1999m"}}),
+        "spec.pools.mixed.resources.requests",
+        "at most the limits",
+    ),
     "selector with a bad key": Invalid(
         _template(nodeSelector={"a b": "c"}),
         "spec.pools.mixed.template.nodeSelector",
@@ -128,6 +138,19 @@ INVALID: dict[str, Invalid] = {
     "mount of nothing": Invalid(
         _template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
         "spec.pools.mixed.template.volumeMounts",
+        "must name a volume",
+    ),
+    "sidecar's mount of nothing": Invalid(
+        _template(
+            sidecars=[
+                {
+                    "name": "log",
+                    "image": "a",
+                    "volumeMounts": [{"name": "a", "mountPath": "/a"}],
+                }
+            ]
+        ),
+        "spec.pools.mixed.template.sidecars",
         "must name a volume",
     ),
     "sidecar named engine": Invalid(

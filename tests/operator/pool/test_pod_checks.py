@@ -123,3 +123,11 @@ def test_else_the_first_pod_by_name() -> None:
     found = first_failure(pods)
     assert found is not None
     assert found.pod == "a"
+
+
+@pytest.mark.parametrize(("reason", "lasting"), [("OutOfMemory", True), ("StepOutOfMemory", False)])
+def test_memory_that_a_step_lacked_may_be_there_again(reason: str, lasting: bool) -> None:
+    told = TerminationMessage(reason=reason, message="no room").to_bytes().decode()
+    failure = failure_of(_pod(**_ended(exitCode=1, message=told)))
+    assert failure is not None
+    assert (failure.reason, failure.lasting) == (reason, lasting)

@@ -1,0 +1,36 @@
+"""Kubernetes quantities as numbers, to be compared: `1024Mi` and `1Gi` are the same amount.
+
+Knows no field; what a spec may say is narrower, and `api/base.py` checks that.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any, Final
+
+_QUANTITY: Final = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[numkMGTPE]i?|)")
+_SUFFIXES: Final = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
+    "k": Decimal(10) ** 3, "M": Decimal(10) ** 6, "G": Decimal(10) ** 9,
+    "T": Decimal(10) ** 12, "P": Decimal(10) ** 15, "E": Decimal(10) ** 18,
+    "Ki": Decimal(2) ** 10, "Mi": Decimal(2) ** 20, "Gi": Decimal(2) ** 30,
+    "Ti": Decimal(2) ** 40, "Pi": Decimal(2) ** 50, "Ei": Decimal(2) ** 60,
+}  # fmt: skip
+
+
+def amount(value: Any) -> Decimal | None:
+    """The number that `value` stands for; None when it is no quantity."""
+    match = _QUANTITY.fullmatch(str(value))
+    if match is None:
+        return None
+    number, suffix = match.groups()
+    if suffix in _SUFFIXES:
+        return Decimal(number) * _SUFFIXES[suffix]
+    return Decimal(number + suffix) if suffix[0] in "eE" else None
+
+
+def is_at_most(value: Any, limit: Any) -> bool:
+    """Whether `value` is no more than `limit`; what is no quantity is for others to refuse."""
+    given, most = amount(value), amount(limit)
+    return given is None or most is None or given <= most
