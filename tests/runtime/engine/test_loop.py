@@ -148,6 +148,8 @@ def test_draining_finishes_what_was_accepted_and_takes_nothing_new(
     ((reason, error),) = link.ends("late")
     assert reason == "error"
     assert "draining" in (error or "")
+    refusals = [d.refusal for step in link.steps for d in step.deltas if d.request_id == "late"]
+    assert refusals == ["unavailable"]
 
 
 def test_a_refusal_is_reported_without_a_forward_pass(link: FakeLink, loop: EngineLoop) -> None:
