@@ -26,6 +26,7 @@ from sluice_runtime.model_files import ModelFiles
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.threads import processors
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def build_engine(
     """
     hooks = hooks or EngineHooks()
     host.keep_freed_memory()
-    torch.set_num_threads(config.threads or host.processors())
+    torch.set_num_threads(config.threads or processors())
     with allocation("model weights", "more memory", "the size of the model"):
         model = load_model(files, config.dtype or "auto", config.seed)
     memory = host.memory()

@@ -1,11 +1,11 @@
-"""Memory and processors as cgroups of both versions grant them."""
+"""Memory as cgroups of both versions grant them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from sluice_runtime.engine.host import Memory, memory, processors
+from sluice_runtime.engine.host import Memory, memory
 
 GIB = 1 << 30
 
@@ -35,9 +35,7 @@ def test_version_2_in_a_container(root: Path) -> None:
     write(root, "sys/fs/cgroup/memory.max", f"{2 * GIB}\n")
     write(root, "sys/fs/cgroup/memory.current", f"{GIB}\n")
     write(root, "sys/fs/cgroup/memory.stat", f"anon 1\ninactive_file {GIB // 2}\n")
-    write(root, "sys/fs/cgroup/cpu.max", "150000 100000\n")
     assert memory(root) == Memory(2 * GIB, GIB + GIB // 2)
-    assert processors(root) == 1
 
 
 def test_version_2_the_tightest_group_above_counts(root: Path) -> None:
@@ -54,12 +52,4 @@ def test_version_1(root: Path) -> None:
     write(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", "1\n")
     write(root, "sys/fs/cgroup/memory/box/memory.limit_in_bytes", f"{4 * GIB}\n")
     write(root, "sys/fs/cgroup/memory/box/memory.usage_in_bytes", f"{GIB}\n")
-    write(root, "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us", "50000\n")
-    write(root, "sys/fs/cgroup/cpu/box/cpu.cfs_period_us", "100000\n")
     assert memory(root) == Memory(4 * GIB, 3 * GIB)
-    assert processors(root) == 1
-
-
-def test_no_quota_means_the_affinity(root: Path) -> None:
-    write(root, "sys/fs/cgroup/cpu.max", "max 100000\n")
-    assert processors(root) >= 1

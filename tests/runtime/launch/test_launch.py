@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sluice_contract.termination import TerminationMessage
 from sluice_runtime import launch
-from sluice_runtime.threads import available_cpus, thread_environment
 
 DUMMY = {"uri": "dummy://qwen3-tiny"}
 
@@ -63,29 +62,3 @@ def test_a_file_that_is_no_json_is_refused(
         path.write_bytes(content)
     assert launch.main(["--config", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("files", "cpus"),
-    [
-        ({}, 8),
-        ({"cpu.max": "max 100000"}, 8),
-        ({"cpu.max": "200000 100000"}, 2),
-        ({"cpu.max": "150000 100000"}, 2),
-        ({"cpu.max": "10000 100000"}, 1),
-        ({"cpu.max": "9900000 100000"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
-    ],
-)
-def test_threads_follow_the_cgroups_quota(files: dict[str, str], cpus: int, tmp_path: Path) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert available_cpus(tmp_path, affinity=8) == cpus
-
-
-def test_the_files_word_on_threads_reaches_every_library() -> None:
-    environment = thread_environment(3)
-    assert set(environment.values()) == {"3"}
-    assert {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} <= environment.keys()
