@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ class Run:
     """One [vocabulary] tensor for each token, in order."""
     terminals: dict[str, list[TokenDelta]] = field(default_factory=dict)
     modes: Counter[str] = field(default_factory=Counter)
+    chunks: dict[str, list[int]] = field(default_factory=dict)
+    """Lengths of the chunks, but for the last, of each prompt that was cut."""
     cuts: int = 0
     retractions: int = 0
 
@@ -47,6 +50,10 @@ class Recorder:
     def learn(self, batch: Batch) -> None:
         for added in batch.added_rows:
             self._rows[added.row] = added.request_id
+        for extend in batch.extend_rows:
+            if not extend.samples:
+                chunks = self._run.chunks.setdefault(self._rows[extend.row], [])
+                chunks.append(len(extend.token_ids))
 
 
 def engine_config(uri: str, **settings: Any) -> EngineConfig:
@@ -62,9 +69,16 @@ def generate(request_id: str, prompt: Sequence[int], max_tokens: int, **fields: 
 
 
 def run_engine(
-    config: EngineConfig, requests: Sequence[Generate], *, hooks: EngineHooks | None = None
+    config: EngineConfig,
+    requests: Sequence[Generate],
+    *,
+    hooks: EngineHooks | None = None,
+    chunk_sizes: Sequence[int] = (),
 ) -> Run:
-    """Runs all requests to their ends: half are there at once, one more comes with every step."""
+    """Runs all requests to their ends: half are there at once, one more comes with every step.
+
+    `chunk_sizes`: budgets that the steps have in turn, instead of the configuration's.
+    """
     run = Run()
     recorder = Recorder(run)
     given = hooks or EngineHooks()
@@ -73,21 +87,29 @@ def run_engine(
     engine = build_engine(
         config, files, EngineHooks(given.page_order, given.poison_freed_pages, recorder)
     )
-    drive(engine, run, recorder, requests)
+    drive(engine, run, recorder, requests, chunk_sizes)
     status = engine.scheduler.status()
     run.cuts, run.retractions = status.chunk_cuts, status.retractions
     assert status.pages_free == status.pages_total, "pages leaked"
     return run
 
 
-def drive(engine: Engine, run: Run, recorder: Recorder, requests: Sequence[Generate]) -> None:
+def drive(
+    engine: Engine,
+    run: Run,
+    recorder: Recorder,
+    requests: Sequence[Generate],
+    chunk_sizes: Sequence[int] = (),
+) -> None:
     """Steps until nothing is left to do."""
-    coming = deque(requests)
+    coming, budgets = deque(requests), cycle(chunk_sizes)
     for _ in range((len(requests) + 1) // 2):
         engine.scheduler.add(coming.popleft())
     for _ in range(MOST_STEPS):
         if coming:
             engine.scheduler.add(coming.popleft())
+        if (budget := next(budgets, None)) is not None:
+            engine.scheduler._settings = replace(engine.scheduler._settings, chunk_size=budget)
         batch = engine.scheduler.next_batch(0.0)
         if batch is None and not coming:
             return

@@ -26,11 +26,14 @@ class Case:
     chunk_size: int = 64
     mixed: bool = True
     pool_tokens: int | None = None
+    chunk_sizes: tuple[int, ...] = ()
+    """Budgets that the steps have in turn, instead of `chunk_size`."""
 
     def __str__(self) -> str:
         pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
         mixing = "mixed" if self.mixed else "apart"
-        return f"{self.kind}-page{self.page_size}-chunk{self.chunk_size}-{mixing}-{pool}"
+        chunk = "+".join(map(str, self.chunk_sizes or (self.chunk_size,)))
+        return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}"
 
 
 def random_requests(count: int, longest: int, answer: int, seed: int = 11) -> list[Generate]:
@@ -60,7 +63,8 @@ def check(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) ->
     )
     pages = pool // case.page_size
     order = random.Random(3).sample(range(pages), pages)
-    run = run_engine(config, requests, hooks=EngineHooks(order, poison_freed_pages=True))
+    hooks = EngineHooks(order, poison_freed_pages=True)
+    run = run_engine(config, requests, hooks=hooks, chunk_sizes=case.chunk_sizes)
     assert assert_agrees(oracle, requests, run) > CLEAR_TOKENS
     assert (run.cuts > 0) == (case.chunk_size > 0), "no prompt was cut, or one that must not be"
     assert (run.modes["MIXED"] > 0) == case.mixed, "no forward was mixed, or one that must not be"

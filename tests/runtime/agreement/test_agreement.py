@@ -65,14 +65,31 @@ def test_every_small_pool(pair_of: PairOf, case: Case) -> None:
     check(case, *pair_of(case.kind), random_requests(16, 60, 120, seed=12))
 
 
-@pytest.mark.parametrize(
-    "case", [Case("trained"), Case("trained", page_size=1, chunk_size=16)], ids=str
-)
+@pytest.mark.parametrize("mixed", [True, False])
+def test_answers_do_not_depend_on_a_budget_that_changes_with_every_step(
+    pair_of: PairOf, mixed: bool
+) -> None:
+    """Chunks of 1 token and of 16 in one prompt, beside each other and beside answers."""
+    case = Case(page_size=1, mixed=mixed, chunk_sizes=(1, 16, 16, 1, 16))
+    run = check(case, *pair_of(case.kind), random_requests(16, 120, 24))
+    assert any({1, 16} <= set(chunks) for chunks in run.chunks.values())
+
+
+TRAINED = [
+    Case("trained"),
+    Case("trained", page_size=1, chunk_size=16),
+    Case("trained", mixed=False),
+    Case("trained", chunk_size=-1, mixed=False),
+    Case("trained", chunk_size=32, pool_tokens=192),
+]
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=str)
 def test_trained_weights(pair_of: PairOf, case: Case) -> None:
     """Real prompts, whose answers depend on tokens far back."""
     prompts = [
         make_prompt(task, length, seed)[0]
-        for seed, (task, length) in enumerate(product(("copy", "lookup", "add"), (48, 96, 160)))
+        for seed, (length, task) in enumerate(product((48, 96, 160), ("copy", "lookup", "add")))
     ]
     requests = [generate(f"r{index}", prompt.encode(), 24) for index, prompt in enumerate(prompts)]
     check(case, *pair_of(case.kind), requests)
