@@ -19,6 +19,7 @@ from sluice_operator.clock import Clock
 from sluice_operator.errors import ApiError
 from sluice_operator.keys import Key
 from sluice_operator.observed import (
+    API_SERVER_PORTS,
     ENGINE_POOL,
     INFERENCE_SERVICE,
     NODE,
@@ -73,6 +74,7 @@ class Observer:
     client: ApiClient
     images: Images
     nodes: Nodes
+    api_server_ports: tuple[int, ...] = API_SERVER_PORTS
 
     async def service(self, key: Key) -> ServiceObserved | None:
         """All about one InferenceService; None when it is gone or going."""
@@ -87,7 +89,14 @@ class Observer:
             ),
             self.nodes.list(),
         )
-        return ServiceObserved(service, self.images, children, pods, nodes)
+        return ServiceObserved(
+            service,
+            self.images,
+            children,
+            pods,
+            nodes,
+            api_server_ports=self.api_server_ports,
+        )
 
     async def pool(self, key: Key) -> PoolObserved | None:
         """All about one EnginePool; None when it is gone or going."""

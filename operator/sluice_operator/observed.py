@@ -12,6 +12,9 @@ from typing import Any, Final, Literal
 
 from sluice_contract import labels
 
+API_SERVER_PORTS: Final = (443, 6443)
+"""Where an API server usually listens. Elsewhere, the operator is told."""
+
 Manifest = dict[str, Any]
 """A Kubernetes object as a plain dict. Treated as read-only once it is inside one of these."""
 
@@ -101,6 +104,8 @@ class ServiceObserved:
     foreign: tuple[Manifest, ...] = ()
     """Objects that stand at a name of the plan's and that this service does not control. The
     plan then refuses, instead of taking them over."""
+    api_server_ports: tuple[int, ...] = API_SERVER_PORTS
+    """Where routers may reach the API server."""
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ def _leadership(parts: Parts) -> Leadership:
 def _dispatcher(parts: Parts, queue: WorkQueue[Key]) -> Dispatcher:
     settings, clock = parts.settings, parts.clock
     images = Images(settings.engine_image, settings.router_image)
-    observer = Observer(parts.client, images, Nodes(parts.client, clock))
+    nodes = Nodes(parts.client, clock)
+    observer = Observer(parts.client, images, nodes, settings.api_server_ports)
     applier = Applier(parts.client)
     reporter = Reporter(applier, EventRecorder(parts.client, clock, settings.pod_name))
     reconciles: dict[str, Reconcile] = {

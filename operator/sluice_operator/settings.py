@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from sluice_contract import ports
 from sluice_contract.base import ConfigError
 
+from sluice_operator.observed import API_SERVER_PORTS
+
 PREFIX: Final = "SLUICE_"
 IDENTITY: Final = {"pod_name": "POD_NAME", "pod_namespace": "POD_NAMESPACE", "pod_ip": "POD_IP"}
 
@@ -20,6 +22,9 @@ def _split(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Settings(BaseModel):
@@ -31,6 +36,11 @@ class Settings(BaseModel):
     router_image: str = Field(min_length=1)
     namespaces: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     """Namespaces to serve; none: the whole cluster."""
+    api_server_ports: Annotated[tuple[Port, ...], BeforeValidator(_split), Field(min_length=1)] = (
+        API_SERVER_PORTS
+    )
+    """Ports at which the routers' NetworkPolicy lets them reach the API server: those it listens
+    on itself, behind its Service."""
     workers: int = Field(default=8, ge=1, le=256)
     """Most reconciles at once."""
     resync_seconds: float = Field(default=600.0, ge=0.1)

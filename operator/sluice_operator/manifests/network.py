@@ -16,8 +16,6 @@ from sluice_operator.observed import NETWORK_POLICY, SERVICE, Manifest
 
 MONITORING_LABEL: Final = f"{labels.GROUP}/monitoring"
 """A namespace that carries it with the value `true` may scrape the engines."""
-API_SERVER_PORTS: Final = (443, 6443)
-"""A policy cannot name the API server, only the ports it is usually reached at."""
 
 
 def front_service(owner: Owner) -> Manifest:
@@ -47,13 +45,14 @@ def pool_service(owner: Owner, role: Role) -> Manifest:
     }
 
 
-def router_policy(owner: Owner) -> Manifest:
-    """Anyone may ask the routers; they may ask engines, DNS and the API server."""
+def router_policy(owner: Owner, api_server_ports: tuple[int, ...]) -> Manifest:
+    """Anyone may ask the routers; they may ask engines, DNS and the API server, which a policy
+    cannot name: only its ports, which are counted behind its Service."""
     ingress = [{"ports": [_port(ports.ROUTER_HTTP)]}]
     egress = [
         {"to": [_pods(owner, ENGINE)], "ports": [_port(ports.ENGINE_HTTP)]},
         {"ports": [_port(53, "UDP"), _port(53)]},
-        {"ports": [_port(port) for port in API_SERVER_PORTS]},
+        {"ports": [_port(port) for port in api_server_ports]},
     ]
     return _policy(owner, ROUTER, ingress, egress)
 

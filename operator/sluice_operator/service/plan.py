@@ -119,7 +119,7 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
         *(pool.config_map for pool in pools),
         front_service(top),
         *(pool_service(top, pool.role) for pool in pools),
-        router_policy(top),
+        router_policy(top, observed.api_server_ports),
         engine_policy(top),
         router,
         budget,

@@ -1,7 +1,8 @@
 """One pool's engine settings: resolved, with their sources, and rendered as the engine's file.
 
 What was resolved for a generation is kept in status and used again, so that neither a new node
-nor a new release of the operator changes a running fleet by itself.
+nor another table in a new release of the operator changes the settings of a running fleet. The
+default image is not a setting: a release that brings another one rolls out.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ import pytest
 from sluice_contract import labels
 from sluice_operator.manifests.network import MONITORING_LABEL
 from sluice_operator.observed import Manifest
+from sluice_operator.service.plan import plan_service
 
-from tests.operator.examples import service_plan
+from tests.operator.examples import service_observed, service_plan
 
 
 class Place(NamedTuple):
@@ -52,6 +53,13 @@ def test_a_flow_is_allowed_or_denied(
     leaves = _passes(policies, source, target, port, "egress", "to")
     arrives = _passes(policies, target, source, port, "ingress", "from")
     assert (leaves and arrives) is allowed
+
+
+def test_the_api_server_is_reached_where_the_operator_was_told() -> None:
+    plan = plan_service(service_observed(api_server_ports=(16443,)))
+    policies = [m["spec"] for m in plan.apply if m["kind"] == "NetworkPolicy"]
+    for port, allowed in ((16443, True), (6443, False)):
+        assert _passes(policies, ROUTER, STRANGER, port, "egress", "to") is allowed
 
 
 def _passes(

@@ -33,6 +33,12 @@ def test_namespaces_are_a_list_and_empty_means_all() -> None:
     assert Settings.from_environment({**IMAGES, "SLUICE_NAMESPACES": ""}).namespaces == ()
 
 
+def test_the_api_servers_ports_are_a_list() -> None:
+    assert Settings.from_environment(IMAGES).api_server_ports == (443, 6443)
+    some = Settings.from_environment({**IMAGES, "SLUICE_API_SERVER_PORTS": "8443, 16443"})
+    assert some.api_server_ports == (8443, 16443)
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -41,6 +47,9 @@ def test_namespaces_are_a_list_and_empty_means_all() -> None:
         ("SLUICE_RESYNC_SECONDS", "-1"),
         ("SLUICE_HEALTH_PORT", "70000"),
         ("SLUICE_LOG_LEVEL", "LOUD"),
+        ("SLUICE_API_SERVER_PORTS", "443,https"),
+        ("SLUICE_API_SERVER_PORTS", "0"),
+        ("SLUICE_API_SERVER_PORTS", ","),
         ("SLUICE_ENGINE_IMAGE", ""),
     ],
 )
