@@ -49,7 +49,7 @@ def private_endpoint() -> Iterator[str]:
 
 
 class EngineLink:
-    """The engine's end. Not thread-safe: one thread polls and sends."""
+    """The engine's end. Not thread-safe: it belongs to one thread at a time."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context(io_threads=1)

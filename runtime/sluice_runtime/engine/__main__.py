@@ -22,7 +22,7 @@ from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import InvalidConfigError, StartupError, StepOutOfMemoryError
 from sluice_runtime.messages import EngineFailed
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model_files import resolve_model
 from sluice_runtime.transport import EngineLink
 
 EXIT_STARTUP = 2
@@ -67,7 +67,7 @@ def _config(path: Path) -> EngineConfig:
 
 
 def _serve(config: EngineConfig, link: EngineLink) -> None:
-    config, files = resolved(config), resolve(config.model.uri)
+    config, files = resolved(config), resolve_model(config.model)
     set_library_variables()
     # Imports torch, which takes seconds: what is wrong with the two above is said before that.
     from sluice_runtime.engine.build import build_engine

@@ -84,6 +84,11 @@ async def test_it_serves_until_sigterm(tmp_path: Path) -> None:
     [
         ({"model": {"uri": "dummy://nothing"}}, "ModelLoadFailed", "dummy://qwen3-tiny"),
         ({"model": {"uri": "x"}, "chunkSize": 0}, "InvalidConfig", "chunkSize"),
+        (
+            {"model": {"uri": "dummy://qwen3-tiny", "revision": "v1"}},
+            "InvalidConfig",
+            "model.revision",
+        ),
     ],
 )
 async def test_a_failed_start_says_why(
