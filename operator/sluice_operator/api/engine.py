@@ -111,4 +111,23 @@ class EngineSpec(EngineSettings, ApiModel):
             "must be at most chunkSize",
             "minPrefillTokens",
         ),
+        Rule(
+            "!has(self.minPrefillTokens) || !has(self.maxPrefillTokens) || "
+            "self.minPrefillTokens <= self.maxPrefillTokens",
+            lambda s: (
+                None in (s.min_prefill_tokens, s.max_prefill_tokens)
+                or s.min_prefill_tokens <= s.max_prefill_tokens
+            ),
+            "must be at most maxPrefillTokens",
+            "minPrefillTokens",
+        ),
+        Rule(
+            "!has(self.maxPrefillTokens) || self.maxPrefillTokens >= "
+            f"(has(self.pageSize) ? self.pageSize : {_PAGE})",
+            lambda s: (
+                s.max_prefill_tokens is None or s.max_prefill_tokens >= (s.page_size or _PAGE)
+            ),
+            f"must be at least pageSize ({_PAGE} when left out)",
+            "maxPrefillTokens",
+        ),
     )

@@ -99,6 +99,14 @@ INVALID: dict[str, Invalid] = {
     "share above chunk": Invalid(
         _engine(chunkSize=64, minPrefillTokens=65), "spec.engine.minPrefillTokens", "chunkSize"
     ),
+    "share above the most of a step": Invalid(
+        _engine(minPrefillTokens=65, maxPrefillTokens=64),
+        "spec.engine.minPrefillTokens",
+        "maxPrefillTokens",
+    ),
+    "a step below page": Invalid(
+        _engine(maxPrefillTokens=8), "spec.engine.maxPrefillTokens", "pageSize"
+    ),
     "all memory": Invalid(_engine(memoryFraction=1), "spec.engine.memoryFraction"),
     "unknown dtype": Invalid(_engine(dtype="int3"), "spec.engine.dtype"),
     "unknown policy": Invalid(_engine(schedulingPolicy="best"), "spec.engine.schedulingPolicy"),
