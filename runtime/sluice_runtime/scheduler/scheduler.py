@@ -153,12 +153,8 @@ class Scheduler:
         """Retracts until the next decode step's pages are free; True when it had to."""
         if not self._running:
             return False
-        plan = plan_retraction(
-            list(self._running.values()),
-            self._prefilling,
-            self._allocator.free_pages,
-            self._settings.page_size,
-        )
+        rows, free_pages = list(self._running.values()), self._allocator.free_pages
+        plan = plan_retraction(rows, self._prefilling, free_pages, self._settings.page_size)
         for victim in plan.victims:
             self._retract(victim)
         if plan.stuck:
