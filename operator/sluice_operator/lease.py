@@ -56,6 +56,10 @@ class LeaseTiming:
         return self.duration / 5
 
     @property
+    def retry_every(self) -> float:
+        return self.duration / 15
+
+    @property
     def look_every(self) -> float:
         return min(2.0, self.duration / 5)
 
@@ -85,20 +89,22 @@ class Leadership:
         Raises:
             LeaseLostError: somebody else leads, or nobody can tell.
         """
-        renewed_at = self._clock.monotonic()
+        renewed_at, pause_seconds = self._clock.monotonic(), self._timing.renew_every
         while True:
-            await self._clock.sleep(self._timing.renew_every)
+            await self._clock.sleep(pause_seconds)
             started_at = self._clock.monotonic()
             left_seconds = renewed_at + self._timing.give_up - started_at
             if left_seconds <= 0:
                 raise LeaseLostError(f"could not renew for {self._timing.give_up:.0f} seconds")
             try:
-                async with asyncio.timeout(left_seconds):
+                # One request that hangs must not use up the time for the others.
+                async with asyncio.timeout(min(left_seconds, self._timing.renew_every)):
                     await self._renew()
             except (RequestError, TimeoutError) as error:
-                logger.warning("cannot renew the lease: %s", error)
+                logger.warning("cannot renew the lease: %r", error)
+                pause_seconds = self._timing.retry_every
             else:
-                renewed_at = started_at
+                renewed_at, pause_seconds = started_at, self._timing.renew_every
 
     async def release(self) -> None:
         """Lets the next replica lead at once. Best effort: the Lease runs out by itself."""

@@ -36,7 +36,7 @@ async def things_happen(cluster: Cluster, namespace: str) -> None:
 async def test_a_short_outage_costs_nothing(
     plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
-    operator = start_operator()
+    operator = start_operator(SLUICE_LEASE_SECONDS="120")
     await start_service(cluster, namespace)
     plane.stop_apiserver()
     plane.start_apiserver()

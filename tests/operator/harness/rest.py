@@ -102,6 +102,13 @@ async def snapshot(cluster: Cluster, namespace: str) -> dict[str, Manifest]:
     return found
 
 
+async def until_told(cluster: Cluster, namespace: str, reason: str) -> None:
+    """Returns once there is an event with `reason`; it comes after the status that it is about."""
+    await cluster.until(
+        EVENT, namespace, lambda told: any(e["reason"] == reason for e in told.values())
+    )
+
+
 async def event_reasons(cluster: Cluster, namespace: str) -> list[str]:
     """The reasons of all events of a namespace."""
     events = (await cluster.list(EVENT, namespace)).values()

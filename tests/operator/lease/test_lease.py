@@ -181,3 +181,18 @@ async def test_an_edited_lease_that_still_names_the_holder_is_kept(
     with pytest.raises(LeaseLostError, match="could not renew"):
         await holder.hold()
     assert len(set(renewals)) > 3
+
+
+async def test_a_renewal_that_failed_is_tried_again_before_the_time_is_over(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder = replica(leases, clock, "a")
+    await holder.acquire()
+    leases.away = True
+    attempts: list[float] = []
+    clock.on_sleep = lambda: attempts.append(clock.elapsed_seconds)
+    with pytest.raises(LeaseLostError):
+        await holder.hold()
+    assert attempts[0] == 3.0
+    assert len(attempts) >= 8
+    assert clock.elapsed_seconds < 15

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 Pointer = tuple[str | int, ...]
 REPAIR_SECONDS = 1.0
-PEOPLE = 4
+PEOPLE = 2
 """How many edit at once."""
 
 

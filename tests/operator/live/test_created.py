@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from sluice_operator.events import EVENT
 from sluice_operator.observed import INFERENCE_SERVICE, POD
 
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
-from tests.operator.harness.rest import event_reasons
+from tests.operator.harness.rest import until_told
 from tests.operator.harness.scenery import chat, is_ready, play_controllers, settled
 
 pytestmark = pytest.mark.apiserver
@@ -34,8 +33,8 @@ async def test_from_apply_to_ready(
     assert status["url"] == f"http://chat.{namespace}.svc"
     assert status["pools"]["mixed"]["ready"] == 1
     assert condition(found["chat"], "Reconciling")["status"] == "False"
-    reasons = {event["reason"] for event in (await cluster.list(EVENT, namespace)).values()}
-    assert {"Created", "AllReady"} <= reasons
+    await until_told(cluster, namespace, "Created")
+    await until_told(cluster, namespace, "AllReady")
 
 
 async def test_a_pod_that_fails_is_named_as_soon_as_it_does(
@@ -62,4 +61,4 @@ async def test_a_pod_that_fails_is_named_as_soon_as_it_does(
 
     await cluster.until(INFERENCE_SERVICE, namespace, names_the_pod)
     assert time.monotonic() - started < 2.0
-    assert "ImagePullBackOff" in await event_reasons(cluster, namespace)
+    await until_told(cluster, namespace, "ImagePullBackOff")

@@ -9,7 +9,7 @@ from sluice_operator.observed import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE,
 
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
-from tests.operator.harness.rest import comes_to_rest, event_reasons
+from tests.operator.harness.rest import comes_to_rest, until_told
 from tests.operator.harness.scenery import chat, settled
 
 pytestmark = pytest.mark.apiserver
@@ -58,7 +58,7 @@ async def test_a_refused_child_is_told_in_the_conditions_and_made_when_it_may_be
     assert refused in condition(found["chat"], "Ready")["message"]
     found = await cluster.until(INFERENCE_SERVICE, namespace, says("Stalled", "chat", "True"))
     assert condition(found["chat"], "Reconciling")["status"] == "False"
-    assert "ApplyFailed" in await event_reasons(cluster, namespace)
+    await until_told(cluster, namespace, "ApplyFailed")
 
     await cluster.delete(QUOTA, namespace, "small")
     await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2, timeout_seconds=40.0)
