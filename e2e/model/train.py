@@ -210,7 +210,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stages", type=int, nargs=2, default=(0, len(CURRICULUM)))
+    parser.add_argument(
+        "--stages", type=int, nargs=2, default=(0, len(CURRICULUM)), metavar=("FIRST", "END")
+    )
     parser.add_argument("--start", type=Path, help="folder of weights to start from")
     args = parser.parse_args()
     torch.set_num_threads(2)
@@ -221,7 +223,8 @@ def main() -> None:
     else:
         model = Qwen3ForCausalLM(Qwen3Config.from_pretrained(args.out))
     model.train()
-    train(model, CURRICULUM[slice(*args.stages)], args.seed, args.out)
+    first, end = args.stages
+    train(model, CURRICULUM[first:end], args.seed, args.out)
     save_weights(model, args.out)
 
 
