@@ -16,8 +16,10 @@ from e2e.cluster.controlplane_only import DIRECTORY_PREFIX, ControlPlane, contro
 from e2e.cluster.errors import CommandFailedError
 
 pytestmark = pytest.mark.apiserver
+# A shell starts its background jobs with SIGINT ignored, and children inherit that.
 HOLD = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from e2e.cluster.controlplane_only import control_plane
 with control_plane() as plane:
     print(plane.kubeconfig.parent, flush=True)
