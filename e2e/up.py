@@ -64,7 +64,11 @@ def load_images(cluster: Cluster) -> Mapping[str, str]:
 def apply_sample(kubectl: Kubectl) -> None:
     """The sample service, Ready; says what is missing while it is not, and does not wait for a
     service that is stuck."""
-    kubectl.apply(SAMPLE.read_text())
+    words = ("get", KIND, SERVICE, "-n", SAMPLE_NAMESPACE, "--ignore-not-found", "-o", "name")
+    if kubectl.run(*words):
+        say(f"The InferenceService {SERVICE} is there already and stays as it is.")
+    else:
+        kubectl.apply(SAMPLE.read_text())
     deadline, stalled_since = time.monotonic() + READY_SECONDS, None
     with Step(f"Waiting for the InferenceService {SERVICE} to be Ready") as step:
         while not _is_ready(kubectl):

@@ -51,7 +51,9 @@ def _dispatch(words: list[str]) -> int:
 
 def _become_kubectl(cluster: Cluster, words: list[str]) -> NoReturn:
     if not cluster.kubeconfig.exists():
-        raise ClusterError(f"there is no cluster ({cluster.kubeconfig} does not exist): `up` first")
+        raise ClusterError(
+            f"there is no cluster ({cluster.kubeconfig} does not exist): `make up` first"
+        )
     argv = cluster.kubectl_argv(*words)
     os.execv(argv[0], argv)
 

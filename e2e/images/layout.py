@@ -44,15 +44,19 @@ class ImageLayout:
         return sum(self._path(digest).stat().st_size for digest in self.blobs(name))
 
     def write_archive(self, name: str, target: Path, present: Collection[str] = ()) -> None:
-        """The image `name` as an OCI archive without the blobs whose digests are in `present`."""
+        """The image `name` as an OCI archive without the layers whose digests are in `present`.
+
+        Manifest and configuration are always in it: a load that was interrupted may have left
+        them behind without the image.
+        """
         entry = self._manifest(name)
         annotated = {**entry, "annotations": {CONTAINERD_NAME: name, NAME: name}}
         index = {"schemaVersion": 2, "manifests": [annotated]}
         with tarfile.open(target, "w") as archive:
             _add(archive, "oci-layout", {"imageLayoutVersion": "1.0.0"})
             _add(archive, "index.json", index)
-            for digest in self.blobs(name):
-                if digest not in present:
+            for position, digest in enumerate(self.blobs(name)):
+                if position < 2 or digest not in present:
                     archive.add(self._path(digest), f"blobs/sha256/{_hex(digest)}")
 
     def drop_older(self, name: str) -> None:

@@ -17,6 +17,7 @@ from e2e.reach import reach
 from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service
 
 CLIENTS = 6
+ROUTERS = {"replicas": 2}
 
 
 @dataclass
@@ -79,7 +80,7 @@ def _ask(url: str, number: int, tally: Tally, stopping: threading.Event) -> None
 @pytest.fixture
 def busy(kubectl: Kubectl) -> Iterator[Service]:
     service = Service(kubectl, "busy")
-    service.apply(chat_service("busy", replicas=2))
+    service.apply(chat_service("busy", replicas=2, router=ROUTERS))
     service.wait_for("Ready", "True")
     yield service
     service.delete()
@@ -92,16 +93,19 @@ def test_new_revision_scale_in_and_a_deleted_pod(
         tally.wait_for_more(CLIENTS)
         # A new revision: other chunks, so other processes.
         engine = {"dtype": "float32", "kvPoolTokens": 16384, "chunkSize": 64}
-        busy.apply(chat_service("busy", replicas=2, engine=engine))
+        busy.apply(chat_service("busy", replicas=2, engine=engine, router=ROUTERS))
         busy.wait_for("Progressing", "False")
         busy.wait_for("Ready", "True")
         tally.wait_for_more(CLIENTS)
-        busy.apply(chat_service("busy", replicas=1, engine=engine))
+        busy.apply(chat_service("busy", replicas=1, engine=engine, router=ROUTERS))
         busy.wait_for("Progressing", "False")
         tally.wait_for_more(CLIENTS)
         selector = "serving.sluice.dev/service=busy,serving.sluice.dev/role=router"
-        kubectl.run("delete", "pod", "-n", NAMESPACE, "-l", selector, "--wait=false")
-        busy.apply(chat_service("busy", replicas=2, engine=engine))
+        router = kubectl.run("get", "pods", "-n", NAMESPACE, "-l", selector, "-o", "name").split()[
+            0
+        ]
+        kubectl.run("delete", router, "-n", NAMESPACE)
+        busy.apply(chat_service("busy", replicas=2, engine=engine, router=ROUTERS))
         busy.wait_for("Ready", "True")
         tally.wait_for_more(CLIENTS)
     assert tally.wrong == []

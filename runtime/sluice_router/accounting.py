@@ -55,6 +55,9 @@ class Accounting:
         try:
             response = await _answer(request, handler)
             status = response.status
+            if self._lifecycle.draining:
+                # Also after a stream that began before: its client must not come back this way.
+                response.force_close()
             return response
         finally:
             seconds = self._clock() - start
