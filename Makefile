@@ -27,6 +27,7 @@ down: ## remove the cluster and everything it made on this machine
 
 .PHONY: kubectl
 kubectl: ## kubectl against the local cluster: make kubectl ARGS="get infsvc"
+	@[ -x $(PYTHON) ] || scripts/setup --minimal
 	@$(PYTHON) -m e2e.cluster kubectl $(ARGS)
 
 .PHONY: serve
