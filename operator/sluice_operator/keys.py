@@ -34,9 +34,11 @@ def keys_of(kind: Kind, item: Mapping[str, Any]) -> frozenset[Key]:
         # A pool reads `paused` from its service, and is not changed when that changes.
         pools = (_pool(namespace, name, role) for role in _roles(item))
         return frozenset({Key(kind.kind, namespace, name), *pools})
+    # By owner and by labels: whichever of the two somebody edited, the other still tells.
+    concerned = _owner(metadata) | _by_labels(metadata)
     if kind == ENGINE_POOL:
-        return frozenset({Key(kind.kind, namespace, name), *_service_of(metadata)})
-    return _owner(metadata) or _by_labels(metadata)
+        return concerned | {Key(kind.kind, namespace, name), *_service_of(metadata)}
+    return concerned
 
 
 def _roles(service: Mapping[str, Any]) -> tuple[labels.Role, ...]:
@@ -62,7 +64,7 @@ def _owner(metadata: Mapping[str, Any]) -> frozenset[Key]:
 def _service_of(metadata: Mapping[str, Any]) -> frozenset[Key]:
     service = (metadata.get("labels") or {}).get(labels.SERVICE)
     if service is None:
-        return _owner(metadata)
+        return frozenset()
     return frozenset({Key(INFERENCE_SERVICE.kind, metadata["namespace"], service)})
 
 
@@ -70,8 +72,6 @@ def _by_labels(metadata: Mapping[str, Any]) -> frozenset[Key]:
     """For pods, which a ReplicaSet owns, and for children that have lost their owner."""
     found = metadata.get("labels") or {}
     service, role = found.get(labels.SERVICE), found.get(labels.ROLE)
-    if service is None:
-        return frozenset()
-    if role in set(labels.Role):
+    if service is not None and role in set(labels.Role):
         return frozenset({_pool(metadata["namespace"], service, role)})
-    return frozenset({Key(INFERENCE_SERVICE.kind, metadata["namespace"], service)})
+    return _service_of(metadata)

@@ -18,6 +18,7 @@ from sluice_operator.observed import (
 )
 
 CHAT = Key("InferenceService", "team", "chat")
+CHAX = Key("InferenceService", "team", "chax")
 CHAT_MIXED = Key("EnginePool", "team", "chat-mixed")
 
 
@@ -36,10 +37,26 @@ def item(name: str, owner: str | None = None, **found: str) -> dict[str, Any]:
 CASES = [
     (SERVICE, item("chat", "InferenceService/chat", service="chat"), {CHAT}),
     (DEPLOYMENT, item("chat-router", "InferenceService/chat", service="chat"), {CHAT}),
-    (DEPLOYMENT, item("chat-mixed-1", "EnginePool/chat-mixed", service="chat"), {CHAT_MIXED}),
+    (
+        DEPLOYMENT,
+        item("chat-mixed-1", "EnginePool/chat-mixed", service="chat", role="mixed"),
+        {CHAT_MIXED},
+    ),
     (POD, item("p", "ReplicaSet/x", service="chat", role="router"), {CHAT}),
     (POD, item("p", "ReplicaSet/x", service="chat", role="mixed"), {CHAT_MIXED}),
     (ENGINE_POOL, item("chat-mixed", "InferenceService/chat"), {CHAT, CHAT_MIXED}),
+    (
+        ENGINE_POOL,
+        item("chat-mixed", "InferenceService/chat", service="chax"),
+        {CHAT, CHAX, CHAT_MIXED},
+    ),
+    (
+        ENGINE_POOL,
+        item("chat-mixed", "InferenceService/chax", service="chat"),
+        {CHAT, CHAX, CHAT_MIXED},
+    ),
+    (SERVICE, item("chat", "InferenceService/chax", service="chat"), {CHAT, CHAX}),
+    (SERVICE, item("chat", "InferenceService/chat", service="chax"), {CHAT, CHAX}),
     (CONFIG_MAP, item("lost-its-owner", service="chat"), {CHAT}),
     (CONFIG_MAP, item("not-ours"), set()),
 ]
