@@ -44,7 +44,9 @@ async def serve(config: EngineConfig, endpoint: str) -> int:
     service = _service(config, link)
     http = HttpServer(make_app(service))
     serving = asyncio.create_task(http.serve([listener]))
-    _log.info("Sluice serves %r at %s", service.identity.model, url_of(listener))
+    _log.info(
+        "Sluice serves %r at %s once the model is loaded", service.identity.model, url_of(listener)
+    )
     try:
         return await _live(service, config, signals)
     finally:
