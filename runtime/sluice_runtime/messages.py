@@ -1,6 +1,6 @@
 """What the API process and the engine process say to each other.
 
-msgspec structs, encoded as msgpack with a tag a type; never pickle. Knows no socket (see
+msgspec structs, encoded as msgpack with a tag a type; plain values only. Knows no socket (see
 `transport.py`) and no torch. A struct here is a contract: fields are added with defaults and
 `PROTOCOL_VERSION` goes up, none is reinterpreted.
 """
