@@ -60,6 +60,14 @@ def test_an_archive_leaves_out_what_is_there(tmp_path: Path) -> None:
     assert base in layout.blobs(OLD)
 
 
+def test_an_archive_names_its_image_also_when_all_of_it_is_there(tmp_path: Path) -> None:
+    """An interrupted load leaves blobs without the image: the next archive must complete it."""
+    manifest, config, *_ = add_image(tmp_path / "layout", NEW, [b"base", b"code"])
+    layout = ImageLayout(tmp_path / "layout")
+    layout.write_archive(NEW, tmp_path / "image.tar", layout.blobs(NEW))
+    assert blobs_in(tmp_path / "image.tar") == {manifest, config}
+
+
 def test_older_tags_go_and_shared_layers_stay(tmp_path: Path) -> None:
     old = add_image(tmp_path / "layout", OLD, [b"base", b"old code"])
     new = add_image(tmp_path / "layout", NEW, [b"base", b"new code"])
