@@ -17,7 +17,13 @@ from sluice_contract.labels import FIELD_MANAGER
 from sluice_operator.client import ApiClient
 from sluice_operator.errors import ApiError, ConflictError
 from sluice_operator.fields import is_applied, owned_fields
-from sluice_operator.observed import INFERENCE_SERVICE, SERVICE_CHILDREN, Manifest, Plan
+from sluice_operator.observed import (
+    INFERENCE_SERVICE,
+    SERVICE_CHILDREN,
+    Manifest,
+    Overwritten,
+    Plan,
+)
 from sluice_operator.untangle import REPAIR_MANAGER, disowning, list_replacements
 
 REMEMBERED_OBJECTS: Final = 100_000
@@ -36,6 +42,17 @@ class Address:
     name: str
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What came of carrying a plan out."""
+
+    refused: ApiError | None = None
+    """The refusal that has stopped it: somebody's quota, policy or edit is in the way, and only a
+    person can clear it."""
+    overwritten: tuple[Overwritten, ...] = ()
+    """The objects that were there and are different now."""
+
+
 class Applier:
     """Writes only what differs. Without memory, but for objects that the server stores otherwise
     than they were sent (a webhook, an unusual spelling): comparing says "differs" there each time,
@@ -45,23 +62,27 @@ class Applier:
         self._client = client
         self._altered: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> ApiError | None:
-        """Makes the plan's objects what they should be; `children` are the live ones.
-
-        Returns the refusal that has stopped it, if one has: somebody's quota, policy or edit is in
-        the way, and only a person can clear it. What passes by itself is raised."""
+    async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> Outcome:
+        """Makes the plan's objects what they should be; `children` are the live ones. A trouble
+        that passes by itself is raised."""
+        overwritten: list[Overwritten] = []
         try:
-            await self._write(plan, children)
+            await self._write(plan, children, overwritten)
         except ConflictError:
             raise
         except ApiError as error:
-            return error
-        return None
+            return Outcome(error, tuple(overwritten))
+        return Outcome(None, tuple(overwritten))
 
-    async def _write(self, plan: Plan, children: Iterable[Manifest]) -> None:
-        live = {address(child): child for child in children}
+    async def _write(
+        self, plan: Plan, children: Iterable[Manifest], overwritten: list[Overwritten]
+    ) -> None:
+        there = {address(child): child for child in children}
         for desired in plan.apply:
-            await self.apply(desired, live.get(address(desired)))
+            live = there.get(address(desired))
+            result = await self.apply(desired, live)
+            if live is not None and result is not None and _version(result) != _version(live):
+                overwritten.append(Overwritten(desired, live))
         for reference in plan.prune:
             await self._client.delete(reference)
 
@@ -110,6 +131,11 @@ class Applier:
 def address(manifest: Manifest) -> Address:
     """Where an object stands in its namespace."""
     return Address(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"])
+
+
+def _version(item: Manifest) -> str | None:
+    found: str | None = item["metadata"].get("resourceVersion")
+    return found
 
 
 def _fingerprint(desired: Manifest, live: Manifest, subresource: str) -> str:

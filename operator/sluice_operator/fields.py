@@ -49,6 +49,28 @@ def is_applied(desired: Manifest, live: Manifest, manager: str, subresource: str
     return _same_tree(_body(desired), owned, live, quantity=False)
 
 
+def changed_fields(desired: Manifest, live: Manifest, manager: str) -> tuple[str, ...]:
+    """The fields of `desired`, such as `spec.replicas`, whose values in `live` are others."""
+    owned = owned_fields(live, manager) or {}
+    return tuple(
+        f"{section}.{name}"
+        for section, wanted in _body(desired).items()
+        for name, value in wanted.items()
+        if not _same_field(
+            value, owned.get(f"f:{section}", {}).get(f"f:{name}"), live, section, name
+        )
+    )
+
+
+def _same_field(
+    value: Any, owned: FieldSet | None, live: Manifest, section: str, name: str
+) -> bool:
+    there = live.get(section, {}).get(name, _ABSENT)
+    if there is _ABSENT:
+        return not value
+    return _same_tree(value, owned or {}, there, quantity=False)
+
+
 def _body(desired: Manifest) -> Manifest:
     """The part of a manifest that can be owned: without what names the object."""
     body = {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}

@@ -70,11 +70,21 @@ class Reference:
 
 @dataclass(frozen=True)
 class Event:
-    """An event for a person, recorded on the reconciled object."""
+    """An event for a person."""
 
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    about: Manifest | None = None
+    """The object it is recorded on; None: the reconciled one."""
+
+
+@dataclass(frozen=True)
+class Overwritten:
+    """An object that was there, `live`, and has been made what is `desired`."""
+
+    desired: Manifest
+    live: Manifest
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,12 @@ def as_text(shown: Preview) -> str:
 def as_json(shown: Preview) -> Manifest:
     """For a program."""
     plan = shown.plan
+    pools = zip(plan.pools, shown.pool_plans, strict=True)
     return {
         "name": shown.service["metadata"]["name"],
         "namespace": shown.service["metadata"]["namespace"],
         "refusal": _refusal(plan),
-        "pools": {pool.role.value: _pool(pool) for pool in plan.pools},
+        "pools": {pool.role.value: _pool(pool, below, plan) for pool, below in pools},
         "objects": [_identity(manifest) for manifest in shown.manifests],
     }
 
@@ -70,12 +71,25 @@ def _refusal(plan: ServicePlan) -> Manifest | None:
     return {"reason": refusal.reason, "field": refusal.field, "message": refusal.message}
 
 
-def _pool(pool: PlannedPool) -> Manifest:
+def _pool(pool: PlannedPool, below: PoolPlan, plan: ServicePlan) -> Manifest:
     return {
         "replicas": pool.replicas,
+        "image": {"name": _image(below), "assumed": _is_assumed(plan)},
+        "revision": below.revision,
         "accelerator": pool.accelerator.text,
         "settings": settings_status(pool.settings),
     }
+
+
+def _image(plan: PoolPlan) -> str:
+    assert plan.spec is not None
+    return plan.spec.image
+
+
+def _is_assumed(plan: ServicePlan) -> bool:
+    """Whether the engines' image is not the spec's, but a default, which clusters differ in."""
+    engine = plan.spec.engine if plan.spec else None
+    return engine is None or engine.image is None
 
 
 def _identity(manifest: Manifest) -> Manifest:
@@ -92,9 +106,13 @@ def _lines(shown: Preview) -> Iterator[str]:
     assert plan.spec is not None
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
     yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
-    for pool in plan.pools:
+    for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {pool.replicas}, each on {pool.accelerator.text}"
+        yield f"  revision {below.revision} of image {_image(below)}"
+        if _is_assumed(plan):
+            yield "  That image is assumed, since the spec names none: the operator uses its own"
+            yield "  default (SLUICE_ENGINE_IMAGE), and with another image comes another revision."
         yield from _table(_settings_rows(pool))
     yield ""
     yield f"{len(shown.manifests)} objects:"

@@ -33,4 +33,4 @@ class Reporter:
         written = await self.applier.apply(desired, live, "status")
         changes = () if written is None else status_events(live.get("status"), status)
         for event in (*events, *changes):
-            await self.recorder.record(live, event)
+            await self.recorder.record(event.about or live, event)

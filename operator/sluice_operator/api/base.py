@@ -169,7 +169,8 @@ class Resources(ApiModel):
         _without_gpus("limits"),
         Rule(
             "!has(self.requests) || !has(self.limits) || self.requests.all(k, "
-            "!(k in self.limits) || quantity(string(self.requests[k]))"
+            "!(k in self.limits) || !isQuantity(string(self.requests[k])) || "
+            "!isQuantity(string(self.limits[k])) || quantity(string(self.requests[k]))"
             ".compareTo(quantity(string(self.limits[k]))) <= 0)",
             _requests_within_limits,
             "must be at most the limits",

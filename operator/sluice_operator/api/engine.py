@@ -28,7 +28,6 @@ class ModelSpec(ModelRef, ApiModel):
     """Which weights to serve, and under what name."""
 
     uri: str = Field(
-        min_length=1,
         max_length=1024,
         description="Where the weights are: hf://org/name, pvc://claim/path (a volume of this "
         "namespace), oci://image, file:///path (in the engine's image or a mounted volume), or "
@@ -94,7 +93,8 @@ class EngineSpec(EngineSettings, ApiModel):
 
     RULES: ClassVar = (
         Rule(
-            "!has(self.chunkSize) || self.chunkSize == -1 || self.chunkSize >= "
+            # Below -1 and below 1 the schema refuses already; one message is enough.
+            "!has(self.chunkSize) || self.chunkSize <= -1 || self.chunkSize >= "
             f"(has(self.pageSize) ? self.pageSize : {_PAGE})",
             lambda s: s.chunk_size in (None, -1) or s.chunk_size >= (s.page_size or _PAGE),
             f"allowed: -1 (off) or at least pageSize ({_PAGE} when left out)",
@@ -122,7 +122,7 @@ class EngineSpec(EngineSettings, ApiModel):
             "minPrefillTokens",
         ),
         Rule(
-            "!has(self.maxPrefillTokens) || self.maxPrefillTokens >= "
+            "!has(self.maxPrefillTokens) || self.maxPrefillTokens < 1 || self.maxPrefillTokens >= "
             f"(has(self.pageSize) ? self.pageSize : {_PAGE})",
             lambda s: (
                 s.max_prefill_tokens is None or s.max_prefill_tokens >= (s.page_size or _PAGE)

@@ -100,6 +100,11 @@ class InferenceServiceStatus(ApiModel):
     observed_generation: int | None = Field(
         default=None, description="Generation of the spec that this status is about."
     )
+    applied_generation: int | None = Field(
+        default=None,
+        description="Generation of the spec that was last carried out. Older than "
+        "observedGeneration while the spec is refused or waits: its settings stay in use.",
+    )
     mode: Literal["Mixed", "Disaggregated"] | None = Field(
         default=None, description="The mode that is served."
     )

@@ -16,7 +16,7 @@ from sluice_operator.api.validate import findings_of
 from sluice_operator.deployments import Progress, progress
 from sluice_operator.manifests.disruption import disruption_budget
 from sluice_operator.manifests.engine import engine_deployment, revision
-from sluice_operator.manifests.metadata import ENGINE, owner
+from sluice_operator.manifests.metadata import ENGINE, is_current, owner
 from sluice_operator.observed import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -143,7 +143,7 @@ def _started(
         text += "; the former revision stays until it is ready." if others else "."
         return (Event("Normal", "RollingOut" if others else "Created", text),)
     before = live["spec"].get("replicas")
-    if before == spec.replicas:
+    if before == spec.replicas or is_current(desired, live):
         return ()
     text = f"Replicas from {before} to {spec.replicas} (spec.replicas)."
     return (Event("Normal", "Scaled", text),)

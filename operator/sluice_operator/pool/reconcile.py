@@ -14,6 +14,7 @@ from sluice_operator.keys import Key
 from sluice_operator.observe import Observer
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
+from sluice_operator.repairs import repair_events
 from sluice_operator.report import Reporter
 
 
@@ -37,9 +38,11 @@ class PoolReconcile:
         if observed is None:
             return None
         plan = plan_pool(observed)
-        refused = await self.applier.carry_out(plan, observed.children)
+        outcome = await self.applier.carry_out(plan, observed.children)
+        refused = outcome.refused
         status = pool_status(observed, plan, self.clock.now(), refused)
         events = plan.events if refused is None else (apply_failed_event(refused),)
+        events = (*repair_events(outcome.overwritten), *events)
         await self.reporter.report(observed.pool, status, events)
         if refused is not None:
             raise refused

@@ -126,10 +126,10 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
         *(pool.manifest for pool in pools),
     )
     prune = _left_over(observed, apply)
-    replicas = {pool.manifest["metadata"]["name"]: pool.replicas for pool in pools}
+    wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}
     events = (
         *created(observed.children, apply),
-        *scaled(observed.children, replicas),
+        *scaled(observed.children, wanted),
         *removed(prune),
     )
     return ServicePlan(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from sluice_operator.manifests.metadata import is_current
 from sluice_operator.observed import (
     CONFIG_MAP,
     ENGINE_POOL,
@@ -34,12 +35,15 @@ def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:
     return (Event("Normal", "Created", f"Created {_listed(new)}."),) if new else ()
 
 
-def scaled(children: Children, replicas: Mapping[str, int]) -> tuple[Event, ...]:
-    """Pools that are to have another number of engines; `replicas` by the pool's name."""
+def scaled(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, ...]:
+    """Pools that are to have another number of engines; `wanted` by the pool's name. One that is
+    made from the same plan was edited by somebody: that is told when it is taken back."""
     return tuple(
-        Event("Normal", "Scaled", _scaling(pool, replicas[name]))
+        Event("Normal", "Scaled", _scaling(pool, _replicas(desired)))
         for pool in of_kind(children, ENGINE_POOL)
-        if (name := pool["metadata"]["name"]) in replicas and _replicas(pool) != replicas[name]
+        if (desired := wanted.get(pool["metadata"]["name"])) is not None
+        and not is_current(desired, pool)
+        and _replicas(pool) != _replicas(desired)
     )
 
 

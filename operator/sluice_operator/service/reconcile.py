@@ -14,6 +14,7 @@ from sluice_operator.clock import Clock
 from sluice_operator.conditions import apply_failed_event
 from sluice_operator.keys import Key
 from sluice_operator.observe import Observer, with_standing
+from sluice_operator.repairs import repair_events
 from sluice_operator.report import Reporter
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.status import service_status
@@ -45,9 +46,11 @@ class ServiceReconcile:
         if standing := await self.observer.standing(observed, plan):
             observed = with_standing(observed, standing)
             plan = plan_service(observed)
-        refused = await self.applier.carry_out(plan, observed.children)
+        outcome = await self.applier.carry_out(plan, observed.children)
+        refused = outcome.refused
         status = service_status(observed, plan, self.clock.now(), refused)
         events = plan.events if refused is None else (apply_failed_event(refused),)
+        events = (*repair_events(outcome.overwritten), *events)
         await self.reporter.report(observed.service, status, events)
         if refused is not None:
             raise refused

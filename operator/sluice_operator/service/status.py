@@ -6,6 +6,7 @@ Pure; `now` is only used for transitions. What is below a pool it takes from the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -53,14 +54,19 @@ def service_status(
     if observed.service["metadata"].get("deletionTimestamp"):
         return dict(before)
     generation = observed.service["metadata"].get("generation", 0)
-    status: Manifest = {"observedGeneration": generation}
+    applied = before.get("appliedGeneration")
     if plan.refusal is not None:
         kept = {k: before[k] for k in ("mode", "url", "pools") if k in before}
-        checks = _refused(plan.refusal)
+        checks = _refused(plan.refusal, _still_in_use(observed, applied))
     else:
         kept = _facts(observed, plan)
         obstacle = apply_failed(refused, before, generation) if refused else None
         checks = _checks(observed, plan, obstacle)
+        if refused is None and not plan.paused:
+            applied = generation
+    status: Manifest = {"observedGeneration": generation}
+    if applied is not None:
+        status["appliedGeneration"] = applied
     found = conditions(before.get("conditions") or (), checks, generation, now)
     return status | kept | {"conditions": found}
 
@@ -90,13 +96,23 @@ def _summary(observed: ServiceObserved, pool: PlannedPool) -> Manifest:
     ).to_json_dict()
 
 
-def _refused(refusal: Refusal) -> dict[str, Check]:
-    check = Check("False", refusal.reason, refusal.message)
+def _still_in_use(observed: ServiceObserved, applied: int | None) -> str:
+    """What a refusal has left as it was: the generation that was carried out before, if any."""
+    if applied is None or applied == observed.service["metadata"].get("generation", 0):
+        return ""
+    pools = of_kind(observed.children, ENGINE_POOL)
+    serves = any((pool.get("status") or {}).get("ready") for pool in pools)
+    verb = "keep serving" if serves else "stay in place"
+    return f"; the settings of generation {applied} {verb}"
+
+
+def _refused(refusal: Refusal, still_in_use: str) -> dict[str, Check]:
+    check = Check("False", refusal.reason, refusal.message + still_in_use)
     return {
         READY: check,
         PROGRESSING: check,
         RECONCILING: check,
-        STALLED: Check("True", refusal.reason, refusal.message),
+        STALLED: replace(check, status="True"),
     }
 
 

@@ -63,6 +63,10 @@ INVALID: dict[str, Invalid] = {
     "negative replicas": Invalid(_mixed(replicas=-1), "spec.pools.mixed.replicas"),
     "text as replicas": Invalid(_mixed(replicas="two"), "spec.pools.mixed.replicas"),
     "no GPU": Invalid(_mixed(accelerator={"count": 0}), "spec.pools.mixed.accelerator.count"),
+    "no such quantity, with a limit": Invalid(
+        _mixed(resources={"requests": {"cpu": "lots"}, "limits": {"cpu": 1}}),
+        "spec.pools.mixed.resources.requests.cpu",
+    ),
     "no such quantity": Invalid(
         _mixed(resources={"requests": {"cpu": "lots"}}), "spec.pools.mixed.resources.requests.cpu"
     ),
@@ -95,6 +99,8 @@ INVALID: dict[str, Invalid] = {
     "chunk below given page": Invalid(
         _engine(chunkSize=64, pageSize=128), "spec.engine.chunkSize", "pageSize"
     ),
+    "chunk below off": Invalid(_engine(chunkSize=-2), "spec.engine.chunkSize"),
+    "a step of nothing": Invalid(_engine(maxPrefillTokens=0), "spec.engine.maxPrefillTokens"),
     "chunk of nothing": Invalid(_engine(chunkSize=0), "spec.engine.chunkSize"),
     "share above chunk": Invalid(
         _engine(chunkSize=64, minPrefillTokens=65), "spec.engine.minPrefillTokens", "chunkSize"

@@ -13,6 +13,7 @@ from sluice_operator.api.generate import generated_files, main
 
 CRDS = Path(__file__).parents[3] / "crds"
 LIMIT_BYTES = 256 * 1024
+ROOM_BYTES = 25_000
 DEFINITIONS = {"InferenceService": inference_service_crd(), "EnginePool": engine_pool_crd()}
 
 
@@ -48,14 +49,34 @@ def test_the_generator_writes_into_the_folder_given(tmp_path: Path) -> None:
 
 def test_crds_fit_an_annotation() -> None:
     for name, text in generated_files().items():
-        assert len(text.encode()) < LIMIT_BYTES, name
+        size = len(text.encode())
+        assert size <= LIMIT_BYTES - ROOM_BYTES, (
+            f"crds/{name} has {size} bytes of {LIMIT_BYTES - ROOM_BYTES}: `kubectl apply` keeps "
+            f"the object in an annotation, annotations end at {LIMIT_BYTES} bytes, and there are "
+            "fields still to come; say what is long once, and refer to it"
+        )
+
+
+def test_templates_refer_to_the_one_that_is_documented_in_full() -> None:
+    pools = _schema(inference_service_crd())["properties"]["spec"]["properties"]["pools"]
+    mixed, prefill, decode = (
+        pools["properties"][role]["properties"]["template"]
+        for role in ("mixed", "prefill", "decode")
+    )
+    assert prefill == decode
+    assert "pools.mixed.template" in prefill["description"]
+    assert [path for path, _ in _nodes(prefill)] == [path for path, _ in _nodes(mixed)]
+    for name, field in prefill["properties"].items():
+        assert field["description"] == mixed["properties"][name]["description"]
 
 
 def test_every_field_is_documented(crd: dict[str, Any]) -> None:
+    elsewhere = (".spec.pools.prefill.template.", ".spec.pools.decode.template.")
     silent = [
         f"{path}.{name}"
         for path, node in _nodes(_schema(crd))
         for name, child in node.get("properties", {}).items()
+        if not path.startswith(elsewhere)
         if not child.get("description", "").strip() and f"{path}.{name}" != ".metadata"
     ]
     assert silent == []

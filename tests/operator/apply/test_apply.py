@@ -72,6 +72,27 @@ async def test_only_what_differs_is_sent_and_sent_whole(applier: Applier, server
     assert request.query["fieldManager"] == "sluice-operator"
 
 
+async def test_what_was_there_and_is_different_now_is_handed_back(
+    applier: Applier, server: Server
+) -> None:
+    desired, live = pair("Service")
+    live["spec"]["ports"][0]["targetPort"] = "elsewhere"
+    server.answer = copy.deepcopy(OBJECTS["Service"]["live"])
+    server.answer["metadata"]["resourceVersion"] = "later"
+    outcome = await applier.carry_out(Plan(apply=(pair("ConfigMap")[0], desired)), [live])
+    (found,) = outcome.overwritten
+    assert (found.desired, found.live) == (desired, live), "not what was made"
+
+
+async def test_an_apply_that_changed_nothing_has_overwritten_nothing(
+    applier: Applier, server: Server
+) -> None:
+    desired, live = pair("Service")
+    server.answer = live = live | {"spec": {**live["spec"], "selector": {"set": "by a webhook"}}}
+    assert (await applier.carry_out(Plan(apply=(desired,)), [live])).overwritten == ()
+    assert len(server.requests) == 1
+
+
 async def test_missing_objects_are_made_in_order_and_leftovers_deleted_last(
     applier: Applier, server: Server
 ) -> None:
@@ -161,7 +182,7 @@ async def test_a_refusal_stops_the_plan_and_is_handed_back(
     leftover = Reference(CONFIG_MAP, "default", "old", uid="u1")
     plan = Plan(apply=(pair("Service")[0], pair("ConfigMap")[0]), prune=(leftover,))
     server.refusals = 1
-    refused = await applier.carry_out(plan, [])
-    assert refused is not None
-    assert refused.status == 422
+    outcome = await applier.carry_out(plan, [])
+    assert outcome.refused is not None
+    assert outcome.refused.status == 422
     assert len(server.requests) == 1, "what comes later may need what came before"

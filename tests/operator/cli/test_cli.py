@@ -46,6 +46,33 @@ def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert {"kind": "EnginePool", "name": "chat-mixed"} in found["objects"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "options", "image", "assumed"),
+    [
+        ({}, ["--engine-image", "e:1"], "e:1", True),
+        ({"image": "mine:2"}, ["--engine-image", "e:1"], "mine:2", False),
+    ],
+)
+def test_plan_says_of_which_image_the_revision_is(
+    engine: dict[str, Any],
+    options: list[str],
+    image: str,
+    assumed: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = _file(tmp_path, document({"engine": engine}))
+    assert main(["plan", "-f", file, "-o", "json", *options]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    pool = found["pools"]["mixed"]
+    assert pool["image"] == {"name": image, "assumed": assumed}
+    assert {"kind": "Deployment", "name": f"chat-mixed-{pool['revision']}"} in found["objects"]
+    assert main(["plan", "-f", file, *options]) == 0
+    out = capsys.readouterr().out
+    assert f"revision {pool['revision']} of image {image}" in out
+    assert ("That image is assumed" in out) is assumed
+
+
 def test_render_gives_every_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     service = document({})
     service["metadata"]["namespace"] = "team"

@@ -143,6 +143,13 @@ def test_scaling_keeps_the_revision_and_is_told() -> None:
     assert [event.message for event in plan.events] == ["Replicas from 1 to 5 (spec.replicas)."]
 
 
+def test_a_deployment_that_somebody_scaled_was_not_scaled_by_the_plan() -> None:
+    deployment = _deployment({})
+    scaled = live(deployment | {"spec": deployment["spec"] | {"replicas": 5}})
+    plan = plan_pool(pool_observed(children=[scaled]))
+    assert (plan.deployment, plan.events) == (deployment, ())
+
+
 def test_a_paused_service_stops_its_pools() -> None:
     plan = plan_pool(PoolObserved(pool(), service({"paused": True})))
     assert plan.paused

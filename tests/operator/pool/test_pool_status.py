@@ -6,12 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from sluice_operator.conditions import find, status_events
+from sluice_operator.conditions import find
 from sluice_operator.errors import ApiError
 from sluice_operator.observed import Manifest, PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
-from sluice_operator.yaml_text import to_yaml
 
 from tests.operator.examples import (
     NOW,
@@ -23,7 +22,7 @@ from tests.operator.examples import (
     pool_plan,
     service,
 )
-from tests.operator.golden import assert_golden
+from tests.operator.statuses import Ready, assert_at_rest, assert_situation
 
 THREE = {"pools": {"mixed": {"replicas": 3}}}
 THREE_NEW = THREE | {"engine": {"image": "new:2"}}
@@ -136,19 +135,9 @@ def _status(observed: PoolObserved) -> Manifest:
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_status_in_each_situation(name: str) -> None:
     observe, ready, reason = SITUATIONS[name]
-    status = _status(observe())
-    found = find(status, "Ready")
-    assert found is not None
-    assert (found["status"], found["reason"]) == (ready, reason)
-    stalled = find(status, "Stalled")
-    assert stalled is not None
-    assert (stalled["status"] == "True") is (name in STALLED)
-    reconciling = find(status, "Reconciling")
-    assert reconciling is not None
-    assert "True" not in (stalled["status"], reconciling["status"]) or (
-        stalled["status"] != reconciling["status"]
-    ), "kstatus takes these for opposites"
-    assert_golden(f"status/pool-{name}.yaml", to_yaml(status))
+    assert_situation(
+        _status(observe()), Ready(ready, reason), stalled=name in STALLED, golden=f"pool-{name}"
+    )
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
@@ -159,8 +148,7 @@ def test_nothing_happened_nothing_changes(name: str) -> None:
         observed.pool | {"status": first}, observed.service, observed.children, observed.pods
     )
     later = pool_status(seen, plan_pool(seen), NOW + timedelta(hours=1))
-    assert later == first
-    assert status_events(first, later) == ()
+    assert_at_rest(first, later)
 
 
 def test_a_child_that_is_refused_is_told_and_stalls() -> None:

@@ -167,6 +167,15 @@ def test_scaling_is_told_with_both_numbers() -> None:
     assert "from 1 to 4" in event.message
 
 
+def test_a_pool_that_somebody_scaled_was_not_scaled_by_the_plan() -> None:
+    plan = service_plan()
+    children = [live(m) for m in plan.apply]
+    pool = of(children, "EnginePool")
+    children[children.index(pool)] = pool | {"spec": pool["spec"] | {"replicas": 7}}
+    again = plan_service(service_observed(children=children))
+    assert (again.apply, again.events) == (plan.apply, ())
+
+
 def test_a_deleted_child_is_made_again_and_told() -> None:
     plan = service_plan()
     children = [live(m) for m in plan.apply if m["kind"] != "Service"]

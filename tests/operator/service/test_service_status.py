@@ -15,7 +15,6 @@ from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.status import service_status
-from sluice_operator.yaml_text import to_yaml
 
 from tests.operator.examples import (
     NOW,
@@ -27,7 +26,7 @@ from tests.operator.examples import (
     service_observed,
     service_plan,
 )
-from tests.operator.golden import assert_golden
+from tests.operator.statuses import Ready, assert_at_rest, assert_situation, condition
 
 PINNED = {"value": 77, "source": "General", "from": "an earlier release"}
 
@@ -76,11 +75,19 @@ def _paused_before_applying() -> ServiceObserved:
     return replace(_ready(), service=service({"paused": True, "engine": {"chunkSize": 64}}))
 
 
+SLO: Manifest = {"slo": {"itlMilliseconds": 50}}
+"""Refused, as this version does not have it."""
+
+
+def _changed(before: ServiceObserved, spec: Manifest, generation: int = 2) -> ServiceObserved:
+    """What is seen once the service, with the status it had, asks for something else."""
+    return replace(
+        before, service=service(spec, generation=generation) | {"status": _status(before)}
+    )
+
+
 def _refused() -> ServiceObserved:
-    ready = _ready()
-    before = service_status(ready, plan_service(ready), NOW)
-    spec = {"slo": {"itlMilliseconds": 50}}
-    return replace(ready, service=service(spec, generation=2) | {"status": before})
+    return _changed(_ready(), SLO)
 
 
 def _sized_before(chunk_size: object = PINNED, **metadata: int) -> ServiceObserved:
@@ -115,19 +122,9 @@ def _status(observed: ServiceObserved) -> Manifest:
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_status_in_each_situation(name: str) -> None:
     observe, ready, reason = SITUATIONS[name]
-    status = _status(observe())
-    found = find(status, "Ready")
-    assert found is not None
-    assert (found["status"], found["reason"]) == (ready, reason)
-    stalled = find(status, "Stalled")
-    assert stalled is not None
-    assert (stalled["status"] == "True") is (name in STALLED)
-    reconciling = find(status, "Reconciling")
-    assert reconciling is not None
-    assert "True" not in (stalled["status"], reconciling["status"]) or (
-        stalled["status"] != reconciling["status"]
-    ), "kstatus takes these for opposites"
-    assert_golden(f"status/service-{name}.yaml", to_yaml(status))
+    assert_situation(
+        _status(observe()), Ready(ready, reason), stalled=name in STALLED, golden=f"service-{name}"
+    )
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
@@ -136,8 +133,7 @@ def test_nothing_happened_nothing_changes(name: str) -> None:
     first = _status(observed)
     seen = replace(observed, service=observed.service | {"status": first})
     later = service_status(seen, plan_service(seen), NOW + timedelta(hours=1))
-    assert later == first
-    assert status_events(first, later) == ()
+    assert_at_rest(first, later)
 
 
 def test_a_refusal_is_a_warning_that_names_the_field() -> None:
@@ -185,6 +181,53 @@ def test_a_refusal_that_is_numbered_does_not_change_the_status(
 
 def test_a_refusal_keeps_the_url_that_still_answers() -> None:
     assert _status(_refused())["url"] == "http://chat.default.svc"
+
+
+@pytest.mark.parametrize(
+    "spec", [SLO, {"engine": {"dtype": "int3"}}, {"engine": {"pageSize": 1024}}]
+)
+def test_a_refused_change_tells_which_generation_keeps_serving(spec: Manifest) -> None:
+    observed = _changed(_ready(), spec)
+    status = _status(observed)
+    for kind in ("Ready", "Progressing", "Reconciling", "Stalled"):
+        message = condition(status, kind)["message"]
+        assert message.endswith("; the settings of generation 1 keep serving"), kind
+    (event,) = status_events(observed.service["status"], status)
+    assert event.message == message
+    assert (plan_service(observed).apply, plan_service(observed).prune) == ((), ())
+
+
+def test_the_generation_that_keeps_serving_outlasts_several_refusals() -> None:
+    second = _changed(_changed(_ready(), SLO), SLO | {"paused": True}, generation=3)
+    status = _status(second)
+    assert (status["observedGeneration"], status["appliedGeneration"]) == (3, 1)
+    assert "the settings of generation 1 keep serving" in condition(status, "Ready")["message"]
+
+
+def test_settings_with_no_engine_ready_are_only_in_place() -> None:
+    broken = _with_pool(engines_ready=False, routers_ready=True)
+    message = condition(_status(_changed(broken, SLO)), "Ready")["message"]
+    assert message.endswith("; the settings of generation 1 stay in place")
+
+
+def test_a_first_spec_that_is_refused_leaves_nothing_serving() -> None:
+    status = _status(service_observed(service(SLO)))
+    assert "appliedGeneration" not in status
+    assert "generation" not in condition(status, "Ready")["message"]
+
+
+def test_a_refusal_of_the_generation_in_use_names_no_other() -> None:
+    taken = {"kind": "Service", "metadata": {"name": "chat", "namespace": "default"}}
+    observed = replace(_changed(_ready(), {}, generation=1), foreign=(taken,))
+    assert "generation" not in condition(_status(observed), "Ready")["message"]
+
+
+def test_what_was_not_carried_out_is_not_the_generation_in_use() -> None:
+    failed = _changed(_ready(), {"engine": {"chunkSize": 64}})
+    status = service_status(failed, plan_service(failed), NOW, REFUSED)
+    assert status["appliedGeneration"] == 1
+    paused = _changed(_ready(), {"paused": True, "engine": {"chunkSize": 64}})
+    assert _status(paused)["appliedGeneration"] == 1
 
 
 def test_becoming_ready_is_told() -> None:

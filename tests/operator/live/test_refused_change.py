@@ -1,0 +1,49 @@
+"""A change that this version refuses, on a service that serves: nothing moves, and it says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sluice_operator.observed import INFERENCE_SERVICE, Manifest
+
+from tests.operator.harness.cluster import Cluster, condition
+from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.rest import comes_to_rest, snapshot
+from tests.operator.harness.scenery import chat, is_ready, play_controllers, settled
+
+pytestmark = pytest.mark.apiserver
+StartOperator = Callable[..., OperatorProcess]
+
+
+async def children(cluster: Cluster, namespace: str) -> dict[str, Manifest]:
+    found = await snapshot(cluster, namespace)
+    del found["InferenceService chat"]
+    return found
+
+
+async def test_the_former_settings_keep_serving_and_the_condition_says_so(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    start_operator()
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await play_controllers(cluster, namespace)
+    await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
+    await comes_to_rest(cluster, namespace)
+    before = await children(cluster, namespace)
+
+    edit = {"spec": {"mode": "Disaggregated", "engine": {"chunkSize": 256}}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
+    found = await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    ready = condition(found["chat"], "Ready")
+    assert ready["reason"] == "NotImplemented"
+    assert ready["message"].endswith("; the settings of generation 1 keep serving")
+    await comes_to_rest(cluster, namespace)
+    assert await children(cluster, namespace) == before
+
+    back = {"spec": {"mode": "Mixed", "engine": None}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", back)
+    found = await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
+    assert found["chat"]["status"]["appliedGeneration"] == 3
+    await comes_to_rest(cluster, namespace)
+    assert await children(cluster, namespace) == before

@@ -1,0 +1,42 @@
+"""What the tests of both kinds' statuses ask of every status."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sluice_operator.conditions import find, status_events
+from sluice_operator.observed import Manifest
+from sluice_operator.yaml_text import to_yaml
+
+from tests.operator.golden import assert_golden
+
+
+class Ready(NamedTuple):
+    """What the condition Ready is to say."""
+
+    status: str
+    reason: str
+
+
+def condition(status: Manifest, kind: str) -> Manifest:
+    """The condition of one type, which has to be there."""
+    found = find(status, kind)
+    assert found is not None, kind
+    return found
+
+
+def assert_situation(status: Manifest, ready: Ready, *, stalled: bool, golden: str) -> None:
+    """Ready as expected, not both stalled and reconciling, and the whole as in the golden file."""
+    found = condition(status, "Ready")
+    assert (found["status"], found["reason"]) == ready
+    is_stalled = condition(status, "Stalled")["status"] == "True"
+    assert is_stalled is stalled
+    is_reconciling = condition(status, "Reconciling")["status"] == "True"
+    assert not (is_stalled and is_reconciling), "kstatus takes these for opposites"
+    assert_golden(f"status/{golden}.yaml", to_yaml(status))
+
+
+def assert_at_rest(first: Manifest, later: Manifest) -> None:
+    """Nothing happened: the status is the same an hour later, and nobody is told anything."""
+    assert later == first
+    assert status_events(first, later) == ()
