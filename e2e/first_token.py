@@ -8,21 +8,49 @@ from __future__ import annotations
 import json
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPResponse
+
+from e2e.cluster.errors import ClusterError
+
+# A node's rules for a new Service come a moment after its pods are Ready.
+FOLLOW_SECONDS = 10.0
+POLL_SECONDS = 0.1
 
 
 def stream_completion(url: str, model: str, prompt: str, max_tokens: int) -> Iterator[str]:
-    """The pieces of text of one streamed completion."""
+    """The pieces of text of one streamed completion. Raises ClusterError with what the service
+    answered, or why it cannot be reached."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "stream": True}
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with _open(request) as answer:
         for line in answer:
             event = line.decode().strip().removeprefix("data: ")
             if event and event != "[DONE]":
                 yield json.loads(event)["choices"][0]["text"]
+
+
+def _open(request: urllib.request.Request) -> HTTPResponse:
+    # No proxy of the environment: the address is on this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + FOLLOW_SECONDS
+    while True:
+        try:
+            answer = opener.open(request, timeout=60)
+        except urllib.error.HTTPError as refusal:
+            words = refusal.read().decode(errors="replace")
+            raise ClusterError(f"{request.full_url}: {refusal}: {words}") from refusal
+        except urllib.error.URLError as error:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{request.full_url}: {error.reason}") from error
+        else:
+            assert isinstance(answer, HTTPResponse)
+            return answer
+        time.sleep(POLL_SECONDS)
 
 
 def show_completion(url: str, model: str, prompt: str, max_tokens: int) -> str:

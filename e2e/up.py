@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from e2e.cluster.choose import choose_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import Step, say
 from e2e.cluster.provider import Cluster
 from e2e.first_token import show_completion
-from e2e.images.build import build_images
+from e2e.images import build as images
 from e2e.images.choose import choose_builder
 from e2e.install import ROOT, install_operator
 from e2e.kubectl import Kubectl
@@ -52,13 +53,14 @@ def main() -> int:
 def load_images(cluster: Cluster) -> Mapping[str, str]:
     """Component → image name, built where they changed and loaded where they are missing."""
     names = {"engine": "engine-sample", "router": "router", "operator": "operator"}
-    present = cluster.present_images()
-    built = build_images(list(names.values()), present, choose_builder(cluster.kind))
-    for name, image in built.items():
-        if image.archive_path is not None:
-            with Step(f"Loading the image {name} into the cluster"):
-                cluster.load_image(image.archive_path)
-    return {component: built[name].tag for component, name in names.items()}
+
+    def load(name: str, archive: Path) -> None:
+        with Step(f"Loading the image {name} into the cluster"):
+            cluster.load_image(archive)
+
+    present, builder = cluster.present_images(), choose_builder(cluster.kind)
+    tags = images.load_images(list(names.values()), present, load, builder)
+    return {component: tags[name] for component, name in names.items()}
 
 
 def apply_sample(kubectl: Kubectl) -> None:

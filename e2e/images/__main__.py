@@ -21,8 +21,8 @@ def main() -> int:
     try:
         match parsed.command:
             case "build":
-                for name, image in build_images(parsed.names or COMPONENTS).items():
-                    print(f"{name}\t{image.tag}")
+                for name, tag in build_images(parsed.names or COMPONENTS).items():
+                    print(f"{name}\t{tag}")
             case "sizes":
                 _print_sizes()
             case "check":
@@ -37,8 +37,8 @@ def main() -> int:
 
 def _print_sizes() -> None:
     builder = buildah_builder()
-    for name, image in build_images(COMPONENTS, builder=builder).items():
-        print(f"{name}\t{builder.layout.size_bytes(image.tag) / MEGABYTE:.0f} MB")
+    for name, tag in build_images(COMPONENTS, builder=builder).items():
+        print(f"{name}\t{builder.layout.size_bytes(tag) / MEGABYTE:.0f} MB")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,14 +1,14 @@
 """Builds the images that changed, and brings into a cluster what it does not hold yet.
 
-A tag is a hash of what the image is made from, so that "is it there?" is the whole question.
+A tag is a hash of what the image is made from, so that "is it there?" is the whole question. One
+process at a time does either: builds share a store, and archives share a file name.
 """
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster.cache import cache_directory
@@ -17,58 +17,65 @@ from e2e.images.builder import Builder, buildah_builder
 from e2e.images.catalog import tag, take_context, with_foundations
 
 COMPONENTS = ("engine", "router", "operator")
-
-
-@dataclass(frozen=True)
-class ImageRef:
-    """A built image. `archive_path` is None where it need not be loaded; else it is an archive
-    without the layers that the cluster holds by the time it is loaded."""
-
-    tag: str
-    archive_path: Path | None
+Load = Callable[[str, Path], None]
 
 
 def build_images(
-    names: Sequence[str] = COMPONENTS,
-    present: Collection[str] | None = None,
-    builder: Builder | None = None,
-) -> dict[str, ImageRef]:
-    """Name → image, for each of `names`; builds what is not built yet.
-
-    `present` is what the cluster holds: tags, and digests of blobs; None is "no cluster, no
-    archives". An archive leaves out what those before it bring: load them in this order, and before
-    the next call, which overwrites them. Raises ClusterError with the end of the build's log.
-    """
+    names: Sequence[str] = COMPONENTS, builder: Builder | None = None
+) -> dict[str, str]:
+    """Name → tag, for each of `names`; builds what is not built yet. Raises ClusterError with the
+    end of the build's log."""
     builder = builder or buildah_builder()
     folder = cache_directory() / "images"
     with _locked(folder):
-        base, context = builder.base(), folder / "context"
-        images = with_foundations(names)
-        take_context(images, context)
-        tags = {image.name: tag(image, base, context) for image in images}
-        for image in images:
-            if not builder.has(tags[image.name]):
-                arguments = {"ENGINE": tags[image.on]} if image.on else {"BASE": base}
-                with Step(f"Building the image {image.name}") as step:
-                    builder.build(image, context, tags[image.name], arguments, step.detail)
-        built = {name: tags[name] for name in names}
-        if present is None:
-            return {name: ImageRef(built_tag, None) for name, built_tag in built.items()}
-        return _archived(builder, folder / "archives", built, present)
+        return _build(names, builder, folder / "context")
 
 
-def _archived(
-    builder: Builder, folder: Path, tags: Mapping[str, str], present: Collection[str]
-) -> dict[str, ImageRef]:
-    folder.mkdir(exist_ok=True)
-    held, images = set(present), {}
-    for name, image_tag in tags.items():
-        target = None
-        if image_tag not in held:
-            target = folder / f"{name}.tar"
-            held |= builder.archive(image_tag, target, frozenset(held))
-        images[name] = ImageRef(image_tag, target)
-    return images
+def load_images(
+    names: Sequence[str], present: Collection[str], load: Load, builder: Builder
+) -> dict[str, str]:
+    """`build_images`, and `load(name, archive)` for each image that a cluster lacks.
+
+    `present` is what the cluster holds: tags, and digests of blobs. An archive leaves out those
+    and what the archives before it brought, so it fits this cluster alone: it is there for as long
+    as it is being loaded, and another process waits for its turn until all are.
+    """
+    folder = cache_directory() / "images"
+    with _locked(folder):
+        tags = _build(names, builder, folder / "context")
+        held = set(present)
+        for name, image_tag in tags.items():
+            if image_tag not in held:
+                with _archive(folder, name) as target:
+                    held |= builder.archive(image_tag, target, frozenset(held))
+                    load(name, target)
+    return tags
+
+
+def _build(names: Sequence[str], builder: Builder, context: Path) -> dict[str, str]:
+    base = builder.base()
+    images = with_foundations(names)
+    take_context(images, context)
+    tags = {image.name: tag(image, base, context) for image in images}
+    for image in images:
+        if not builder.has(tags[image.name]):
+            arguments = {"ENGINE": tags[image.on]} if image.on else {"BASE": base}
+            with Step(f"Building the image {image.name}") as step:
+                builder.build(image, context, tags[image.name], arguments, step.detail)
+    return {name: tags[name] for name in names}
+
+
+@contextmanager
+def _archive(folder: Path, name: str) -> Iterator[Path]:
+    """Where to write an archive; gone at the end, and with it what a run that was killed left."""
+    target = folder / "archives" / f"{name}.tar"
+    target.parent.mkdir(exist_ok=True)
+    # A new file: a loader that outlived its killed run may still be reading the old one.
+    target.unlink(missing_ok=True)
+    try:
+        yield target
+    finally:
+        target.unlink(missing_ok=True)
 
 
 @contextmanager

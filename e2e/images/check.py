@@ -39,11 +39,9 @@ def check_engine(paths: Sequence[str]) -> int:
     builder = buildah_builder()
     image = build_images(["engine"], builder=builder)["engine"]
     tools = test_tools(cache_directory() / "images")
-    say(f"tests in {image.tag}")
+    say(f"tests in {image}")
     tests = paths or ["tests/runtime"]
-    command = builder.buildah.script(
-        RUN_TESTS, image.tag, ROOT, tools, "-m", NOT_IN_AN_IMAGE, *tests
-    )
+    command = builder.buildah.script(RUN_TESTS, image, ROOT, tools, "-m", NOT_IN_AN_IMAGE, *tests)
     return subprocess.run(command.argv, env=command.environment, check=False).returncode
 
 
