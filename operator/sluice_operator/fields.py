@@ -10,7 +10,7 @@ Knows neither the client nor the kinds.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from sluice_operator.observed import Manifest
@@ -53,22 +53,27 @@ def changed_fields(desired: Manifest, live: Manifest, manager: str) -> tuple[str
     """The fields of `desired`, such as `spec.replicas`, whose values in `live` are others."""
     owned = owned_fields(live, manager) or {}
     return tuple(
-        f"{section}.{name}"
-        for section, wanted in _body(desired).items()
-        for name, value in wanted.items()
-        if not _same_field(
-            value, owned.get(f"f:{section}", {}).get(f"f:{name}"), live, section, name
-        )
+        ".".join(path)
+        for path, value in _upper_fields(_body(desired))
+        if not _same_field(path, value, owned, live)
     )
 
 
-def _same_field(
-    value: Any, owned: FieldSet | None, live: Manifest, section: str, name: str
-) -> bool:
-    there = live.get(section, {}).get(name, _ABSENT)
-    if there is _ABSENT:
-        return not value
-    return _same_tree(value, owned or {}, there, quantity=False)
+def _upper_fields(body: Manifest) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The fields of metadata, spec and other sections; what is no map is a field itself."""
+    for section, value in body.items():
+        if isinstance(value, dict):
+            yield from (((section, name), below) for name, below in value.items())
+        else:
+            yield (section,), value
+
+
+def _same_field(path: tuple[str, ...], value: Any, owned: FieldSet, live: Any) -> bool:
+    for name in path:
+        owned = owned.get(f"f:{name}", {})
+        live = live.get(name, _ABSENT) if isinstance(live, Mapping) else _ABSENT
+    # The server does not store what is empty.
+    return not value if live is _ABSENT else _same_tree(value, owned, live, quantity=False)
 
 
 def _body(desired: Manifest) -> Manifest:

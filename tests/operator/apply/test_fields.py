@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_operator.fields import is_applied, owned_fields
+from sluice_operator.fields import changed_fields, is_applied, owned_fields
 
 MANAGER = "sluice-operator"
 OBJECTS = json.loads((Path(__file__).parent / "live_objects.json").read_text())
@@ -63,6 +63,22 @@ def test_any_other_desired_value_differs(kind: str, path: Path_) -> None:
     parent, last = at(pair["desired"], path[:-1]), path[-1]
     parent[last] = "7.5Zi" if not isinstance(parent[last], bool) else not parent[last]
     assert not is_applied(pair["desired"], pair["live"], MANAGER)
+
+
+def test_what_was_applied_has_no_changed_field(
+    pair: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    assert changed_fields(*pair, MANAGER) == ()
+
+
+@pytest.mark.parametrize(("kind", "path"), CASES)
+def test_the_field_of_another_value_is_named(kind: str, path: Path_) -> None:
+    pair = copy.deepcopy(OBJECTS[kind])
+    parent, last = at(pair["desired"], path[:-1]), path[-1]
+    parent[last] = "7.5Zi" if not isinstance(parent[last], bool) else not parent[last]
+    steps = path[:2] if isinstance(pair["desired"][path[0]], dict) else path[:1]
+    changed = changed_fields(pair["desired"], pair["live"], MANAGER)
+    assert changed == (".".join(map(str, steps)),)
 
 
 @pytest.mark.parametrize(("kind", "path"), CASES)
