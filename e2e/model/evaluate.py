@@ -19,11 +19,9 @@ from torch import Tensor
 from transformers import DynamicCache, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicLayer
 
-from e2e.model.folder import END_ID, PAD_ID
-from e2e.model.tasks import TASKS, make_prompt
+from e2e.model.folder import END_ID, FOLDER, PAD_ID
+from e2e.model.tasks import LENGTHS, TASKS, make_prompt
 
-FOLDER = Path(__file__).parent / "sluice-tiny"
-LENGTHS = (32, 64, 128, 256, 512)
 PAGE_TOKENS = 16
 BATCH_TOKENS = 16_384
 

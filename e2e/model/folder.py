@@ -12,6 +12,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
+# The committed model.
+FOLDER = Path(__file__).parent / "sluice-tiny"
 END_TOKEN, END_ID = "<|end|>", 256
 PAD_TOKEN, PAD_ID = "<|pad|>", 257
 VOCABULARY = 258

@@ -124,6 +124,8 @@ def _digit(rng: random.Random) -> str:
     return rng.choice(string.digits)
 
 
+# Bytes of the prompts that the model is judged by.
+LENGTHS = (32, 64, 128, 256, 512)
 TASKS: dict[str, Callable[[int, int, random.Random], Dialogue]] = {
     "copy": copy_dialogue,
     "lookup": lookup_dialogue,

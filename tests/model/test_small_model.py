@@ -1,37 +1,45 @@
 """The committed weights still answer, in transformers; figures at full size: e2e.model.evaluate."""
 
+from __future__ import annotations
+
+import importlib
 import json
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from e2e.model.evaluate import (
-    FOLDER,
-    LENGTHS,
-    accuracy,
-    encode_rows,
-    kept_after_exchange,
-    load_model,
-    right_by_decoding,
-    right_by_forward,
-)
-from e2e.model.folder import END_ID, write_folder
-from e2e.model.tasks import TASKS, as_chat, make_prompt
+from e2e.model.folder import END_ID, FOLDER, write_folder
+from e2e.model.tasks import LENGTHS, TASKS, as_chat, make_prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 LONGEST_IN_A_FAST_TEST = 256
 
 
 @pytest.fixture(scope="module")
-def model() -> Qwen3ForCausalLM:
-    torch.set_num_threads(1)
-    return load_model()
+def evaluate() -> ModuleType:
+    """Imported here: torch and transformers take seconds, and every run of pytest collects."""
+    return importlib.import_module("e2e.model.evaluate")
+
+
+@pytest.fixture(scope="module")
+def torch() -> ModuleType:
+    found = importlib.import_module("torch")
+    found.set_num_threads(1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(torch: ModuleType, evaluate: ModuleType) -> Qwen3ForCausalLM:
+    return evaluate.load_model()
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(FOLDER)
+    return importlib.import_module("transformers").AutoTokenizer.from_pretrained(FOLDER)
 
 
 def test_the_folder_is_small() -> None:
@@ -47,8 +55,10 @@ def test_everything_but_the_weights_is_what_the_script_writes(tmp_path: Path) ->
 
 @pytest.mark.parametrize("length", [n for n in LENGTHS if n <= LONGEST_IN_A_FAST_TEST])
 @pytest.mark.parametrize("task", TASKS)
-def test_held_out_prompts_are_answered(model: Qwen3ForCausalLM, task: str, length: int) -> None:
-    assert accuracy(model, task, length, count=20) >= 0.95
+def test_held_out_prompts_are_answered(
+    evaluate: ModuleType, model: Qwen3ForCausalLM, task: str, length: int
+) -> None:
+    assert evaluate.accuracy(model, task, length, count=20) >= 0.95
 
 
 @pytest.mark.full
@@ -56,31 +66,37 @@ def test_held_out_prompts_are_answered(model: Qwen3ForCausalLM, task: str, lengt
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_thousand_held_out_prompts_are_answered(
-    model: Qwen3ForCausalLM, task: str, length: int
+    evaluate: ModuleType, model: Qwen3ForCausalLM, task: str, length: int
 ) -> None:
-    assert accuracy(model, task, length, count=1000) >= 0.99
+    assert evaluate.accuracy(model, task, length, count=1000) >= 0.99
 
 
-def test_one_forward_and_token_by_token_decoding_judge_alike(model: Qwen3ForCausalLM) -> None:
-    prompts, answers = encode_rows("copy", 48, range(8))
+def test_one_forward_and_token_by_token_decoding_judge_alike(
+    torch: ModuleType, evaluate: ModuleType, model: Qwen3ForCausalLM
+) -> None:
+    prompts, answers = evaluate.encode_rows("copy", 48, range(8))
     spoiled = answers.clone()
     spoiled[::2, 20] = ord("!")
     for expected in (answers, spoiled):
-        by_forward = right_by_forward(model, prompts, expected)
-        assert torch.equal(by_forward, right_by_decoding(model, prompts, expected))
+        by_forward = evaluate.right_by_forward(model, prompts, expected)
+        assert torch.equal(by_forward, evaluate.right_by_decoding(model, prompts, expected))
     assert by_forward.tolist() == [False, True] * 4
 
 
 @pytest.mark.parametrize("page", range(4))
-def test_any_page_of_another_request_spoils_a_copy(model: Qwen3ForCausalLM, page: int) -> None:
-    prompts, answers = encode_rows("copy", 64, range(20))
-    kept = kept_after_exchange(model, prompts, answers, torch.full((20,), page))
+def test_any_page_of_another_request_spoils_a_copy(
+    torch: ModuleType, evaluate: ModuleType, model: Qwen3ForCausalLM, page: int
+) -> None:
+    prompts, answers = evaluate.encode_rows("copy", 64, range(20))
+    kept = evaluate.kept_after_exchange(model, prompts, answers, torch.full((20,), page))
     assert kept.float().mean() <= 0.05
 
 
-def test_an_exchange_with_itself_changes_nothing(model: Qwen3ForCausalLM) -> None:
-    prompts, answers = encode_rows("copy", 64, range(1))
-    assert kept_after_exchange(model, prompts, answers, torch.tensor([2])).all()
+def test_an_exchange_with_itself_changes_nothing(
+    torch: ModuleType, evaluate: ModuleType, model: Qwen3ForCausalLM
+) -> None:
+    prompts, answers = evaluate.encode_rows("copy", 64, range(1))
+    assert evaluate.kept_after_exchange(model, prompts, answers, torch.tensor([2])).all()
 
 
 def test_chat_and_completion_are_the_same_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
