@@ -35,6 +35,13 @@ ENGINE: Final = (
     ),
     Metric("sluice_generated_tokens_total", "counter", "Tokens generated."),
     Metric(
+        "sluice_queue_time_seconds",
+        "histogram",
+        "Arrival to the first step a request was in.",
+        (),
+        LATENCY_SECONDS,
+    ),
+    Metric(
         "sluice_time_to_first_token_seconds",
         "histogram",
         "Arrival to first token.",

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
+from sluice_contract import http_errors
 from sluice_contract.engine_http import REQUEST_ID_HEADER
 
 from sluice_router import edge
-from sluice_router.errors import BadRequestError, RouterError
+from sluice_router.errors import BadRequestError, InternalError, RouterError
 from sluice_router.fleet import Clock
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.relay import error_response
@@ -76,6 +77,7 @@ class Accounting:
 
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        edge.check_head(request.raw_path, request.raw_headers)
         return await handler(request)
     except RouterError as error:
         request[FAILURE] = error
@@ -89,17 +91,15 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise  # the client went away, or does not read: nobody is left to tell
     except Exception:
         logger.exception("request %s: unexpected error", request[ID])
-        return error_response(RouterError("internal error; the router's log has the details"))
+        return error_response(InternalError())
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> BadRequestError:
     if error.status == 404:
-        message = f"{request.path}: no such route"
-        return BadRequestError(404, "not_found", message)
+        return BadRequestError(http_errors.no_route(request.path))
     if error.status == 405:
-        message = f"{request.method} is not allowed on {request.path}"
-        return BadRequestError(405, "method_not_allowed", message)
-    return BadRequestError(error.status, "bad_request", error.reason or "bad request")
+        return BadRequestError(http_errors.method_not_allowed(request.method, request.path))
+    return BadRequestError(http_errors.otherwise_bad(error.status, error.reason))
 
 
 def _route(request: web.Request) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
+from sluice_contract import http_errors
 
 from sluice_router import edge
 from sluice_router.accounting import ENGINE, FAILURE, ID, START, Accounting
@@ -118,26 +119,18 @@ class FrontDoor:
 
 
 async def _read_body(request: web.Request) -> bytes:
-    encoding = request.headers.get("Content-Encoding", "identity").lower()
-    if encoding != "identity":
-        message = f"Content-Encoding: {encoding!r} is not allowed; allowed: identity"
-        raise BadRequestError(415, "unsupported_encoding", message)
-    limit = request.client_max_size
-    if (request.content_length or 0) > limit:
-        raise _too_large(limit)
+    if mistake := http_errors.wrong_encoding(request.headers.get("Content-Encoding")):
+        raise BadRequestError(mistake)
+    too_large = BadRequestError(http_errors.body_too_large(request.client_max_size))
+    if (request.content_length or 0) > request.client_max_size:
+        raise too_large
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise _too_large(limit) from None
+        raise too_large from None
     except TimeoutError:
-        message = f"the body did not arrive within {BODY_SECONDS:g} seconds"
-        raise BadRequestError(408, "body_timeout", message) from None
-
-
-def _too_large(limit_bytes: int) -> BadRequestError:
-    message = f"the body is larger than {limit_bytes} bytes"
-    return BadRequestError(413, "body_too_large", message)
+        raise BadRequestError(http_errors.body_too_late(BODY_SECONDS)) from None
 
 
 def _json(body: dict[str, object], status: int = 200) -> web.Response:

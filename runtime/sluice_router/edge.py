@@ -8,11 +8,13 @@ is the engine's to say.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
+from sluice_contract import http_errors
 from sluice_contract.engine_http import REQUEST_ID_HEADER, is_acceptable_request_id
+from sluice_contract.http_errors import Mistake
 
 from sluice_router.errors import BadRequestError
 
@@ -46,6 +48,17 @@ def request_headers(given: Mapping[str, str], id_: str) -> dict[str, str]:
     return headers | {REQUEST_ID_HEADER: id_, "Accept-Encoding": "identity"}
 
 
+def check_head(target: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a request whose head is beyond the caps.
+
+    Raises:
+        BadRequestError: 414 or 431, naming the header.
+    """
+    sizes = ((name.decode("latin-1"), len(name) + len(value)) for name, value in headers)
+    if mistake := http_errors.head_too_large(len(target), sizes):
+        raise BadRequestError(mistake)
+
+
 def response_headers(given: Mapping[str, str]) -> dict[str, str]:
     """An engine's headers for the client."""
     named = {name.strip().lower() for name in given.get("Connection", "").split(",")}
@@ -61,10 +74,9 @@ def check_body(body: bytes) -> None:
     """
     try:
         fields = _BODY.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        message = f"the body must be a JSON object: {error}"
-        raise BadRequestError(400, "invalid_json", message) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise BadRequestError(http_errors.not_json(body)) from None
     for name in fields:
         if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
             message = f"{name}: not allowed in a request; it is set by the service itself"
-            raise BadRequestError(400, "internal_field", message, name)
+            raise BadRequestError(Mistake(400, "internal_field", message), name)

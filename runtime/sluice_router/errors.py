@@ -8,6 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from sluice_contract.http_errors import (
+    INTERNAL_CODE,
+    INTERNAL_MESSAGE,
+    INVALID_REQUEST,
+    SERVER_ERROR,
+    Mistake,
+    error_object,
+)
 
 JSON_CONTENT_TYPE = "application/json"
 
@@ -16,8 +24,8 @@ class RouterError(Exception):
     """Base: what the client is told. `code` is stable, `str()` is for a person."""
 
     status = 500
-    type = "server_error"
-    code = "internal_error"
+    type = SERVER_ERROR
+    code = INTERNAL_CODE
     retry_after_seconds: int | None = None
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -41,19 +49,31 @@ class RouterError(Exception):
 class BadRequestError(RouterError):
     """The request itself is at fault; `status` and `code` say how."""
 
-    type = "invalid_request_error"
+    type = INVALID_REQUEST
 
-    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message, param)
-        self.status = status
-        self.code = code
+    def __init__(self, mistake: Mistake, param: str | None = None) -> None:
+        super().__init__(mistake.message, param)
+        self.status = mistake.status
+        self.code = mistake.code
+        self._closes = mistake.closes
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """With the connection's end, where the rest of it could not be read."""
+        return super().headers | ({"Connection": "close"} if self._closes else {})
+
+
+class InternalError(RouterError):
+    """A bug of ours; nothing is told of it."""
+
+    def __init__(self) -> None:
+        super().__init__(INTERNAL_MESSAGE)
 
 
 class NoEngineError(RouterError):
     """No usable engine appeared in time."""
 
     status = 503
-    type = "service_unavailable"
     code = "no_engine"
     retry_after_seconds = 1
 
@@ -96,7 +116,6 @@ class DrainingError(RouterError):
     """This router is leaving."""
 
     status = 503
-    type = "service_unavailable"
     code = "router_draining"
     retry_after_seconds = 1
 
@@ -110,5 +129,4 @@ class TimeLimitError(RouterError):
 
 def error_json(message: str, type_: str, code: str, param: str | None = None) -> bytes:
     """The bytes of one OpenAI error object."""
-    error = {"message": message, "type": type_, "param": param, "code": code}
-    return msgspec.json.encode({"error": error})
+    return msgspec.json.encode(error_object(message, type_, code, param))

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 import aiohttp
 from aiohttp import web
 from sluice_contract.base import ConfigError
+from sluice_contract.http_errors import MAX_HEADER_BYTES, MAX_HEADERS
 from sluice_contract.labels import Role
 from sluice_contract.router_config import RouterConfig
 
@@ -34,8 +35,9 @@ logger = logging.getLogger("sluice.router")
 
 LAST_WORDS_SECONDS = 2.0
 """What handlers get to return once their requests are over."""
-MAX_HEADERS = 64
-MAX_HEADER_BYTES = 8190
+LIBRARY_HEADERS = 4 * MAX_HEADERS
+LIBRARY_HEADER_BYTES = 8 * MAX_HEADER_BYTES
+"""Where the HTTP library stops reading, in its own words; below, the refusal is ours."""
 
 
 async def serve(
@@ -110,9 +112,9 @@ async def _listen(config: RouterConfig, environ: Mapping[str, str], parts: Parts
         access_log=None,
         handler_cancellation=True,
         auto_decompress=False,
-        max_headers=MAX_HEADERS,
-        max_line_size=MAX_HEADER_BYTES,
-        max_field_size=MAX_HEADER_BYTES,
+        max_headers=LIBRARY_HEADERS,
+        max_line_size=LIBRARY_HEADER_BYTES,
+        max_field_size=LIBRARY_HEADER_BYTES,
         shutdown_timeout=LAST_WORDS_SECONDS,
     )
     await runner.setup()

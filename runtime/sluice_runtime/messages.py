@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal["overloaded", "unavailable"]
@@ -81,6 +81,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     refusal: Refusal | None = None
     """With `finish_reason` error, on the only delta of a request that was not taken."""
+    queue_seconds: float | None = None
+    """Arrival to the first step it was in; on the delta with a request's first token only."""
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -157,6 +157,14 @@ async def streams_when_let(engine: FakeEngine, request: web.Request) -> web.Stre
     return response
 
 
+async def hangs_in_stream(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+    """One event, and nothing more."""
+    response = await start_stream(request)
+    await response.write(EVENT % 0)
+    await asyncio.Event().wait()
+    return response
+
+
 async def dies_in_stream(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
     """One event and half of another; then the connection breaks once the gate is open."""
     response = await start_stream(request)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.router import fakes
 
 BODY = b'{"model": "m", "prompt": "x", "stream": true}'
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+REQUEST = HEAD + BODY
+LAME_DUCK_SECONDS = 7.5
 
 
 @pytest.fixture
@@ -55,9 +61,16 @@ async def test_new_requests_are_refused_while_draining(client: aiohttp.ClientSes
 
 
 async def test_latecomers_are_served_while_the_cluster_catches_up(
-    client: aiohttp.ClientSession,
+    client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = {"drain_seconds": 30, "lame_duck_seconds": 1}
+    caught_up = asyncio.Event()
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        await (caught_up.wait() if seconds == LAME_DUCK_SECONDS else real_sleep(seconds))
+
+    monkeypatch.setattr("sluice_router.lifecycle.asyncio.sleep", sleep)
+    server = {"drain_seconds": 30, "lame_duck_seconds": LAME_DUCK_SECONDS}
     async with (
         fakes.running_engine(fakes.streams) as engine,
         fakes.running_router(engine.url, server=server) as router,
@@ -67,7 +80,43 @@ async def test_latecomers_are_served_while_the_cluster_catches_up(
         async with client.post(router.url + "/v1/completions", data=BODY) as late:
             assert late.headers["Connection"] == "close"
             assert (await late.read()).endswith(fakes.DONE)
+        assert not router.task.done()
+        caught_up.set()
         await asyncio.wait_for(router.task, 5)
+
+
+async def first_streams_then_hangs(
+    engine: fakes.FakeEngine, request: web.Request
+) -> web.StreamResponse:
+    """The first call streams when the gate is open; the second stays."""
+    if len(engine.calls) == 1:
+        return await fakes.streams_when_let(engine, request)
+    return await fakes.hangs_in_stream(engine, request)
+
+
+async def test_a_stream_that_began_before_the_stop_ends_its_connection_too(
+    client: aiohttp.ClientSession,
+) -> None:
+    """Its head promised to keep the connection; another stream keeps the router."""
+    async with (
+        fakes.running_engine(first_streams_then_hangs) as engine,
+        fakes.running_router(engine.url, server={"drain_seconds": 2}) as router,
+        keep_alive_connection(router.url) as (reader, writer),
+    ):
+        writer.write(REQUEST)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert b"connection: close" not in head.lower()
+        async with client.post(router.url + "/v1/completions", data=BODY) as other:
+            assert await other.content.readany()
+            router.stop.set()
+            await ready_is(client, router.url, "Draining")
+            engine.gate.set()
+            rest = await asyncio.wait_for(reader.read(), 1)  # returns when the router closes
+            assert fakes.DONE in rest
+            assert not router.task.done()
+            writer.write(REQUEST)  # nobody reads it
+            assert not other.content.at_eof()
+        assert len(engine.calls) == 2
 
 
 async def test_streams_are_ended_with_an_error_when_the_drain_time_is_over(
@@ -85,6 +134,18 @@ async def test_streams_are_ended_with_an_error_when_the_drain_time_is_over(
         assert fakes.DONE not in rest
         await asyncio.wait_for(router.task, 5)
         await asyncio.wait_for(engine.aborted.wait(), 5)
+
+
+@asynccontextmanager
+async def keep_alive_connection(
+    url: str,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    where = urlsplit(url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
 
 
 async def ready_is(client: aiohttp.ClientSession, url: str, reason: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.messages import FinishReason, Generate, Sampling, TokenDelta
 
 
 class Phase(Enum):
@@ -69,6 +69,20 @@ def request_from(message: Generate, max_tokens: int) -> Request:
         ignore_eos=message.ignore_eos,
         arrival_seconds=message.arrival_seconds,
     )
+
+
+def outcome_of(
+    request: Request,
+    token_ids: list[int],
+    reason: FinishReason | None = None,
+    error: str | None = None,
+) -> TokenDelta:
+    """What its client is told; with the first token also how long it waited for its first step."""
+    queue_seconds = None
+    if token_ids and request.output_tokens == 1:
+        assert request.started_seconds is not None, "a token without a step"
+        queue_seconds = request.started_seconds - request.arrival_seconds
+    return TokenDelta(request.request_id, token_ids, reason, error, queue_seconds=queue_seconds)
 
 
 def row_of(request: Request) -> int:

@@ -37,7 +37,7 @@ from sluice_runtime.scheduler.limits import most_new_tokens, queue_full, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
 from sluice_runtime.scheduler.policies import POLICIES
-from sluice_runtime.scheduler.request import Phase, Request, request_from, row_of
+from sluice_runtime.scheduler.request import Phase, Request, outcome_of, request_from, row_of
 from sluice_runtime.scheduler.retraction import opens_page, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status, progress_of
@@ -257,7 +257,7 @@ class Scheduler:
         elif len(request.token_ids) - request.prompt_tokens >= request.max_tokens:
             self._end(request, [token], "length")
         else:
-            self._outcomes.append(TokenDelta(request.request_id, [token]))
+            self._outcomes.append(outcome_of(request, [token]))
 
     def _retract(self, request: Request) -> None:
         """Back to the head of the queue; what it generated is prefilled again with its prompt."""
@@ -282,7 +282,7 @@ class Scheduler:
                 self._ratio.learn(request.output_tokens, request.max_tokens)
         request.phase = Phase.ENDED
         del self._requests[request.request_id]
-        self._outcomes.append(TokenDelta(request.request_id, token_ids, reason, error))
+        self._outcomes.append(outcome_of(request, token_ids, reason, error))
 
     def _release(self, request: Request) -> None:
         """Row and pages go back; the runner hears of it with the next batch."""

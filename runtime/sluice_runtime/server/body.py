@@ -6,8 +6,9 @@ import asyncio
 from typing import Final
 
 from fastapi import Request
+from sluice_contract import http_errors
 
-from sluice_runtime.server.failures import BodyTimeoutError, BodyTooLargeError
+from sluice_runtime.server.failures import MistakenError
 
 BODY_SECONDS: Final = 60.0
 """A request whose body takes longer is given up; while it comes, a drain would wait for it."""
@@ -17,18 +18,20 @@ async def read_body(request: Request, max_bytes: int, seconds: float = BODY_SECO
     """The body.
 
     Raises:
-        BodyTooLargeError: it is longer than `max_bytes`; no more of it is read.
-        BodyTimeoutError: not all of it came within `seconds`.
+        MistakenError: it is compressed, is longer than `max_bytes` (no more of it is read), or
+            did not come within `seconds`.
         starlette.requests.ClientDisconnect: the client went before all of it came.
     """
+    if mistake := http_errors.wrong_encoding(request.headers.get("content-encoding")):
+        raise MistakenError(mistake)
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
+        raise MistakenError(http_errors.body_too_large(max_bytes))
     try:
         async with asyncio.timeout(seconds):
             return await _read(request, max_bytes)
     except TimeoutError:
-        raise BodyTimeoutError(f"the body did not arrive within {seconds:g} seconds") from None
+        raise MistakenError(http_errors.body_too_late(seconds)) from None
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -36,11 +39,5 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+            raise MistakenError(http_errors.body_too_large(max_bytes))
     return bytes(body)
-
-
-def _too_large(max_bytes: int) -> BodyTooLargeError:
-    return BodyTooLargeError(
-        f"the body is too large; allowed: {max_bytes} bytes (server.maxBodyBytes)"
-    )

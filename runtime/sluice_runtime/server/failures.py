@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
+from sluice_contract import http_errors
 from sluice_contract.engine_http import ENGINE_DIED
+from sluice_contract.http_errors import INVALID_REQUEST, SERVER_ERROR, Mistake, error_object
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -32,12 +34,12 @@ class ModelNotFoundError(RequestError):
     """The request names a model that is not served here: 404."""
 
 
-class BodyTooLargeError(RequestError):
-    """The request body is longer than server.maxBodyBytes: 413."""
+class MistakenError(RequestError):
+    """The request is at fault in a way that router and engine word alike."""
 
-
-class BodyTimeoutError(RequestError):
-    """The request body did not come in time: 408, and the connection is closed."""
+    def __init__(self, mistake: Mistake) -> None:
+        super().__init__(mistake.message)
+        self.mistake = mistake
 
 
 @dataclass(frozen=True)
@@ -53,24 +55,21 @@ class Kind:
 
 
 _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
-    InvalidRequestError: Kind(400, "invalid_request_error", "invalid_value"),
-    ModelNotFoundError: Kind(404, "invalid_request_error", "model_not_found"),
-    BodyTimeoutError: Kind(408, "invalid_request_error", "body_timeout", closes=True),
-    BodyTooLargeError: Kind(413, "invalid_request_error", "request_too_large"),
+    InvalidRequestError: Kind(400, INVALID_REQUEST, "invalid_value"),
+    ModelNotFoundError: Kind(404, INVALID_REQUEST, "model_not_found"),
     OverloadedError: Kind(429, "rate_limit_error", "queue_full", retry_after_seconds=1),
-    GenerationFailedError: Kind(500, "server_error", "generation_failed"),
-    EngineDiedError: Kind(503, "server_error", ENGINE_DIED, retry_after_seconds=2),
-    UnavailableError: Kind(503, "server_error", "unavailable", retry_after_seconds=2),
+    GenerationFailedError: Kind(500, SERVER_ERROR, "generation_failed"),
+    EngineDiedError: Kind(503, SERVER_ERROR, ENGINE_DIED, retry_after_seconds=2),
+    UnavailableError: Kind(503, SERVER_ERROR, "unavailable", retry_after_seconds=2),
 }
-_INTERNAL: Final = Kind(500, "server_error", "internal_error")
-_INTERNAL_MESSAGE: Final = "internal error; the server's log says more"
+_INTERNAL: Final = Kind(500, SERVER_ERROR, http_errors.INTERNAL_CODE)
 
 
 def error_body(error: Exception) -> dict[str, Any]:
     """`{"error": {message, type, param, code}}`; of an unforeseen error nothing is told."""
     kind = _kind_of(error)
-    message = str(error) if kind is not _INTERNAL else _INTERNAL_MESSAGE
-    return _body(message, kind.type, getattr(error, "param", None), kind.code)
+    message = str(error) if kind is not _INTERNAL else http_errors.INTERNAL_MESSAGE
+    return error_object(message, kind.type, kind.code, getattr(error, "param", None))
 
 
 def error_response(error: Exception) -> Response:
@@ -99,9 +98,16 @@ def install_error_handlers(app: FastAPI) -> None:
 async def _framework_error(request: Request, error: Exception) -> Response:
     """404, 405 and what else Starlette refuses."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    body = _body(message, "invalid_request_error", None, None)
-    return JSONResponse(body, error.status_code, error.headers)
+    path = request.scope["path"]
+    if error.status_code == 404:
+        mistake = http_errors.no_route(path)
+    elif error.status_code == 405:
+        mistake = http_errors.method_not_allowed(request.method, path)
+    else:
+        mistake = http_errors.otherwise_bad(error.status_code, error.detail)
+    response = error_response(MistakenError(mistake))
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _request_error(request: Request, error: Exception) -> Response:
@@ -109,8 +115,7 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 
 def _kind_of(error: Exception) -> Kind:
+    if isinstance(error, MistakenError):
+        mistake = error.mistake
+        return Kind(mistake.status, INVALID_REQUEST, mistake.code, closes=mistake.closes)
     return next((k for tree, k in _KINDS.items() if isinstance(error, tree)), _INTERNAL)
-
-
-def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

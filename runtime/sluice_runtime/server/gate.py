@@ -1,7 +1,7 @@
 """Lets requests in, and counts those inside, so that a drain knows when the last has gone.
 
 Wraps the application as ASGI middleware: a request is inside until its last byte is sent. Also
-gives every request its id. Knows no engine.
+holds every request's head to the caps and gives it its id. Knows no engine.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import secrets
 from typing import Final
 
 from sluice_contract.engine_http import REQUEST_ID_HEADER, is_acceptable_request_id
+from sluice_contract.http_errors import head_too_large
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.server.failures import error_response
+from sluice_runtime.server.failures import MistakenError, error_response
 
 _WORK_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
 
@@ -72,7 +74,9 @@ class GateMiddleware:
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             await send(message)
 
-        if scope["path"] in _WORK_PATHS:
+        if refusal := _head_refusal(scope):
+            await refusal(scope, receive, send_with_id)
+        elif scope["path"] in _WORK_PATHS:
             await self._work(scope, receive, send_with_id)
         else:
             await self._app(scope, receive, send_with_id)
@@ -89,6 +93,15 @@ class GateMiddleware:
             await self._app(scope, receive, send)
         finally:
             await self._gate.leave()
+
+
+def _head_refusal(scope: Scope) -> Response | None:
+    """The answer to a request whose head is beyond the caps."""
+    query = scope["query_string"]
+    target_bytes = len(scope["raw_path"]) + (len(query) + 1 if query else 0)
+    sizes = ((name.decode("latin-1"), len(name) + len(value)) for name, value in scope["headers"])
+    mistake = head_too_large(target_bytes, sizes)
+    return error_response(MistakenError(mistake)) if mistake else None
 
 
 def _request_id(headers: Headers) -> str:

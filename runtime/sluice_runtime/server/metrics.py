@@ -84,6 +84,8 @@ class EngineMetrics:
         timeline = self._timelines.get(delta.request_id)
         if timeline is None:
             return
+        if delta.queue_seconds is not None:
+            self._histograms["sluice_queue_time_seconds"].observe(delta.queue_seconds)
         if delta.token_ids:
             self._tokens_arrived(timeline, delta, finished_seconds)
         if delta.finish_reason is not None:

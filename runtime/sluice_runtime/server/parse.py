@@ -5,18 +5,19 @@ Knows nothing of HTTP's reading (see `body`) and nothing of tokens.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import pydantic_core
 from pydantic import ValidationError
+from sluice_contract import http_errors
 
 from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.not_implemented import without_neutral_fields
 from sluice_runtime.server.protocol import GenerationRequest
+from sluice_runtime.server.wording import allowed_words
 
-_SHOWN_CHARACTERS: Final = 60
 _ALTERNATIVES: Final[Mapping[str, str]] = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
     "stop": "a string or a list of at most 4 strings",
@@ -32,7 +33,8 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
     """The request in a body.
 
     Raises:
-        InvalidRequestError: `param` is the field at fault; None when the body is no JSON object.
+        MistakenError: the body is no JSON object.
+        InvalidRequestError: `param` is the field at fault.
     """
     accepted = without_neutral_fields(_json_object(body))
     try:
@@ -50,16 +52,16 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
         value = pydantic_core.from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise InvalidRequestError(f"the body is not JSON: {error}") from None
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
-        raise InvalidRequestError(f"the body is {_shown(value)}; allowed: a JSON object")
+        raise MistakenError(http_errors.not_json(body))
     return value
 
 
 def _refusal(kind: type[GenerationRequest], error: ValidationError) -> InvalidRequestError:
     """The most telling finding: one about a value before one about its type."""
-    findings = error.errors(include_url=False, include_context=False)
+    findings = error.errors(include_url=False)
     finding = min(findings, key=lambda f: str(f["type"]).endswith("_type"))
     param = _param(finding["loc"])
     field = param.rpartition(".")[2]
@@ -68,7 +70,7 @@ def _refusal(kind: type[GenerationRequest], error: ValidationError) -> InvalidRe
     if finding["type"] == "extra_forbidden":
         known = ", ".join(sorted(kind.model_fields)) if "." not in param else "the API's fields"
         return InvalidRequestError(f"{param}: is not a known field; allowed: {known}", param)
-    allowed = str(finding["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    allowed = allowed_words(finding)
     if field in _ALTERNATIVES and str(finding["type"]).endswith("_type"):
         allowed = _ALTERNATIVES[field]
     value = _shown(finding["input"])
@@ -88,5 +90,4 @@ def _param(location: Sequence[str | int]) -> str:
 
 def _shown(value: object) -> str:
     """A value as JSON, cut short: it goes back to the client and into no log."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+    return http_errors.shown(pydantic_core.to_json(value, fallback=str).decode())

@@ -20,7 +20,7 @@ _INT64: Final = 2**63
 
 def _without_nul(text: str) -> str:
     if "\0" in text:
-        raise ValueError("text must not contain the character NUL")
+        raise ValueError("text without the character NUL")
     return text
 
 
@@ -57,12 +57,8 @@ class GenerationRequest(RequestModel):
     seed: int | None = Field(default=None, ge=-_INT64, lt=_INT64)
     max_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stop: (
-        StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None
-    ) = None
-    stop_token_ids: (
-        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
-    ) = None
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -149,3 +149,15 @@ def test_the_ratio_learns_from_answers_that_ended_by_themselves(how: str, share:
         bench.scheduler.fail("a", "slow reader")
     bench.run()
     assert bench.scheduler.status().beta == pytest.approx(share)
+
+
+def test_the_first_token_tells_how_long_its_request_waited_and_no_other_does() -> None:
+    bench = Bench(settings_of(pool_tokens=48, max_running_requests=1, chunk_size=8))
+    bench.add(request("a", 20, 2, arrival_seconds=10.0), request("b", 4, 1, arrival_seconds=11.0))
+    told: list[tuple[str, float | None]] = []
+    now = 12.0
+    while batch := bench.scheduler.next_batch(now):
+        deltas = bench.scheduler.process(batch, bench.runner.forward(batch), now + 0.5)
+        told += [(delta.request_id, delta.queue_seconds) for delta in deltas]
+        now += 1.0
+    assert told == [("a", 2.0), ("a", None), ("b", 5.0)]  # three chunks, one token, then b

@@ -36,6 +36,8 @@ POOL_TOKENS = 1024
 PAGE_TOKENS = 16
 MOST_RUNNING = 4
 MOST_QUEUED = 8
+QUEUE_SECONDS = 0.25
+"""What the engine says that every request waited."""
 READY = EngineReady(
     protocol_version=PROTOCOL_VERSION,
     epoch="e1",
@@ -80,7 +82,8 @@ class _Answer:
             reason = "stop"
         elif self.sent == asked.max_tokens or ended:
             reason = "length"
-        return TokenDelta(asked.request_id, [token], reason, cached_tokens=0)
+        waited = QUEUE_SECONDS if self.sent == 1 else None
+        return TokenDelta(asked.request_id, [token], reason, queue_seconds=waited)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from fastapi import Request
 from sluice_runtime.server.body import read_body
-from sluice_runtime.server.failures import BodyTimeoutError, BodyTooLargeError, error_response
+from sluice_runtime.server.failures import MistakenError, error_response
 from starlette.types import Message
 
 
@@ -30,12 +30,12 @@ async def test_a_body_that_comes_in_parts_is_read_as_one() -> None:
 
 
 async def test_a_body_that_grows_beyond_the_cap_is_refused_before_its_end() -> None:
-    with pytest.raises(BodyTooLargeError, match="allowed: 3 bytes"):
+    with pytest.raises(MistakenError, match="allowed: 3 bytes"):
         await read_body(request([b"ab", b"cd"], ends=False), max_bytes=3)
 
 
 async def test_a_body_that_does_not_come_is_a_408_that_ends_the_connection() -> None:
-    with pytest.raises(BodyTimeoutError, match=r"within 0\.02 seconds") as late:
+    with pytest.raises(MistakenError, match=r"within 0\.02 seconds") as late:
         async with asyncio.timeout(10):
             await read_body(request([b"a"], ends=False), max_bytes=3, seconds=0.02)
     response = error_response(late.value)

@@ -141,6 +141,8 @@ async def test_load_and_metrics_show_what_the_engine_said(endpoint: str) -> None
             'sluice_requests_total{outcome="refused"} 1.0',
             "sluice_prompt_tokens_total 3.0",
             "sluice_generated_tokens_total 4.0",
+            "sluice_queue_time_seconds_count 1.0",
+            "sluice_queue_time_seconds_sum 0.25",
             "sluice_time_to_first_token_seconds_count 1.0",
             "sluice_inter_token_seconds_count 3.0",
             "sluice_retractions_total 2.0",
@@ -178,10 +180,10 @@ async def test_a_client_that_does_not_read_is_given_up() -> None:
 async def test_a_server_in_a_hurry_ends_streams_with_an_error(endpoint: str) -> None:
     async with running_server(endpoint) as server:
         server.engine.step_seconds = 0.01
-        asked = asyncio.create_task(server.http.post(COMPLETIONS, json=streamed("x" * 250)))
-        await until(lambda: len(server.engine.running) == 1)
-        server.service.client.end_streams(UnavailableError("the server has shut down"))
-        body = (await asked).text
-        assert "the server has shut down" in body
-        assert "[DONE]" not in body
-        await until(lambda: not server.engine.running)
+        async with server.http.stream("POST", COMPLETIONS, json=streamed("x" * 250)) as response:
+            lines = response.aiter_lines()
+            assert '"text":"x"' in await anext(lines)
+            server.service.client.end_streams(UnavailableError("the server has shut down"))
+            rest = [line.removeprefix("data: ") async for line in lines if line]
+        assert json.loads(rest[-1])["error"]["message"] == "the server has shut down"
+        assert "[DONE]" not in rest

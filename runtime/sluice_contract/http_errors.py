@@ -1,0 +1,119 @@
+"""What a client is told about a mistake in its HTTP request: one wording for router and engine.
+
+Also OpenAI's error object and the caps on a request's head. Pure values; knows no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pydantic_core
+
+INVALID_REQUEST: Final = "invalid_request_error"
+SERVER_ERROR: Final = "server_error"
+INTERNAL_CODE: Final = "internal_error"
+INTERNAL_MESSAGE: Final = "internal error; the log has the details under the request's id"
+
+MAX_HEADERS: Final = 64
+MAX_HEADER_BYTES: Final = 8190
+"""Of one header, its name included, and of the request's target."""
+
+_SHOWN_CHARACTERS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A request that cannot be served as it was sent."""
+
+    status: int
+    code: str
+    message: str
+    closes: bool = False
+    """Whether the connection ends too: the rest of the request would be read as another one's."""
+
+
+def error_object(
+    message: str, type_: str, code: str | None, param: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's error JSON."""
+    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+
+
+def no_route(path: str) -> Mistake:
+    """404."""
+    return Mistake(404, "not_found", f"{shown(path)}: no such route")
+
+
+def method_not_allowed(method: str, path: str) -> Mistake:
+    """405; the header Allow says which methods are."""
+    return Mistake(405, "method_not_allowed", f"{method} is not allowed on {shown(path)}")
+
+
+def not_json(body: bytes) -> Mistake:
+    """400 for a body that could not be read as a JSON object."""
+    try:
+        value = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        return Mistake(400, "invalid_json", f"the body is not JSON: {error}")
+    if isinstance(value, dict):
+        return Mistake(400, "invalid_json", "the body is not JSON that can be read")
+    text = shown(pydantic_core.to_json(value).decode())
+    return Mistake(400, "invalid_json", f"the body is {text}; allowed: a JSON object")
+
+
+def body_too_large(most_bytes: int) -> Mistake:
+    """413."""
+    message = f"the body is too large; allowed: {most_bytes} bytes (server.maxBodyBytes)"
+    return Mistake(413, "body_too_large", message)
+
+
+def body_too_late(seconds: float) -> Mistake:
+    """408."""
+    message = f"the body did not arrive within {seconds:g} seconds"
+    return Mistake(408, "body_timeout", message, closes=True)
+
+
+def wrong_encoding(encoding: str | None) -> Mistake | None:
+    """415 for a body that is compressed; None for one that is not."""
+    if encoding is None or encoding.lower() == "identity":
+        return None
+    message = f"Content-Encoding: {shown(encoding)!r} is not allowed; allowed: identity"
+    return Mistake(415, "unsupported_encoding", message)
+
+
+def head_too_large(target_bytes: int, headers: Iterable[tuple[str, int]]) -> Mistake | None:
+    """414 or 431 for a request's head beyond the caps; None for one within them.
+
+    `headers`: name, and length of name and value in bytes, of each.
+    """
+    if target_bytes > MAX_HEADER_BYTES:
+        message = f"the request's target has {target_bytes} bytes; allowed: {MAX_HEADER_BYTES}"
+        return Mistake(414, "target_too_long", message, closes=True)
+    count = 0
+    for name, size in headers:
+        count += 1
+        if size > MAX_HEADER_BYTES:
+            named = shown(name.lower())
+            message = f"{named}: the header has {size} bytes; allowed: {MAX_HEADER_BYTES}"
+            return Mistake(431, "header_too_large", message, closes=True)
+    if count > MAX_HEADERS:
+        message = f"the request has {count} headers; allowed: {MAX_HEADERS}"
+        return Mistake(431, "too_many_headers", message, closes=True)
+    return None
+
+
+def not_http() -> Mistake:
+    """400 for bytes that are no HTTP request."""
+    return Mistake(400, "bad_request", "this is not a valid HTTP request", closes=True)
+
+
+def otherwise_bad(status: int, reason: str | None) -> Mistake:
+    """What else an HTTP library refuses."""
+    return Mistake(status, "bad_request", reason or "bad request")
+
+
+def shown(text: str) -> str:
+    """A client's own text, cut short."""
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"

@@ -1,0 +1,66 @@
+"""A request that kills real engines: two of them, and no third."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.router import fakes
+from tests.runtime.launch import processes
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+"""No cluster is needed; two engines take longer to start than a unit test may."""
+
+POISON = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+
+
+def engine(stack: AsyncExitStack, folder: Path) -> processes.Process:
+    """A whole engine with random weights, while it starts."""
+    folder.mkdir()
+    config = processes.write_config(folder, contextLength=4096, kvPoolTokens=8192)
+    command = [sys.executable, "-m", "sluice_runtime", "--config", str(config)]
+    return stack.enter_context(processes.running(command))
+
+
+async def kill_the_one_that_runs_it(
+    client: aiohttp.ClientSession, engines: dict[str, processes.Process]
+) -> str:
+    """SIGKILL to the engine process that has the request; the URL of its server."""
+    while True:
+        for url, process in engines.items():
+            async with client.get(url + "/load") as response:
+                if (await response.json())["runningRequests"] == 1:
+                    os.kill(process.child("sluice_runtime.engine"), signal.SIGKILL)
+                    return url
+
+
+async def test_a_request_that_kills_two_engines_is_offered_to_no_third(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        starting = [engine(stack, tmp_path / name) for name in ("a", "b")]
+        engines = {await asyncio.to_thread(one.ready_url): one for one in starting}
+        third = await stack.enter_async_context(fakes.running_engine(fakes.streams))
+        third.load = fakes.load_report(queued_requests=1000, queued_work_seconds=1000.0)
+        router = await stack.enter_async_context(fakes.running_router(*engines, third.url))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        await asyncio.wait_for(third.polled.wait(), 10)
+        asked = asyncio.create_task(answer(client, router.url))
+        async with asyncio.timeout(60):
+            for _ in range(2):
+                del engines[await kill_the_one_that_runs_it(client, engines)]
+            status, code = await asked
+        assert (status, code) == (503, "engine_died")
+        assert not third.calls
+        async with client.post(router.url + "/v1/completions", json={"model": "tiny"}) as other:
+            assert (await other.read()).endswith(fakes.DONE)  # the third serves what is no poison
+
+
+async def answer(client: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    async with client.post(url + "/v1/completions", json=POISON) as response:
+        return response.status, (await response.json())["error"]["code"]

@@ -1,0 +1,87 @@
+"""The engine client at the engine's end: what every open request hears, and what comes after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from sluice_runtime.errors import EngineDiedError, UnavailableError
+from sluice_runtime.messages import EngineFailed, Generate, Sampling, ToApi, ToEngine
+from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
+from sluice_runtime.server.metrics import EngineMetrics
+from sluice_runtime.transport import TransportError
+
+from tests.runtime.server.conftest import MODEL, running_server, until
+from tests.runtime.server.fake_engine import READY
+
+OUT_OF_MEMORY = EngineFailed("OutOfMemory", "no memory left")
+
+
+class ScriptedLink:
+    """An engine that says what it is told to, and goes."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[ToApi | TransportError | None] = asyncio.Queue()
+        self.heard: list[ToEngine] = []
+
+    async def messages(self) -> AsyncIterator[ToApi]:
+        while (message := await self.said.get()) is not None:
+            if isinstance(message, TransportError):
+                raise message
+            yield message
+
+    def send(self, message: ToEngine) -> None:
+        self.heard.append(message)
+
+
+@pytest.mark.parametrize(
+    ("end", "failure"),
+    [
+        (None, ENGINE_DIED),
+        (OUT_OF_MEMORY, OUT_OF_MEMORY),
+        (TransportError("speaks 99"), ENGINE_DIED),
+    ],
+    ids=["gone without a word", "failed", "speaks another protocol"],
+)
+async def test_the_engines_end_is_the_end_of_every_request(
+    end: ToApi | TransportError | None, failure: EngineFailed
+) -> None:
+    link = ScriptedLink()
+    client = EngineClient(link, lambda: 0.0, EngineMetrics())
+    running = asyncio.create_task(client.run())
+    link.said.put_nowait(READY)
+    await client.became_ready.wait()
+    streams = [client.open(Generate(name, [1], 5, Sampling())) for name in ("a", "b")]
+    link.said.put_nowait(end)
+    if isinstance(end, TransportError):
+        with pytest.raises(TransportError, match="speaks 99"):
+            await running
+    else:
+        assert await running == failure
+    for stream in streams:
+        with pytest.raises(EngineDiedError, match=failure.message):
+            await stream.next()
+        assert stream.ended
+        client.close(stream)
+    assert len(link.heard) == 2, "nothing is aborted in an engine that has gone"
+    assert not client.healthy
+    with pytest.raises(UnavailableError, match="not loaded"):
+        client.open(Generate("c", [1], 5, Sampling()))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_fails_before_the_first_token_is_a_503_of_its_own(
+    endpoint: str, stream: bool
+) -> None:
+    async with running_server(endpoint) as server:
+        server.engine.paused.set()
+        body = {"model": MODEL, "prompt": "a", "stream": stream}
+        asked = asyncio.create_task(server.http.post("/v1/completions", json=body))
+        await until(lambda: len(server.engine.running) == 1)
+        server.engine.say(OUT_OF_MEMORY)
+        response = await asked
+    assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+    error = response.json()["error"]
+    assert error["code"] == "engine_died"
+    assert error["message"] == "the engine has failed: no memory left"

@@ -1,0 +1,145 @@
+"""Every kind of finding that the request models can make, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from sluice_runtime.server.wording import WORDS
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+COMPLETION_CASES: list[tuple[str, Any, str]] = [
+    ("model", 1, "model: 1 is not allowed; allowed: a string"),
+    ("model", "a\0", 'model: "a\\u0000" is not allowed; allowed: text without the character NUL'),
+    ("stream", "yes", 'stream: "yes" is not allowed; allowed: true or false'),
+    ("temperature", "1", 'temperature: "1" is not allowed; allowed: a number'),
+    ("temperature", -1, "temperature: -1 is not allowed; allowed: 0 or more"),
+    ("temperature", 2.5, "temperature: 2.5 is not allowed; allowed: 2 or less"),
+    ("top_p", 0, "top_p: 0 is not allowed; allowed: more than 0"),
+    ("top_k", 2**31, "top_k: 2147483648 is not allowed; allowed: less than 2147483648"),
+    ("max_tokens", "5", 'max_tokens: "5" is not allowed; allowed: an integer'),
+    ("max_tokens", 1.5, "max_tokens: 1.5 is not allowed; allowed: an integer"),
+    ("stop", "", 'stop: "" is not allowed; allowed: at least 1 character'),
+    ("stop", "x" * 1025, f'stop: "{"x" * 59}… is not allowed; allowed: at most 1024 characters'),
+    ("stop_token_ids", 5, "stop_token_ids: 5 is not allowed; allowed: a list"),
+    (
+        "stop_token_ids",
+        [0] * 65,
+        "stop_token_ids: [" + "0," * 29 + "0… is not allowed; allowed: a list of at most 64 items",
+    ),
+    ("prompt", [], "prompt: [] is not allowed; allowed: a list of at least 1 item"),
+    (
+        "prompt",
+        5,
+        "prompt: 5 is not allowed; allowed: "
+        "a string, a list of strings, a list of token ids or a list of such lists",
+    ),
+    ("stream_options", 1, "stream_options: 1 is not allowed; allowed: an object"),
+]
+CHAT_CASES: list[tuple[str, Any, str]] = [
+    (
+        "messages",
+        [{"role": "tool", "content": "a"}],
+        'messages[0].role: "tool" is not allowed; '
+        "allowed: 'system', 'developer', 'user' or 'assistant'",
+    ),
+    ("messages", ["hi"], 'messages[0]: "hi" is not allowed; allowed: an object'),
+    ("messages", [{"content": "a"}], "messages[0].role: is required"),
+    (
+        "messages",
+        [{"role": "user", "content": "a", "x": 1}],
+        "messages[0].x: is not a known field; allowed: the API's fields",
+    ),
+]
+
+
+def refused(kind: type[GenerationRequest], body: dict[str, Any]) -> str:
+    with pytest.raises(InvalidRequestError) as error:
+        parse_request(kind, msgspec.json.encode(body))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("field", "value", "words"), COMPLETION_CASES)
+def test_a_completions_refusal_names_field_value_and_what_is_allowed(
+    field: str, value: Any, words: str
+) -> None:
+    body = {"model": "m", "prompt": "a", "stream": True, field: value}
+    assert refused(CompletionRequest, body) == words
+
+
+@pytest.mark.parametrize(("field", "value", "words"), CHAT_CASES)
+def test_a_chats_refusal_names_field_value_and_what_is_allowed(
+    field: str, value: Any, words: str
+) -> None:
+    assert refused(ChatRequest, {"model": "m", "messages": CHAT, field: value}) == words
+
+
+FINDINGS: dict[str, set[str]] = {
+    "any": set(),
+    "bool": {"bool_type"},
+    "default": set(),
+    "definition-ref": set(),
+    "definitions": set(),
+    "float": {"float_type", "finite_number"},
+    "function-after": {"value_error"},
+    "int": {"int_type", "int_from_float"},
+    "list": {"list_type"},
+    "literal": {"literal_error"},
+    "model": {"model_type"},
+    "model-field": {"missing"},
+    "model-fields": {"dict_type", "extra_forbidden"},
+    "nullable": set(),
+    "str": {"string_type"},
+    "union": set(),
+}
+CONSTRAINTS: dict[str, dict[str, str]] = {
+    "float": {
+        "ge": "greater_than_equal",
+        "gt": "greater_than",
+        "le": "less_than_equal",
+        "lt": "less_than",
+    },
+    "list": {"min_length": "too_short", "max_length": "too_long"},
+    "str": {"min_length": "string_too_short", "max_length": "string_too_long"},
+}
+CONSTRAINTS["int"] = CONSTRAINTS["float"]
+NO_CONSTRAINT = {
+    "type", "strict", "fail_fast", "items_schema", "metadata", "ref", "serialization",
+}  # fmt: skip
+
+
+def findings_of(schema: Any) -> Iterator[str]:
+    """What validation by a pydantic-core schema can find; fails on a part it does not know."""
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            yield from findings_of(part)
+    if not isinstance(schema, dict):
+        return
+    if isinstance(kind := schema.get("type"), str):
+        yield from FINDINGS[kind]
+        if kind in CONSTRAINTS:
+            for key in schema.keys() - NO_CONSTRAINT:
+                yield CONSTRAINTS[kind][key]
+    for key, part in schema.items():
+        if key not in ("metadata", "serialization", "config", "function"):
+            yield from findings_of(part)
+
+
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
+def test_there_are_words_for_all_that_a_request_model_can_find(
+    kind: type[GenerationRequest],
+) -> None:
+    found = set(findings_of(kind.__pydantic_core_schema__))
+    assert "greater_than_equal" in found
+    assert found - {"missing", "extra_forbidden"} <= WORDS.keys()
+
+
+def test_there_are_no_words_for_what_no_request_model_can_find() -> None:
+    schemas = [kind.__pydantic_core_schema__ for kind in (CompletionRequest, ChatRequest)]
+    assert WORDS.keys() <= set(findings_of(schemas))
