@@ -60,7 +60,7 @@ class BareCluster:
 
     def down(self) -> None:
         _require_root()
-        with Step(f"Removing the cluster {self._name}"), locked(self._root):
+        with locked(self._root), Step(f"Removing the cluster {self._name}"):
             remove(remaining_layout(self._root, self._name))
 
     def status(self) -> Status:

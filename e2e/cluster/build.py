@@ -6,7 +6,6 @@ a new one. Knows nothing of what the programs do.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -19,6 +18,7 @@ from e2e.cluster.cache import cache_directory
 from e2e.cluster.command import run
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.golang import ensure_go
+from e2e.cluster.locks import lock
 from e2e.cluster.progress import Step
 
 SOURCE = Path(__file__).parent / "node"
@@ -110,6 +110,6 @@ def _go_build(package: str, output: Path, flags: str) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with path.open("w") as file:
+        lock(file.fileno(), "another build of Kubernetes")
         yield

@@ -5,7 +5,6 @@ A cluster is a folder with a file `number`, which picks its addresses. Knows not
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import MAXIMUM_CLUSTERS, Layout
+from e2e.cluster.locks import lock
 from e2e.cluster.network import is_routed
 
 
@@ -69,7 +69,7 @@ def _lock(root: Path) -> int:
     while True:
         root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor, f"another `up` or `down` ({root})")
         # The one before may have removed the folder that was waited for: then this locks nothing.
         if root.exists() and os.path.samestat(os.fstat(descriptor), root.stat()):
             return descriptor

@@ -6,12 +6,12 @@ process at a time does either: builds share a store, and archives share a file n
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from e2e.cluster.cache import cache_directory
+from e2e.cluster.locks import lock
 from e2e.cluster.progress import Step
 from e2e.images.builder import Builder, buildah_builder
 from e2e.images.catalog import tag, take_context, with_foundations
@@ -81,10 +81,6 @@ def _archive(folder: Path, name: str) -> Iterator[Path]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with Step("Waiting for another build of images"):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+    with (folder / "lock").open("w") as file:
+        lock(file.fileno(), "another build or load of images")
         yield

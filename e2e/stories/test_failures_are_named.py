@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,26 +13,27 @@ from e2e.kubectl import Kubectl
 from e2e.stories.service import Service, chat_service
 
 Make = Callable[..., Service]
+NUMBERS = count(1)
 
 
 @pytest.fixture
 def make(kubectl: Kubectl) -> Iterator[Make]:
-    """Applies a service of its own; gone after the story."""
-    service = Service(kubectl, "broken")
+    """Applies a service of its own, deleted after the story. No other has its name, so nobody
+    waits for the end of its pods."""
+    service = Service(kubectl, f"broken-{next(NUMBERS)}")
 
     def applied(**spec: Any) -> Service:
-        service.apply(chat_service("broken", **spec))
+        service.apply(chat_service(service.name, **spec))
         return service
 
     yield applied
     service.delete()
-    service.wait_until_children_are_gone()
 
 
 def test_a_missing_model_is_named_and_mending_it_is_enough(make: Make) -> None:
     service = make(model={"uri": "file:///models/nowhere", "name": "sluice-tiny"})
     condition = service.wait_for_reason("Ready", "ModelLoadFailed")
-    assert "broken-mixed-" in condition["message"], "the pod is not named"
+    assert f"{service.name}-mixed-" in condition["message"], "the pod is not named"
     assert "/models/nowhere" in condition["message"]
     make()
     service.wait_for("Ready", "True")

@@ -11,13 +11,19 @@ from e2e.kubectl import Kubectl
 from e2e.stories.service import NAMESPACE, Service, chat_service
 
 
-@pytest.fixture
-def service(kubectl: Kubectl) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def owned(kubectl: Kubectl) -> Iterator[Service]:
     made = Service(kubectl, "owned")
-    made.apply(chat_service("owned"))
-    made.wait_for("Ready", "True")
     yield made
     made.delete()
+
+
+@pytest.fixture
+def service(owned: Service) -> Service:
+    """Ready; the one of the story before, unless that has deleted it."""
+    owned.apply(chat_service("owned"))
+    owned.wait_for("Ready", "True")
+    return owned
 
 
 def scale_operator(kubectl: Kubectl, replicas: int) -> None:
