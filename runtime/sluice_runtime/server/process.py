@@ -101,7 +101,11 @@ async def _drain(
     signals: asyncio.Queue[signal.Signals],
 ) -> None:
     """No new work; what runs may finish, until the time is up or a second signal hurries."""
-    _log.info("draining: new requests are refused, streams may take %g s", drain_seconds)
+    _log.info(
+        "draining: new requests are refused, streams may take %g s; "
+        "a second signal (Ctrl-C) ends them at once",
+        drain_seconds,
+    )
     service.gate.close()
     service.metrics.draining()
     service.client.drain()
