@@ -32,7 +32,7 @@ kubectl: ## kubectl against the local cluster: make kubectl ARGS="get infsvc"
 
 .PHONY: serve
 serve: ## one engine without a cluster: make serve MODEL=/path/to/model PORT=8000
-	@scripts/setup
+	@scripts/setup --serve
 	@scripts/serve "$(MODEL)" "$(PORT)"
 
 ## Test it
