@@ -1,0 +1,298 @@
+"""Computed prefixes and the pages that hold them: a radix tree over whole pages of token ids.
+
+A node has one or more pages that follow its parent's; children differ in their first page. Tokens
+are bytes, four an id, so that an edge is compared by one `memcmp`. Above the prefixes stand
+namespaces, which share nothing: a tenant's salt is one, an adapter will be.
+
+`match` only reads. A `Lock` keeps its path from being evicted; `extend` lets a locked path grow and
+says which of the pages given were in the tree already. Knows no request, and no free list: pages
+that leave the tree are returned to the caller.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+TOKEN_BYTES: Final = 4
+
+
+def key_of(token_ids: Iterable[int]) -> bytes:
+    """Token ids as the tree compares them."""
+    return array("i", token_ids).tobytes()
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Pages that follow the parent's. The root and the namespaces have none."""
+
+    parent: Node | None
+    edge: Hashable
+    """Where the parent has it: its first page of tokens, or the namespace."""
+    key: bytes = b""
+    page_ids: list[int] = field(default_factory=list)
+    locks: int = 0
+    used: int = 0
+    """Tick of its last lock or unlock."""
+    queued: bool = False
+    """Whether it has an entry among the candidates of eviction."""
+    children: dict[Hashable, Node] = field(default_factory=dict)
+
+
+Rank = Callable[[Node], int]
+"""Lowest is evicted first; must not fall while a node is not evicted."""
+
+
+def least_recently_used(node: Node) -> int:
+    return node.used
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix of a key; good until the tree changes."""
+
+    namespace: Hashable
+    path: tuple[Node, ...]
+    pages: int
+    last_pages: int
+    """Pages of the path's last node that belong to the match."""
+
+    def page_ids(self) -> list[int]:
+        """The pages, in the order of their tokens."""
+        ids: list[int] = []
+        for node in self.path[:-1]:
+            ids += node.page_ids
+        if self.path:
+            ids += self.path[-1].page_ids[: self.last_pages]
+        return ids
+
+
+@dataclass(slots=True, eq=False)
+class Lock:
+    """Keeps the path from a namespace down to `node` in the tree."""
+
+    node: Node
+    pages: int
+    """Pages of the whole path."""
+    epoch: int
+    """Flushes before it was taken; a path from before a flush grows no more."""
+
+
+class PrefixCache:
+    """The tree. Counts are in pages and always right: nothing is summed up when asked."""
+
+    def __init__(self, page_size: int, rank: Rank = least_recently_used) -> None:
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._rank = rank
+        self._root = Node(None, None)
+        self._candidates: list[tuple[int, int, Node]] = []
+        """Heap of unlocked leaves. An entry may be outdated; it is looked at when it comes up."""
+        self._order = count()
+        self._tick = 0
+        self._epoch = 0
+        self.evictable_pages = 0
+        self.protected_pages = 0
+        """In locked nodes, those of flushed paths that are still in use among them."""
+
+    def match(self, namespace: Hashable, key: bytes, most_pages: int) -> Match:
+        """The longest prefix of `key`, of at most `most_pages` pages. Changes nothing."""
+        node = self._root.children.get(namespace)
+        width = self._page_bytes
+        end = min(most_pages, len(key) // width) * width
+        path: list[Node] = []
+        at = begin = 0
+        while node is not None and at < end:
+            node = node.children.get(key[at : at + width])
+            if node is None:
+                break
+            path.append(node)
+            begin = at
+            if key.startswith(node.key, at) and at + len(node.key) <= end:
+                at += len(node.key)
+            else:
+                at += self._common_bytes(node, key, at, end)
+                break
+        return Match(namespace, tuple(path), at // width, (at - begin) // width)
+
+    def lock(self, match: Match) -> Lock:
+        """Protects exactly what was matched."""
+        if match.path:
+            node = match.path[-1]
+            if match.last_pages < len(node.page_ids):
+                node = self._split(node, match.last_pages)
+        else:
+            node = self._namespace(match.namespace)
+        self._protect(node, self._root)
+        return Lock(node, match.pages, self._epoch)
+
+    def extend(self, lock: Lock, key: bytes, page_ids: list[int]) -> list[int]:
+        """Adds computed pages behind a locked path; the lock covers them afterwards.
+
+        `key` are the tokens of `page_ids`, whole pages. Returns the tree's own pages for the first
+        tokens, where it had them already: the caller's are duplicates. After a flush nothing is
+        added, and `lock.pages` stays as it was.
+        """
+        if lock.epoch != self._epoch:
+            return []
+        width, node, at = self._page_bytes, lock.node, 0
+        canonical: list[int] = []
+        while at < len(key):
+            edge = key[at : at + width]
+            child = node.children.get(edge)
+            if child is None:
+                node.children[edge] = child = Node(node, edge, key[at:], page_ids[at // width :])
+                self.evictable_pages += len(child.page_ids)
+                node = child
+                break
+            if not key.startswith(child.key, at):
+                common = self._common_bytes(child, key, at, len(key))
+                child = self._split(child, common // width)
+            at += len(child.key)
+            canonical += child.page_ids
+            node = child
+        self._protect(node, lock.node)
+        lock.node, lock.pages = node, lock.pages + len(page_ids)
+        return canonical
+
+    def unlock(self, lock: Lock) -> list[int]:
+        """Gives a lock back. Returns pages that nothing can reach any more: those of a path that
+        was flushed while it was locked; none otherwise."""
+        self._tick += 1
+        flushed = lock.epoch != self._epoch
+        unreachable: list[int] = []
+        node = lock.node
+        while (parent := node.parent) is not None:
+            node.locks -= 1
+            node.used = self._tick
+            if not node.locks:
+                self.protected_pages -= len(node.page_ids)
+                if flushed:
+                    unreachable += node.page_ids
+                else:
+                    self.evictable_pages += len(node.page_ids)
+                    self._queue_or_drop(node)
+            node = parent
+        return unreachable
+
+    def forget(self, lock: Lock) -> list[int]:
+        """Gives a lock back and takes out what no one else uses of its path; returns its pages."""
+        pages = self.unlock(lock)
+        if lock.epoch != self._epoch:
+            return pages
+        node = lock.node
+        while node.page_ids and not (node.locks or node.children):
+            pages += self._trim(node, len(node.page_ids))
+            assert node.parent is not None
+            node = node.parent
+        return pages
+
+    def evict(self, pages: int) -> list[int]:
+        """Takes out `pages` pages, or as many as may go: the lowest rank first, from its end."""
+        evicted: list[int] = []
+        while self._candidates and len(evicted) < pages:
+            rank, _, node = self._candidates[0]
+            if node.locks or node.children or not node.page_ids:
+                heapq.heappop(self._candidates)
+                node.queued = False
+            elif (now := self._rank(node)) != rank:
+                heapq.heapreplace(self._candidates, (now, next(self._order), node))
+            else:
+                evicted += self._trim(node, min(len(node.page_ids), pages - len(evicted)))
+        return evicted
+
+    def flush(self) -> list[int]:
+        """Forgets everything; returns the pages that are free now. Locked paths stay with those
+        who hold them, but nobody finds them any more."""
+        pages: list[int] = []
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            if not node.locks:
+                pages += node.page_ids
+        self._root, self._candidates = Node(None, None), []
+        self._epoch += 1
+        self.evictable_pages = 0
+        return pages
+
+    def nodes(self) -> Iterable[Node]:
+        """Every node that can be matched (for checks)."""
+        nodes = list(self._root.children.values())
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            yield node
+
+    def _namespace(self, namespace: Hashable) -> Node:
+        node = self._root.children.get(namespace)
+        if node is None:
+            node = self._root.children[namespace] = Node(self._root, namespace)
+        return node
+
+    def _protect(self, node: Node, stop: Node) -> None:
+        """Locks `node` and what is above it, below `stop`."""
+        self._tick += 1
+        while node is not stop:
+            if not node.locks:
+                self.evictable_pages -= len(node.page_ids)
+                self.protected_pages += len(node.page_ids)
+            node.locks += 1
+            node.used = self._tick
+            assert node.parent is not None
+            node = node.parent
+
+    def _split(self, node: Node, pages: int) -> Node:
+        """Cuts a node in two; returns the upper one. Who holds `node` goes on holding all of it."""
+        parent, cut = node.parent, pages * self._page_bytes
+        assert parent is not None
+        upper = Node(parent, node.edge, node.key[:cut], node.page_ids[:pages])
+        upper.locks, upper.used = node.locks, node.used
+        parent.children[node.edge] = upper
+        node.parent, node.key, node.page_ids = upper, node.key[cut:], node.page_ids[pages:]
+        node.edge = node.key[: self._page_bytes]
+        upper.children[node.edge] = node
+        return upper
+
+    def _common_bytes(self, node: Node, key: bytes, at: int, end: int) -> int:
+        """Length of what node and key[at:end] share, whole pages; their first page is equal."""
+        width = self._page_bytes
+        shared, most = 1, min(len(node.key), end - at) // width
+        while shared < most:
+            middle = (shared + most + 1) // 2
+            if key.startswith(node.key[shared * width : middle * width], at + shared * width):
+                shared = middle
+            else:
+                most = middle - 1
+        return shared * width
+
+    def _queue_or_drop(self, node: Node) -> None:
+        """An unlocked leaf may be evicted; a namespace without prefixes goes at once."""
+        if node.children or node.locks:
+            return
+        if not node.page_ids:
+            self._drop(node)
+        elif not node.queued:
+            node.queued = True
+            heapq.heappush(self._candidates, (self._rank(node), next(self._order), node))
+
+    def _trim(self, node: Node, pages: int) -> list[int]:
+        """Takes the last pages off an unlocked leaf, and the leaf out when none are left."""
+        left = len(node.page_ids) - pages
+        cut = node.page_ids[left:]
+        del node.page_ids[left:]
+        node.key = node.key[: left * self._page_bytes]
+        self.evictable_pages -= pages
+        if not left:
+            self._drop(node)
+        return cut
+
+    def _drop(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.edge]
+        if parent is not self._root:
+            self._queue_or_drop(parent)
