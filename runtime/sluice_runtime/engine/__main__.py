@@ -71,17 +71,19 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     set_library_variables()
     # Imports torch, which takes seconds: what is wrong with the two above is said before that.
     from sluice_runtime.engine.build import build_engine
+    from sluice_runtime.engine.warm_up import warm_up
 
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stops.append(received))
     engine = build_engine(config, files)
+    page_size = engine.settings.page_size
+    warm_up(engine.runner, engine.settings.limits, page_size)
     # What was loaded lives as long as the process: the collector need not walk it.
     gc.collect()
     gc.freeze()
     logger.info(startup_line(engine.sizes()))
     link.send(engine.ready(epoch=secrets.token_hex(8)))
-    page_size = engine.settings.page_size
     loop = EngineLoop(link, engine.scheduler, engine.runner, lambda pace: StepLog(page_size, pace))
     loop.run(lambda: bool(stops))
 

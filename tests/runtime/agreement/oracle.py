@@ -12,13 +12,6 @@ from typing import Any
 
 import torch
 from sluice_runtime.messages import Generate
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from tests.runtime.harness import Run
 
@@ -51,6 +44,9 @@ KINDS = ("qwen3", "qwen3-untied-sharded", "llama", "llama3-rope-sharded")
 
 def write_model(folder: Path, kind: str) -> Path:
     """Saves random weights as transformers does; `kind` is one of KINDS."""
+    # Here, as below: it takes seconds, which only the process that runs these tests need pay.
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
     torch.manual_seed(7)
     tied = "untied" not in kind
     model: Any
@@ -65,6 +61,8 @@ def write_model(folder: Path, kind: str) -> Path:
 
 def load_oracle(folder: Path) -> Any:
     """The model in float32, with plain attention."""
+    from transformers import AutoModelForCausalLM
+
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()

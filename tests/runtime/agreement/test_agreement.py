@@ -13,6 +13,9 @@ from tests.runtime.agreement.cases import Case, check, random_requests
 from tests.runtime.agreement.oracle import KINDS
 from tests.runtime.harness import generate
 
+# With several workers one of them imports transformers and makes the models, and no other.
+pytestmark = pytest.mark.xdist_group("transformers")
+
 PairOf = Callable[[str], tuple[Any, Any]]
 
 SOME = [
