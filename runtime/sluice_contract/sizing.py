@@ -42,6 +42,9 @@ class Resolved(ContractModel):
     origin: str
 
 
+CACHE_POLICIES: Final = frozenset({"lpm", "dfs-weight"})
+"""Policies that order by what the prefix cache holds."""
+
 GENERAL: Final[dict[str, Value]] = {
     "dtype": "auto",
     "kv_cache_dtype": "auto",
@@ -130,6 +133,11 @@ def _check(resolved: dict[str, Resolved]) -> None:
         raise ConfigError("chunkSize", chunk, f"-1 (off) or at least pageSize ({page})")
     if chunk != -1 and minimum > chunk:
         raise ConfigError("minPrefillTokens", minimum, f"at most chunkSize ({chunk})")
+    policy = resolved["scheduling_policy"].value
+    if policy in CACHE_POLICIES and not resolved["prefix_cache"].value:
+        raise ConfigError(
+            "schedulingPolicy", policy, "fcfs or another that needs no prefixCache; or prefixCache"
+        )
 
 
 def _tokens(resolved: Resolved) -> int:

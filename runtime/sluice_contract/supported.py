@@ -39,11 +39,6 @@ ROWS: Final = (
         "false (the overlapped loop is not implemented yet)",
     ),
     Unsupported(
-        "schedulingPolicy",
-        lambda s: s.scheduling_policy not in (None, "fcfs"),
-        "fcfs (other policies are not implemented yet)",
-    ),
-    Unsupported(
         "priorityThreshold",
         lambda s: s.priority_threshold not in (None, 10),
         "10 (priority scheduling is not implemented yet)",

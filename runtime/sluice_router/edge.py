@@ -13,12 +13,18 @@ from typing import Final
 
 import msgspec
 from sluice_contract import http_errors
-from sluice_contract.engine_http import REQUEST_ID_HEADER, is_acceptable_request_id
+from sluice_contract.engine_http import (
+    REQUEST_ID_HEADER,
+    ROUTING_KEY_HEADER,
+    is_acceptable_request_id,
+)
 from sluice_contract.http_errors import Mistake
 
 from sluice_router.errors import BadRequestError
 
-PASSED_REQUEST_HEADERS: Final = ("Accept", "Content-Type", "Traceparent", "Tracestate")
+PASSED_REQUEST_HEADERS: Final = (
+    "Accept", "Content-Type", "Traceparent", "Tracestate", ROUTING_KEY_HEADER,
+)  # fmt: skip
 """Nothing else reaches an engine: no credentials, no cookies, no internal header."""
 
 DROPPED_RESPONSE_HEADERS: Final = frozenset(

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal["overloaded", "unavailable"]
@@ -50,6 +50,10 @@ class Generate(Message, frozen=True):
     """`time.monotonic()` at which the API process read the request; one clock on one host."""
     credit_tokens: int = 4096
     """Tokens that the engine may send before the API process grants more."""
+    priority: int = 0
+    """Larger is more urgent; read by the policies priority and adaptive."""
+    routing_key: str = ""
+    """Tenant, session or adapter; read by the policies round-robin and routing-key."""
 
 
 class Abort(Message, frozen=True):

@@ -59,6 +59,10 @@ def test_the_users_value_wins_and_says_so() -> None:
             "minPrefillTokens: 65",
         ),
         (EngineSettings(max_prefill_tokens=15), "maxPrefillTokens: 15 .* pageSize .16."),
+        (
+            EngineSettings(scheduling_policy="lpm", prefix_cache=False),
+            "schedulingPolicy: 'lpm' .* prefixCache",
+        ),
     ],
 )
 def test_contradicting_values_are_refused_by_name(settings: EngineSettings, key: str) -> None:
@@ -98,13 +102,11 @@ def test_what_this_version_lacks_is_refused_by_key() -> None:
         tensor_parallel_size=2,
         prefix_cache=True,
         overlap=True,
-        scheduling_policy="lpm",
         cuda_graph_max_batch=8,
     )
     refused = {error.key for error in unsupported(settings)}
     assert refused == {
-        *("tensorParallelSize", "prefixCache", "overlap", "schedulingPolicy"),
-        "cudaGraphMaxBatch",
+        *("tensorParallelSize", "prefixCache", "overlap", "cudaGraphMaxBatch"),
     }
     assert not list(unsupported(EngineSettings()))
 

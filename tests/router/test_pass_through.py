@@ -56,6 +56,7 @@ async def test_only_allowed_headers_reach_the_engine(client: aiohttp.ClientSessi
         "X-Sluice-Room": "7",
         "Proxy-Authorization": "x",
         "Traceparent": "00-1-2-01",
+        "X-Sluice-Routing-Key": "team-7",
         "X-Request-Id": "client-7",
     }
     async with (
@@ -67,6 +68,7 @@ async def test_only_allowed_headers_reach_the_engine(client: aiohttp.ClientSessi
         seen = engine.calls[0][1]
     assert {name.lower() for name in seen} == {
         "host", "accept", "content-type", "content-length", "traceparent", "x-request-id",
+        "x-sluice-routing-key",
         "accept-encoding",
     }  # fmt: skip
     assert seen["X-Request-Id"] == "client-7"

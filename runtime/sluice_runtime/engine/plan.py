@@ -94,5 +94,6 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         max_queued_requests=config.max_queued_requests or 1,
         mixed=bool(config.mixed_chunk),
         policy=config.scheduling_policy or "fcfs",
+        seed=config.seed,
         conservativeness=config.schedule_conservativeness or 1.0,
     )

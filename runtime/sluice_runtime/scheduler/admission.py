@@ -115,6 +115,14 @@ class PrefillAdder:
         self._items: list[PrefillItem] = []
         self._cut = False
 
+    @property
+    def closed(self) -> AdmitResult | None:
+        """Why no waiting request whatever could join: their order need not be known then."""
+        if self._rem_rows <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0):
+            return AdmitResult.OTHER
+        fits = self._free_pages > 0 and (self._alone or self._rem_total > self._page_size)
+        return None if fits else AdmitResult.NO_TOKEN
+
     def add_continuing(self, request: Request) -> None:
         """The next chunk of the request that was cut. Its pages are its own already, so it always
         makes progress; its answer is part of what is reserved."""
@@ -191,6 +199,8 @@ def plan_prefill(
     if continuing is not None:
         adder.add_continuing(continuing)
     result = AdmitResult.CONTINUE
+    if closed := adder.closed:
+        return adder.plan(closed)
     for request in waiting:
         if (result := adder.add(request)) is not AdmitResult.CONTINUE:
             break

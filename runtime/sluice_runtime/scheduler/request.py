@@ -33,6 +33,10 @@ class Request:
     stop_token_ids: frozenset[int]
     ignore_eos: bool
     arrival_seconds: float
+    priority: int = 0
+    routing_key: str = ""
+    waiting_since_seconds: float = 0.0
+    """When it joined the queue: its arrival, or its last retraction."""
     phase: Phase = Phase.WAITING
     aborting: bool = False
     computed_tokens: int = 0
@@ -68,6 +72,9 @@ def request_from(message: Generate, max_tokens: int) -> Request:
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         arrival_seconds=message.arrival_seconds,
+        priority=message.priority,
+        routing_key=message.routing_key,
+        waiting_since_seconds=message.arrival_seconds,
     )
 
 

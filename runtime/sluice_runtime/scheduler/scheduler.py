@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from sluice_runtime.messages import FinishReason, Generate, TokenDelta
@@ -36,7 +37,7 @@ from sluice_runtime.scheduler.integrity import check_integrity
 from sluice_runtime.scheduler.limits import most_new_tokens, queue_full, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
-from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.scheduler.policies import POLICIES, AdmissionOrder, PolicyContext
 from sluice_runtime.scheduler.request import Phase, Request, outcome_of, request_from, row_of
 from sluice_runtime.scheduler.retraction import opens_page, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -52,7 +53,7 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, allocator: PageAllocator) -> None:
         self._settings = settings
         self._allocator = allocator
-        self._order = POLICIES[settings.policy]
+        self._order = AdmissionOrder(POLICIES[settings.policy], settings.seed)
         self._ratio = NewTokenRatio(settings.conservativeness)
         self._requests: dict[str, Request] = {}
         self._waiting = WaitingQueue()
@@ -96,7 +97,7 @@ class Scheduler:
     def next_batch(self, now: float) -> Batch | None:
         """What to run now; None when there is nothing to run and nothing to report."""
         self._drop_aborted()
-        retracted = self._secure_decode_pages()
+        retracted = self._secure_decode_pages(now)
         prefill = self._plan_prefill(now, admits=not retracted)
         decodes = self._settings.mixed or not prefill.items
         decode = list(self._running.values()) if decodes else []
@@ -149,14 +150,14 @@ class Scheduler:
                 self._end(request, [], "abort")
         self._aborting.clear()
 
-    def _secure_decode_pages(self) -> bool:
+    def _secure_decode_pages(self, now: float) -> bool:
         """Retracts until the next decode step's pages are free; True when it had to."""
         if not self._running:
             return False
         rows, free_pages = list(self._running.values()), self._allocator.free_pages
         plan = plan_retraction(rows, self._prefilling, free_pages, self._settings.page_size)
         for victim in plan.victims:
-            self._retract(victim)
+            self._retract(victim, now)
         if plan.stuck:
             self._end(plan.stuck, [], "error", f"{plan.message}; raise kvPoolTokens")
         if not (plan.victims or plan.stuck):
@@ -183,7 +184,13 @@ class Scheduler:
         )
         adder = PrefillAdder(self._settings, room, self._ratio.value)
         waiting: Sequence[Request] | WaitingQueue = self._waiting if admits else ()
-        return plan_prefill(adder, self._prefilling, self._order(waiting, now))
+        order = self._order(waiting, partial(self._policy_context, now))
+        return plan_prefill(adder, self._prefilling, order)
+
+    def _policy_context(self, now: float) -> PolicyContext:
+        rows = 1 - len(self._free_rows) / self._settings.max_running_requests
+        pages = 1 - self._allocator.free_pages / self._allocator.total_pages
+        return PolicyContext(now, max(rows, pages), self._running.values())
 
     def _build(
         self, prefill: Sequence[PrefillItem], decode: Sequence[Request], now: float
@@ -211,6 +218,7 @@ class Scheduler:
     def _start(self, request: Request, now: float) -> RowAdded:
         """Out of the queue: a row, and pages for all of its prompt, also when it is cut."""
         self._waiting.remove(request)
+        self._order.admitted(request)
         request.row = self._free_rows.pop()
         pages = pages_for(len(request.token_ids), self._settings.page_size)
         request.page_ids = self._allocator.allocate(pages)
@@ -259,10 +267,11 @@ class Scheduler:
         else:
             self._outcomes.append(outcome_of(request, [token]))
 
-    def _retract(self, request: Request) -> None:
+    def _retract(self, request: Request, now: float) -> None:
         """Back to the head of the queue; what it generated is prefilled again with its prompt."""
         self._release(request)
         request.phase = Phase.WAITING
+        request.waiting_since_seconds = now
         self._waiting.put_back(request)
         self._retractions += 1
 

@@ -23,4 +23,6 @@ class SchedulerSettings:
     mixed: bool
     """Whether decode rows join prefill chunks in one forward pass."""
     policy: str = "fcfs"
+    seed: int = 0
+    """Of the policy random."""
     conservativeness: float = 1.0

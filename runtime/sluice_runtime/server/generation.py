@@ -71,7 +71,7 @@ class Generator:
     """An id no other request of this process has."""
 
     async def pieces(
-        self, plans: Sequence[ChoicePlan], arrival_seconds: float
+        self, plans: Sequence[ChoicePlan], arrival_seconds: float, routing_key: str = ""
     ) -> AsyncGenerator[Piece, None]:
         """The pieces of all plans, in the order in which they come.
 
@@ -81,7 +81,7 @@ class Generator:
         streams: list[TokenStream] = []
         try:
             for plan in plans:
-                streams.append(self.client.open(self._message(plan, arrival_seconds)))
+                streams.append(self.client.open(self._message(plan, arrival_seconds, routing_key)))
             choices = [
                 self._choice(stream, AnswerText(plan, self.tokenizer))
                 for stream, plan in zip(streams, plans, strict=True)
@@ -103,7 +103,7 @@ class Generator:
             if piece.finish_reason is not None:
                 return
 
-    def _message(self, plan: ChoicePlan, arrival_seconds: float) -> Generate:
+    def _message(self, plan: ChoicePlan, arrival_seconds: float, routing_key: str) -> Generate:
         return Generate(
             request_id=self.draw_id(),
             prompt_ids=plan.prompt_ids,
@@ -113,6 +113,8 @@ class Generator:
             ignore_eos=plan.ignore_eos,
             arrival_seconds=arrival_seconds,
             credit_tokens=CREDIT_TOKENS,
+            priority=plan.priority,
+            routing_key=routing_key,
         )
 
 

@@ -44,7 +44,6 @@ ROWS: Final[Mapping[str, NeutralOnly]] = {
     "parallel_tool_calls": NeutralOnly((None, True, False), "true or false"),
     "prediction": _ABSENT,
     "presence_penalty": _ZERO,
-    "priority": _ZERO,
     "prompt_logprobs": _ABSENT,
     "reasoning_effort": NeutralOnly((None, "none"), '"none"'),
     "repetition_penalty": _ONE,

@@ -32,6 +32,7 @@ from sluice_runtime.server.generation import Piece
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from sluice_runtime.server.routing_key import routing_key_of
 from sluice_runtime.server.service import Service
 from sluice_runtime.server.streaming import EventStream, unless_client_goes
 
@@ -65,6 +66,7 @@ class Answerer:
         """The response to one request, streamed or whole."""
         arrival_seconds = self._service.clocks.monotonic()
         try:
+            routing_key = routing_key_of(request)
             body = await read_body(request, self._service.identity.max_body_bytes)
             planner = self._service.planner()
             asked, plans = await asyncio.to_thread(self._plan, route, planner, body)
@@ -73,7 +75,8 @@ class Answerer:
         except RequestError:
             self._service.metrics.ended("refused")
             raise
-        pieces = self._counted(self._service.generator().pieces(plans, arrival_seconds))
+        generator = self._service.generator()
+        pieces = self._counted(generator.pieces(plans, arrival_seconds, routing_key))
         usage = Usage(sum(len(plan.prompt_ids) for plan in plans[:: asked.choices]))
         envelope = self._envelope(route)
         if asked.stream:

@@ -44,6 +44,7 @@ class ChoicePlan:
     stop_token_ids: list[int]
     ignore_eos: bool
     stops: Sequence[str]
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Planner:
                 stop_token_ids=stop_ids,
                 ignore_eos=bool(request.ignore_eos),
                 stops=request.stops,
+                priority=request.priority or 0,
             )
             for number, ids in enumerate(prompts)
             for choice in range(request.choices)

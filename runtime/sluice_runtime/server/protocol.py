@@ -15,6 +15,7 @@ MAX_PROMPTS: Final = 256
 MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
+MOST_PRIORITY: Final = 1_000_000
 _INT64: Final = 2**63
 
 
@@ -60,6 +61,8 @@ class GenerationRequest(RequestModel):
     stop: StopText | StopTexts | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
+    priority: int | None = Field(default=None, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    """Larger is more urgent; 0 when left out."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Text | None = None

@@ -28,7 +28,6 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
     "spec.engine.prefixCache": ({"engine": {"prefixCache": True}}, "false"),
     "spec.engine.kvTransfer": ({"engine": {"kvTransfer": {}}}, "nothing"),
-    "spec.engine.schedulingPolicy": ({"engine": {"schedulingPolicy": "lpm"}}, "fcfs"),
 }
 
 

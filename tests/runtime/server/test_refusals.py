@@ -227,7 +227,7 @@ async def test_what_the_engine_refuses_has_a_status_also_when_streamed(
 async def test_a_bug_of_ours_is_a_500_that_tells_nothing(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(self: object, plans: object, arrival_seconds: float) -> None:
+    def broken(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr("sluice_runtime.server.generation.Generator.pieces", broken)

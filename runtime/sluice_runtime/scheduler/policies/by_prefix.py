@@ -1,0 +1,52 @@
+"""Orders by what of a prompt the prefix cache holds. Without one, both keep the order of arrival.
+
+The match is the context's to find; here it is only weighed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from sluice_runtime.scheduler.policies.context import PolicyContext
+from sluice_runtime.scheduler.request import Request
+
+MOST_MATCHED: Final = 128
+"""Above so many waiting requests, looking each of them up would cost more than it gains."""
+SHARED_TOKENS: Final = 32
+"""Prompts that start with the same so many tokens, and have no more of them in the cache, are worth
+computing one after the other."""
+
+
+def longest_prefix_match(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
+    """Good for chats and shared system prompts: what is cached is used before it is evicted."""
+    matched = context.matched_tokens
+    if matched is None or len(waiting) > MOST_MATCHED:
+        return waiting
+    lengths = {request.request_id: matched(request) for request in waiting}
+    order = sorted(waiting, key=lambda request: -lengths[request.request_id])
+    leading: list[Request] = []
+    following: list[Request] = []
+    begun: set[tuple[int, ...]] = set()
+    for request in order:
+        start = tuple(request.token_ids[:SHARED_TOKENS])
+        uncached = lengths[request.request_id] <= SHARED_TOKENS and len(start) == SHARED_TOKENS
+        (following if uncached and start in begun else leading).append(request)
+        if uncached:
+            begun.add(start)
+    return [*leading, *following]
+
+
+def depth_first_by_weight(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
+    """Good for offline batches of templates: one branch of the cache is finished before the next,
+    the one that most requests wait for first."""
+    path_of = context.matched_path
+    if path_of is None:
+        return waiting
+    paths = {request.request_id: path_of(request) for request in waiting}
+    weight = Counter(node for path in paths.values() for node in path)
+    # A prefix of a path sorts before the path itself: who ends at a node comes before who goes on.
+    return sorted(
+        waiting, key=lambda request: [(-weight[node], node) for node in paths[request.request_id]]
+    )
