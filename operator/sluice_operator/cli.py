@@ -1,6 +1,7 @@
 """`sluice plan|render -f service.yaml`: what the operator would do, without a cluster.
 
-Reads files and prints; every decision is the operator's own.
+Reads files and prints; every decision is the operator's own. `sluice simulate` is the simulator's
+command: a process of its own, since nothing of the operator knows the runtime.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +25,8 @@ from sluice_operator.yaml_text import to_yaml_stream
 
 REFUSED: Final = 1
 UNUSABLE: Final = 2
+SIMULATE: Final = "simulate"
+SIMULATOR: Final = "sluice_simulator"
 DEFAULT_IMAGES: Final = Images(engine="sluice/engine:0.1.0", router="sluice/router:0.1.0")
 
 
@@ -31,7 +36,10 @@ class UnusableFileError(ValueError):
 
 def main(arguments: list[str] | None = None) -> int:
     """The command. 0: done; 1: the service would be refused; 2: the file is unusable."""
-    options = _parser(os.environ).parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == [SIMULATE]:
+        return _simulate(words[1:])
+    options = _parser(os.environ).parse_args(words)
     images = Images(engine=options.engine_image, router=options.router_image)
     try:
         shown = [preview(document, images) for document in read_services(options.file)]
@@ -94,12 +102,23 @@ def _render(shown: list[Preview], output: str) -> int:
     return 0
 
 
+def _simulate(words: Sequence[str]) -> int:
+    """Hands over to the simulator, which says itself what of its needs is missing."""
+    if find_spec(SIMULATOR) is None:
+        missing = "sluice simulate: the simulator is not installed; install its extra: "
+        print(f"{missing}pip install 'sluice[simulate]'", file=sys.stderr)
+        return UNUSABLE
+    return subprocess.run([sys.executable, "-m", SIMULATOR, *words], check=False).returncode
+
+
 def _refused(shown: Iterable[Preview]) -> int:
     return REFUSED if any(item.plan.refusal is not None for item in shown) else 0
 
 
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sluice", description="Preview InferenceServices.")
+    parser = argparse.ArgumentParser(
+        prog="sluice", description="Preview InferenceServices, simulate engines."
+    )
     commands = parser.add_subparsers(required=True)
     for name, command, outputs, text in (
         ("plan", _plan, ("text", "json"), "what would be made of a service, and why"),
@@ -110,6 +129,8 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         sub.add_argument("-f", "--file", required=True, help="InferenceService; - is stdin")
         sub.add_argument("-o", "--output", choices=outputs, default=outputs[0])
         _add_images(sub, environment)
+    text = "what an engine would make of a trace (extra `simulate`); see its --help"
+    commands.add_parser(SIMULATE, help=text, add_help=False)
     return parser
 
 

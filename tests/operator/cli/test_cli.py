@@ -155,3 +155,24 @@ def test_an_unusable_file_fails(
 def test_a_missing_file_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_simulate_is_the_simulators_own_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--workload", "rag", "--seconds", "1"]) == 0
+    assert "TTFT" in capfd.readouterr().out
+    assert main(["simulate", "--trace", "none.csv"]) == 2
+    assert "none.csv" in capfd.readouterr().err
+
+
+def test_simulate_without_the_simulator_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sluice_operator.cli.find_spec", lambda name: None)
+    assert main(["simulate", "--help"]) == 2
+    assert "pip install 'sluice[simulate]'" in capsys.readouterr().err
+
+
+def test_help_lists_simulate(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "simulate" in capsys.readouterr().out

@@ -1,0 +1,22 @@
+"""Entry point: says which extra to install where the simulator's needs are missing."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+NEEDED: Final = "the simulator needs {}; install its extra: pip install 'sluice[simulate]'"
+
+
+def main() -> int:
+    """The command's exit status."""
+    try:
+        from sluice_simulator.cli import main as command
+    except ModuleNotFoundError as error:
+        print(NEEDED.format(error.name), file=sys.stderr)
+        return 2
+    return command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

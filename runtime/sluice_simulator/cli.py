@@ -1,0 +1,158 @@
+"""`python -m sluice_simulator`, also reached as `sluice simulate`: a trace, an engine, a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+from sluice_simulator import text
+from sluice_simulator.configuration import policies_of, read_config, settings_for
+from sluice_simulator.costs import Cost, cost_named, preset_names
+from sluice_simulator.errors import SimulatorError, UnusableConfigError
+from sluice_simulator.plot import check_plot, draw
+from sluice_simulator.record import Record
+from sluice_simulator.replay import Options, Replay
+from sluice_simulator.report import Summary, summarise
+from sluice_simulator.traces.read import read_trace
+from sluice_simulator.traces.request import Trace, at_rate, window
+from sluice_simulator.traces.synthetic import WORKLOADS, synthesise
+
+UNUSABLE: Final = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy's run, and what it took to simulate."""
+
+    settings: SchedulerSettings
+    record: Record
+    summary: Summary
+    wall_seconds: float
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "sluice simulate") -> int:
+    """The command. 0: done; 2: something it was given cannot be used."""
+    options = _parser(prog).parse_args(arguments)
+    try:
+        if options.plot:
+            check_plot(options.plot)
+        trace = _trace(options)
+        cost = cost_named(options.cost)
+        config = read_config(options.config)
+        names = policies_of(options.policy, config)
+        settings = {name: settings_for(config, cost, name) for name in names}
+    except SimulatorError as error:
+        print(error, file=sys.stderr)
+        return UNUSABLE
+    how = Options(fleet=options.mode == "fleet", max_tokens=options.max_tokens)
+    runs = {name: _run(trace, settings[name], cost, how) for name in names}
+    show: Callable[[Trace, Cost, dict[str, Run], str], None] = options.show
+    show(trace, cost, runs, options.mode)
+    if options.plot:
+        records = {name: run.record for name, run in runs.items()}
+        draw(options.plot, f"{trace.name} on {cost.name}", records)
+    return 0
+
+
+def _trace(options: argparse.Namespace) -> Trace:
+    if options.trace:
+        trace = read_trace(options.trace)
+    else:
+        trace = synthesise(WORKLOADS[options.workload], options.seed)
+    cut = window(trace, options.start, options.seconds)
+    if not cut.requests:
+        length = "" if options.seconds is None else f", --seconds {options.seconds:g}"
+        raise UnusableConfigError(
+            f"--start {options.start:g}{length}: no request of {trace.name} is in there; "
+            f"allowed: a part of its {trace.seconds:.0f} s"
+        )
+    return at_rate(cut, options.rate)
+
+
+def _run(trace: Trace, settings: SchedulerSettings, cost: Cost, how: Options) -> Run:
+    began = time.perf_counter()
+    replayed = Replay(trace, settings, cost, how).run()
+    summary = summarise(replayed.record, replayed.status)
+    return Run(settings, replayed.record, summary, time.perf_counter() - began)
+
+
+def _show_text(trace: Trace, cost: Cost, runs: dict[str, Run], mode: str) -> None:
+    first = next(iter(runs.values()))
+    print(text.headline(trace, first.settings, cost))
+    wall = sum(run.wall_seconds for run in runs.values())
+    simulated = sum(run.summary.seconds for run in runs.values())
+    took = f"{text.duration(simulated)} simulated in {text.duration(wall)}"
+    print(f"{', '.join(runs)} · {mode} mode · {took}\n")
+    if len(runs) == 1:
+        print(text.one_run(first.summary))
+    else:
+        print(text.comparison("policy", {name: run.summary for name, run in runs.items()}))
+
+
+def _show_json(trace: Trace, cost: Cost, runs: dict[str, Run], mode: str) -> None:
+    for name, run in runs.items():
+        facts = {"trace": trace.name, "cost": cost.name, "policy": name, "mode": mode}
+        print(json.dumps(facts | {"wall_seconds": run.wall_seconds} | run.summary.as_json()))
+
+
+def _positive(word: str) -> float:
+    value = float(word)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _at_least_one(word: str) -> int:
+    value = int(word)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_positive.__name__ = "number above 0"
+_at_least_one.__name__ = "whole number of at least 1"
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Replay a trace on a simulated engine.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--trace", type=Path, help="Mooncake .jsonl or Azure .csv")
+    source.add_argument("--workload", choices=WORKLOADS, help="a synthetic trace instead")
+    parser.add_argument("--config", type=Path, help="engine.json; default: all defaults")
+    costs = ", ".join(preset_names())
+    parser.add_argument(
+        "--cost", default="h200-llama3-8b", help=f"cost model: {costs}, or a file (%(default)s)"
+    )
+    parser.add_argument("--policy", help="one or more, with commas; all; default: the configured")
+    parser.add_argument(
+        "--mode", choices=("exact", "fleet"), default="exact", help="fleet leaps over equal steps"
+    )
+    _add_cut(parser)
+    parser.add_argument("--plot", type=Path, help="also draw a picture: FILE.png or FILE.svg")
+    parser.add_argument(
+        "-o",
+        "--output",
+        dest="show",
+        type={"text": _show_text, "json": _show_json}.__getitem__,
+        default=_show_text,
+        help="text or json",
+    )
+    return parser
+
+
+def _add_cut(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, help="of a synthetic trace")
+    parser.add_argument("--rate", type=_positive, default=1.0, help="arrivals so much faster")
+    parser.add_argument("--start", type=float, default=0.0, help="skip the first seconds")
+    parser.add_argument("--seconds", type=_positive, help="length of the part to replay")
+    parser.add_argument(
+        "--max-tokens", type=_at_least_one, default=2048, help="what clients ask for (%(default)s)"
+    )

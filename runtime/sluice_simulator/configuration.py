@@ -1,0 +1,83 @@
+"""From an engine's configuration and a cost model to the scheduler's settings.
+
+The functions are the engine's own, with the cost model's accelerator in place of the device that is
+there. What a simulation cannot honour is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from sluice_contract.base import ConfigError
+from sluice_contract.config import EngineConfig, ModelRef, read_engine_config
+from sluice_contract.sizing import apply_resolved, resolve_settings
+from sluice_runtime.engine.plan import context_length, scheduler_settings
+from sluice_runtime.errors import InvalidConfigError
+from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+from sluice_simulator.costs import Cost
+from sluice_simulator.errors import UnusableConfigError
+
+ALL: Final = "all"
+
+
+def read_config(path: Path | None) -> EngineConfig:
+    """The engine.json at `path`; without one, an engine of which every value is the default.
+
+    Raises:
+        UnusableConfigError: names key, value and what is allowed.
+    """
+    if path is None:
+        return EngineConfig(model=ModelRef(uri="dummy://simulated"))
+    try:
+        return read_engine_config(path)
+    except ConfigError as error:
+        raise UnusableConfigError(f"{path}: {error}") from None
+
+
+def policies_of(words: str | None, config: EngineConfig) -> Sequence[str]:
+    """Policies to simulate: those of a comma-separated list, `all`, or the configured one.
+
+    Raises:
+        UnusableConfigError: a name that the scheduler does not have.
+    """
+    if words == ALL:
+        return list(POLICIES)
+    names = words.split(",") if words else [config.scheduling_policy or "fcfs"]
+    for name in names:
+        if name not in POLICIES:
+            known = ", ".join([*POLICIES, ALL])
+            raise UnusableConfigError(f"--policy: {name!r} is not allowed; allowed: {known}")
+    return names
+
+
+def settings_for(config: EngineConfig, cost: Cost, policy: str) -> SchedulerSettings:
+    """What the scheduler is built from, on the cost model's accelerator.
+
+    Raises:
+        UnusableConfigError: a setting that a simulation with this cost model cannot honour.
+    """
+    _check(config, cost)
+    wanted = config.model_copy(update={"scheduling_policy": policy})
+    try:
+        full = apply_resolved(wanted, resolve_settings(wanted, cost.accelerator))
+        context = context_length(full, cost.context_length)
+    except (ConfigError, InvalidConfigError) as error:
+        raise UnusableConfigError(str(error)) from None
+    pool_tokens = full.kv_pool_tokens or cost.kv_pool_tokens
+    page_size = full.page_size or 1
+    return scheduler_settings(full, context, max(1, pool_tokens // page_size))
+
+
+def _check(config: EngineConfig, cost: Cost) -> None:
+    devices = max(1, cost.accelerator.count)
+    if (config.tensor_parallel_size or devices) != devices:
+        allowed = f"{devices} (the cost model {cost.name})"
+        error = ConfigError("tensorParallelSize", config.tensor_parallel_size, allowed)
+        raise UnusableConfigError(str(error))
+    if config.kv_transfer is not None:
+        allowed = "nothing (one engine is simulated, without a hand-over)"
+        raise UnusableConfigError(str(ConfigError("kvTransfer", config.kv_transfer, allowed)))

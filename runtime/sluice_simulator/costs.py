@@ -1,0 +1,91 @@
+"""How long a step takes on a device: one formula, its coefficients from a file or a preset.
+
+    seconds = step + max(weights, tokens x token) + products x product
+              + decode rows x row + decode context x context
+
+`weights` is what reading the weights takes at least, however few tokens there are; 0 makes the
+formula linear, which is how measured steps are fitted. `products` counts the pairs of a prompt
+token and a token it attends to. A file also says where its figures come from, and what device and
+pool they are meant for. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field, ValidationError
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.base import ContractModel, config_error_from
+
+from sluice_simulator.errors import CostError, UnusableFileError
+from sluice_simulator.shape import StepShape
+
+PRESETS: Final = resources.files("sluice_simulator") / "presets"
+
+
+class Coefficients(ContractModel):
+    """Seconds; all at least 0."""
+
+    step: float = Field(ge=0, description="Every step, whatever is in it.")
+    weights: float = Field(default=0.0, ge=0, description="Reading the weights once.")
+    token: float = Field(ge=0, description="Each token of prompts and each decode row.")
+    product: float = Field(ge=0, description="Each pair of a prompt token and one it attends to.")
+    row: float = Field(default=0.0, ge=0, description="Each decode row, beside its token.")
+    context: float = Field(ge=0, description="Each token that a decode row attends to.")
+    host: float = Field(
+        default=0.0, ge=0, description="CPU time between two steps; hidden by an overlapped loop."
+    )
+
+
+class Cost(ContractModel):
+    """A device with a model on it."""
+
+    name: str = Field(min_length=1)
+    source: str = Field(min_length=1, description="Where the coefficients come from.")
+    accelerator: Accelerator = Accelerator()
+    context_length: int = Field(ge=1, description="The model's, in tokens.")
+    kv_pool_tokens: int = Field(ge=1, description="Pool that is left beside the weights.")
+    coefficients: Coefficients
+
+    def seconds(self, shape: StepShape) -> float:
+        """Time of the device for a step of this shape."""
+        c, tokens = self.coefficients, shape.extend_tokens + shape.decode_rows
+        return (
+            c.step
+            + max(c.weights, tokens * c.token)
+            + shape.extend_context_products * c.product
+            + shape.decode_rows * c.row
+            + shape.decode_context_tokens * c.context
+        )
+
+
+def preset_names() -> list[str]:
+    """Names that `cost_named` knows without a file."""
+    return sorted(entry.name.removesuffix(".json") for entry in PRESETS.iterdir())
+
+
+def cost_named(name: str) -> Cost:
+    """A preset, or the cost model in the JSON file of that name.
+
+    Raises:
+        UnusableFileError: neither a preset nor a readable file.
+        CostError: a key that is missing, unknown, or out of range.
+    """
+    if name in preset_names():
+        return _parsed(name, (PRESETS / f"{name}.json").read_bytes())
+    try:
+        return _parsed(name, Path(name).read_bytes())
+    except OSError as error:
+        known = ", ".join(preset_names())
+        allowed = f"a preset ({known}) or a readable file ({error.strerror})"
+        raise UnusableFileError(f"--cost: {name!r} is not allowed; allowed: {allowed}") from None
+
+
+def _parsed(name: str, text: bytes) -> Cost:
+    try:
+        return Cost.model_validate_json(text)
+    except ValidationError as error:
+        known = [field.alias or name for name, field in Cost.model_fields.items()]
+        raise CostError(f"{name}: {config_error_from(error, known)}") from None

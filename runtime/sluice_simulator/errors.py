@@ -1,0 +1,28 @@
+"""What ends a simulation before it begins; `str()` is one line for the person who asked for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class SimulatorError(Exception):
+    """Base of the tree."""
+
+
+class TraceError(SimulatorError):
+    """A trace that cannot be read: file, line, value and what is allowed."""
+
+    def __init__(self, path: Path | str, line: int, value: object, allowed: str) -> None:
+        super().__init__(f"{path}:{line}: {value!r} is not allowed; allowed: {allowed}")
+
+
+class UnusableFileError(SimulatorError):
+    """A file that is not there, or not what it should be."""
+
+
+class CostError(SimulatorError):
+    """A cost model that cannot be used: where it is written, key, value and what is allowed."""
+
+
+class UnusableConfigError(SimulatorError):
+    """An engine configuration or an option that a simulation cannot be run with."""

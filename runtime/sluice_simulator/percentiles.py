@@ -1,0 +1,42 @@
+"""Percentiles of weighted values, by nearest rank. Knows no unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of a set of values; all 0 for an empty one."""
+
+    count: int = 0
+    mean: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+    worst: float = 0.0
+
+
+def spread(values: Sequence[float], counts: Sequence[int] | None = None) -> Spread:
+    """Of `values`, each seen `counts` times (once, if absent)."""
+    weighted = sorted(zip(values, counts or [1] * len(values), strict=True))
+    total = sum(count for _, count in weighted)
+    if not total:
+        return Spread()
+    mean = sum(value * count for value, count in weighted) / total
+    p50, p90, p99 = at_shares(weighted, total, (0.5, 0.9, 0.99))
+    return Spread(total, mean, p50, p90, p99, weighted[-1][0])
+
+
+def at_shares(
+    weighted: Sequence[tuple[float, int]], total: int, shares: Iterable[float]
+) -> list[float]:
+    """The smallest value that a share of all do not exceed, for each of the rising `shares`."""
+    found, seen, index = [], 0, -1
+    for share in shares:
+        while seen < share * total:
+            index += 1
+            seen += weighted[index][1]
+        found.append(weighted[index][0])
+    return found

@@ -1,0 +1,102 @@
+"""A picture of one or more runs: latencies as distributions, the engine over time.
+
+The only module that needs matplotlib, and only when it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sluice_simulator.errors import UnusableConfigError
+from sluice_simulator.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SUFFIXES: Final = (".png", ".svg")
+MOST_POINTS: Final = 400
+"""Points of a curve: more are not seen, and make an SVG heavy."""
+
+
+def check_plot(path: Path) -> None:
+    """Before anything is simulated.
+
+    Raises:
+        UnusableConfigError: a suffix that is not drawn, or matplotlib is not installed.
+    """
+    if path.suffix not in SUFFIXES:
+        allowed = " or ".join(SUFFIXES)
+        raise UnusableConfigError(
+            f"--plot: {str(path)!r} is not allowed; allowed: a file that ends in {allowed}"
+        )
+    try:
+        import matplotlib as _  # noqa: F401
+    except ImportError:
+        needed = "matplotlib; it comes with the extra `simulate`: pip install 'sluice[simulate]'"
+        raise UnusableConfigError(f"--plot: needs {needed}") from None
+
+
+def draw(path: Path, title: str, runs: Mapping[str, Record]) -> None:
+    """Writes the picture: one colour a run."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11)
+    (ttft, itl), (usage, requests) = figure.subplots(2, 2)
+    for name, record in runs.items():
+        _distribution(ttft, name, *_ttft(record))
+        _distribution(itl, name, record.gaps.values, record.gaps.counts)
+        _over_time(usage, requests, name, record)
+    _finish_distribution(ttft, "time to first token (s)", "share of requests")
+    _finish_distribution(itl, "gap between tokens (s)", "share of tokens")
+    usage.set(ylabel="token usage", xlabel="minutes", ylim=(0, 1.02))
+    requests.set(ylabel="requests: running —, queued ··", xlabel="minutes")
+    requests.set_ylim(bottom=0)
+    for axes in (ttft, itl, usage, requests):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    if len(runs) > 1:
+        figure.legend(*ttft.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def _ttft(record: Record) -> tuple[list[float], list[int]]:
+    values = [
+        line.first_token_seconds - line.request.arrival_seconds
+        for line in record.timelines
+        if line.first_token_seconds is not None
+    ]
+    return values, [1] * len(values)
+
+
+def _distribution(axes: Axes, name: str, values: Sequence[float], counts: Sequence[int]) -> None:
+    weighted = sorted(zip(values, counts, strict=True))
+    total, seen = sum(counts), 0
+    xs: list[float] = []
+    ys: list[float] = []
+    for value, count in weighted:
+        seen += count
+        if not ys or seen / total - ys[-1] >= 1 / MOST_POINTS or seen == total:
+            xs.append(value)
+            ys.append(seen / total)
+    axes.plot(xs, ys, drawstyle="steps-post", label=name, linewidth=1.3)
+
+
+def _finish_distribution(axes: Axes, label: str, share: str) -> None:
+    axes.set(xlabel=label, ylabel=share, xscale="log", ylim=(0, 1.02))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.axhline(0.99, color="grey", linewidth=0.8, linestyle="--")
+
+
+def _over_time(usage: Axes, requests: Axes, name: str, record: Record) -> None:
+    stride = max(1, len(record.samples) // MOST_POINTS)
+    samples = record.samples[::stride]
+    minutes = [sample.seconds / 60 for sample in samples]
+    usage.plot(minutes, [sample.usage_ratio for sample in samples], label=name, linewidth=1.1)
+    (line,) = requests.plot(minutes, [sample.running for sample in samples], linewidth=1.1)
+    queued = [sample.queued for sample in samples]
+    requests.plot(minutes, queued, linestyle=":", color=line.get_color(), linewidth=1.1)

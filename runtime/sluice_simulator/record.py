@@ -1,0 +1,125 @@
+"""What a simulation saw: a timeline a request, gaps between tokens, the pool over time.
+
+Collects; decides and prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sluice_runtime.messages import TokenDelta
+from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.status import Status
+
+from sluice_simulator.traces.request import TraceRequest
+
+
+@dataclass(slots=True)
+class Timeline:
+    """One request; seconds on the trace's clock, None while it has not happened."""
+
+    request: TraceRequest
+    started_seconds: float | None = None
+    first_token_seconds: float | None = None
+    last_token_seconds: float = 0.0
+    finished_seconds: float | None = None
+    tokens: int = 0
+    cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Weighted:
+    """Values with how often each was seen; equal neighbours are one entry."""
+
+    values: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def add(self, value: float, count: int = 1) -> None:
+        if self.values and self.values[-1] == value:
+            self.counts[-1] += count
+        else:
+            self.values.append(value)
+            self.counts.append(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The engine at one moment."""
+
+    seconds: float
+    usage_ratio: float
+    running: int
+    queued: int
+
+
+class Record:
+    """Fed by the engine after every step, or after a leap over several."""
+
+    def __init__(self, requests: Sequence[TraceRequest], sample_seconds: float) -> None:
+        self.timelines = [Timeline(request) for request in requests]
+        self.gaps = Weighted()
+        self.samples: list[Sample] = []
+        self.busy_seconds = 0.0
+        self.ended_seconds = 0.0
+        self._sample_seconds = sample_seconds
+        self._next_sample = 0.0
+
+    def step(
+        self, batch: Batch, outcomes: Iterable[TokenDelta], began: float, ended: float
+    ) -> None:
+        """A step that ran from `began` to `ended`."""
+        if batch.added_rows:
+            self._start(batch, began)
+        for outcome in outcomes:
+            timeline = self.timelines[int(outcome.request_id)]
+            if outcome.token_ids:
+                self._token(timeline, ended)
+            if outcome.finish_reason:
+                timeline.finished_seconds = ended
+                timeline.error = outcome.error
+        self.busy_seconds += ended - began
+        self.ended_seconds = ended
+
+    def leap(
+        self, indices: Iterable[int], steps: int, first: float, last: float, ended: float
+    ) -> None:
+        """`steps` decode steps whose gaps grew evenly from `first` to `last` seconds."""
+        rows = 0
+        for index in indices:
+            timeline = self.timelines[index]
+            self.gaps.add(ended - (first + last) / 2 * steps + first - timeline.last_token_seconds)
+            timeline.last_token_seconds = ended
+            timeline.tokens += steps
+            rows += 1
+        if steps > 1:
+            self.gaps.add((first + last) / 2, rows * (steps - 1))
+        self.busy_seconds += (first + last) / 2 * steps
+        self.ended_seconds = ended
+
+    def wants_sample(self, now: float) -> bool:
+        return now >= self._next_sample
+
+    def sample(self, status: Status, now: float) -> None:
+        """The state at `now`; the next one is wanted an interval later."""
+        self.samples.append(
+            Sample(now, status.usage_ratio, status.running_requests, status.queued_requests)
+        )
+        self._next_sample = now + self._sample_seconds
+
+    def _start(self, batch: Batch, now: float) -> None:
+        starts = {extend.row: extend.start for extend in batch.extend_rows}
+        for added in batch.added_rows:
+            timeline = self.timelines[int(added.request_id)]
+            if timeline.started_seconds is None:
+                timeline.started_seconds = now
+                timeline.cached_tokens = starts.get(added.row, 0)
+
+    def _token(self, timeline: Timeline, now: float) -> None:
+        if timeline.first_token_seconds is None:
+            timeline.first_token_seconds = now
+        else:
+            self.gaps.add(now - timeline.last_token_seconds)
+        timeline.last_token_seconds = now
+        timeline.tokens += 1

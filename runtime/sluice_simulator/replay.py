@@ -1,0 +1,100 @@
+"""One engine under a trace: the engine's loop, with a cost model as device and a clock that jumps.
+
+Exact: every step is scheduled. Fleet: a run of decode steps that changes nothing but lengths is
+taken in one leap, so that the price of a simulation is that of its events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.status import Status
+
+from sluice_simulator.costs import Cost
+from sluice_simulator.record import Record
+from sluice_simulator.rows import SimulatedRows
+from sluice_simulator.traces.request import Trace
+from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
+
+GREEDY: Final = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to simulate; none of it changes what the engine would do."""
+
+    fleet: bool = False
+    max_tokens: int = 2048
+    """What clients ask for; a longer answer of the trace is asked for at its length."""
+    sample_seconds: float = 1.0
+    """Between two samples of the pool."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A finished simulation."""
+
+    record: Record
+    status: Status
+
+
+class Replay:
+    """One run; made anew for each."""
+
+    def __init__(
+        self, trace: Trace, settings: SchedulerSettings, cost: Cost, options: Options
+    ) -> None:
+        pages = settings.limits.kv_pool_tokens // settings.page_size
+        self._requests = trace.requests
+        self._scheduler = Scheduler(settings, PageAllocator(pages))
+        self._cost = cost
+        self._options = options
+        self._rows = SimulatedRows(trace.requests)
+        self._record = Record(trace.requests, options.sample_seconds)
+        self._arrived = 0
+        self._now = 0.0
+
+    def run(self) -> Replayed:
+        """Until every request of the trace has ended."""
+        while True:
+            self._arrive()
+            batch = self._scheduler.next_batch(self._now)
+            if batch is not None:
+                self._step(batch)
+            elif self._arrived < len(self._requests):
+                self._now = self._requests[self._arrived].arrival_seconds
+            else:
+                return Replayed(self._record, self._scheduler.status())
+
+    def _arrive(self) -> None:
+        """Hands over what has arrived by now."""
+        while self._arrived < len(self._requests):
+            request = self._requests[self._arrived]
+            if request.arrival_seconds > self._now:
+                return
+            message = Generate(
+                request_id=str(self._arrived),
+                prompt_ids=prompt_ids(request, self._arrived),
+                max_tokens=max(self._options.max_tokens, request.output_tokens),
+                sampling=GREEDY,
+                stop_token_ids=[END_OF_ANSWER],
+                arrival_seconds=request.arrival_seconds,
+            )
+            self._scheduler.add(message)
+            self._arrived += 1
+
+    def _step(self, batch: Batch) -> None:
+        began = self._now
+        shape, tokens = self._rows.forward(batch)
+        if shape.extend_tokens or shape.decode_rows:
+            self._now += self._cost.seconds(shape) + self._cost.coefficients.host
+        outcomes = self._scheduler.process(batch, tokens, self._now)
+        self._record.step(batch, outcomes, began, self._now)
+        if self._record.wants_sample(self._now):
+            self._record.sample(self._scheduler.status(), self._now)

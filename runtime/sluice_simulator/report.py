@@ -1,0 +1,100 @@
+"""What a simulation shows: one frozen summary, from the record of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sluice_runtime.scheduler.status import Status
+
+from sluice_simulator.percentiles import Spread, spread
+from sluice_simulator.record import Record, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Seconds, tokens and requests of one run. Spreads are over requests; `itl` over gaps."""
+
+    ttft: Spread
+    itl: Spread
+    e2e: Spread
+    queued: Spread
+    """From arrival to the first step."""
+    finished: int
+    failed: int
+    """Refused or ended with an error."""
+    seconds: float
+    """From the start of the trace to the last token."""
+    busy_seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    usage_mean: float
+    usage_peak: float
+    running_mean: float
+    running_peak: int
+    queue_peak: int
+    retractions: int
+    chunk_cuts: int
+    steps: Mapping[str, int]
+
+    @property
+    def output_rate(self) -> float:
+        """Tokens per second of the run."""
+        return self.output_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def input_rate(self) -> float:
+        return self.prompt_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def cached_share(self) -> float:
+        """Of the prompt tokens."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, the rates among them."""
+        return asdict(self) | {
+            "output_rate": self.output_rate,
+            "input_rate": self.input_rate,
+            "cached_share": self.cached_share,
+        }
+
+
+def summarise(record: Record, status: Status) -> Summary:
+    """`status` is the scheduler's at the end."""
+    served = [line for line in record.timelines if line.error is None and line.tokens]
+    usage = [sample.usage_ratio for sample in record.samples] or [0.0]
+    running = [sample.running for sample in record.samples] or [0]
+    return Summary(
+        ttft=spread([_since(line, line.first_token_seconds) for line in served]),
+        itl=spread(record.gaps.values, record.gaps.counts),
+        e2e=spread([_since(line, line.finished_seconds) for line in served]),
+        queued=spread([_since(line, line.started_seconds) for line in served]),
+        finished=len(served),
+        failed=len(record.timelines) - len(served),
+        seconds=record.ended_seconds,
+        busy_seconds=record.busy_seconds,
+        prompt_tokens=sum(line.request.prompt_tokens for line in served),
+        cached_tokens=sum(line.cached_tokens for line in served),
+        output_tokens=sum(line.tokens for line in record.timelines),
+        usage_mean=_mean(usage),
+        usage_peak=max(usage),
+        running_mean=_mean(running),
+        running_peak=max(running),
+        queue_peak=max((sample.queued for sample in record.samples), default=0),
+        retractions=status.retractions,
+        chunk_cuts=status.chunk_cuts,
+        steps=status.steps,
+    )
+
+
+def _since(line: Timeline, seconds: float | None) -> float:
+    assert seconds is not None, "a served request has every time"
+    return seconds - line.request.arrival_seconds
+
+
+def _mean(values: Iterable[float]) -> float:
+    kept = list(values)
+    return sum(kept) / len(kept)

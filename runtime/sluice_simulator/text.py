@@ -1,0 +1,122 @@
+"""A summary as a person reads it in a terminal: one run in full, several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+from sluice_simulator.costs import Cost
+from sluice_simulator.percentiles import Spread
+from sluice_simulator.report import Summary
+from sluice_simulator.traces.request import Trace
+
+
+def duration(seconds: float) -> str:
+    """Three digits with a unit that suits them."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1.0:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120.0:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min"
+
+
+def number(value: float) -> str:
+    """A whole number with thousands, or millions to three digits."""
+    return f"{value / 1e6:.3g} M" if value >= 1e7 else f"{value:,.0f}"
+
+
+def headline(trace: Trace, settings: SchedulerSettings, cost: Cost) -> str:
+    """What was simulated: two lines."""
+    rate = len(trace.requests) / trace.seconds if trace.seconds else 0.0
+    arrivals = f"in {duration(trace.seconds)} ({rate:.3g}/s)" if rate else "at once"
+    chunk = "off" if settings.chunk_size is None else number(settings.chunk_size)
+    facts = (
+        cost.name,
+        f"pool {number(settings.limits.kv_pool_tokens)} tokens",
+        f"chunk {chunk}{', mixed' if settings.mixed else ''}",
+        f"at most {number(settings.max_running_requests)} running",
+    )
+    return (
+        f"{trace.name}: {number(len(trace.requests))} requests {arrivals}, "
+        f"{number(trace.prompt_tokens)} tokens in, {number(trace.output_tokens)} out\n"
+        f"{' · '.join(facts)}"
+    )
+
+
+def one_run(summary: Summary) -> str:
+    """Times by percentile, then what the engine did."""
+    rows = [
+        ("", "mean", "p50", "p90", "p99", "worst"),
+        *(
+            (name, *(duration(value) for value in _times(times)))
+            for name, times in (
+                ("TTFT", summary.ttft),
+                ("ITL", summary.itl),
+                ("end to end", summary.e2e),
+                ("queued", summary.queued),
+            )
+        ),
+    ]
+    return f"{table(rows)}\n\n{facts_of(summary)}"
+
+
+def facts_of(summary: Summary) -> str:
+    """One line a fact."""
+    steps = ", ".join(f"{number(n)} {mode}" for mode, n in summary.steps.items() if n)
+    busy = summary.busy_seconds / summary.seconds if summary.seconds else 0.0
+    facts = (
+        ("requests", f"{number(summary.finished)} finished, {number(summary.failed)} failed"),
+        ("took", f"{duration(summary.seconds)}, the device busy for {busy:.0%} of it"),
+        (
+            "throughput",
+            f"{number(summary.output_rate)} tok/s out, {number(summary.input_rate)} tok/s in, "
+            f"{summary.cached_share:.0%} of it from the prefix cache",
+        ),
+        ("token usage", f"mean {summary.usage_mean:.0%}, peak {summary.usage_peak:.0%}"),
+        (
+            "running",
+            f"mean {summary.running_mean:.3g}, peak {summary.running_peak}; "
+            f"longest queue {summary.queue_peak}",
+        ),
+        ("steps", steps),
+        ("chunk cuts", number(summary.chunk_cuts)),
+        ("retractions", number(summary.retractions)),
+    )
+    return "\n".join(f"{name:<12} {fact}" for name, fact in facts)
+
+
+def comparison(first_column: str, runs: Mapping[str, Summary]) -> str:
+    """A row a run."""
+    head = (first_column, "TTFT p50", "p90", "p99", "worst", "ITL p50", "p99", "e2e p50", "p99",
+            "tok/s out", "cached", "usage", "retracted")  # fmt: skip
+    return table([head, *((name, *_compared(run)) for name, run in runs.items())])
+
+
+def _compared(run: Summary) -> tuple[str, ...]:
+    return (
+        *(duration(v) for v in (run.ttft.p50, run.ttft.p90, run.ttft.p99, run.ttft.worst)),
+        *(duration(v) for v in (run.itl.p50, run.itl.p99, run.e2e.p50, run.e2e.p99)),
+        number(run.output_rate),
+        f"{run.cached_share:.0%}",
+        f"{run.usage_mean:.0%}",
+        number(run.retractions),
+    )
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns to their widest cell: the first to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _times(times: Spread) -> tuple[float, ...]:
+    return times.mean, times.p50, times.p90, times.p99, times.worst

@@ -1,0 +1,69 @@
+"""One request of a trace, and a trace: frozen values, with no notion of where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+BLOCK_TOKENS: Final = 512
+"""Tokens that one block id of a trace stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """A prompt and its answer. Requests whose leading block ids are equal share that prefix."""
+
+    arrival_seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    block_ids: tuple[int, ...] = ()
+    """One per BLOCK_TOKENS tokens of the prompt, begun ones included; empty: shares nothing."""
+    priority: int = 0
+    routing_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival, the first one's time being near 0."""
+
+    name: str
+    requests: tuple[TraceRequest, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From 0 to the last arrival."""
+        return self.requests[-1].arrival_seconds if self.requests else 0.0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(request.prompt_tokens for request in self.requests)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(request.output_tokens for request in self.requests)
+
+
+def trace_of(name: str, requests: Sequence[TraceRequest]) -> Trace:
+    """Sorted by arrival; equal arrivals keep their order."""
+    return Trace(name, tuple(sorted(requests, key=lambda request: request.arrival_seconds)))
+
+
+def window(trace: Trace, start_seconds: float, seconds: float | None) -> Trace:
+    """What arrived in [start, start + seconds), moved to begin at 0; None: to the end."""
+    end = float("inf") if seconds is None else start_seconds + seconds
+    kept = [
+        replace(request, arrival_seconds=request.arrival_seconds - start_seconds)
+        for request in trace.requests
+        if start_seconds <= request.arrival_seconds < end
+    ]
+    return Trace(trace.name, tuple(kept))
+
+
+def at_rate(trace: Trace, factor: float) -> Trace:
+    """The same requests `factor` times as fast; 1 leaves them where they are."""
+    moved = [
+        replace(request, arrival_seconds=request.arrival_seconds / factor)
+        for request in trace.requests
+    ]
+    return Trace(trace.name, tuple(moved))

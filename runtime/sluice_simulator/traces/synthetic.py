@@ -1,0 +1,65 @@
+"""Traces made from a seed: the workloads of the documentation's ready-made configurations, others.
+
+Poisson arrivals, lengths from a range, prefixes from a pool. The same seed gives the same trace.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_simulator.traces.request import BLOCK_TOKENS, Trace, TraceRequest, trace_of
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a synthetic trace is drawn from; ranges include both ends."""
+
+    name: str
+    requests: int
+    rate: float | None
+    """Requests per second; None: all arrive at once."""
+    prompt_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+    prefixes: int = 0
+    """Shared beginnings to choose from; 0: prompts share nothing."""
+    prefix_blocks: int = 0
+    """Length of a shared beginning, in blocks of 512 tokens."""
+
+
+def synthesise(workload: Workload, seed: int) -> Trace:
+    """A trace of `workload.requests` requests."""
+    draw = random.Random(seed)  # noqa: S311
+    now, requests = 0.0, []
+    for index in range(workload.requests):
+        requests.append(_request(workload, draw, now, index))
+        now += draw.expovariate(workload.rate) if workload.rate else 0.0
+    return trace_of(f"{workload.name}-{seed}", requests)
+
+
+def _request(workload: Workload, draw: random.Random, now: float, index: int) -> TraceRequest:
+    prompt = draw.randint(*workload.prompt_tokens)
+    output = draw.randint(*workload.output_tokens)
+    if not workload.prefixes:
+        return TraceRequest(now, prompt, output)
+    prefix = draw.randrange(workload.prefixes) * workload.prefix_blocks
+    shared = [prefix + number for number in range(workload.prefix_blocks)]
+    tokens = prompt + len(shared) * BLOCK_TOKENS
+    own_blocks = -(-prompt // BLOCK_TOKENS)
+    first_own = (workload.prefixes + index) * 1_000
+    own = [workload.prefixes * workload.prefix_blocks + first_own + n for n in range(own_blocks)]
+    return TraceRequest(now, tokens, output, (*shared, *own))
+
+
+WORKLOADS: Final[Mapping[str, Workload]] = {
+    workload.name: workload
+    for workload in (
+        Workload("chatbot", 2_000, 20.0, (50, 800), (20, 400), prefixes=4, prefix_blocks=1),
+        Workload("rag", 500, 4.0, (1_500, 2_500), (50, 300), prefixes=50, prefix_blocks=4),
+        Workload("offline", 1_000, None, (100, 1_024), (100, 1_024)),
+        Workload("long-beside-short", 600, 8.0, (50, 20_000), (20, 400)),
+    )
+}
+"""Named workloads of the command line."""

@@ -1,0 +1,90 @@
+"""Exact mode: the clock, the timelines and the answers of runs that can be reckoned by hand."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_simulator.report import summarise
+from sluice_simulator.traces.synthetic import Workload, synthesise
+
+from tests.simulator.simulating import COST, SETTINGS, replay, requests, settings
+
+PRESSED = Workload("pressed", 60, 20.0, (50, 600), (50, 300))
+
+
+def test_one_request_alone() -> None:
+    (line,) = replay(requests((2.0, 1_000, 4))).record.timelines
+    assert line.started_seconds == 2.0
+    assert line.first_token_seconds == pytest.approx(2.0 + 0.01 + 0.01)
+    assert line.finished_seconds == pytest.approx(2.02 + 3 * 0.01001)
+    assert line.tokens == 4
+
+
+def test_a_gap_is_the_time_of_the_step_between() -> None:
+    gaps = replay(requests((0.0, 100, 6))).record.gaps
+    assert sum(gaps.counts) == 5
+    assert gaps.values == pytest.approx([0.01001] * len(gaps.values))
+
+
+def test_a_prompt_that_comes_during_a_step_waits_for_its_end() -> None:
+    first, second = replay(requests((0.0, 1_000, 20), (0.025, 500, 1))).record.timelines
+    assert first.first_token_seconds == pytest.approx(0.02)
+    # The first decode step runs from 0.02 to 0.03001; the prompt joins the next one.
+    assert second.started_seconds == pytest.approx(0.03001)
+    assert second.first_token_seconds == pytest.approx(0.03001 + 0.01 + 501e-5)
+
+
+def test_time_between_requests_is_jumped_over() -> None:
+    record = replay(requests((0.0, 10, 1), (3_600.0, 10, 1))).record
+    assert record.ended_seconds == pytest.approx(3_600.01, abs=1e-3)
+    assert record.busy_seconds == pytest.approx(0.02, abs=1e-3)
+
+
+def test_host_time_lies_between_steps() -> None:
+    coefficients = COST.coefficients.model_copy(update={"host": 0.005})
+    slow = COST.model_copy(update={"coefficients": coefficients})
+    (line,) = replay(requests((0.0, 1_000, 1)), cost=slow).record.timelines
+    assert line.first_token_seconds == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 64, 2_048])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_every_answer_has_the_length_that_the_trace_says(
+    chunk_size: int | None, mixed: bool
+) -> None:
+    replayed = replay(synthesise(PRESSED, 1), settings(chunk_size=chunk_size, mixed=mixed))
+    for line in replayed.record.timelines:
+        assert line.error is None
+        assert line.tokens == line.request.output_tokens
+
+
+def test_a_retracted_answer_is_not_longer_and_not_shorter() -> None:
+    trace = requests(*[(0.0, 50, 300)] * 40)
+    replayed = replay(trace, settings(pool_tokens=3_000, conservativeness=0.01), max_tokens=300)
+    assert replayed.status.retractions > 10
+    assert [line.tokens for line in replayed.record.timelines] == [300] * 40
+
+
+def test_the_same_run_twice() -> None:
+    trace, how = synthesise(PRESSED, 2), settings(pool_tokens=3_000)
+    one, other = (replay(trace, how, max_tokens=300).record for _ in range(2))
+    assert one.timelines == other.timelines
+    assert one.gaps == other.gaps
+
+
+def test_a_prompt_that_can_never_run_is_counted_as_failed() -> None:
+    replayed = replay(requests((0.0, 300_000, 1), (0.0, 10, 2)), SETTINGS)
+    summary = summarise(replayed.record, replayed.status)
+    assert (summary.finished, summary.failed) == (1, 1)
+    assert "context length" in str(replayed.record.timelines[0].error)
+
+
+def test_a_summary_adds_up() -> None:
+    trace = synthesise(PRESSED, 3)
+    replayed = replay(trace)
+    summary = summarise(replayed.record, replayed.status)
+    assert summary.finished == len(trace.requests)
+    assert summary.output_tokens == trace.output_tokens
+    assert summary.itl.count == trace.output_tokens - len(trace.requests)
+    assert summary.busy_seconds <= summary.seconds
+    assert 0 < summary.usage_mean <= summary.usage_peak <= 1
+    assert summary.output_rate == pytest.approx(trace.output_tokens / summary.seconds)

@@ -1,0 +1,118 @@
+"""`python -m sluice_simulator`, as a person calls it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sluice_simulator.cli import main
+
+from tests.simulator.test_trace_files import AZURE, MOONCAKE
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "talk.jsonl"
+    path.write_text(MOONCAKE)
+    return str(path)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps({"model": {"uri": "dummy://x"}, "chunkSize": 128}))
+    return path
+
+
+def test_a_table(trace: str, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--trace", trace, "--config", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert "talk: 2 requests in 1.5 s (1.33/s), 1,112 tokens in, 12 out" in out
+    assert "h200-llama3-8b · pool 786,432 tokens · chunk 128, mixed" in out
+    assert "fcfs · exact mode" in out
+    rows = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert rows["TTFT"].count("ms") == 5
+    assert "2 finished, 0 failed" in rows["requests"]
+    assert "chunk cuts" in rows
+
+
+def test_json_has_every_figure(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--trace", trace, "-o", "json"]) == 0
+    (found,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (found["trace"], found["policy"], found["finished"]) == ("talk", "fcfs", 2)
+    assert found["ttft"]["count"] == 2
+    assert found["output_tokens"] == 12
+
+
+def test_a_part_of_an_azure_trace_at_another_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "chat.csv"
+    path.write_text(AZURE)
+    assert main(["--trace", str(path), "--seconds", "0.05", "--rate", "2", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["finished"] == 1
+
+
+def test_a_workload_instead_of_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--workload", "rag", "--seconds", "5"]) == 0
+    assert "rag-0: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_plot(suffix: str, trace: str, tmp_path: Path) -> None:
+    plot = tmp_path / f"out{suffix}"
+    assert main(["--trace", trace, "--plot", str(plot)]) == 0
+    head = plot.read_bytes()[:200]
+    assert head.startswith(b"\x89PNG") if suffix == ".png" else b"<svg" in plot.read_bytes()
+    assert plot.stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--policy", "best"], "--policy: 'best' is not allowed; allowed: fcfs"),
+        (["--cost", "abacus"], "--cost: 'abacus' is not allowed; allowed: a preset"),
+        (["--config", "none.json"], "none.json: --config: 'none.json' is not allowed"),
+        (["--plot", "out.pdf"], "--plot: 'out.pdf' is not allowed; allowed: a file that ends in"),
+        (["--start", "9"], "--start 9: no request of talk is in there; allowed: a part of its 2 s"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    words: list[str], says: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--trace", trace, *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"tensorParallelSize": 4}, "tensorParallelSize: 4 is not allowed; allowed: 1"),
+        ({"kvTransfer": {}}, "kvTransfer"),
+        ({"contextLength": 10_000_000}, "contextLength: 10000000 is not allowed"),
+        ({"chunkSize": 8}, "chunkSize"),
+    ],
+)
+def test_a_setting_that_cannot_be_simulated_is_refused(
+    setting: dict[str, object],
+    says: str,
+    trace: str,
+    config: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config.write_text(json.dumps({"model": {"uri": "dummy://x"}} | setting))
+    assert main(["--trace", trace, "--config", str(config)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_missing_dependency_names_the_extra() -> None:
+    code = (
+        "import sys; sys.modules['msgspec'] = None\n"
+        "from sluice_simulator.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "needs msgspec; install its extra: pip install 'sluice[simulate]'" in done.stderr
