@@ -36,6 +36,8 @@ class EngineHooks:
     page_order: Sequence[int] | None = None
     poison_freed_pages: bool = False
     on_logits: LogitsSeen | None = None
+    backend: str | None = None
+    """One of `layers.backend.BACKENDS`, instead of the best there is."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def build_engine(
     host.keep_freed_memory()
     torch.set_num_threads(config.threads or processors())
     with allocation("model weights", "more memory", "the size of the model"):
-        model = load_model(files, config.dtype or "auto", config.seed)
+        model = load_model(files, config.dtype or "auto", config.seed, hooks.backend)
     memory = host.memory()
     shape = KvShape(model.spec.layers, model.spec.kv_heads, model.spec.head_dim, model.dtype)
     context = context_length(config, model.spec.context_length_tokens)

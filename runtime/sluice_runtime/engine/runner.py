@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,12 +17,8 @@ from sluice_runtime.engine.rows import RowTable
 from sluice_runtime.engine.sampler import SamplingRows, sample
 from sluice_runtime.errors import StepOutOfMemoryError
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.attention import BACKENDS
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
-
-SPAN_BYTES: Final = 1 << 20
-"""Keys and values of one layer that decode rows gather at a time: they stay in a core's cache."""
 
 LogitsSeen = Callable[[Batch, Tensor], None]
 """Called with each step's logits [m, vocabulary]; agreement tests listen here."""
@@ -31,11 +26,10 @@ LogitsSeen = Callable[[Batch, Tensor], None]
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """Sizes of the row table, and which attention runs."""
+    """Sizes of the row table."""
 
     rows: int
     context_length_tokens: int
-    backend: str = "torch"
     poison_freed_pages: bool = False
     """Tests: a dropped row's pages are filled with NaN, so that a late reader shows."""
 
@@ -52,9 +46,7 @@ class Runner:
     ) -> None:
         self._model = model
         self._pool = pool
-        self._attention = BACKENDS[settings.backend]
         self._on_logits = on_logits
-        self._span_slots = SPAN_BYTES // (pool.shape.bytes_per_token // pool.shape.layers)
         max_pages = -(-settings.context_length_tokens // pool.page_size)
         self._rows = RowTable(settings.rows, max_pages, pool, poison=settings.poison_freed_pages)
 
@@ -64,7 +56,7 @@ class Runner:
         self._rows.apply(batch)
         if batch.mode is ForwardMode.IDLE:
             return SampledTokens(batch.step)
-        inputs = build_inputs(batch, self._rows, self._span_slots)
+        inputs = build_inputs(batch, self._rows)
         count = len(inputs.token_ids)
         with allocation(
             f"{batch.mode} step",
@@ -73,12 +65,13 @@ class Runner:
             StepOutOfMemoryError,
         ):
             tokens = self._compute(batch, inputs)
-        self._advance(batch, inputs, tokens)
+        self._advance(inputs, tokens)
         return SampledTokens(batch.step, tuple(tokens.tolist()))
 
     def _compute(self, batch: Batch, inputs: StepInputs) -> Tensor:
-        attention = self._attention(self._pool, inputs.layout)
-        hidden = self._model.hidden(inputs.token_ids, inputs.positions, attention)
+        angles = self._model.angles(inputs.positions)
+        attention = self._model.backend.attention(self._pool, inputs.layout, angles)
+        hidden = self._model.hidden(inputs.token_ids, attention)
         return self._sample(batch, inputs, hidden)
 
     def _sample(self, batch: Batch, inputs: StepInputs, hidden: Tensor) -> Tensor:
@@ -91,8 +84,6 @@ class Runner:
         parameters = self._rows.sampling_of(inputs.sampled_rows)
         return sample(logits, SamplingRows(*parameters, inputs.contexts))
 
-    def _advance(self, batch: Batch, inputs: StepInputs, tokens: Tensor) -> None:
-        for extend in batch.extend_rows:
-            self._rows.lengths[extend.row] = extend.start + len(extend.token_ids)
-        self._rows.lengths[inputs.sampled_rows] = inputs.contexts
+    def _advance(self, inputs: StepInputs, tokens: Tensor) -> None:
+        self._rows.lengths[inputs.layout.rows] = inputs.layout.contexts
         self._rows.last_tokens[inputs.sampled_rows] = tokens

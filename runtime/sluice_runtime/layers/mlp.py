@@ -17,6 +17,8 @@ class GatedMlp:
     gate_up: Linear
     down: Linear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+
+def silu_and_multiply(gate_up: Tensor) -> Tensor:
+    """silu(gate) x up: [n, 2 x width], gate first → [n, width]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up

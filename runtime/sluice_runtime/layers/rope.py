@@ -48,8 +48,22 @@ def _scale(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Angles:
+    """cos and sin of a step's tokens, [n, head_dim / 2], float32."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def angles_of(frequencies: Tensor, positions: Tensor) -> Angles:
+    """frequencies: [head_dim / 2]; positions: [n]."""
+    angles = positions.float()[:, None] * frequencies
+    return Angles(angles.cos(), angles.sin())
+
+
+@dataclass(frozen=True)
 class Rotation:
-    """cos and sin of a step's tokens, [n, 1, head_dim]: the 1 stands for the heads.
+    """cos and sin for `rotate`, [n, 1, head_dim]: the 1 stands for the heads.
 
     Both halves of the last dimension hold the same angles; the sine of the first is negated, so
     that a rotation is one product with the vector and one with its halves exchanged.
@@ -59,10 +73,9 @@ class Rotation:
     sin: Tensor
 
 
-def rotation(frequencies: Tensor, positions: Tensor, dtype: torch.dtype) -> Rotation:
-    """positions: [n]; angles are computed in float32 whatever `dtype` is."""
-    angles = (positions.float()[:, None] * frequencies)[:, None]
-    cos, sin = angles.cos(), angles.sin()
+def rotation(angles: Angles, dtype: torch.dtype) -> Rotation:
+    """For vectors of `dtype`."""
+    cos, sin = angles.cos[:, None], angles.sin[:, None]
     return Rotation(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
 
 

@@ -1,7 +1,7 @@
 """Where each token of a step comes from and goes to: flat tokens, rows, pages.
 
-Made once a step by the runner, read by every layer's attention. Extend rows come first, decode
-rows after them, one token each, gathered in spans so that little is padded.
+Made once a step by the runner, read by every layer's attention. Rows that extend come first, rows
+that decode after them, one token each.
 """
 
 from __future__ import annotations
@@ -12,36 +12,20 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class ExtendSpan:
-    """One extend row: flat tokens [begin, end), which are the row's last `end - begin` tokens."""
-
-    begin: int
-    end: int
-    context: int
-    """Tokens of the row in the pool after this step."""
-    page_ids: Tensor
-    """[pages that hold `context` tokens]."""
-
-
-@dataclass(frozen=True)
-class DecodeSpan:
-    """Decode rows of similar length: flat tokens [begin, end), one a row."""
-
-    begin: int
-    end: int
-    contexts: Tensor
-    """[rows] tokens of each row in the pool after this step."""
-    page_ids: Tensor
-    """[rows, pages of the longest], padded with the pool's padding page."""
-
-
-@dataclass(frozen=True)
 class TokenLayout:
-    """n tokens: those of the extend rows, then those of the decode rows, shortest row first."""
+    """n flat tokens of r rows."""
 
     pages: Tensor
     """[n] page in which each token's keys and values go."""
     offsets: Tensor
     """[n] slot in that page."""
-    extends: tuple[ExtendSpan, ...]
-    decodes: tuple[DecodeSpan, ...]
+    page_table: Tensor
+    """[any, most pages of a row]: pages of every row there is, padded with the padding page."""
+    rows: Tensor
+    """[r] each row's line in the page table."""
+    begins: Tensor
+    """[r + 1] row i is the flat tokens [begins[i], begins[i + 1]): the last ones of its context."""
+    contexts: Tensor
+    """[r] tokens of each row in the pool after this step."""
+    extends: int
+    """How many of the rows extend."""

@@ -12,10 +12,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from sluice_runtime.layers.attention import Attention
+from sluice_runtime.layers.backend import Backend
 from sluice_runtime.layers.linear import Linear
 from sluice_runtime.layers.mlp import GatedMlp
-from sluice_runtime.layers.norm import rms_norm
-from sluice_runtime.layers.rope import Rotation, rotate, rotation
+from sluice_runtime.layers.norm import HeadNorm
+from sluice_runtime.layers.rope import Angles, angles_of
 from sluice_runtime.model.spec import ModelSpec
 
 
@@ -26,8 +27,8 @@ class DecoderLayer:
     index: int
     attention_norm: Tensor
     qkv: Linear
-    head_norm: Tensor | None
-    """[query heads + key heads, d]; None where the variant has none."""
+    head_norm: HeadNorm | None
+    """None where the variant has none."""
     output: Linear
     mlp_norm: Tensor
     mlp: GatedMlp
@@ -45,34 +46,37 @@ class Decoder:
     head: Linear
     frequencies: Tensor
     """[d / 2], of the rotary embedding."""
+    backend: Backend
 
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """token_ids, positions: [n] → [n, h], before the last norm."""
+    def angles(self, positions: Tensor) -> Angles:
+        """[n] → what attention rotates a step's tokens by."""
+        return angles_of(self.frequencies, positions)
+
+    def hidden(self, token_ids: Tensor, attention: Attention) -> Tensor:
+        """token_ids: [n] → [n, h], before the last norm."""
+        parts, eps = self.backend, self.spec.norm_eps
         x = F.embedding(token_ids, self.embedding)
-        turn = rotation(self.frequencies, positions, self.dtype)
+        delta: Tensor | None = None
         for layer in self.layers:
-            normed = rms_norm(x, layer.attention_norm, self.spec.norm_eps)
-            x = x + self._attend(layer, normed, turn, attention)
-            x = x + layer.mlp(rms_norm(x, layer.mlp_norm, self.spec.norm_eps))
-        return x
+            weight = layer.attention_norm
+            if delta is None:
+                normed = parts.rms_norm(x, weight, eps)
+            else:
+                normed = parts.add_rms_norm(x, delta, weight, eps)
+            delta = self._attend(layer, normed, attention)
+            normed = parts.add_rms_norm(x, delta, layer.mlp_norm, eps)
+            delta = layer.mlp.down(parts.silu_and_multiply(layer.mlp.gate_up(normed)))
+        return x if delta is None else x.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, h] → [m, vocabulary], float32."""
-        return self.head(rms_norm(hidden, self.norm, self.spec.norm_eps)).float()
+        return self.head(self.backend.rms_norm(hidden, self.norm, self.spec.norm_eps)).float()
 
-    def _attend(
-        self, layer: DecoderLayer, x: Tensor, turn: Rotation, attention: Attention
-    ) -> Tensor:
-        spec = self.spec
-        # [n, query heads + key heads + value heads, d]; queries and keys are treated alike.
-        joined = layer.qkv(x).view(len(x), -1, spec.head_dim)
-        turning, values = joined.tensor_split((spec.heads + spec.kv_heads,), dim=1)
-        if layer.head_norm is not None:
-            turning = rms_norm(turning, layer.head_norm, spec.norm_eps)
-        queries, keys = rotate(turning, turn).tensor_split((spec.heads,), dim=1)
-        attended = attention.attend(layer.index, queries, keys, values)
-        return layer.output(attended.flatten(1))
+    def _attend(self, layer: DecoderLayer, x: Tensor, attention: Attention) -> Tensor:
+        # [n, query heads + key heads + value heads, d]
+        qkv = layer.qkv(x).view(len(x), -1, self.spec.head_dim)
+        return layer.output(attention.attend(layer.index, qkv, layer.head_norm).flatten(1))

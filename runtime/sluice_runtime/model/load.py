@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,33 +10,43 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.layers.backend import Backend, choose_backend
 from sluice_runtime.layers.linear import Linear, linear
 from sluice_runtime.layers.mlp import GatedMlp
+from sluice_runtime.layers.norm import HeadNorm
 from sluice_runtime.layers.rope import inverse_frequencies
 from sluice_runtime.model.decoder import Decoder, DecoderLayer
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.model.weights import RandomWeights, SafetensorsWeights, WeightSource
 from sluice_runtime.model_files import ModelFiles
 
+logger = logging.getLogger("sluice.engine")
+
 HARMLESS: Final = ("rotary_emb.inv_freq", "lm_head.weight")
 """Endings of tensors that need not be read: derived, or tied to the embedding."""
 
 
-def load_model(files: ModelFiles, dtype: str, seed: int) -> Decoder:
+def load_model(files: ModelFiles, dtype: str, seed: int, backend: str | None = None) -> Decoder:
     """The model behind `files`, in `dtype` (`auto`: the checkpoint's).
+
+    `backend` is one of `layers.backend.BACKENDS`; left out, the best there is.
 
     Raises:
         ModelLoadError: one line with file, tensor, shapes or the key of config.json.
     """
     spec = spec_from(files.config)
     wanted: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
+    choice = choose_backend(wanted, backend)
+    logger.info("kernels: %s", choice.message)
     if files.folder is None:
-        return build_decoder(spec, RandomWeights(seed), wanted)
+        return build_decoder(spec, RandomWeights(seed), wanted, choice.backend)
     with SafetensorsWeights(files.folder) as weights:
-        return build_decoder(spec, weights, wanted)
+        return build_decoder(spec, weights, wanted, choice.backend)
 
 
-def build_decoder(spec: ModelSpec, weights: WeightSource, dtype: torch.dtype) -> Decoder:
+def build_decoder(
+    spec: ModelSpec, weights: WeightSource, dtype: torch.dtype, backend: Backend
+) -> Decoder:
     """Reads every tensor, joins those that are multiplied together, checks that none is left."""
     reader = _Reader(spec, weights, dtype)
     embedding = reader.tensor("model.embed_tokens.weight", (spec.vocabulary_size, spec.hidden_size))
@@ -51,7 +62,7 @@ def build_decoder(spec: ModelSpec, weights: WeightSource, dtype: torch.dtype) ->
             f"model.uri: tensor {left[0]} is not part of {spec.architecture} as implemented here"
         )
     frequencies = inverse_frequencies(spec.rope, spec.head_dim)
-    return Decoder(spec, embedding, layers, norm, linear(head), frequencies)
+    return Decoder(spec, embedding, layers, norm, linear(head), frequencies, backend)
 
 
 @dataclass(frozen=True)
@@ -97,11 +108,12 @@ def _layer(reader: _Reader, index: int) -> DecoderLayer:
     )
 
 
-def _head_norm(reader: _Reader, prefix: str) -> Tensor:
-    """[query heads + key heads, d]: all query heads share one weight, all key heads another."""
+def _head_norm(reader: _Reader, prefix: str) -> HeadNorm:
+    """All query heads share one weight, all key heads another."""
     spec = reader.spec
     query, key = (
         reader.tensor(f"{prefix}.self_attn.{name}.weight", (spec.head_dim,))
         for name in ("q_norm", "k_norm")
     )
-    return torch.cat((query.expand(spec.heads, -1), key.expand(spec.kv_heads, -1)))
+    weight = torch.cat((query.expand(spec.heads, -1), key.expand(spec.kv_heads, -1)))
+    return HeadNorm(weight, spec.norm_eps)

@@ -1,0 +1,201 @@
+// Attention of some query tokens of one row over the pages of that row, block by block, with the
+// running softmax of Milakov and Gimelshein (2018). Every query head that shares a key head is a
+// column beside its query tokens: columns = tokens x heads / kv_heads.
+//
+// One query token (a row that decodes) reads keys and values where they lie. Many (a chunk of a
+// prompt) read them from float32 copies of a block, keys transposed.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "products.h"
+#include "variant.h"
+#include "vector.h"
+
+namespace {
+
+inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+// Sizes of a task, and its parts of the scratch memory.
+struct Plan {
+  int64_t group, columns, kv_heads, dim, width;  // width: dim, filled up to whole vectors
+  float *queries, *scores, *keys, *values, *peaks, *masses, *sums;
+  int64_t numbers;
+
+  Plan(const sluice::Attention& call, const sluice::AttentionTask& task, float* scratch) {
+    group = call.heads / call.pool.kv_heads;
+    columns = task.tokens * group;
+    kv_heads = task.kv_end - task.kv_begin;
+    dim = call.pool.dim;
+    width = padded(dim);
+    float* at = scratch;
+    auto take = [&](int64_t count) { return std::exchange(at, at + padded(count)); };
+    queries = take(kv_heads * columns * dim);
+    scores = take(columns * BLOCK_TOKENS);
+    keys = take(dim * BLOCK_TOKENS);
+    values = take(BLOCK_TOKENS * width);
+    peaks = take(kv_heads * columns);
+    masses = take(kv_heads * columns);
+    sums = take(kv_heads * columns * width);
+    numbers = at - scratch;
+  }
+};
+
+// Where the keys and values of a block of tokens lie; those after the last repeat it.
+template <typename T>
+struct Block {
+  const T* keys[BLOCK_TOKENS];
+  const T* values[BLOCK_TOKENS];
+  int64_t begin, tokens;
+
+  Block(const sluice::Attention& call, const sluice::AttentionTask& task, int64_t from, int64_t to)
+      : begin(from), tokens(std::min(to - from, BLOCK_TOKENS)) {
+    const sluice::Pool& pool = call.pool;
+    const int64_t* pages = call.page_table + task.row * call.table_stride;
+    const T* base = static_cast<const T*>(pool.base) + task.kv_begin * pool.dim;
+    const int64_t stride = pool.kv_heads * pool.dim;
+    for (int64_t i = 0; i < BLOCK_TOKENS; ++i) {
+      const int64_t token = begin + std::min(i, tokens - 1);
+      keys[i] = base + pages[token / pool.page_size] * pool.page_stride +
+                token % pool.page_size * stride;
+      values[i] = keys[i] + pool.value_offset;
+    }
+  }
+};
+
+template <typename T>
+const T* query_of(const sluice::Attention& call, const sluice::AttentionTask& task,
+                  const Plan& plan, int64_t kv_head, int64_t column) {
+  const int64_t token = task.first_token + column / plan.group;
+  const int64_t head = (task.kv_begin + kv_head) * plan.group + column % plan.group;
+  return static_cast<const T*>(call.queries) + (token * call.heads + head) * plan.dim;
+}
+
+// Softmax of one column so far: its scores become weights, its sum so far is scaled to match.
+inline void settle(float* scores, int64_t visible, float scale, float& peak, float& mass,
+                   float* sums, int64_t width) {
+  for (int64_t i = visible; i < BLOCK_TOKENS; ++i) scores[i] = -INFINITY;
+  Vector most = load(scores);
+  for (int64_t i = LANES; i < BLOCK_TOKENS; i += LANES) most = larger(most, load(scores + i));
+  const float before = peak;
+  peak = std::max(before, largest(most) * scale);
+  Vector total = fill(0.0f);
+  for (int64_t i = 0; i < BLOCK_TOKENS; i += LANES) {
+    const Vector weights = exponential(load(scores + i) * scale - peak);
+    store(weights, scores + i);
+  }
+  for (int64_t i = visible; i < BLOCK_TOKENS; ++i) scores[i] = 0.0f;
+  for (int64_t i = 0; i < BLOCK_TOKENS; i += LANES) total += load(scores + i);
+  if (peak != before) {
+    const float shrink = exponential(before - peak);
+    mass *= shrink;
+    for (int64_t i = 0; i < width; i += LANES) store(load(sums + i) * shrink, sums + i);
+  }
+  mass += sum(total);
+}
+
+template <typename T>
+void settle_all(const sluice::Attention& call, const sluice::AttentionTask& task, const Plan& plan,
+                const Block<T>& block, int64_t kv_head) {
+  for (int64_t column = 0; column < plan.columns; ++column) {
+    const int64_t after = task.position + column / plan.group + 1 - block.begin;
+    const int64_t visible = std::clamp<int64_t>(after, 0, block.tokens);
+    const int64_t at = kv_head * plan.columns + column;
+    float* scores = plan.scores + column * BLOCK_TOKENS;
+    if (visible == 0) {
+      std::fill_n(scores, BLOCK_TOKENS, 0.0f);
+      continue;
+    }
+    settle(scores, visible, call.scale, plan.peaks[at], plan.masses[at],
+           plan.sums + at * plan.width, plan.width);
+  }
+}
+
+template <typename T>
+void write_out(const sluice::Attention& call, const sluice::AttentionTask& task, const Plan& plan) {
+  for (int64_t kv_head = 0; kv_head < plan.kv_heads; ++kv_head) {
+    for (int64_t column = 0; column < plan.columns; ++column) {
+      const T* query = query_of<T>(call, task, plan, kv_head, column);
+      T* out = static_cast<T*>(call.out) + (query - static_cast<const T*>(call.queries));
+      const int64_t at = kv_head * plan.columns + column;
+      const float* sums = plan.sums + at * plan.width;
+      const float scale = 1.0f / plan.masses[at];
+#pragma omp simd
+      for (int64_t i = 0; i < plan.dim; ++i) narrow(sums[i] * scale, out[i]);
+    }
+  }
+}
+
+template <typename T>
+void begin_sums(const sluice::Attention& call, const sluice::AttentionTask& task, const Plan& plan) {
+  const int64_t columns = plan.kv_heads * plan.columns;
+  std::fill_n(plan.peaks, columns, -INFINITY);
+  std::fill_n(plan.masses, columns, 0.0f);
+  std::fill_n(plan.sums, columns * plan.width, 0.0f);
+  for (int64_t at = 0; at < columns; ++at) {
+    const T* query = query_of<T>(call, task, plan, at / plan.columns, at % plan.columns);
+    for (int64_t i = 0; i < plan.dim; ++i) plan.queries[at * plan.dim + i] = widen(query[i]);
+  }
+}
+
+// One query token: all key heads of a block are read before the next block, as they lie in memory.
+template <typename T>
+void attend_in_place(const sluice::Attention& call, const sluice::AttentionTask& task,
+                     const Plan& plan) {
+  const int64_t end = task.position + 1;
+  Block<T> blocks[2] = {{call, task, 0, end}, {call, task, 0, end}};
+  for (int64_t from = 0, turn = 0; from < end; from += BLOCK_TOKENS, turn ^= 1) {
+    const Block<T>& block = blocks[turn];
+    const int64_t next = from + BLOCK_TOKENS;
+    if (next < end) blocks[turn ^ 1] = Block<T>(call, task, next, end);
+    const Block<T>& coming = blocks[turn ^ 1];
+    for (int64_t kv_head = 0; kv_head < plan.kv_heads; ++kv_head) {
+      const int64_t offset = kv_head * plan.dim;
+      const T* queries = query_of<T>(call, task, plan, kv_head, 0);
+      score_in_place(queries, plan.columns, block.keys, coming.keys, offset, plan.dim, plan.scores);
+      settle_all(call, task, plan, block, kv_head);
+      weigh_in_place(plan.scores, plan.columns, block.values, coming.values, offset, plan.dim,
+                     block.tokens, plan.sums + kv_head * plan.columns * plan.width);
+    }
+  }
+}
+
+template <typename T>
+void attend_in_copies(const sluice::Attention& call, const sluice::AttentionTask& task,
+                      const Plan& plan) {
+  const int64_t end = task.position + task.tokens;
+  for (int64_t from = 0; from < end; from += BLOCK_TOKENS) {
+    const Block<T> block(call, task, from, end);
+    for (int64_t kv_head = 0; kv_head < plan.kv_heads; ++kv_head) {
+      const int64_t first = kv_head * plan.columns;
+      copy_transposed(block.keys, kv_head * plan.dim, plan.dim, plan.keys);
+      std::fill_n(plan.scores, plan.columns * BLOCK_TOKENS, 0.0f);
+      multiply_add(plan.queries + first * plan.dim, plan.dim, plan.keys, BLOCK_TOKENS, plan.columns,
+                   plan.dim, plan.scores);
+      settle_all(call, task, plan, block, kv_head);
+      copy_rows(block.values, kv_head * plan.dim, plan.dim, plan.values, plan.width);
+      multiply_add(plan.scores, BLOCK_TOKENS, plan.values, plan.width, plan.columns, block.tokens,
+                   plan.sums + first * plan.width);
+    }
+  }
+}
+
+template <typename T>
+void attend_as(const sluice::Attention& call, const sluice::AttentionTask& task, float* scratch) {
+  const Plan plan(call, task, scratch);
+  begin_sums<T>(call, task, plan);
+  if (task.tokens == 1 && plan.dim % step_of<T>() == 0) {
+    attend_in_place<T>(call, task, plan);
+  } else {
+    attend_in_copies<T>(call, task, plan);
+  }
+  write_out<T>(call, task, plan);
+}
+
+inline int64_t attend_scratch(const sluice::Attention& call, const sluice::AttentionTask& task) {
+  return Plan(call, task, nullptr).numbers;
+}
+
+}  // namespace

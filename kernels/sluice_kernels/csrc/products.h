@@ -1,0 +1,164 @@
+// The products of attention: queries with keys, weights with values. In place, for one query token,
+// over pointers to the numbers of each token; or for many, over float32 copies of a block.
+#pragma once
+
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t BLOCK_TOKENS = 64;
+
+#if defined(__AVX512BF16__)
+inline __m512bh load_pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+
+// Sum of products of 32 numbers a step, without widening them.
+inline Vector dot(const bf16* a, const bf16* b, int64_t dim) {
+  __m512 total = _mm512_setzero_ps();
+  for (int64_t i = 0; i < dim; i += 32) {
+    total = _mm512_dpbf16_ps(total, load_pairs(a + i), load_pairs(b + i));
+  }
+  return (Vector)total;
+}
+
+template <typename T>
+constexpr int64_t step_of() {
+  return sizeof(T) == 2 ? 32 : LANES;
+}
+#else
+template <typename T>
+constexpr int64_t step_of() {
+  return LANES;
+}
+#endif
+
+// Partial sums of a product of `dim` numbers, which is a multiple of step_of<T>().
+template <typename T>
+inline Vector dot(const T* a, const T* b, int64_t dim) {
+  Vector total = fill(0.0f);
+  for (int64_t i = 0; i < dim; i += LANES) total += load(a + i) * load(b + i);
+  return total;
+}
+
+inline void prefetch(const void* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
+}
+
+// scores[j][t] = queries[j] . keys[t]; `coming` are the tokens that will be asked for next.
+template <typename T>
+void score_in_place(const T* queries, int64_t columns, const T* const* keys, const T* const* coming,
+                    int64_t offset, int64_t dim, float* scores) {
+  for (int64_t t = 0; t < BLOCK_TOKENS; t += LANES) {
+    for (int64_t j = 0; j < columns; ++j) {
+      Vector partial[LANES];
+      for (int i = 0; i < LANES; ++i) partial[i] = dot(queries + j * dim, keys[t + i] + offset, dim);
+      store(sums(partial), scores + j * BLOCK_TOKENS + t);
+    }
+    for (int i = 0; i < LANES; ++i) prefetch(coming[t + i] + offset, dim * sizeof(T));
+  }
+}
+
+// sums[j][d] += sum over t of weights[j][t] x values[t][d], for J columns and V vectors of d.
+template <int J, int V, typename T>
+void weigh(const float* weights, const T* const* values, int64_t offset, int64_t tokens, float* to,
+           int64_t width) {
+  Vector sums[J][V];
+  for (int j = 0; j < J; ++j) {
+    for (int v = 0; v < V; ++v) sums[j][v] = load(to + j * width + v * LANES);
+  }
+  for (int64_t t = 0; t < tokens; ++t) {
+    Vector row[V];
+    for (int v = 0; v < V; ++v) row[v] = load(values[t] + offset + v * LANES);
+    for (int j = 0; j < J; ++j) {
+      const Vector weight = fill(weights[j * BLOCK_TOKENS + t]);
+      for (int v = 0; v < V; ++v) sums[j][v] += weight * row[v];
+    }
+  }
+  for (int j = 0; j < J; ++j) {
+    for (int v = 0; v < V; ++v) store(sums[j][v], to + j * width + v * LANES);
+  }
+}
+
+template <int V, typename T>
+void weigh_columns(const float* weights, int64_t columns, const T* const* values, int64_t offset,
+                   int64_t tokens, float* to, int64_t width) {
+  int64_t j = 0;
+  for (; j + 2 <= columns; j += 2) {
+    weigh<2, V>(weights + j * BLOCK_TOKENS, values, offset, tokens, to + j * width, width);
+  }
+  if (j < columns) {
+    weigh<1, V>(weights + j * BLOCK_TOKENS, values, offset, tokens, to + j * width, width);
+  }
+}
+
+template <typename T>
+void weigh_in_place(const float* weights, int64_t columns, const T* const* values,
+                    const T* const* coming, int64_t offset, int64_t dim, int64_t tokens, float* to) {
+  for (int t = 0; t < BLOCK_TOKENS; ++t) prefetch(coming[t] + offset, dim * sizeof(T));
+  int64_t d = 0;
+  for (; d + 4 * LANES <= dim; d += 4 * LANES) {
+    weigh_columns<4>(weights, columns, values, offset + d, tokens, to + d, dim);
+  }
+  for (; d < dim; d += LANES) {
+    weigh_columns<1>(weights, columns, values, offset + d, tokens, to + d, dim);
+  }
+}
+
+// A block of keys as [dim][BLOCK_TOKENS], of values as [BLOCK_TOKENS][width], filled with zeros.
+template <typename T>
+void copy_transposed(const T* const* keys, int64_t offset, int64_t dim, float* to) {
+  for (int64_t t = 0; t < BLOCK_TOKENS; ++t) {
+    const T* key = keys[t] + offset;
+    for (int64_t i = 0; i < dim; ++i) to[i * BLOCK_TOKENS + t] = widen(key[i]);
+  }
+}
+
+template <typename T>
+void copy_rows(const T* const* values, int64_t offset, int64_t dim, float* to, int64_t width) {
+  for (int64_t t = 0; t < BLOCK_TOKENS; ++t) {
+    const T* value = values[t] + offset;
+    for (int64_t i = 0; i < dim; ++i) to[t * width + i] = widen(value[i]);
+    for (int64_t i = dim; i < width; ++i) to[t * width + i] = 0.0f;
+  }
+}
+
+// to[j][n] += sum over k of a[j][k] x b[k][n], for J rows and V vectors of n.
+template <int J, int V>
+void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* to,
+                   int64_t to_stride, int64_t depth) {
+  Vector sums[J][V];
+  for (int j = 0; j < J; ++j) {
+    for (int v = 0; v < V; ++v) sums[j][v] = load(to + j * to_stride + v * LANES);
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    Vector row[V];
+    for (int v = 0; v < V; ++v) row[v] = load(b + k * b_stride + v * LANES);
+    for (int j = 0; j < J; ++j) {
+      const Vector factor = fill(a[j * a_stride + k]);
+      for (int v = 0; v < V; ++v) sums[j][v] += factor * row[v];
+    }
+  }
+  for (int j = 0; j < J; ++j) {
+    for (int v = 0; v < V; ++v) store(sums[j][v], to + j * to_stride + v * LANES);
+  }
+}
+
+constexpr int ROWS = LANES == 16 ? 6 : 4;
+constexpr int VECTORS = LANES == 16 ? 4 : 2;
+
+// to += a x b for a [rows][depth] and b [depth][width], with width in whole vectors.
+inline void multiply_add(const float* a, int64_t a_stride, const float* b, int64_t width,
+                         int64_t rows, int64_t depth, float* to) {
+  for (int64_t n = 0; n < width;) {
+    const bool wide = n + VECTORS * LANES <= width;
+    for (int64_t j = 0; j < rows;) {
+      const bool many = j + ROWS <= rows;
+      const auto tile = wide ? (many ? multiply_tile<ROWS, VECTORS> : multiply_tile<1, VECTORS>)
+                             : (many ? multiply_tile<ROWS, 1> : multiply_tile<1, 1>);
+      tile(a + j * a_stride, a_stride, b + n, width, to + j * width + n, width, depth);
+      j += many ? ROWS : 1;
+    }
+    n += wide ? VECTORS * LANES : LANES;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,87 @@
+// One register of float32 numbers in the compiler's own vector type: as wide as the instruction set
+// that this translation unit is compiled for.
+#pragma once
+
+#include "number.h"
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(LANES * 4)));
+typedef uint32_t VectorBits __attribute__((vector_size(LANES * 4)));
+typedef int32_t VectorInts __attribute__((vector_size(LANES * 4)));
+typedef uint16_t VectorHalves __attribute__((vector_size(LANES * 2)));
+
+inline Vector fill(float value) { return Vector{} + value; }
+
+inline Vector load(const float* from) {
+  Vector value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline Vector load(const bf16* from) {
+  VectorHalves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return reinterpret_cast<Vector>(__builtin_convertvector(halves, VectorBits) << 16);
+}
+
+inline void store(Vector value, float* to) { std::memcpy(to, &value, sizeof value); }
+
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+// See `exponential` in number.h.
+inline Vector exponential(Vector x) {
+  x = larger(x, fill(-87.0f));
+  const Vector magic = fill(12582912.0f);
+  const Vector whole = (x * 1.44269504f + magic) - magic;
+  const Vector rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  Vector sum = fill(1.9875691500e-4f);
+  sum = sum * rest + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  sum = (sum * rest) * rest + rest + 1.0f;
+  const VectorInts power = (__builtin_convertvector(whole, VectorInts) + 127) << 23;
+  return sum * reinterpret_cast<Vector>(power);
+}
+
+template <int... I>
+inline Vector pair_sums(Vector a, Vector b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
+}
+
+// Sums of each of LANES vectors, in their order.
+inline Vector sums(Vector* of) {
+  for (int count = LANES; count > 1; count /= 2) {
+    for (int i = 0; i < count / 2; ++i) {
+      of[i] = pair_sums(of[2 * i], of[2 * i + 1], std::make_integer_sequence<int, LANES>{});
+    }
+  }
+  return of[0];
+}
+
+inline float sum(Vector value) {
+  float total = 0;
+  for (int i = 0; i < LANES; ++i) total += value[i];
+  return total;
+}
+
+inline float largest(Vector value) {
+  float found = value[0];
+  for (int i = 1; i < LANES; ++i) found = value[i] > found ? value[i] : found;
+  return found;
+}
+
+}  // namespace

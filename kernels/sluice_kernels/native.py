@@ -1,0 +1,102 @@
+"""The compiled kernels, if they were built: torch operators that this module gives types.
+
+The library beside this file holds one variant for each instruction set; the best that this
+processor has is taken, unless `use_isa` names another. Shapes as in `reference`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+from torch import Tensor
+
+LIBRARY: Final = Path(__file__).with_name("_native.so")
+DTYPES: Final = (torch.float32, torch.bfloat16)
+"""Number types that the kernels compute."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why there are no native kernels."""
+
+    message: str
+
+
+def load(library: Path = LIBRARY) -> Missing | None:
+    """Registers the operators; to be called before any other function here. May be repeated."""
+    if not library.exists():
+        return Missing(f"{library.name} was not built")
+    try:
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        return Missing(f"{library.name} cannot be loaded: {error}")
+    return None
+
+
+def isa() -> str:
+    """Instruction set in use."""
+    return cast(str, torch.ops.sluice.isa())
+
+
+def isas() -> list[str]:
+    """Instruction sets that this processor has, the widest last."""
+    return cast(list[str], torch.ops.sluice.isas())
+
+
+def use_isa(name: str) -> None:
+    """From now on, in all threads: tests and benches compare one with another."""
+    torch.ops.sluice.use_isa(name)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `reference.rms_norm`."""
+    return cast(Tensor, torch.ops.sluice.rms_norm.default(x, weight, eps))
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `reference.add_rms_norm`."""
+    return cast(Tensor, torch.ops.sluice.add_rms_norm.default(x, delta, weight, eps))
+
+
+def silu_and_multiply(gate_up: Tensor) -> Tensor:
+    """See `reference.silu_and_multiply`."""
+    return cast(Tensor, torch.ops.sluice.silu_and_multiply.default(gate_up))
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    head_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pool: Tensor,
+    layer: int,
+    pages: Tensor,
+    offsets: Tensor,
+) -> Tensor:
+    """See `reference.rotate_and_store`."""
+    operator = torch.ops.sluice.rotate_and_store.default
+    return cast(Tensor, operator(qkv, head_norm, eps, cos, sin, pool, layer, pages, offsets))
+
+
+def paged_attention(
+    queries: Tensor,
+    pool: Tensor,
+    layer: int,
+    page_table: Tensor,
+    rows: Tensor,
+    begins: Tensor,
+    contexts: Tensor,
+    scale: float,
+) -> Tensor:
+    """See `reference.paged_attention`."""
+    operator = torch.ops.sluice.paged_attention.default
+    return cast(Tensor, operator(queries, pool, layer, page_table, rows, begins, contexts, scale))
+
+
+def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+    """See `reference.draw`."""
+    return cast(Tensor, torch.ops.sluice.draw.default(logits, temperatures, uniforms))

@@ -1,0 +1,102 @@
+"""What each kernel computes, in plain torch and float32: slow, short, and what tests compare with.
+
+Shapes: n tokens of a step, flat over its rows; h heads, k key heads, d numbers a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) x weight: [n, width], [width] → [n, width]."""
+    wide = x.float()
+    scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (wide * scale * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm of x + delta, which x becomes: [n, width] each."""
+    x.copy_(x.float() + delta.float())
+    return rms_norm(x, weight, eps)
+
+
+def silu_and_multiply(gate_up: Tensor) -> Tensor:
+    """silu(gate) x up: [n, 2 x width], gate first → [n, width]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gate / (1 + (-gate).exp()) * up).to(gate_up.dtype)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    head_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pool: Tensor,
+    layer: int,
+    pages: Tensor,
+    offsets: Tensor,
+) -> Tensor:
+    """Queries and keys normed and rotated; keys and values stored at [pages, layer, :, offsets].
+
+    qkv: [n, h + 2 x k, d]; head_norm: [h + k, d]; cos, sin: [n, d / 2], float32; pool: [page,
+    layer, 2, token, k, d]; pages, offsets: [n] → queries [n, h, d].
+    """
+    kv_heads = pool.shape[4]
+    turning, values = qkv.float().tensor_split((qkv.shape[1] - kv_heads,), dim=1)
+    if head_norm is not None:
+        scale = (turning.square().mean(-1, keepdim=True) + eps).rsqrt()
+        turning = turning * scale * head_norm.float()
+    first, second = turning.chunk(2, dim=-1)
+    c, s = cos[:, None], sin[:, None]
+    turned = torch.cat((first * c - second * s, second * c + first * s), -1).to(qkv.dtype)
+    queries, keys = turned.tensor_split((turned.shape[1] - kv_heads,), dim=1)
+    pool[pages, layer, 0, offsets] = keys
+    pool[pages, layer, 1, offsets] = values.to(qkv.dtype)
+    return queries
+
+
+def paged_attention(
+    queries: Tensor,
+    pool: Tensor,
+    layer: int,
+    page_table: Tensor,
+    rows: Tensor,
+    begins: Tensor,
+    contexts: Tensor,
+    scale: float,
+) -> Tensor:
+    """Every query attends to the tokens of its row up to itself, which the pool holds.
+
+    queries: [n, h, d]; page_table: [any, most pages]. Row i is `rows[i]` of the page table; its
+    queries are the flat tokens [begins[i], begins[i + 1]), the last of its contexts[i] tokens.
+    """
+    out = torch.empty_like(queries)
+    page_size = pool.shape[3]
+    group = queries.shape[1] // pool.shape[4]
+    for i, (row, context) in enumerate(zip(rows.tolist(), contexts.tolist(), strict=True)):
+        span = slice(int(begins[i]), int(begins[i + 1]))
+        held = pool[page_table[row, : -(-context // page_size)], layer]  # [page, 2, token, k, d]
+        keys, values = held.transpose(0, 1).flatten(1, 2)[:, :context].float()
+        keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
+        scores = torch.einsum("nhd,chd->hnc", queries[span].float(), keys) * scale
+        first = context - (span.stop - span.start)
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(first + 1)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[span] = torch.einsum("hnc,chd->nhd", weights, values).to(queries.dtype)
+    return out
+
+
+def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+    """One token a row of softmax(logits / temperature), by inverting its distribution.
+
+    logits: [m, vocabulary] float32, finite peaks; temperatures: [m] float32, above 0; uniforms: [m]
+    float64 in [0, 1) → [m].
+    """
+    below = (logits - logits.amax(-1, keepdim=True)).double() / temperatures[:, None].double()
+    cumulative = below.exp().cumsum(-1)
+    mass = cumulative[:, -1:]
+    targets = torch.minimum(uniforms[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(1)
