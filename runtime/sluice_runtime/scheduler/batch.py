@@ -68,6 +68,8 @@ class Batch(msgspec.Struct, frozen=True):
     extend_rows: tuple[ExtendRow, ...] = ()
     decode_rows: tuple[int, ...] = ()
     """Rows advanced by one token: input is their last sampled token, start is their length."""
+    decode_context_tokens: int = 0
+    """Tokens that the decode rows attend to, their new ones included: what the step costs."""
 
     @property
     def sampling_rows(self) -> tuple[int, ...]:

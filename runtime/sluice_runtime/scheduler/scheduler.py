@@ -213,6 +213,7 @@ class Scheduler:
             appended_pages=(*started, *opened),
             extend_rows=tuple([self._extend(item) for item in prefill]),
             decode_rows=tuple([row_of(request) for request in decode]),
+            decode_context_tokens=sum([request.computed_tokens for request in decode]),
         )
 
     def _start(self, request: Request, now: float) -> RowAdded:

@@ -1,0 +1,167 @@
+"""The cost model finds what steps cost, and notices when that changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode
+from sluice_runtime.scheduler.cost_model import CostModel
+from sluice_runtime.scheduler.step_shape import StepShape, context_products, shape_of
+
+from tests.runtime.scheduler.building import Bench, request, settings_of
+
+COEFFICIENTS = st.tuples(
+    st.floats(1e-4, 0.05),
+    st.floats(1e-6, 1e-3),
+    st.floats(0, 1e-7),
+    st.floats(0, 1e-3),
+    st.floats(0, 1e-6),
+)
+
+
+def drawn(draw: random.Random) -> StepShape:
+    tokens = draw.choice([0, draw.randint(16, 2048)])
+    rows = draw.randint(0 if tokens else 1, 64)
+    products = context_products(draw.choice([0, draw.randint(0, 8000)]), tokens)
+    return StepShape(tokens, products, rows, rows * draw.randint(50, 4000))
+
+
+def cost(coefficients: Sequence[float], shape: StepShape) -> float:
+    return sum(c * feature for c, feature in zip(coefficients, (1, *shape), strict=True))
+
+
+def taught(
+    model: CostModel, coefficients: Sequence[float], draw: random.Random, steps: int, noise: float
+) -> None:
+    for _ in range(steps):
+        shape = drawn(draw)
+        model.observe(shape, cost(coefficients, shape) * draw.lognormvariate(0, noise))
+
+
+def errors(model: CostModel, coefficients: Sequence[float], draw: random.Random) -> list[float]:
+    shapes = [drawn(draw) for _ in range(200)]
+    return sorted(abs(model.seconds(s) / cost(coefficients, s) - 1) for s in shapes)
+
+
+@given(coefficients=COEFFICIENTS, seed=st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_known_costs_are_recovered_from_noisy_steps(
+    coefficients: tuple[float, ...], seed: int
+) -> None:
+    draw, model = random.Random(seed), CostModel()
+    taught(model, coefficients, draw, 500, 0.05)
+    found = errors(model, coefficients, draw)
+    assert found[100] < 0.03
+    assert found[190] < 0.12
+    assert 0.01 < model.error < 0.1
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 4096),
+            st.integers(0, 10**9),
+            st.integers(0, 512),
+            st.integers(0, 10**7),
+            st.floats(1e-5, 100),
+        ),
+        max_size=60,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_no_coefficient_is_ever_negative(steps: list[tuple[int, int, int, int, float]]) -> None:
+    model = CostModel()
+    for *shape, seconds in steps:
+        model.observe(StepShape(*shape), seconds)
+        assert min(model.coefficients) >= 0
+        assert max(model.coefficients) < 1e6
+
+
+def test_a_kind_of_work_that_is_no_longer_seen_keeps_its_cost() -> None:
+    model = CostModel()
+    for rows in range(1, 200):
+        model.observe(StepShape(16, 136, rows % 7, 0), 0.01 + 0.001 * (rows % 7))
+    for _ in range(80_000):
+        model.observe(StepShape(16, 136), 0.01)
+    assert model.coefficients[3] == pytest.approx(0.001, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.7, 1.4, 5.0])
+def test_a_change_of_the_machines_speed_is_followed(factor: float) -> None:
+    before = (0.004, 2e-5, 3e-9, 1e-4, 5e-8)
+    after = [c * factor for c in before]
+    draw, model = random.Random(3), CostModel()
+    taught(model, before, draw, 400, 0.05)
+    assert errors(model, after, draw)[100] > 0.2
+    taught(model, after, draw, 120, 0.05)
+    assert errors(model, after, draw)[100] < 0.08
+
+
+def test_single_outliers_move_nothing() -> None:
+    costs = (0.004, 2e-5, 3e-9, 1e-4, 5e-8)
+    draw, model = random.Random(4), CostModel()
+    taught(model, costs, draw, 200, 0.02)
+    for _ in range(20):
+        shape = drawn(draw)
+        model.observe(shape, cost(costs, shape) * 50)
+        taught(model, costs, draw, 20, 0.02)
+    assert errors(model, costs, draw)[190] < 0.05
+
+
+def test_an_hour_of_decoding_does_not_erase_what_prompts_cost() -> None:
+    costs = (0.004, 2e-5, 3e-9, 1e-4, 5e-8)
+    draw, model = random.Random(5), CostModel()
+    taught(model, costs, draw, 300, 0.02)
+    for _ in range(20_000):
+        shape = StepShape(0, 0, 32, draw.randint(32_000, 64_000))
+        model.observe(shape, cost(costs, shape))
+    assert errors(model, costs, draw)[190] < 0.05
+
+
+def test_it_says_when_it_has_enough_data() -> None:
+    model = CostModel()
+    assert model.seconds(StepShape(100)) == 0.0
+    for _ in range(100):
+        model.observe(StepShape(decode_rows=4, decode_context_tokens=100), 0.01)
+    assert not model.ready
+    for tokens in range(8):
+        model.observe(StepShape(100 + tokens, 5000), 0.02)
+    assert model.ready
+
+
+def test_an_empty_step_teaches_nothing() -> None:
+    model = CostModel()
+    model.observe(StepShape(), 1.0)
+    model.observe(StepShape(decode_rows=1), 0.0)
+    assert model.coefficients == (0.0,) * 5
+    assert model.seconds(StepShape()) == 0.0
+
+
+def test_slack_is_how_far_steps_were_over_their_prediction() -> None:
+    costs = (0.004, 2e-5, 3e-9, 1e-4, 5e-8)
+    draw, model = random.Random(6), CostModel()
+    assert model.slack(0.9) == 1.0
+    taught(model, costs, draw, 600, 0.1)
+    assert 1.1 < model.slack(0.97) < 1.4
+    assert 0.95 < model.slack(0.5) < 1.05
+
+
+def test_the_shape_of_a_batch() -> None:
+    rows = (ExtendRow(0, 3, (1, 2), False), ExtendRow(1, 0, (1, 2, 3), True))
+    batch = Batch(1, ForwardMode.MIXED, (), (), (), rows, (2, 3), decode_context_tokens=70)
+    # 4 + 5 for the first, 1 + 2 + 3 for the second.
+    assert shape_of(batch) == StepShape(5, 15, 2, 70)
+
+
+def test_decode_context_counts_each_rows_tokens_and_the_new_one() -> None:
+    bench = Bench(settings_of())
+    bench.add(request("a", 5, 4), request("b", 7, 4))
+    bench.step()
+    second, third = bench.step(), bench.step()
+    assert second
+    assert third
+    assert (second.decode_context_tokens, third.decode_context_tokens) == (6 + 8, 7 + 9)
