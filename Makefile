@@ -2,10 +2,10 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
-PYTEST := OMP_NUM_THREADS=1 .venv/bin/pytest
 # Bytecode is kept even where the environment forbids it: the tests start dozens of processes, each
 # of which would otherwise compile all that it imports. It stays out of the tree.
 BYTECODE := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(CURDIR)/.cache/bytecode"
+PYTEST := $(BYTECODE) OMP_NUM_THREADS=1 .venv/bin/pytest
 SOURCES := operator runtime e2e tests benchmarks images
 MODEL ?= dummy://qwen3-tiny
 PORT ?= 8000
@@ -66,7 +66,7 @@ imports: setup
 
 .PHONY: unit
 unit: setup
-	$(BYTECODE) $(PYTEST) -n 2 --dist loadgroup -m "not apiserver and not cluster and not full and not gpu"
+	$(PYTEST) -n 2 --dist loadgroup -m "not apiserver and not cluster and not full and not gpu"
 
 .PHONY: test-apiserver
 test-apiserver: setup ## the operator against a real etcd and API server
