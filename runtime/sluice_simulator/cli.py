@@ -16,6 +16,7 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_simulator import text
 from sluice_simulator.configuration import policies_of, read_config, settings_for
 from sluice_simulator.costs import Cost, cost_named, preset_names
+from sluice_simulator.device import SimulatedDevice
 from sluice_simulator.errors import SimulatorError, UnusableConfigError
 from sluice_simulator.plot import check_plot, draw
 from sluice_simulator.record import Record
@@ -79,7 +80,7 @@ def _trace(options: argparse.Namespace) -> Trace:
 
 def _run(trace: Trace, settings: SchedulerSettings, cost: Cost, how: Options) -> Run:
     began = time.perf_counter()
-    replayed = Replay(trace, settings, cost, how).run()
+    replayed = Replay(trace, settings, SimulatedDevice(trace.requests, cost), how).run()
     summary = summarise(replayed.record, replayed.status)
     return Run(settings, replayed.record, summary, time.perf_counter() - began)
 

@@ -18,9 +18,9 @@ from typing import Final
 from pydantic import Field, ValidationError
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ContractModel, config_error_from
+from sluice_runtime.scheduler.step_shape import StepShape
 
 from sluice_simulator.errors import CostError, UnusableFileError
-from sluice_simulator.shape import StepShape
 
 PRESETS: Final = resources.files("sluice_simulator") / "presets"
 

@@ -63,6 +63,7 @@ class Record:
         self.samples: list[Sample] = []
         self.busy_seconds = 0.0
         self.ended_seconds = 0.0
+        self._ended_requests = 0
         self._sample_seconds = sample_seconds
         self._next_sample = 0.0
 
@@ -79,6 +80,7 @@ class Record:
             if outcome.finish_reason:
                 timeline.finished_seconds = ended
                 timeline.error = outcome.error
+                self._ended_requests += 1
         self.busy_seconds += ended - began
         self.ended_seconds = ended
 
@@ -97,6 +99,10 @@ class Record:
             self.gaps.add((first + last) / 2, rows * (steps - 1))
         self.busy_seconds += (first + last) / 2 * steps
         self.ended_seconds = ended
+
+    def open_requests(self, arrived: int) -> int:
+        """Of the first `arrived` requests, those that have not ended."""
+        return arrived - self._ended_requests
 
     def wants_sample(self, now: float) -> bool:
         return now >= self._next_sample

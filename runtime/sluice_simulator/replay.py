@@ -16,9 +16,8 @@ from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
 
-from sluice_simulator.costs import Cost
+from sluice_simulator.device import Device
 from sluice_simulator.record import Record
-from sluice_simulator.rows import SimulatedRows
 from sluice_simulator.traces.request import Trace
 from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
 
@@ -27,13 +26,15 @@ GREEDY: Final = Sampling(temperature=0.0)
 
 @dataclass(frozen=True)
 class Options:
-    """How to simulate; none of it changes what the engine would do."""
+    """How to simulate; only `static` changes what the engine would do."""
 
     fleet: bool = False
     max_tokens: int = 2048
     """What clients ask for; a longer answer of the trace is asked for at its length."""
     sample_seconds: float = 1.0
     """Between two samples of the pool."""
+    static: bool = False
+    """The baseline: a batch is filled once, and the next one begins when all of it has ended."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class Replay:
     """One run; made anew for each."""
 
     def __init__(
-        self, trace: Trace, settings: SchedulerSettings, cost: Cost, options: Options
+        self, trace: Trace, settings: SchedulerSettings, device: Device, options: Options
     ) -> None:
         pages = settings.limits.kv_pool_tokens // settings.page_size
         self._requests = trace.requests
         self._scheduler = Scheduler(settings, PageAllocator(pages))
-        self._cost = cost
+        self._device = device
         self._options = options
-        self._rows = SimulatedRows(trace.requests)
+        self._most_at_once = settings.max_running_requests if options.static else None
         self._record = Record(trace.requests, options.sample_seconds)
         self._arrived = 0
         self._now = 0.0
@@ -73,10 +74,14 @@ class Replay:
                 return Replayed(self._record, self._scheduler.status())
 
     def _arrive(self) -> None:
-        """Hands over what has arrived by now."""
+        """Hands over what has arrived by now; to a static batch only while there is none."""
+        first, most = self._arrived, self._most_at_once
+        if most is not None and self._record.open_requests(first):
+            return
         while self._arrived < len(self._requests):
             request = self._requests[self._arrived]
-            if request.arrival_seconds > self._now:
+            full = most is not None and self._arrived - first >= most
+            if full or request.arrival_seconds > self._now:
                 return
             message = Generate(
                 request_id=str(self._arrived),
@@ -85,15 +90,17 @@ class Replay:
                 sampling=GREEDY,
                 stop_token_ids=[END_OF_ANSWER],
                 arrival_seconds=request.arrival_seconds,
+                priority=request.priority,
+                routing_key=request.routing_key,
             )
             self._scheduler.add(message)
             self._arrived += 1
 
     def _step(self, batch: Batch) -> None:
         began = self._now
-        shape, tokens = self._rows.forward(batch)
-        if shape.extend_tokens or shape.decode_rows:
-            self._now += self._cost.seconds(shape) + self._cost.coefficients.host
+        tokens, seconds = self._device.run(batch)
+        if seconds:
+            self._now += seconds + self._device.host_seconds
         outcomes = self._scheduler.process(batch, tokens, self._now)
         self._record.step(batch, outcomes, began, self._now)
         if self._record.wants_sample(self._now):

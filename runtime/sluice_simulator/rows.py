@@ -6,12 +6,11 @@ only, so chunks, retractions and steps in flight change no answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 
-from sluice_simulator.shape import StepShape
 from sluice_simulator.traces.request import TraceRequest
 from sluice_simulator.traces.tokens import END_OF_ANSWER, answer_id
 
@@ -36,31 +35,25 @@ class SimulatedRows:
         self._requests = requests
         self._rows: dict[int, Row] = {}
 
-    def forward(self, batch: Batch) -> tuple[StepShape, SampledTokens]:
-        """What the step cost is a function of, and the tokens that it draws."""
+    def forward(self, batch: Batch) -> SampledTokens:
+        """One token for each of the batch's sampling rows."""
+        rows, drawn = self._rows, []
         for number in batch.dropped_rows:
-            del self._rows[number]
+            del rows[number]
         for added in batch.added_rows:
-            self._rows[added.row] = self._row(int(added.request_id))
-        tokens, products = 0, 0
-        drawn: list[int] = []
+            rows[added.row] = self._row(int(added.request_id))
         for extend in batch.extend_rows:
-            row, count = self._rows[extend.row], len(extend.token_ids)
-            row.length = extend.start + count
-            tokens += count
-            products += count * extend.start + count * (count + 1) // 2
+            row = rows[extend.row]
+            row.length = extend.start + len(extend.token_ids)
             if extend.samples:
                 drawn.append(row.next_token())
-        context = 0
         for number in batch.decode_rows:
-            row = self._rows[number]
+            row = rows[number]
             row.length += 1
-            context += row.length
             drawn.append(row.next_token())
-        shape = StepShape(tokens, products, len(batch.decode_rows), context)
-        return shape, SampledTokens(batch.step, tuple(drawn))
+        return SampledTokens(batch.step, tuple(drawn))
 
-    def advance(self, numbers: Sequence[int], steps: int) -> None:
+    def advance(self, numbers: Iterable[int], steps: int) -> None:
         """`steps` decode steps at once, none of which ends an answer."""
         for number in numbers:
             self._rows[number].length += steps

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_simulator.costs import Coefficients, Cost
+from sluice_simulator.device import SimulatedDevice
 from sluice_simulator.replay import Options, Replay, Replayed
 from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
 
@@ -45,4 +46,5 @@ def requests(*sizes: tuple[float, int, int]) -> Trace:
 
 def replay(trace: Trace, how: SchedulerSettings = SETTINGS, **options: Any) -> Replayed:
     cost = options.pop("cost", COST)
-    return Replay(trace, how, cost, Options(**options)).run()
+    device = SimulatedDevice(trace.requests, cost)
+    return Replay(trace, how, device, Options(**options)).run()

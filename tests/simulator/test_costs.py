@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sluice_runtime.scheduler.step_shape import StepShape
 from sluice_simulator.costs import Coefficients, Cost, cost_named, preset_names
 from sluice_simulator.errors import CostError, UnusableFileError
-from sluice_simulator.shape import StepShape
 
 GOOD: dict[str, Any] = {
     "name": "mine",

@@ -88,3 +88,15 @@ def test_a_summary_adds_up() -> None:
     assert summary.busy_seconds <= summary.seconds
     assert 0 < summary.usage_mean <= summary.usage_peak <= 1
     assert summary.output_rate == pytest.approx(trace.output_tokens / summary.seconds)
+
+
+def test_a_static_batch_is_filled_once() -> None:
+    trace = requests((0.0, 100, 50), (0.0, 100, 2), (0.01, 100, 2), (0.02, 100, 2))
+    how = settings(max_running_requests=2)
+    first, short, *later = replay(trace, how, static=True).record.timelines
+    assert short.finished_seconds is not None
+    assert first.finished_seconds is not None
+    assert short.finished_seconds < first.finished_seconds
+    assert [line.started_seconds for line in later] == [first.finished_seconds] * 2
+    continuous = replay(trace, how).record.timelines
+    assert continuous[2].started_seconds == pytest.approx(short.finished_seconds)
