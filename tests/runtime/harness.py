@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
@@ -15,6 +15,7 @@ from sluice_runtime.engine.plan import resolved
 from sluice_runtime.messages import Generate, Sampling, TokenDelta
 from sluice_runtime.model_files import resolve
 from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.chunk_budget import FixedChunk
 
 torch.set_num_threads(1)
 
@@ -109,7 +110,7 @@ def drive(
         if coming:
             engine.scheduler.add(coming.popleft())
         if (budget := next(budgets, None)) is not None:
-            engine.scheduler._settings = replace(engine.scheduler._settings, chunk_size=budget)
+            engine.scheduler._pacing._choice = FixedChunk(budget)
         batch = engine.scheduler.next_batch(0.0)
         if batch is None and not coming:
             return

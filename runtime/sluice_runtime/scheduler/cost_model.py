@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from operator import mul
+from statistics import NormalDist
 from typing import Final
 
 from sluice_runtime.scheduler.step_shape import StepShape
@@ -35,8 +36,8 @@ LIKELY_ERRORS: Final = 4.0
 LEAST_ERROR: Final = 0.05
 CHANGE_STEPS: Final = 6
 """Outliers in a row, on one side, that are a change of the machine."""
-REMEMBERED: Final = 128
-"""Steps with prompt tokens that the spread of the prediction is taken from."""
+SPREAD_WEIGHT: Final = 0.05
+"""Of the newest step in the mean and the spread of observed over predicted."""
 
 
 class _Evidence:
@@ -66,7 +67,7 @@ class CostModel:
         self._error = LEAST_ERROR
         self._outliers: deque[float] = deque(maxlen=CHANGE_STEPS)
         """Observed over predicted, of the steps since the last that was no outlier."""
-        self._ratios: deque[float] = deque(maxlen=REMEMBERED)
+        self._ratio_mean, self._ratio_variance = 1.0, LEAST_ERROR**2
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -97,12 +98,9 @@ class CostModel:
         )
 
     def slack(self, share: float) -> float:
-        """Observed over predicted seconds that `share` of the last steps with prompts stayed
-        under; 1 when there were none."""
-        if not self._ratios:
-            return 1.0
-        ranked = sorted(self._ratios)
-        return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+        """Observed over predicted seconds that `share` of the steps with prompts stay under, from
+        the mean and the spread of the last ones, but for outliers."""
+        return self._ratio_mean + NormalDist().inv_cdf(share) * math.sqrt(self._ratio_variance)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learns from a step that took so long."""
@@ -121,10 +119,10 @@ class CostModel:
     def _judged(self, seconds: float, predicted: float, extends: bool) -> float:
         """The duration to learn from: the real one unless it is far from what is likely."""
         ratio = seconds / predicted
-        if extends:
-            self._ratios.append(ratio)
         likely = 1 + max(self._error, LEAST_ERROR) * LIKELY_ERRORS
         bounded = min(max(ratio, 1 / likely), likely)
+        if extends:
+            self._spread(bounded)
         self._error += 0.02 * (abs(bounded - 1) - self._error)
         if bounded == ratio or (self._outliers and (self._outliers[-1] > 1) != (ratio > 1)):
             self._outliers.clear()
@@ -142,7 +140,14 @@ class CostModel:
             evidence.answers = [answer * factor for answer in evidence.answers]
         self._coefficients = [coefficient * factor for coefficient in self._coefficients]
         self._outliers.clear()
-        self._ratios.clear()
+
+    def _spread(self, ratio: float) -> None:
+        """One step with prompt tokens more: exponentially weighted mean and variance."""
+        off = ratio - self._ratio_mean
+        self._ratio_mean += SPREAD_WEIGHT * off
+        self._ratio_variance = (1 - SPREAD_WEIGHT) * (
+            self._ratio_variance + SPREAD_WEIGHT * off * off
+        )
 
     def _solve(self) -> None:
         """Least squares without negative coefficients, by coordinate descent."""

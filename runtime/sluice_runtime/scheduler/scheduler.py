@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -36,6 +37,7 @@ from sluice_runtime.scheduler.batch import (
 from sluice_runtime.scheduler.integrity import check_integrity
 from sluice_runtime.scheduler.limits import most_new_tokens, queue_full, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
+from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
 from sluice_runtime.scheduler.policies import POLICIES, AdmissionOrder, PolicyContext
 from sluice_runtime.scheduler.request import Phase, Request, outcome_of, request_from, row_of
@@ -55,6 +57,7 @@ class Scheduler:
         self._allocator = allocator
         self._order = AdmissionOrder(POLICIES[settings.policy], settings.seed)
         self._ratio = NewTokenRatio(settings.conservativeness)
+        self._pacing = Pacing(settings)
         self._requests: dict[str, Request] = {}
         self._waiting = WaitingQueue()
         self._prefilling: Request | None = None
@@ -103,11 +106,13 @@ class Scheduler:
         decode = list(self._running.values()) if decodes else []
         if not (prefill.items or decode or self._outcomes):
             self._ratio.reset()
+            self._pacing.rest()
             return None
         return self._build(prefill.items, decode, now)
 
     def process(self, batch: Batch, result: SampledTokens, now: float) -> list[TokenDelta]:
         """Takes the tokens of a batch in; returns what became of requests since the last call."""
+        self._pacing.landed(batch, now)
         for request, token in zip(self._in_flight.pop(batch.step), result.token_ids, strict=True):
             self._accept(request, token)
         outcomes, self._outcomes = self._outcomes, []
@@ -129,6 +134,7 @@ class Scheduler:
             retractions=self._retractions,
             chunk_cuts=self._chunk_cuts,
             steps=dict(self._steps),
+            pace=self._pacing.status(),
         )
 
     def check_integrity(self) -> None:
@@ -182,7 +188,9 @@ class Scheduler:
             self._allocator.free_pages,
             len(self._free_rows),
         )
-        adder = PrefillAdder(self._settings, room, self._ratio.value)
+        budget = self._pacing.budget(self._running.values(), self._prefilling)
+        settings = replace(self._settings, chunk_size=budget.tokens)
+        adder = PrefillAdder(settings, room, self._ratio.value)
         waiting: Sequence[Request] | WaitingQueue = self._waiting if admits else ()
         order = self._order(waiting, partial(self._policy_context, now))
         return plan_prefill(adder, self._prefilling, order)
@@ -205,7 +213,7 @@ class Scheduler:
         mode = forward_mode(bool(prefill), bool(decode))
         self._steps[mode.value] += 1
         self._in_flight[self._step] = (*(i.request for i in prefill if not i.cut), *decode)
-        return Batch(
+        batch = Batch(
             step=self._step,
             mode=mode,
             dropped_rows=dropped,
@@ -215,6 +223,8 @@ class Scheduler:
             decode_rows=tuple([row_of(request) for request in decode]),
             decode_context_tokens=sum([request.computed_tokens for request in decode]),
         )
+        self._pacing.made(batch, now)
+        return batch
 
     def _start(self, request: Request, now: float) -> RowAdded:
         """Out of the queue: a row, and pages for all of its prompt, also when it is cut."""

@@ -8,13 +8,24 @@ from sluice_runtime.scheduler.limits import Limits
 
 
 @dataclass(frozen=True)
+class StepTarget:
+    """How long a step may take that answers wait for."""
+
+    seconds: float
+    share: float
+    """Part of the steps with prompt tokens that must keep it."""
+    start_tokens: int
+    """Budget of a step while too little is known to predict one."""
+
+
+@dataclass(frozen=True)
 class SchedulerSettings:
     """All sizes in tokens unless named otherwise."""
 
     limits: Limits
     page_size: int
     chunk_size: int | None
-    """Token budget of a step that prefills; None: chunking is off."""
+    """Token budget of a step that prefills, the most with a target; None: chunking is off."""
     max_prefill_tokens: int
     min_prefill_tokens: int
     """Part of the chunk that decode rows cannot take; one page at least."""
@@ -26,3 +37,5 @@ class SchedulerSettings:
     seed: int = 0
     """Of the policy random."""
     conservativeness: float = 1.0
+    target: StepTarget | None = None
+    """Decides the budget of each step; None: it is chunk_size."""

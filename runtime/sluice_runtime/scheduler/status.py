@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sluice_runtime.scheduler.pacing import PaceStatus
 from sluice_runtime.scheduler.request import Request
 
 
@@ -36,6 +37,7 @@ class Status:
     chunk_cuts: int
     steps: Mapping[str, int]
     """Since the start, by forward mode."""
+    pace: PaceStatus
 
     @property
     def usage_ratio(self) -> float:

@@ -144,7 +144,7 @@ def test_an_empty_step_teaches_nothing() -> None:
 def test_slack_is_how_far_steps_were_over_their_prediction() -> None:
     costs = (0.004, 2e-5, 3e-9, 1e-4, 5e-8)
     draw, model = random.Random(6), CostModel()
-    assert model.slack(0.9) == 1.0
+    assert 1.0 < model.slack(0.9) < 1.1
     taught(model, costs, draw, 600, 0.1)
     assert 1.1 < model.slack(0.97) < 1.4
     assert 0.95 < model.slack(0.5) < 1.05
