@@ -54,9 +54,9 @@ def test_more_memory_than_any_node_has(make: Make) -> None:
 
 
 def test_what_is_not_implemented_is_refused_by_name(make: Make) -> None:
-    service = make(engine={"prefixCache": True})
+    service = make(engine={"tensorParallelSize": 2})
     condition = service.wait_for_reason("Ready", "NotImplemented")
-    assert "prefixCache" in condition["message"]
+    assert "tensorParallelSize" in condition["message"]
     assert service.children() == []
 
 

@@ -55,14 +55,14 @@ GENERAL: Final[dict[str, Value]] = {
     "page_size": 16,
     "memory_fraction": 0.85,
     "mixed_chunk": True,
-    "prefix_cache": False,
+    "prefix_cache": True,
     "overlap": False,
     "scheduling_policy": "fcfs",
     "schedule_conservativeness": 1.0,
     "priority_threshold": 10,
 }
 """General defaults. Keys that depend on the model or the host (context length, pool, threads) are
-left to the engine. Prefix cache and overlap are off until the engine has them."""
+left to the engine. Overlap is off until the engine has it."""
 
 
 def resolve_settings(user: EngineSettings, accelerator: Accelerator) -> dict[str, Resolved]:

@@ -29,11 +29,6 @@ ROWS: Final = (
         "1 (tensor parallelism is not implemented yet)",
     ),
     Unsupported(
-        "prefixCache",
-        lambda s: bool(s.prefix_cache),
-        "false (the prefix cache is not implemented yet)",
-    ),
-    Unsupported(
         "overlap",
         lambda s: bool(s.overlap),
         "false (the overlapped loop is not implemented yet)",

@@ -11,11 +11,15 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-Refusal = Literal["overloaded", "unavailable"]
-"""Why the engine did not take a request that is not at fault; another engine may."""
+Refusal = Literal["overloaded", "unavailable", "invalid"]
+"""Why the engine did not take a request. `invalid`: its grammar is at fault. Else the request is
+not, and another engine may take it."""
+GrammarKind = Literal["json_schema", "open_json_schema", "regex", "ebnf", "tags"]
+"""`open_json_schema`: objects may have properties, and arrays items, that it does not mention.
+`tags`: text in which some tags are followed by a grammar of their own, as tool calls are."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -32,6 +36,17 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """-1: all."""
     seed: int = 0
     """63 bits; the API process draws one when the client gave none."""
+
+
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the answer must look like; compiled in the engine before the request can run."""
+
+    kind: GrammarKind
+    text: str
+    end_token_ids: list[int]
+    """The tokens that may end the answer, once it is complete; one at least."""
+    field: str
+    """The request's field that asked for it: what a refusal names."""
 
 
 class Generate(Message, frozen=True):
@@ -54,6 +69,9 @@ class Generate(Message, frozen=True):
     """Larger is more urgent; read by the policies priority and adaptive."""
     routing_key: str = ""
     """Tenant, session or adapter; read by the policies round-robin and routing-key."""
+    cache_salt: str = ""
+    """Cached prefixes are shared only with requests of the same salt."""
+    grammar: Grammar | None = None
 
 
 class Abort(Message, frozen=True):
@@ -67,6 +85,10 @@ class Credit(Message, frozen=True):
 
     request_id: str
     tokens: int
+
+
+class FlushCache(Message, frozen=True):
+    """API → engine: what was computed before this is not reused by requests that start after."""
 
 
 class Drain(Message, frozen=True):
@@ -83,6 +105,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     """One line for the client, with `finish_reason` error."""
     cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache; on the delta with a request's first token only."""
     refusal: Refusal | None = None
     """With `finish_reason` error, on the only delta of a request that was not taken."""
     queue_seconds: float | None = None
@@ -149,5 +172,5 @@ class EngineFailed(Message, frozen=True):
     message: str
 
 
-ToEngine = Generate | Abort | Credit | Drain
+ToEngine = Generate | Abort | Credit | FlushCache | Drain
 ToApi = EngineReady | StepResult | Heartbeat | EngineFailed

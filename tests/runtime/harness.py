@@ -91,7 +91,7 @@ def run_engine(
     drive(engine, run, recorder, requests, chunk_sizes)
     status = engine.scheduler.status()
     run.cuts, run.retractions = status.chunk_cuts, status.retractions
-    assert status.pages_free == status.pages_total, "pages leaked"
+    assert status.pages_available == status.pages_total, "pages leaked"
     return run
 
 

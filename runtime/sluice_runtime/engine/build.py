@@ -35,6 +35,7 @@ class EngineHooks:
 
     page_order: Sequence[int] | None = None
     poison_freed_pages: bool = False
+    """Pages that come back are filled with NaN, so that a late reader shows."""
     on_logits: LogitsSeen | None = None
     backend: str | None = None
     """One of `layers.backend.BACKENDS`, instead of the best there is."""
@@ -102,8 +103,10 @@ def build_engine(
     rows = RunnerSettings(
         rows=settings.max_running_requests,
         context_length_tokens=context,
-        poison_freed_pages=hooks.poison_freed_pages,
     )
     runner = Runner(model, pool, rows, hooks.on_logits)
-    scheduler = Scheduler(settings, PageAllocator(pages, hooks.page_order))
+    allocator = PageAllocator(
+        pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
+    )
+    scheduler = Scheduler(settings, allocator)
     return Engine(settings, scheduler, runner, model, memory.available)

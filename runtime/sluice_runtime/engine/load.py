@@ -16,7 +16,7 @@ def load_from(status: Status, pace: Pace, unix_seconds: float) -> Load:
         running_requests=status.running_requests,
         kv_pages_total=status.pages_total,
         kv_pages_free=status.pages_free,
-        kv_pages_evictable=0,
+        kv_pages_evictable=status.pages_evictable,
         queued_work_seconds=pace.seconds_for(status.queued_tokens),
         new_token_ratio=status.new_token_ratio,
         retractions=status.retractions,

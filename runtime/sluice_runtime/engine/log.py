@@ -45,7 +45,7 @@ def prefill_line(batch: Batch, status: Status) -> str:
     """`#running-req` counts the decode rows of the same step: above 0, mixing is on."""
     return (
         f"Prefill batch. #new-seq: {len(batch.extend_rows)}, #new-token: {batch.extend_tokens}, "
-        f"#cached-token: 0, token usage: {status.usage_ratio:.2f}, "
+        f"#cached-token: {batch.cached_tokens}, token usage: {status.usage_ratio:.2f}, "
         f"#running-req: {len(batch.decode_rows)}, #queue-req: {status.queued_requests}"
     )
 
@@ -61,7 +61,7 @@ def chunk_line(status: Status) -> str | None:
 
 
 def decode_line(batch: Batch, status: Status, page_size: int, rate: float) -> str:
-    held = (status.pages_total - status.pages_free) * page_size
+    held = (status.pages_total - status.pages_available) * page_size
     return (
         f"Decode batch. #running-req: {len(batch.decode_rows)}, #token: {held}, "
         f"token usage: {status.usage_ratio:.2f}, gen throughput (token/s): {rate:.2f}, "

@@ -18,6 +18,7 @@ from sluice_runtime.messages import (
     Abort,
     Credit,
     Drain,
+    FlushCache,
     Generate,
     Heartbeat,
     Load,
@@ -125,6 +126,8 @@ class EngineLoop:
             case Credit():
                 if delta := self._outbox.grant(message.request_id, message.tokens):
                     self._released.append(delta)
+            case FlushCache():
+                self._scheduler.flush_cache()
             case Drain():
                 self._draining = True
 

@@ -93,6 +93,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         max_running_requests=config.max_running_requests or 1,
         max_queued_requests=config.max_queued_requests or 1,
         mixed=bool(config.mixed_chunk),
+        prefix_cache=bool(config.prefix_cache),
         policy=config.scheduling_policy or "fcfs",
         seed=config.seed,
         conservativeness=config.schedule_conservativeness or 1.0,

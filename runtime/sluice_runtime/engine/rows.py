@@ -16,9 +16,8 @@ from sluice_runtime.scheduler.batch import Batch
 class RowTable:
     """`rows` rows of at most `max_pages` pages."""
 
-    def __init__(self, rows: int, max_pages: int, pool: PagePool, *, poison: bool = False) -> None:
+    def __init__(self, rows: int, max_pages: int, pool: PagePool) -> None:
         self._pool = pool
-        self._poison = poison
         self._page_counts = [0] * rows
         self.page_size = pool.page_size
         self.page_table = torch.full((rows, max_pages), pool.padding_page)
@@ -32,22 +31,23 @@ class RowTable:
         self.seeds = torch.zeros(rows, dtype=torch.int64)
 
     def apply(self, batch: Batch) -> None:
-        """Rows dropped, rows added, pages appended: in this order."""
+        """Pages replaced, rows dropped, rows added, pages appended: in this order."""
+        for replaced in batch.replaced_pages:
+            self._set_pages(replaced.row, replaced.first, replaced.page_ids)
         for row in batch.dropped_rows:
             self._drop(row)
         for added in batch.added_rows:
             self._set_sampling(added.row, added.sampling)
         for appended in batch.appended_pages:
-            self._append(appended.row, appended.page_ids)
+            first = self._page_counts[appended.row]
+            self._set_pages(appended.row, first, appended.page_ids)
+            self._page_counts[appended.row] = first + len(appended.page_ids)
         # Only the last page of a row is read before all of it is written.
         if last := [appended.page_ids[-1] for appended in batch.appended_pages]:
             self._pool.clear(torch.tensor(last))
 
     def _drop(self, row: int) -> None:
-        held = self.page_table[row, : self._page_counts[row]]
-        if self._poison:
-            self._pool.clear(held, float("nan"))
-        held.fill_(self._pool.padding_page)
+        self.page_table[row, : self._page_counts[row]] = self._pool.padding_page
         self._page_counts[row] = 0
         self.lengths[row] = 0
 
@@ -57,11 +57,8 @@ class RowTable:
         self.top_ks[row] = sampling.top_k
         self.seeds[row] = sampling.seed
 
-    def _append(self, row: int, page_ids: tuple[int, ...]) -> None:
-        begin = self._page_counts[row]
-        end = begin + len(page_ids)
-        self.page_table[row, begin:end] = torch.tensor(page_ids)
-        self._page_counts[row] = end
+    def _set_pages(self, row: int, first: int, page_ids: tuple[int, ...]) -> None:
+        self.page_table[row, first : first + len(page_ids)] = torch.tensor(page_ids)
 
     def sampling_of(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """temperature, top_p, top_k and seed of `rows`."""

@@ -30,8 +30,6 @@ class RunnerSettings:
 
     rows: int
     context_length_tokens: int
-    poison_freed_pages: bool = False
-    """Tests: a dropped row's pages are filled with NaN, so that a late reader shows."""
 
 
 class Runner:
@@ -48,7 +46,7 @@ class Runner:
         self._pool = pool
         self._on_logits = on_logits
         max_pages = -(-settings.context_length_tokens // pool.page_size)
-        self._rows = RowTable(settings.rows, max_pages, pool, poison=settings.poison_freed_pages)
+        self._rows = RowTable(settings.rows, max_pages, pool)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> SampledTokens:

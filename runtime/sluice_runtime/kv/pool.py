@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,10 @@ class PagePool:
     def clear(self, page_ids: Tensor, value: float = 0.0) -> None:
         """Fills whole pages, in all layers."""
         self.data.index_fill_(0, page_ids, value)
+
+    def poison(self, page_ids: Sequence[int]) -> None:
+        """Fills pages that no one may read any more with NaN (tests)."""
+        self.clear(torch.tensor(page_ids), float("nan"))
 
     def write(
         self, layer: int, pages: Tensor, offsets: Tensor, keys: Tensor, values: Tensor

@@ -8,16 +8,21 @@ The budgets, in tokens (`mixed` decode rows share the step):
   rem_chunk  chunkSize - mixed; the minimum prefill share is kept out of both
   rem_total  pages left once the decode rows have theirs, less what running requests are expected
              to need: sum of min(max_tokens - output, 4096) x new-token ratio (1 with ignore_eos)
+Pages left are those that are free and those that could be evicted; a cached prefix that a request
+is going to use cannot be, so it is taken off before the request is weighed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from sluice_runtime.scheduler.lock_costs import Locking
 from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.prefix_cache import Match
+from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.retraction import opens_page
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -36,7 +41,8 @@ class AdmitResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PrefillItem:
-    """Tokens [start, end) of a request; `cut` when more of it must follow in a later step."""
+    """Tokens [start, end) of a request; `cut` when more of it must follow in a later step. Those
+    before `start` are in the pool: of earlier chunks, or cached."""
 
     request: Request
     start: int
@@ -57,8 +63,8 @@ class PrefillPlan:
 class Room:
     """What a step has left for prefill."""
 
-    free_pages: int
-    """Free pages less those that the decode rows take in this step."""
+    available_pages: int
+    """Free and evictable pages, less those that the decode rows take in this step."""
     reserved_tokens: float
     """Expected future need of what runs."""
     decode_rows: int
@@ -80,14 +86,14 @@ def room_beside(
     prefilling: Request | None,
     settings: SchedulerSettings,
     ratio: float,
-    free_pages: int,
+    available_pages: int,
     free_rows: int,
 ) -> Room:
     """What a step has left for prefill beside what runs; `ratio` is the new-token ratio."""
     held = [*running, *([prefilling] if prefilling else [])]
     opening = sum(opens_page(request, settings.page_size) for request in running)
     return Room(
-        free_pages=free_pages - opening,
+        available_pages=available_pages - opening,
         reserved_tokens=sum(reserved_tokens(request, ratio) for request in held),
         decode_rows=len(running) if settings.mixed else 0,
         rows=free_rows,
@@ -108,8 +114,9 @@ class PrefillAdder:
             if settings.chunk_size is None
             else max(settings.chunk_size - room.decode_rows, share)
         )
-        self._free_pages = room.free_pages
-        self._rem_total = room.free_pages * settings.page_size - room.reserved_tokens
+        self._available_pages = room.available_pages
+        self._rem_total = room.available_pages * settings.page_size - room.reserved_tokens
+        self._locking = Locking()
         self._rem_rows = room.rows
         self._alone = room.alone
         self._items: list[PrefillItem] = []
@@ -120,66 +127,69 @@ class PrefillAdder:
         """Why no waiting request whatever could join: their order need not be known then."""
         if self._rem_rows <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0):
             return AdmitResult.OTHER
-        fits = self._free_pages > 0 and (self._alone or self._rem_total > self._page_size)
+        fits = self._available_pages > 0 and (self._alone or self._rem_total > self._page_size)
         return None if fits else AdmitResult.NO_TOKEN
 
     def add_continuing(self, request: Request) -> None:
         """The next chunk of the request that was cut. Its pages are its own already, so it always
         makes progress; its answer is part of what is reserved."""
-        end = self._cut_end(request)
-        self._take(request, len(request.token_ids) if end is None else end)
+        start = request.computed_tokens
+        self._take(PrefillItem(request, start, *self._end(request, start)))
 
-    def add(self, request: Request) -> AdmitResult:
-        """Admits a waiting request, whole or up to a page boundary."""
+    def add(self, request: Request, match: Match) -> AdmitResult:
+        """Admits a waiting request, whole or up to a page boundary; `match` is what is cached."""
         if self._rem_rows <= 0:
             return AdmitResult.OTHER
-        end = self._cut_end(request)
-        if end is not None and (self._cut or end <= request.computed_tokens):
+        start = match.pages * self._page_size
+        end, cut = self._end(request, start)
+        if cut and (self._cut or end <= start):
             return AdmitResult.OTHER
-        if end is None and self._items and request.uncomputed_tokens > self._rem_input:
+        if not cut and self._items and end - start > self._rem_input:
             return AdmitResult.OTHER
-        if not self._fits(request):
+        pages = pages_for(len(request.token_ids), self._page_size) - match.pages
+        locked_pages = self._locking.cost(match)
+        if not self._fits(request, len(request.token_ids) - start, pages, locked_pages):
             return AdmitResult.NO_TOKEN
-        self._charge(request)
-        self._take(request, len(request.token_ids) if end is None else end)
+        # The pages of the whole prompt are the request's from now on, also when it is cut.
+        self._locking.add(match)
+        self._available_pages -= pages + locked_pages
+        self._rem_total -= (pages + 1 + locked_pages) * self._page_size
+        self._rem_total -= reserved_tokens(request, self._ratio)
+        self._rem_rows -= 1
+        self._take(PrefillItem(request, start, end, cut))
         return AdmitResult.CONTINUE
 
     def plan(self, result: AdmitResult) -> PrefillPlan:
         """The complete plan; `result` is the last answer of `add`."""
         return PrefillPlan(tuple(self._items), result.value, self._explain(result))
 
-    def _cut_end(self, request: Request) -> int | None:
-        """Where the request must be cut, at an absolute page boundary; None when it fits whole."""
+    def _end(self, request: Request, start: int) -> tuple[int, bool]:
+        """How far the step gets with a request, and whether it is cut there: at an absolute page
+        boundary."""
+        whole = len(request.token_ids)
         if self._rem_chunk is None:
-            return None
+            return whole, False
         budget = min(self._rem_chunk, self._rem_input)
-        if request.uncomputed_tokens <= budget:
-            return None
-        return (request.computed_tokens + max(budget, 0)) // self._page_size * self._page_size
+        if whole - start <= budget:
+            return whole, False
+        return (start + max(budget, 0)) // self._page_size * self._page_size, True
 
-    def _fits(self, request: Request) -> bool:
-        extend = request.uncomputed_tokens
-        needed = pages_for(len(request.token_ids), self._page_size)
+    def _fits(self, request: Request, extend: int, pages: int, locked_pages: int) -> bool:
+        """`extend`: tokens to compute, in `pages`; `locked_pages`: evictable ones that it locks."""
+        if pages + locked_pages > self._available_pages:
+            return False
         if self._alone and not self._items:
-            return needed <= self._free_pages
+            return True
         answer = min(request.remaining_tokens, RESERVED_TOKENS_CLIP)
-        return needed <= self._free_pages and extend + answer + self._page_size < self._rem_total
+        rem_total = self._rem_total - locked_pages * self._page_size
+        return extend + answer + self._page_size < rem_total
 
-    def _charge(self, request: Request) -> None:
-        """The pages of the whole prompt are the request's from now on, also when it is cut."""
-        pages = pages_for(request.uncomputed_tokens, self._page_size)
-        self._free_pages -= pages
-        self._rem_total -= (pages + 1) * self._page_size + reserved_tokens(request, self._ratio)
-        self._rem_rows -= 1
-
-    def _take(self, request: Request, end: int) -> None:
-        start = request.computed_tokens
-        cut = end < len(request.token_ids)
-        self._items.append(PrefillItem(request, start, end, cut))
-        self._cut = self._cut or cut
-        self._rem_input -= end - start
+    def _take(self, item: PrefillItem) -> None:
+        self._items.append(item)
+        self._cut = self._cut or item.cut
+        self._rem_input -= item.end - item.start
         if self._rem_chunk is not None:
-            self._rem_chunk -= end - start
+            self._rem_chunk -= item.end - item.start
 
     def _explain(self, result: AdmitResult) -> str:
         if result is AdmitResult.CONTINUE:
@@ -193,15 +203,24 @@ class PrefillAdder:
 
 
 def plan_prefill(
-    adder: PrefillAdder, continuing: Request | None, waiting: Iterable[Request]
+    adder: PrefillAdder,
+    continuing: Request | None,
+    waiting: Iterable[Request],
+    match: Callable[[Request], Match],
+    computing: BeingComputed,
 ) -> PrefillPlan:
-    """The request that was cut first, then the waiting in order until one does not fit."""
+    """The request that was cut first, then the waiting in order until one does not fit. Requests
+    whose prefix is being computed are passed over: in a step or two they find it."""
     if continuing is not None:
         adder.add_continuing(continuing)
     result = AdmitResult.CONTINUE
     if closed := adder.closed:
         return adder.plan(closed)
     for request in waiting:
-        if (result := adder.add(request)) is not AdmitResult.CONTINUE:
+        found = match(request)
+        if computing.covers(request, found):
+            continue
+        if (result := adder.add(request, found)) is not AdmitResult.CONTINUE:
             break
+        computing.add(request)
     return adder.plan(result)

@@ -37,10 +37,20 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     row: int
     request_id: str
     sampling: Sampling
+    prompt_tokens: int = 0
+
+
+class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):
+    """The row's pages from index `first` on are these from now on: equal content, kept once."""
+
+    row: int
+    first: int
+    page_ids: tuple[int, ...]
 
 
 class PagesAppended(msgspec.Struct, frozen=True, array_like=True):
-    """Pages that follow those the row already has, in the order of its tokens."""
+    """Pages that follow those the row already has, in the order of its tokens. Of a row just added
+    the first may be computed already; the last one never is."""
 
     row: int
     page_ids: tuple[int, ...]
@@ -58,10 +68,12 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One step. Applied in the order of the fields: a dropped row may be added again at once."""
+    """One step. Applied in the order of the fields: a dropped row may be added again at once, and
+    a page that was replaced may be another row's already."""
 
     step: int
     mode: ForwardMode
+    replaced_pages: tuple[PagesReplaced, ...] = ()
     dropped_rows: tuple[int, ...] = ()
     added_rows: tuple[RowAdded, ...] = ()
     appended_pages: tuple[PagesAppended, ...] = ()
@@ -75,6 +87,12 @@ class Batch(msgspec.Struct, frozen=True):
     def sampling_rows(self) -> tuple[int, ...]:
         """Rows for which a token is drawn, in the order in which results are returned."""
         return (*(extend.row for extend in self.extend_rows if extend.samples), *self.decode_rows)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the rows added by this step that were computed before."""
+        added = {row.row for row in self.added_rows}
+        return sum(extend.start for extend in self.extend_rows if extend.row in added)
 
     @property
     def extend_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 Most answers end before max_tokens, so reserving all of it would leave the pool empty. The ratio
 starts at 0.7, moves with every decode step towards what the last completions really used, and
-jumps up after a retraction. Knows no request, only their sums.
+jumps up after a retraction. Knows of a request how long its answer is and may become.
 
 Constants as published by SGLang (schedule policy and retraction, 0.5.x).
 """
@@ -10,7 +10,8 @@ Constants as published by SGLang (schedule policy and retraction, 0.5.x).
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Collection
+from typing import Final, Protocol
 
 INITIAL: Final = 0.7
 FLOOR_SHARE: Final = 0.14
@@ -18,6 +19,15 @@ DECAY_STEPS: Final = 600
 RETRACTION_LOOKAHEAD_TOKENS: Final = 20
 COMPLETIONS_REMEMBERED: Final = 100
 INITIAL_BETA: Final = 0.5
+
+
+class Answering(Protocol):
+    """What is asked of a running request."""
+
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
 
 
 class NewTokenRatio:
@@ -45,10 +55,10 @@ class NewTokenRatio:
         step = (self.initial - self.floor) / DECAY_STEPS
         self.value += max(-step, min(step, self.target - self.value))
 
-    def raise_after_retraction(self, output_tokens: int, max_tokens: int, requests: int) -> None:
-        """Sums over the requests that still run."""
-        wanted = output_tokens + RETRACTION_LOOKAHEAD_TOKENS * requests
-        self.value = min(1.0, wanted / (max_tokens + 1))
+    def raise_after_retraction(self, running: Collection[Answering]) -> None:
+        """To what the requests that still run have used, and a little more."""
+        wanted = sum(r.output_tokens + RETRACTION_LOOKAHEAD_TOKENS for r in running)
+        self.value = min(1.0, wanted / (sum(r.max_tokens for r in running) + 1))
 
     def reset(self) -> None:
         """When nothing runs and nothing waits."""

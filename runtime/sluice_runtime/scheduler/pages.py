@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 
 def pages_for(tokens: int, page_size: int) -> int:
@@ -11,10 +11,17 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 class PageAllocator:
-    """A free list. `order` fixes the order in which pages are first handed out (tests shuffle)."""
+    """A free list. `order` fixes the order in which pages are first handed out (tests shuffle);
+    `on_free` hears of pages that come back (tests poison them)."""
 
-    def __init__(self, total_pages: int, order: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        total_pages: int,
+        order: Sequence[int] | None = None,
+        on_free: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
         self.total_pages = total_pages
+        self._on_free = on_free
         self._free = list(range(total_pages) if order is None else order)[::-1]
         self._held = bytearray(total_pages)
         assert sorted(self._free) == list(range(total_pages))
@@ -37,8 +44,10 @@ class PageAllocator:
             self._held[page] = 1
         return pages
 
-    def free(self, page_ids: Iterable[int]) -> None:
+    def free(self, page_ids: Sequence[int]) -> None:
         """Takes pages back; each must be held."""
+        if self._on_free is not None and page_ids:
+            self._on_free(page_ids)
         for page in page_ids:
             assert self._held[page], f"page {page} is freed twice"
             self._held[page] = 0

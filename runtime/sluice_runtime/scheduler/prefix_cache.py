@@ -33,6 +33,8 @@ class Node:
     parent: Node | None
     edge: Hashable
     """Where the parent has it: its first page of tokens, or the namespace."""
+    number: int
+    """Its own for ever, in the order in which nodes were made."""
     key: bytes = b""
     page_ids: list[int] = field(default_factory=list)
     locks: int = 0
@@ -88,10 +90,10 @@ class PrefixCache:
     def __init__(self, page_size: int, rank: Rank = least_recently_used) -> None:
         self._page_bytes = page_size * TOKEN_BYTES
         self._rank = rank
-        self._root = Node(None, None)
+        self._order = count()
+        self._root = Node(None, None, next(self._order))
         self._candidates: list[tuple[int, int, Node]] = []
         """Heap of unlocked leaves. An entry may be outdated; it is looked at when it comes up."""
-        self._order = count()
         self._tick = 0
         self._epoch = 0
         self.evictable_pages = 0
@@ -144,7 +146,8 @@ class PrefixCache:
             edge = key[at : at + width]
             child = node.children.get(edge)
             if child is None:
-                node.children[edge] = child = Node(node, edge, key[at:], page_ids[at // width :])
+                child = node.children[edge] = self._node(node, edge)
+                child.key, child.page_ids = key[at:], page_ids[at // width :]
                 self.evictable_pages += len(child.page_ids)
                 node = child
                 break
@@ -214,7 +217,7 @@ class PrefixCache:
             nodes += node.children.values()
             if not node.locks:
                 pages += node.page_ids
-        self._root, self._candidates = Node(None, None), []
+        self._root, self._candidates = Node(None, None, next(self._order)), []
         self._epoch += 1
         self.evictable_pages = 0
         return pages
@@ -227,10 +230,13 @@ class PrefixCache:
             nodes += node.children.values()
             yield node
 
+    def _node(self, parent: Node, edge: Hashable) -> Node:
+        return Node(parent, edge, next(self._order))
+
     def _namespace(self, namespace: Hashable) -> Node:
         node = self._root.children.get(namespace)
         if node is None:
-            node = self._root.children[namespace] = Node(self._root, namespace)
+            node = self._root.children[namespace] = self._node(self._root, namespace)
         return node
 
     def _protect(self, node: Node, stop: Node) -> None:
@@ -249,9 +255,9 @@ class PrefixCache:
         """Cuts a node in two; returns the upper one. Who holds `node` goes on holding all of it."""
         parent, cut = node.parent, pages * self._page_bytes
         assert parent is not None
-        upper = Node(parent, node.edge, node.key[:cut], node.page_ids[:pages])
+        upper = parent.children[node.edge] = self._node(parent, node.edge)
+        upper.key, upper.page_ids = node.key[:cut], node.page_ids[:pages]
         upper.locks, upper.used = node.locks, node.used
-        parent.children[node.edge] = upper
         node.parent, node.key, node.page_ids = upper, node.key[cut:], node.page_ids[pages:]
         node.edge = node.key[: self._page_bytes]
         upper.children[node.edge] = node

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice_runtime.messages import FinishReason, Generate, Sampling, TokenDelta
+from sluice_runtime.scheduler.prefix_cache import Lock, key_of
 
 
 class Phase(Enum):
@@ -37,14 +38,29 @@ class Request:
     routing_key: str = ""
     waiting_since_seconds: float = 0.0
     """When it joined the queue: its arrival, or its last retraction."""
+    namespace: tuple[str, ...] = ("",)
+    """Requests share cached prefixes within one only."""
+    key: bytes = b""
+    """Its tokens as the prefix tree compares them, those of the last time it waited."""
     phase: Phase = Phase.WAITING
     aborting: bool = False
     computed_tokens: int = 0
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
+    landed_tokens: int = 0
+    """Of these, the ones of batches whose results are in."""
+    cached_tokens: int = 0
+    """Prompt tokens that it found computed when it first started."""
     page_ids: list[int] = field(default_factory=list)
+    """Cached pages first, `lock.pages` of them, then its own."""
     row: int | None = None
+    lock: Lock | None = None
+    """Keeps the cached pages where they are."""
     started_seconds: float | None = None
     """When its first step was scheduled."""
+
+    @property
+    def ended(self) -> bool:
+        return self.phase is Phase.ENDED
 
     @property
     def output_tokens(self) -> int:
@@ -52,8 +68,9 @@ class Request:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens it may still generate."""
-        return self.max_tokens - self.output_tokens
+        """Tokens it may still generate, besides one that a batch in flight samples."""
+        known_tokens = max(len(self.token_ids), self.computed_tokens + 1)
+        return self.max_tokens - (known_tokens - self.prompt_tokens)
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -75,6 +92,8 @@ def request_from(message: Generate, max_tokens: int) -> Request:
         priority=message.priority,
         routing_key=message.routing_key,
         waiting_since_seconds=message.arrival_seconds,
+        namespace=(message.cache_salt,),
+        key=key_of(message.prompt_ids),
     )
 
 
@@ -84,15 +103,28 @@ def outcome_of(
     reason: FinishReason | None = None,
     error: str | None = None,
 ) -> TokenDelta:
-    """What its client is told; with the first token also how long it waited for its first step."""
-    queue_seconds = None
-    if token_ids and request.output_tokens == 1:
-        assert request.started_seconds is not None, "a token without a step"
-        queue_seconds = request.started_seconds - request.arrival_seconds
-    return TokenDelta(request.request_id, token_ids, reason, error, queue_seconds=queue_seconds)
+    """What its client is told; with the first token also how long it waited for its first step,
+    and how much of its prompt was cached."""
+    if not (token_ids and request.output_tokens == 1):
+        return TokenDelta(request.request_id, token_ids, reason, error)
+    assert request.started_seconds is not None, "a token without a step"
+    return TokenDelta(
+        request.request_id,
+        token_ids,
+        reason,
+        error,
+        cached_tokens=request.cached_tokens,
+        queue_seconds=request.started_seconds - request.arrival_seconds,
+    )
 
 
 def row_of(request: Request) -> int:
     """The row of a request that has one."""
     assert request.row is not None, f"{request.request_id} has no row"
     return request.row
+
+
+def lock_of(request: Request) -> Lock:
+    """The lock of a request that has started."""
+    assert request.lock is not None, f"{request.request_id} holds nothing"
+    return request.lock

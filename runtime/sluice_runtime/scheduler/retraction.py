@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.lock_costs import Unlocking
+from sluice_runtime.scheduler.request import Request, lock_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,11 @@ class RetractionPlan:
     reason: str = "Fits"
     message: str = "the pages of the next decode step are free"
 
+    @property
+    def needed(self) -> bool:
+        """Whether anyone must go."""
+        return bool(self.victims or self.stuck)
+
 
 def opens_page(request: Request, page_size: int) -> bool:
     """Whether the request's next token is the first of a page that it does not have yet."""
@@ -29,25 +35,27 @@ def opens_page(request: Request, page_size: int) -> bool:
 def plan_retraction(
     running: Sequence[Request],
     prefilling: Request | None,
-    free_pages: int,
+    available_pages: int,
     page_size: int,
 ) -> RetractionPlan:
     """Fewest output tokens first, then longest input. The last running request is kept, and takes
     the pages of the one that is mid-prefill if it must; alone and still without room it is stuck.
     """
-    if len(running) <= free_pages:
+    if len(running) <= available_pages:
         return RetractionPlan()
     wanted = sum(opens_page(request, page_size) for request in running)
-    if wanted <= free_pages:
+    if wanted <= available_pages:
         return RetractionPlan()
-    message = f"decode wants {wanted} pages, {free_pages} are free"
+    message = f"decode wants {wanted} pages, {available_pages} are free or cached"
     order = sorted(running, key=lambda r: (r.output_tokens, -len(r.token_ids)))
     candidates = [*order[:-1], *([prefilling] if prefilling else [])]
     victims: list[Request] = []
+    unlocking = Unlocking()
     for victim in candidates:
         victims.append(victim)
-        free_pages += len(victim.page_ids)
+        available_pages += len(victim.page_ids) - lock_of(victim).pages
+        available_pages += unlocking.add(lock_of(victim))
         wanted -= victim is not prefilling and opens_page(victim, page_size)
-        if wanted <= free_pages:
+        if wanted <= available_pages:
             return RetractionPlan(tuple(victims), None, "PoolFull", message)
     return RetractionPlan(tuple(victims), order[-1], "PoolTooSmall", message)

@@ -33,6 +33,8 @@ class SchedulerSettings:
     max_queued_requests: int
     mixed: bool
     """Whether decode rows join prefill chunks in one forward pass."""
+    prefix_cache: bool = True
+    """Whether computed prefixes are kept and shared."""
     policy: str = "fcfs"
     seed: int = 0
     """Of the policy random."""

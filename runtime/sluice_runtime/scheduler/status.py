@@ -29,6 +29,8 @@ class Status:
     """Requests that decode or are mid-prefill."""
     pages_total: int
     pages_free: int
+    pages_evictable: int
+    """Cached prefixes that no request uses."""
     new_token_ratio: float
     beta: float
     """Mean share of max_tokens that the last completions used."""
@@ -41,10 +43,17 @@ class Status:
 
     @property
     def usage_ratio(self) -> float:
-        """Share of the pool that is held."""
-        return 1.0 - self.pages_free / self.pages_total
+        """Share of the pool that requests hold."""
+        return 1.0 - self.pages_available / self.pages_total
+
+    @property
+    def pages_available(self) -> int:
+        """Pages that a request could have now."""
+        return self.pages_free + self.pages_evictable
 
 
-def progress_of(request: Request) -> ChunkProgress:
-    """How far the request's prompt is."""
+def progress_of(request: Request | None) -> ChunkProgress | None:
+    """How far the prompt of the request that was cut is; None when there is none."""
+    if request is None:
+        return None
     return ChunkProgress(request.request_id, request.computed_tokens, len(request.token_ids))

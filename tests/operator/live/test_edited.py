@@ -68,7 +68,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.kvPoolTokens": 8192,
     "engine.memoryFraction": 0.5,
     "engine.mixedChunk": False,
-    "engine.prefixCache": True,
+    "engine.prefixCache": False,
     "engine.overlap": True,
     "engine.schedulingPolicy": "lpm",
     "engine.scheduleConservativeness": 0.5,

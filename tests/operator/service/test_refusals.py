@@ -26,7 +26,7 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         "nothing, as the engine runs on CPUs only in this version",
     ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
-    "spec.engine.prefixCache": ({"engine": {"prefixCache": True}}, "false"),
+    "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
     "spec.engine.kvTransfer": ({"engine": {"kvTransfer": {}}}, "nothing"),
 }
 

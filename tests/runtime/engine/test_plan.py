@@ -72,8 +72,8 @@ def test_chunking_off_is_none_to_the_scheduler() -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"prefixCache": True}, "prefixCache"),
-        ({"schedulingPolicy": "lpm"}, "schedulingPolicy"),
+        ({"overlap": True}, "overlap"),
+        ({"schedulingPolicy": "lpm", "prefixCache": False}, "schedulingPolicy"),
         ({"chunkSize": 8, "pageSize": 16}, "chunkSize"),
     ],
 )

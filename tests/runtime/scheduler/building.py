@@ -25,6 +25,7 @@ def settings_of(pool_tokens: int = 256, page_size: int = 4, **changed: Any) -> S
         "max_running_requests": 16,
         "max_queued_requests": 64,
         "mixed": True,
+        "prefix_cache": False,
     }
     return SchedulerSettings(**(values | changed))
 
@@ -42,8 +43,8 @@ class Bench:
     def __init__(self, settings: SchedulerSettings, order: Sequence[int] | None = None) -> None:
         pages = settings.limits.kv_pool_tokens // settings.page_size
         self.settings = settings
-        self.scheduler = Scheduler(settings, PageAllocator(pages, order))
         self.runner = FakeRunner(pages, settings.page_size)
+        self.scheduler = Scheduler(settings, PageAllocator(pages, order, self.runner.freed))
         self.answers: dict[str, list[int]] = {}
         self.terminals: dict[str, list[TokenDelta]] = {}
 

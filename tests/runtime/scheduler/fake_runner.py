@@ -65,17 +65,35 @@ class FakeRunner:
         return SampledTokens(batch.step, tuple(self._sample(row) for row in batch.sampling_rows))
 
     def _apply(self, batch: Batch) -> None:
+        for replaced in batch.replaced_pages:
+            pages = self.rows[replaced.row].pages
+            pages[replaced.first : replaced.first + len(replaced.page_ids)] = replaced.page_ids
         for row in batch.dropped_rows:
-            for page in self.rows.pop(row).pages:
-                begin = page * self._page_size
-                self._slots[begin : begin + self._page_size] = [None] * self._page_size
+            del self.rows[row]
         for added in batch.added_rows:
             assert added.row not in self.rows, "a row is added while another request has it"
             self.rows[added.row] = FakeRow()
+        starts = {extend.row: extend.start for extend in batch.extend_rows}
         for appended in batch.appended_pages:
-            held = {page for row in self.rows.values() for page in row.pages}
-            assert not held & set(appended.page_ids), "a page is given to two rows"
-            self.rows[appended.row].pages += appended.page_ids
+            row = self.rows[appended.row]
+            if not row.pages:
+                row.length = starts[appended.row]
+            assert row.length % self._page_size == 0
+            own = appended.page_ids[row.length // self._page_size - len(row.pages) :]
+            held = {page for other in self.rows.values() for page in other.pages}
+            assert own, "the last page of a row must be its own"
+            assert not held & set(own), "a page is given to two rows"
+            row.pages += appended.page_ids
+            self._clear(own)
+
+    def freed(self, page_ids: Sequence[int]) -> None:
+        """For the allocator: nobody may read these pages any more."""
+        self._clear(page_ids)
+
+    def _clear(self, page_ids: Sequence[int]) -> None:
+        for page in page_ids:
+            begin = page * self._page_size
+            self._slots[begin : begin + self._page_size] = [None] * self._page_size
 
     def _slot(self, row: FakeRow, position: int) -> int:
         page, offset = divmod(position, self._page_size)
@@ -89,6 +107,8 @@ class FakeRunner:
 
     def _sample(self, number: int) -> int:
         row = self.rows[number]
-        tokens = [self._slots[self._slot(row, position)] for position in range(row.length)]
-        row.last_token = next_token([-1 if token is None else token for token in tokens])
+        slots = [self._slots[self._slot(row, position)] for position in range(row.length)]
+        tokens = [token for token in slots if token is not None]
+        assert len(tokens) == row.length, "a page is read that was freed or never written"
+        row.last_token = next_token(tokens)
         return row.last_token

@@ -14,6 +14,8 @@ from sluice_runtime.scheduler.admission import (
     plan_prefill,
     reserved_tokens,
 )
+from sluice_runtime.scheduler.prefix_cache import Match
+from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -28,10 +30,19 @@ def waiting(prompt: int, max_tokens: int = 1, computed: int = 0, **fields: Any) 
     return request
 
 
+def cached(pages: int) -> Match:
+    """A prefix that others use, so that locking it costs nothing."""
+    return Match("", (), pages, 0)
+
+
 def room(**changed: Any) -> Room:
     values: dict[str, Any] = {
-        "free_pages": 1000, "reserved_tokens": 0.0, "decode_rows": 0, "rows": 100, "alone": False,
-    }  # fmt: skip
+        "available_pages": 1000,
+        "reserved_tokens": 0.0,
+        "decode_rows": 0,
+        "rows": 100,
+        "alone": False,
+    }
     return Room(**(values | changed))
 
 
@@ -39,8 +50,10 @@ def plan(
     requests: list[Request], continuing: Request | None = None, ratio: float = 0.5, **changed: Any
 ) -> PrefillPlan:
     of_room = {k: changed.pop(k) for k in list(changed) if k in Room.__dataclass_fields__}
-    adder = PrefillAdder(settings_of(page_size=16, **changed), room(**of_room), ratio)
-    return plan_prefill(adder, continuing, requests)
+    settings = settings_of(page_size=16, **changed)
+    adder = PrefillAdder(settings, room(**of_room), ratio)
+    computing = BeingComputed(settings, [])
+    return plan_prefill(adder, continuing, requests, lambda _: cached(0), computing)
 
 
 def taken(made: PrefillPlan) -> list[tuple[int, int, bool]]:
@@ -61,7 +74,7 @@ def test_a_cut_lies_on_an_absolute_page_boundary() -> None:
 
 
 def test_a_prompt_that_begins_inside_a_page_is_cut_at_the_pages_end() -> None:
-    made = plan([waiting(100, computed=20)], chunk_size=32)
+    made = plan([], continuing=waiting(100, computed=20), chunk_size=32)
     assert taken(made) == [(20, 48, True)]
 
 
@@ -84,7 +97,9 @@ def test_a_continuing_chunk_goes_first_and_may_end() -> None:
 
 
 def test_a_continuing_chunk_needs_no_page_of_the_pool() -> None:
-    made = plan([waiting(20)], continuing=waiting(80, computed=64), chunk_size=48, free_pages=0)
+    made = plan(
+        [waiting(20)], continuing=waiting(80, computed=64), chunk_size=48, available_pages=0
+    )
     assert taken(made) == [(64, 80, False)]
     assert made.reason == AdmitResult.NO_TOKEN.value
 
@@ -102,35 +117,35 @@ def test_max_prefill_tokens_bounds_a_step_without_chunking() -> None:
     assert taken(made) == [(0, 300, False)], "the first prompt may exceed it"
 
 
-@pytest.mark.parametrize(("free_pages", "admitted"), [(8, 0), (9, 1)])
-def test_admission_is_strictly_below_what_is_left(free_pages: int, admitted: int) -> None:
+@pytest.mark.parametrize(("available_pages", "admitted"), [(8, 0), (9, 1)])
+def test_admission_is_strictly_below_what_is_left(available_pages: int, admitted: int) -> None:
     """32 extend + 80 answer + 16 page = 128 < free tokens."""
-    made = plan([waiting(32, 80)], free_pages=free_pages, chunk_size=512)
+    made = plan([waiting(32, 80)], available_pages=available_pages, chunk_size=512)
     assert len(made.items) == admitted
     assert (made.reason == AdmitResult.NO_TOKEN.value) == (not admitted)
 
 
 def test_what_running_requests_will_need_is_left_alone() -> None:
-    assert len(plan([waiting(32, 80)], free_pages=20, reserved_tokens=191.0).items) == 1
-    assert len(plan([waiting(32, 80)], free_pages=20, reserved_tokens=192.0).items) == 0
+    assert len(plan([waiting(32, 80)], available_pages=20, reserved_tokens=191.0).items) == 1
+    assert len(plan([waiting(32, 80)], available_pages=20, reserved_tokens=192.0).items) == 0
 
 
 def test_an_admitted_request_is_charged_with_pages_and_expected_answer() -> None:
     """First: 1 page + 1 page + 0.5 x 64 = 64 tokens; second wants 1 + 64 + 16 = 81 < 146 - 64."""
     pair = [waiting(1, 64), waiting(1, 64)]
-    assert len(plan(pair, free_pages=10, reserved_tokens=14.0).items) == 2
-    assert len(plan(pair, free_pages=10, reserved_tokens=15.0).items) == 1
+    assert len(plan(pair, available_pages=10, reserved_tokens=14.0).items) == 2
+    assert len(plan(pair, available_pages=10, reserved_tokens=15.0).items) == 1
 
 
 def test_a_cut_prompt_is_charged_with_all_its_pages() -> None:
-    adder = PrefillAdder(settings_of(page_size=16, chunk_size=32), room(free_pages=20), 1.0)
-    assert adder.add(waiting(256, 1)) is AdmitResult.CONTINUE
-    assert adder.add(waiting(70, 1)) is not AdmitResult.CONTINUE
+    adder = PrefillAdder(settings_of(page_size=16, chunk_size=32), room(available_pages=20), 1.0)
+    assert adder.add(waiting(256, 1), cached(0)) is AdmitResult.CONTINUE
+    assert adder.add(waiting(70, 1), cached(0)) is not AdmitResult.CONTINUE
 
 
 def test_alone_a_request_is_admitted_if_its_prompt_fits() -> None:
-    assert len(plan([waiting(64, 5000)], free_pages=4, alone=True).items) == 1
-    assert len(plan([waiting(64, 5000)], free_pages=4, alone=False).items) == 0
+    assert len(plan([waiting(64, 5000)], available_pages=4, alone=True).items) == 1
+    assert len(plan([waiting(64, 5000)], available_pages=4, alone=False).items) == 0
 
 
 def test_no_row_is_left() -> None:
@@ -148,9 +163,9 @@ def test_reserved_tokens_are_clipped_and_whole_without_eos() -> None:
 
 
 def test_what_a_cut_leaves_of_the_budget_is_not_cut_again() -> None:
-    """8 tokens are left after the first cut, enough to bring the second to the end of its page."""
-    made = plan([waiting(50), waiting(60, computed=12)], chunk_size=40)
-    assert taken(made) == [(0, 32, True)]
+    """18 tokens are left after the first cut, enough for a page of the second."""
+    made = plan([waiting(60)], continuing=waiting(90, computed=62), chunk_size=20)
+    assert taken(made) == [(62, 80, True)]
 
 
 def test_pages_that_running_rows_open_now_are_not_given_to_a_prompt() -> None:

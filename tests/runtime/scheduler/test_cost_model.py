@@ -152,7 +152,9 @@ def test_slack_is_how_far_steps_were_over_their_prediction() -> None:
 
 def test_the_shape_of_a_batch() -> None:
     rows = (ExtendRow(0, 3, (1, 2), False), ExtendRow(1, 0, (1, 2, 3), True))
-    batch = Batch(1, ForwardMode.MIXED, (), (), (), rows, (2, 3), decode_context_tokens=70)
+    batch = Batch(
+        1, ForwardMode.MIXED, extend_rows=rows, decode_rows=(2, 3), decode_context_tokens=70
+    )
     # 4 + 5 for the first, 1 + 2 + 3 for the second.
     assert shape_of(batch) == StepShape(5, 15, 2, 70)
 

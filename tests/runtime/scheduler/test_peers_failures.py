@@ -63,7 +63,7 @@ def test_double_free_on_preemption() -> None:
     for name in "abcd":
         bench.scheduler.abort(name)
     bench.run()
-    assert bench.scheduler.status().pages_free == 16
+    assert bench.scheduler.status().pages_available == 16
     assert all(len(bench.terminals[name]) == 1 for name in "abcd")
 
 
@@ -103,7 +103,7 @@ def test_disconnect_that_loses_the_abort() -> None:
     bench.run()
     reasons = {name: [t.finish_reason for t in ends] for name, ends in bench.terminals.items()}
     assert reasons == {"running": ["abort"], "chunk": ["abort"], "waiting": ["abort"]}
-    assert bench.scheduler.status().pages_free == 64
+    assert bench.scheduler.status().pages_available == 64
 
 
 def test_chunk_and_abort_corruption() -> None:
@@ -124,7 +124,7 @@ def test_page_16_leak_in_mixed_batches() -> None:
         bench.step()
     batches = bench.run()
     assert any(batch.mode == "MIXED" for batch in batches)
-    assert bench.scheduler.status().pages_free == 32
+    assert bench.scheduler.status().pages_available == 32
 
 
 def test_tail_chunk_left_unfilled() -> None:
@@ -152,7 +152,7 @@ def test_pages_compared_with_tokens() -> None:
     bench = Bench(settings_of(pool_tokens=16, page_size=4))
     bench.add(request("a", 13, 3))
     bench.step()
-    assert bench.scheduler.status().pages_free == 0
+    assert bench.scheduler.status().pages_available == 0
     bench.run()
     assert bench.scheduler.status().retractions == 0
     assert bench.answers["a"] == answer_to(range(13), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sluice_runtime.messages import Sampling
+from sluice_runtime.scheduler.prefix_cache import Lock, Node
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.retraction import plan_retraction
 
@@ -15,6 +16,7 @@ def running(name: str, prompt: int, output: int, pages: int) -> Request:
     tokens = list(range(prompt + output))
     made = Request(name, tokens, prompt, 100, Sampling(), frozenset(), False, 0.0)
     made.page_ids, made.computed_tokens = list(range(pages)), pages * 4
+    made.lock = Lock(Node(None, None, 0), 0, 0)
     return made
 
 
@@ -28,7 +30,7 @@ def test_fewest_output_tokens_then_longest_input() -> None:
     plan = plan_retraction(rows, None, 0, 4)
     assert [victim.request_id for victim in plan.victims] == ["few-long", "few-short"]
     assert (plan.reason, plan.stuck) == ("PoolFull", None)
-    assert plan.message == "decode wants 4 pages, 0 are free"
+    assert plan.message == "decode wants 4 pages, 0 are free or cached"
 
 
 def test_nobody_goes_when_the_pages_are_there() -> None:

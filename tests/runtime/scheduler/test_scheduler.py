@@ -131,7 +131,7 @@ def test_a_row_without_a_token_ends_alone_and_says_why() -> None:
     assert (going_on.token_ids, going_on.finish_reason) == ([drawn.token_ids[1]], None)
     bench.run()
     assert bench.terminals["good"][0].finish_reason == "length"
-    assert bench.scheduler.status().pages_free == bench.scheduler.status().pages_total
+    assert bench.scheduler.status().pages_available == bench.scheduler.status().pages_total
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from sluice_runtime.scheduler.limits import Limits, fits_empty_pool, most_new_to
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
 from sluice_runtime.scheduler.policies import POLICIES
-from sluice_runtime.scheduler.request import request_from
+from sluice_runtime.scheduler.request import Request, request_from
 from sluice_runtime.scheduler.waiting import WaitingQueue
 
 from tests.runtime.scheduler.building import request
@@ -71,11 +71,17 @@ def test_the_ratio_falls_to_what_was_learnt_and_not_below_the_floor() -> None:
     assert ratio.value == 0.7
 
 
+def answering(output: int, most: int) -> Request:
+    made = request_from(request("a", 5, most), most)
+    made.token_ids += [0] * output
+    return made
+
+
 def test_the_ratio_rises_after_a_retraction_and_stays_at_most_one() -> None:
     ratio = NewTokenRatio(0.1)
-    ratio.raise_after_retraction(output_tokens=60, max_tokens=199, requests=2)
+    ratio.raise_after_retraction([answering(20, 99), answering(40, 100)])
     assert ratio.value == pytest.approx(0.5)
-    ratio.raise_after_retraction(output_tokens=600, max_tokens=199, requests=2)
+    ratio.raise_after_retraction([answering(600, 199)])
     assert ratio.value == 1.0
 
 

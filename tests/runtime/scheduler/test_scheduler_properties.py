@@ -100,7 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.bench.run()
         status = self.bench.scheduler.status()
-        assert status.pages_free == status.pages_total
+        assert status.pages_available == status.pages_total
         assert (status.queued_requests, status.queued_tokens, status.running_requests) == (0, 0, 0)
         assert self.bench.terminals.keys() == self.prompts.keys()
         for name, terminals in self.bench.terminals.items():
