@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 # of which would otherwise compile all that it imports. It stays out of the tree.
 BYTECODE := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(CURDIR)/.cache/bytecode"
 PYTEST := $(BYTECODE) OMP_NUM_THREADS=1 .venv/bin/pytest
-SOURCES := operator runtime e2e tests benchmarks images
+SOURCES := operator runtime kernels e2e tests benchmarks images
 MODEL ?= dummy://qwen3-tiny
 PORT ?= 8000
 CLUSTER ?=
@@ -89,6 +89,10 @@ bench-interference: setup ## a long prompt beside 16 streams: inter-token gaps, 
 .PHONY: bench-cpu
 bench-cpu: setup ## the workload "CPU serving", beside transformers
 	$(PYTHON) -m benchmarks.cpu_serving
+
+.PHONY: bench-batching
+bench-batching: setup ## continuous or static, chunks, mixed, overlap: when each pays, simulated and real
+	$(PYTHON) -m benchmarks.batching
 
 .PHONY: bench-scheduler
 bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requests

@@ -1,12 +1,11 @@
 """How long a step takes on a device: one formula, its coefficients from a file or a preset.
 
-    seconds = step + max(weights, tokens x token) + products x product
-              + decode rows x row + decode context x context
+    seconds = step + max(weights, prompt tokens x token + decode rows x row)
+              + products x product + decode context x context
 
-`weights` is what reading the weights takes at least, however few tokens there are; 0 makes the
-formula linear, which is how measured steps are fitted. `products` counts the pairs of a prompt
-token and a token it attends to. A file also says where its figures come from, and what device and
-pool they are meant for. Knows no scheduler.
+`weights` is what reading the weights takes at least, however few tokens there are. With 0 this is
+the formula that the engine fits to its own steps. A file also says where its figures come from, and
+what device and pool they are meant for. Knows no scheduler.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class Coefficients(ContractModel):
 
     step: float = Field(ge=0, description="Every step, whatever is in it.")
     weights: float = Field(default=0.0, ge=0, description="Reading the weights once.")
-    token: float = Field(ge=0, description="Each token of prompts and each decode row.")
+    token: float = Field(ge=0, description="Each prompt token.")
+    row: float = Field(ge=0, description="Each decode row, without what it attends to.")
     product: float = Field(ge=0, description="Each pair of a prompt token and one it attends to.")
-    row: float = Field(default=0.0, ge=0, description="Each decode row, beside its token.")
     context: float = Field(ge=0, description="Each token that a decode row attends to.")
     host: float = Field(
         default=0.0, ge=0, description="CPU time between two steps; hidden by an overlapped loop."
@@ -51,12 +50,11 @@ class Cost(ContractModel):
 
     def seconds(self, shape: StepShape) -> float:
         """Time of the device for a step of this shape."""
-        c, tokens = self.coefficients, shape.extend_tokens + shape.decode_rows
+        c = self.coefficients
         return (
             c.step
-            + max(c.weights, tokens * c.token)
+            + max(c.weights, shape.extend_tokens * c.token + shape.decode_rows * c.row)
             + shape.extend_context_products * c.product
-            + shape.decode_rows * c.row
             + shape.decode_context_tokens * c.context
         )
 

@@ -28,7 +28,7 @@ COST: Final = Cost(
     source="made up: 10 ms a step, 10 us a token",
     context_length=POOL_TOKENS,
     kv_pool_tokens=POOL_TOKENS,
-    coefficients=Coefficients(step=0.01, token=1e-5, product=0.0, context=0.0),
+    coefficients=Coefficients(step=0.01, token=1e-5, row=1e-5, product=0.0, context=0.0),
 )
 
 

@@ -25,11 +25,11 @@ def test_the_formula() -> None:
     shape = StepShape(
         extend_tokens=10, extend_context_products=100, decode_rows=4, decode_context_tokens=1000
     )
-    assert cost.seconds(shape) == 1 + 2 * 14 + 3 * 100 + 5 * 4 + 7 * 1000
+    assert cost.seconds(shape) == 1 + 2 * 10 + 3 * 100 + 5 * 4 + 7 * 1000
 
 
 def test_few_tokens_take_as_long_as_reading_the_weights() -> None:
-    coefficients = Coefficients(step=0, weights=10, token=1, product=0, context=0)
+    coefficients = Coefficients(step=0, weights=10, token=1, row=1, product=0, context=0)
     cost = Cost(name="a", source="b", context_length=1, kv_pool_tokens=1, coefficients=coefficients)
     assert cost.seconds(StepShape(0, 0, 3, 0)) == 10
     assert cost.seconds(StepShape(12, 0, 3, 0)) == 15

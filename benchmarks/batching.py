@@ -1,0 +1,186 @@
+"""When continuous batching, chunks, mixed batches, overlap and the prefix cache pay, and when not.
+
+Each pair of variants runs the same workload: simulated at the size of a GPU, and for real on the
+33.6 M-parameter model of "CPU serving", whose steps are computed and timed on a virtual clock. What
+was measured is then simulated with the cost that its steps fit, beside it. Prints one JSON line a
+run, and one table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sluice_runtime.scheduler.limits import Limits
+from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.step_shape import StepShape
+from sluice_simulator import text
+from sluice_simulator.costs import Cost, cost_named
+from sluice_simulator.device import Device, SimulatedDevice
+from sluice_simulator.replay import Options, Replay
+from sluice_simulator.report import Summary, summarise
+
+from benchmarks.batching_workloads import (
+    STATIC,
+    Comparison,
+    Variant,
+    at_size,
+    on_this_machine,
+    padding,
+)
+
+GPU = "h200-llama3-8b"
+
+
+def report(place: str, comparison: Comparison, runs: dict[str, Summary]) -> None:
+    first = next(iter(runs.values()))
+    for name, run in runs.items():
+        facts = {
+            "figure": "batching.output_rate",
+            "value": round(run.output_rate, 2),
+            "unit": "tokens/s",
+            "where": place,
+            "workload": comparison.workload.name,
+            "variant": name,
+            "ratio_to_first": round(run.output_rate / first.output_rate, 3),
+            "ttft_p99": round(run.ttft.p99, 4),
+            "itl_p99": round(run.itl.p99, 5),
+            "itl_worst": round(run.itl.worst, 5),
+        }
+        print(json.dumps(facts), flush=True)
+
+
+HEAD = ("where", "workload", "variant", "TTFT p50", "p99", "ITL p50", "p99", "worst", "tok/s out",
+        "of the first", "padding")  # fmt: skip
+
+
+def rows_of(place: str, comparison: Comparison, runs: dict[str, Summary]) -> list[tuple[str, ...]]:
+    first = next(iter(runs.values()))
+    times = [
+        (run.ttft.p50, run.ttft.p99, run.itl.p50, run.itl.p99, run.itl.worst)
+        for run in runs.values()
+    ]
+    return [
+        (
+            place,
+            comparison.workload.name,
+            name,
+            *map(text.duration, shown),
+            text.number(run.output_rate),
+            f"{run.output_rate / first.output_rate:.2f}x",
+            f"{_padding(comparison, name):.0%}",
+        )
+        for (name, run), shown in zip(runs.items(), times, strict=True)
+    ]
+
+
+def _padding(comparison: Comparison, name: str) -> float:
+    if name != STATIC.name:
+        return 0.0
+    return padding(comparison.workload, comparison.settings.get("max_running_requests", 256))
+
+
+def simulate(comparison: Comparison, base: SchedulerSettings, cost: Cost) -> dict[str, Summary]:
+    return {
+        variant.name: run(
+            comparison, variant, base, SimulatedDevice(comparison.workload.requests, cost)
+        )
+        for variant in comparison.variants
+    }
+
+
+def run(
+    comparison: Comparison, variant: Variant, base: SchedulerSettings, device: Device
+) -> Summary:
+    settings = replace(base, **(comparison.settings | variant.settings))
+    options = Options(static=variant.static, sample_seconds=0.05)
+    replayed = Replay(comparison.workload, settings, device, options).run()
+    return summarise(replayed.record, replayed.status)
+
+
+def settings_on(cost: Cost, chunk_size: int) -> SchedulerSettings:
+    return SchedulerSettings(
+        limits=Limits(cost.context_length, cost.kv_pool_tokens),
+        page_size=16,
+        chunk_size=chunk_size,
+        max_prefill_tokens=16_384,
+        min_prefill_tokens=16,
+        max_running_requests=256,
+        max_queued_requests=100_000,
+        mixed=True,
+    )
+
+
+def measured(
+    clock: Callable[[], float], threads: int, write_cost: Path | None
+) -> list[tuple[str, ...]]:
+    """Runs each comparison on the model, then simulates it with the cost that all steps fit."""
+    from sluice_contract.config import EngineConfig
+    from sluice_runtime.engine.build import build_engine
+    from sluice_runtime.engine.plan import resolved
+    from sluice_runtime.model_files import resolve
+
+    from benchmarks.cpu_serving import write_model
+    from benchmarks.measured_device import MeasuredDevice, fitted
+
+    rows: list[tuple[str, ...]] = []
+    every_step: list[tuple[StepShape, float]] = []
+    with tempfile.TemporaryDirectory() as name:
+        write_model(Path(name))
+        keys = {"model": {"uri": name}, "kv_pool_tokens": 16_384, "threads": threads}
+        config = resolved(EngineConfig.model_validate(keys))
+        files = resolve(config.model.uri)
+        for comparison in on_this_machine():
+            runs, steps = {}, []
+            for variant in comparison.variants:
+                engine = build_engine(config, files)
+                device = MeasuredDevice(engine, comparison.workload.requests, clock)
+                runs[variant.name] = run(comparison, variant, engine.settings, device)
+                steps += device.steps
+            every_step += steps
+            cost = fitted("this machine", engine, steps)
+            again = simulate(comparison, engine.settings, cost)
+            for place, found in (("measured", runs), ("  simulated", again)):
+                report(place.strip(), comparison, found)
+                rows += rows_of(place, comparison, found)
+    if write_cost:
+        cost = fitted(write_cost.stem, engine, every_step)
+        write_cost.write_text(json.dumps(cost.to_json_dict(), indent=2) + "\n")
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", choices=("simulated", "measured"))
+    parser.add_argument(
+        "--cpu-clock",
+        action="store_true",
+        help="measure the process's CPU time, with one thread: for a machine shared with others",
+    )
+    parser.add_argument("--write-cost", type=Path, help="write what all measured steps fit")
+    options = parser.parse_args(arguments)
+    rows: list[tuple[str, ...]] = []
+    if options.only != "measured":
+        cost = cost_named(GPU)
+        for comparison in at_size():
+            runs = simulate(comparison, settings_on(cost, 8_192), cost)
+            report(GPU, comparison, runs)
+            rows += rows_of(GPU, comparison, runs)
+    if options.only != "simulated":
+        from benchmarks.cpu_serving import as_an_engine_process
+
+        as_an_engine_process("benchmarks.batching")
+        clock = time.process_time if options.cpu_clock else time.perf_counter
+        threads = 1 if options.cpu_clock else os.cpu_count() or 1
+        rows += measured(clock, threads, options.write_cost)
+    print("\n" + text.table([HEAD, *rows]))
+
+
+if __name__ == "__main__":
+    main()

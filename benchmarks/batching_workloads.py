@@ -1,0 +1,129 @@
+"""What `benchmarks.batching` compares: traces made from a seed, and variants of one engine.
+
+The first variant of a comparison is what the others are set against. Knows no device.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice_runtime.scheduler.settings import StepTarget
+from sluice_simulator.traces.request import BLOCK_TOKENS, Trace, TraceRequest, trace_of
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One side of a comparison: changes of the settings, or a static batch."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    static: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same requests under each variant; the first is what the others are set against."""
+
+    workload: Trace
+    settings: dict[str, Any]
+    variants: tuple[Variant, ...]
+
+
+STATIC = Variant("static batches", static=True)
+CONTINUOUS = Variant("continuous")
+
+
+def chunks(*sizes: int) -> tuple[Variant, ...]:
+    return (
+        Variant("chunk off", {"chunk_size": None}),
+        *(Variant(f"chunk {size}", {"chunk_size": size}) for size in sizes),
+    )
+
+
+TARGET = Variant(
+    "target 50 ms", {"target": StepTarget(seconds=0.05, share=0.99, start_tokens=1_024)}
+)
+MIXED = (Variant("mixed off", {"mixed": False}), Variant("mixed on", {"mixed": True}))
+
+
+def answers(draw: random.Random, mean: int) -> int:
+    """As answers are: many short ones, a few long; at most eight times the mean."""
+    return max(1, min(8 * mean, round(draw.expovariate(1 / mean))))
+
+
+def chats(count: int, tokens: int, rate: float | None, seed: int = 0) -> Trace:
+    """Short prompts and answers of about `tokens` tokens."""
+    draw = random.Random(seed)
+    now, requests = 0.0, []
+    for _ in range(count):
+        prompt = draw.randint(tokens // 2, tokens * 3 // 2)
+        requests.append(TraceRequest(now, prompt, answers(draw, tokens)))
+        now += draw.expovariate(rate) if rate else 0.0
+    return trace_of(f"{count} chats of {tokens} tokens", requests)
+
+
+def offline(count: int, shortest: int, longest: int) -> Trace:
+    """All there at once, in and out from one range."""
+    draw = random.Random(0)
+    sizes = [
+        (draw.randint(shortest, longest), draw.randint(shortest, longest)) for _ in range(count)
+    ]
+    return trace_of(f"{count} offline", [TraceRequest(0.0, *size) for size in sizes])
+
+
+def long_prompt(prompt: int, streams: int, context: int, answer: int) -> Trace:
+    """One long prompt comes when the streams decode, in the middle of their answers."""
+    others = [TraceRequest(0.0, context, answer) for _ in range(streams)]
+    later = 1e-6 * (prompt + streams * context)
+    return trace_of(f"{prompt:,} beside {streams}", [*others, TraceRequest(later, prompt, 16)])
+
+
+def behind_a_long_prompt(prompt: int, chats: int, rate: float) -> Trace:
+    """Short prompts that come while a long one is being computed."""
+    others = [TraceRequest((index + 1) / rate, 500, 100) for index in range(chats)]
+    return trace_of(f"{chats} behind {prompt:,}", [TraceRequest(0.0, prompt, 1), *others])
+
+
+def same_documents(count: int, documents: int, blocks: int, question: int, rate: float) -> Trace:
+    """Questions to a few documents: what a prefix cache is for."""
+    draw = random.Random(0)
+    now, requests = 0.0, []
+    for index in range(count):
+        document = draw.randrange(documents)
+        ids = (*range(document * blocks, (document + 1) * blocks), 1_000_000 + index)
+        tokens = blocks * BLOCK_TOKENS + question
+        requests.append(TraceRequest(now, tokens, answers(draw, question), ids))
+        now += draw.expovariate(rate)
+    return trace_of(f"{count} about {documents} documents", requests)
+
+
+def at_size() -> Iterator[Comparison]:
+    """Simulated."""
+    static_or_not = (STATIC, CONTINUOUS)
+    yield Comparison(chats(100, 50, None), {"max_running_requests": 16}, static_or_not)
+    yield Comparison(chats(1_000, 50, None), {"max_running_requests": 64}, static_or_not)
+    yield Comparison(offline(1_000, 100, 1_024), {"max_running_requests": 64}, static_or_not)
+    yield Comparison(chats(2_000, 200, 30.0), {}, static_or_not)
+    beside = long_prompt(100_000, 20, 2_048, 400)
+    yield Comparison(beside, {}, (*chunks(512, 2_048, 8_192), TARGET))
+    yield Comparison(offline(1_000, 100, 1_024), {}, (*chunks(512, 2_048, 8_192), TARGET))
+    yield Comparison(behind_a_long_prompt(100_000, 20, 8.0), {}, (*chunks(2_048, 8_192), TARGET))
+    for workload in (beside, offline(1_000, 100, 1_024), chats(2_000, 200, 30.0)):
+        yield Comparison(workload, {"chunk_size": 2_048}, MIXED)
+
+
+def on_this_machine() -> Iterator[Comparison]:
+    """For real."""
+    yield Comparison(chats(48, 50, None), {"max_running_requests": 8}, (STATIC, CONTINUOUS))
+    yield Comparison(long_prompt(2_048, 16, 64, 80), {}, chunks(128, 256, 512))
+    yield Comparison(long_prompt(2_048, 16, 64, 80), {"chunk_size": 256}, MIXED)
+
+
+def padding(trace: Trace, rows: int) -> float:
+    """Share of a static batch's row-steps in which the row has ended and others of it have not."""
+    outputs = [request.output_tokens for request in trace.requests]
+    batches = [outputs[first : first + rows] for first in range(0, len(outputs), rows)]
+    return 1 - sum(outputs) / sum(max(batch) * len(batch) for batch in batches)

@@ -1,0 +1,73 @@
+"""A real model as a replay's device: each step is computed and timed, on the replay's clock.
+
+So arrivals, queues and latencies are those of a machine that does nothing else, and a run can be
+simulated afterwards with the cost that its own steps fit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+from sluice_contract.accelerators import Accelerator
+from sluice_runtime.engine.build import Engine
+from sluice_runtime.scheduler.batch import Batch, SampledTokens
+from sluice_runtime.scheduler.cost_model import CostModel
+from sluice_runtime.scheduler.step_shape import StepShape, shape_of
+from sluice_simulator.costs import Coefficients, Cost
+from sluice_simulator.rows import SimulatedRows
+from sluice_simulator.traces.request import TraceRequest
+
+Clock = Callable[[], float]
+REPEATS = 3
+
+
+class MeasuredDevice:
+    """Answers end where the trace says; what the model draws is computed and not used."""
+
+    host_seconds = 0.0
+
+    def __init__(self, engine: Engine, requests: Sequence[TraceRequest], clock: Clock) -> None:
+        self._runner = engine.runner
+        self._vocabulary = engine.model.spec.vocabulary_size
+        self._rows = SimulatedRows(requests)
+        self._clock = clock
+        self.steps: list[tuple[StepShape, float]] = []
+
+    def run(self, batch: Batch) -> tuple[SampledTokens, float]:
+        tokens = self._rows.forward(batch)
+        known = self._in_vocabulary(batch)
+        began = self._clock()
+        self._runner.forward(known)
+        seconds = self._clock() - began
+        self.steps.append((shape_of(batch), seconds))
+        return tokens, seconds
+
+    def _in_vocabulary(self, batch: Batch) -> Batch:
+        """A trace's token ids are larger than any model's."""
+        rows = [
+            replace(row, token_ids=tuple(token % self._vocabulary for token in row.token_ids))
+            for row in batch.extend_rows
+        ]
+        return replace(batch, extend_rows=tuple(rows))
+
+
+def fitted(name: str, engine: Engine, steps: Sequence[tuple[StepShape, float]]) -> Cost:
+    """The cost that the engine's own model learns from these steps, in no order: it forgets."""
+    model, shuffled = CostModel(), list(steps) * REPEATS
+    random.Random(0).shuffle(shuffled)
+    for shape, seconds in shuffled:
+        model.observe(shape, seconds)
+    step, token, product, row, context = model.coefficients
+    limits = engine.settings.limits
+    return Cost(
+        name=name,
+        source=f"fitted to {len(steps)} measured steps, mean error {model.error:.0%}",
+        accelerator=Accelerator(),
+        context_length=limits.context_length_tokens,
+        kv_pool_tokens=limits.kv_pool_tokens,
+        coefficients=Coefficients(
+            step=step, token=token, product=product, row=row, context=context
+        ),
+    )
