@@ -56,11 +56,13 @@ struct Block {
     const int64_t* pages = call.page_table + task.row * call.table_stride;
     const T* base = static_cast<const T*>(pool.base) + task.kv_begin * pool.dim;
     const int64_t stride = pool.kv_heads * pool.dim;
+    int64_t page = begin / pool.page_size, offset = begin % pool.page_size;
+    const T* key = base;
     for (int64_t i = 0; i < BLOCK_TOKENS; ++i) {
-      const int64_t token = begin + std::min(i, tokens - 1);
-      keys[i] = base + pages[token / pool.page_size] * pool.page_stride +
-                token % pool.page_size * stride;
-      values[i] = keys[i] + pool.value_offset;
+      if (i < tokens) key = base + pages[page] * pool.page_stride + offset * stride;
+      keys[i] = key;
+      values[i] = key + pool.value_offset;
+      if (++offset == pool.page_size) ++page, offset = 0;
     }
   }
 };
@@ -141,23 +143,19 @@ void begin_sums(const sluice::Attention& call, const sluice::AttentionTask& task
 }
 
 // One query token: all key heads of a block are read before the next block, as they lie in memory.
-template <typename T>
+template <typename T, int DIM>
 void attend_in_place(const sluice::Attention& call, const sluice::AttentionTask& task,
                      const Plan& plan) {
-  const int64_t end = task.position + 1;
-  Block<T> blocks[2] = {{call, task, 0, end}, {call, task, 0, end}};
-  for (int64_t from = 0, turn = 0; from < end; from += BLOCK_TOKENS, turn ^= 1) {
-    const Block<T>& block = blocks[turn];
-    const int64_t next = from + BLOCK_TOKENS;
-    if (next < end) blocks[turn ^ 1] = Block<T>(call, task, next, end);
-    const Block<T>& coming = blocks[turn ^ 1];
+  const int64_t end = task.position + 1, dim = DIM ? DIM : plan.dim;
+  for (int64_t from = 0; from < end; from += BLOCK_TOKENS) {
+    const Block<T> block(call, task, from, end);
     for (int64_t kv_head = 0; kv_head < plan.kv_heads; ++kv_head) {
-      const int64_t offset = kv_head * plan.dim;
+      const int64_t offset = kv_head * dim;
       const T* queries = query_of<T>(call, task, plan, kv_head, 0);
-      score_in_place(queries, plan.columns, block.keys, coming.keys, offset, plan.dim, plan.scores);
+      score_in_place<DIM>(queries, plan.columns, block.keys, offset, dim, plan.scores);
       settle_all(call, task, plan, block, kv_head);
-      weigh_in_place(plan.scores, plan.columns, block.values, coming.values, offset, plan.dim,
-                     block.tokens, plan.sums + kv_head * plan.columns * plan.width);
+      weigh_in_place(plan.scores, plan.columns, block.values, offset, dim, block.tokens,
+                     plan.sums + kv_head * plan.columns * dim);
     }
   }
 }
@@ -186,10 +184,14 @@ template <typename T>
 void attend_as(const sluice::Attention& call, const sluice::AttentionTask& task, float* scratch) {
   const Plan plan(call, task, scratch);
   begin_sums<T>(call, task, plan);
-  if (task.tokens == 1 && plan.dim % step_of<T>() == 0) {
-    attend_in_place<T>(call, task, plan);
-  } else {
+  if (task.tokens > 1 || plan.dim % LANES != 0) {
     attend_in_copies<T>(call, task, plan);
+  } else if (plan.dim == 64) {
+    attend_in_place<T, 64>(call, task, plan);
+  } else if (plan.dim == 128) {
+    attend_in_place<T, 128>(call, task, plan);
+  } else {
+    attend_in_place<T, 0>(call, task, plan);
   }
   write_out<T>(call, task, plan);
 }

@@ -8,52 +8,45 @@ namespace {
 
 constexpr int64_t BLOCK_TOKENS = 64;
 
-#if defined(__AVX512BF16__)
-inline __m512bh load_pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
-
-// Sum of products of 32 numbers a step, without widening them.
-inline Vector dot(const bf16* a, const bf16* b, int64_t dim) {
-  __m512 total = _mm512_setzero_ps();
-  for (int64_t i = 0; i < dim; i += 32) {
-    total = _mm512_dpbf16_ps(total, load_pairs(a + i), load_pairs(b + i));
-  }
-  return (Vector)total;
-}
-
-template <typename T>
-constexpr int64_t step_of() {
-  return sizeof(T) == 2 ? 32 : LANES;
-}
-#else
-template <typename T>
-constexpr int64_t step_of() {
-  return LANES;
-}
-#endif
-
-// Partial sums of a product of `dim` numbers, which is a multiple of step_of<T>().
-template <typename T>
+// Partial sums of a product of DIM numbers; DIM 0: `dim` says how many, in whole vectors.
+template <int DIM, typename T>
 inline Vector dot(const T* a, const T* b, int64_t dim) {
+  const int64_t count = DIM ? DIM : dim;
   Vector total = fill(0.0f);
-  for (int64_t i = 0; i < dim; i += LANES) total += load(a + i) * load(b + i);
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < count; i += LANES) total += load(a + i) * load(b + i);
   return total;
 }
 
-inline void prefetch(const void* from, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at);
-}
+#if defined(__AVX512BF16__)
+inline __m512bh pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
 
-// scores[j][t] = queries[j] . keys[t]; `coming` are the tokens that will be asked for next.
-template <typename T>
-void score_in_place(const T* queries, int64_t columns, const T* const* keys, const T* const* coming,
-                    int64_t offset, int64_t dim, float* scores) {
+// 32 products an instruction, without widening.
+template <int DIM>
+inline Vector dot(const bf16* a, const bf16* b, int64_t dim) {
+  const int64_t count = DIM ? DIM : dim;
+  __m512 total = _mm512_setzero_ps();
+  int64_t i = 0;
+#pragma GCC unroll 4
+  for (; i + 32 <= count; i += 32) total = _mm512_dpbf16_ps(total, pairs(a + i), pairs(b + i));
+  for (; i < count; i += LANES) total = (__m512)((Vector)total + load(a + i) * load(b + i));
+  return (Vector)total;
+}
+#endif
+
+// scores[j][t] = queries[j] . keys[t].
+template <int DIM, typename T>
+void score_in_place(const T* queries, int64_t columns, const T* const* keys, int64_t offset,
+                    int64_t dim, float* scores) {
   for (int64_t t = 0; t < BLOCK_TOKENS; t += LANES) {
     for (int64_t j = 0; j < columns; ++j) {
       Vector partial[LANES];
-      for (int i = 0; i < LANES; ++i) partial[i] = dot(queries + j * dim, keys[t + i] + offset, dim);
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; ++i) {
+        partial[i] = dot<DIM>(queries + j * dim, keys[t + i] + offset, dim);
+      }
       store(sums(partial), scores + j * BLOCK_TOKENS + t);
     }
-    for (int i = 0; i < LANES; ++i) prefetch(coming[t + i] + offset, dim * sizeof(T));
   }
 }
 
@@ -90,10 +83,59 @@ void weigh_columns(const float* weights, int64_t columns, const T* const* values
   }
 }
 
+#if defined(__AVX512BF16__)
+// The same for 64 dims, two tokens at a time: their values are interleaved, and so are the weights,
+// in bfloat16. Interleaving works within 128 bits, so sums come out as 4 from each half of 8.
+template <int J>
+void weigh_pairs(const float* weights, const bf16* const* values, int64_t offset, int64_t tokens,
+                 float* to, int64_t width) {
+  __m512 sums[J][4] = {};
+  for (int64_t t = 0; t < tokens; t += 2) {
+    const bf16* rows[2] = {values[t] + offset, values[std::min(t + 1, tokens - 1)] + offset};
+    __m512bh both[4];
+    for (int half = 0; half < 2; ++half) {
+      const __m512i even = _mm512_loadu_si512(rows[0] + 32 * half);
+      const __m512i odd = _mm512_loadu_si512(rows[1] + 32 * half);
+      both[2 * half] = (__m512bh)_mm512_unpacklo_epi16(even, odd);
+      both[2 * half + 1] = (__m512bh)_mm512_unpackhi_epi16(even, odd);
+    }
+    for (int j = 0; j < J; ++j) {
+      const __m128 pair = (__m128)_mm_loadl_epi64((const __m128i*)(weights + j * BLOCK_TOKENS + t));
+      const __m512bh weight = (__m512bh)_mm512_broadcastd_epi32((__m128i)_mm_cvtneps_pbh(pair));
+      for (int v = 0; v < 4; ++v) sums[j][v] = _mm512_dpbf16_ps(sums[j][v], weight, both[v]);
+    }
+  }
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  for (int j = 0; j < J; ++j) {
+    for (int half = 0; half < 2; ++half) {
+      const __m512 low = sums[j][2 * half], high = sums[j][2 * half + 1];
+      float* at = to + j * width + 32 * half;
+      store(load(at) + (Vector)_mm512_permutex2var_ps(low, first, high), at);
+      store(load(at + 16) + (Vector)_mm512_permutex2var_ps(low, second, high), at + 16);
+    }
+  }
+}
+
+template <int V>
+void weigh_columns(const float* weights, int64_t columns, const bf16* const* values, int64_t offset,
+                   int64_t tokens, float* to, int64_t width) {
+  int64_t j = 0;
+  for (; V == 4 && j + 4 <= columns; j += 4) {
+    weigh_pairs<4>(weights + j * BLOCK_TOKENS, values, offset, tokens, to + j * width, width);
+  }
+  for (; V == 4 && j + 2 <= columns; j += 2) {
+    weigh_pairs<2>(weights + j * BLOCK_TOKENS, values, offset, tokens, to + j * width, width);
+  }
+  for (; j < columns; ++j) {
+    weigh<1, V>(weights + j * BLOCK_TOKENS, values, offset, tokens, to + j * width, width);
+  }
+}
+#endif
+
 template <typename T>
-void weigh_in_place(const float* weights, int64_t columns, const T* const* values,
-                    const T* const* coming, int64_t offset, int64_t dim, int64_t tokens, float* to) {
-  for (int t = 0; t < BLOCK_TOKENS; ++t) prefetch(coming[t] + offset, dim * sizeof(T));
+void weigh_in_place(const float* weights, int64_t columns, const T* const* values, int64_t offset,
+                    int64_t dim, int64_t tokens, float* to) {
   int64_t d = 0;
   for (; d + 4 * LANES <= dim; d += 4 * LANES) {
     weigh_columns<4>(weights, columns, values, offset + d, tokens, to + d, dim);

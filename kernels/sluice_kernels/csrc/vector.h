@@ -3,7 +3,7 @@
 #pragma once
 
 #include "number.h"
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -22,7 +22,8 @@ typedef uint32_t VectorBits __attribute__((vector_size(LANES * 4)));
 typedef int32_t VectorInts __attribute__((vector_size(LANES * 4)));
 typedef uint16_t VectorHalves __attribute__((vector_size(LANES * 2)));
 
-inline Vector fill(float value) { return Vector{} + value; }
+// Not `Vector{} + value`: that is another number for -0, so the compiler would add.
+inline Vector fill(float value) { return value - Vector{}; }
 
 inline Vector load(const float* from) {
   Vector value;
@@ -30,11 +31,23 @@ inline Vector load(const float* from) {
   return value;
 }
 
+#if defined(__AVX512F__)
+inline Vector load(const bf16* from) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+}
+#elif defined(__AVX2__)
+inline Vector load(const bf16* from) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (Vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+}
+#else
 inline Vector load(const bf16* from) {
   VectorHalves halves;
   std::memcpy(&halves, from, sizeof halves);
   return reinterpret_cast<Vector>(__builtin_convertvector(halves, VectorBits) << 16);
 }
+#endif
 
 inline void store(Vector value, float* to) { std::memcpy(to, &value, sizeof value); }
 
@@ -42,7 +55,7 @@ inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
 // See `exponential` in number.h.
 inline Vector exponential(Vector x) {
-  x = larger(x, fill(-87.0f));
+  x = x < -87.0f ? fill(-87.0f) : x;  // no number stays none
   const Vector magic = fill(12582912.0f);
   const Vector whole = (x * 1.44269504f + magic) - magic;
   const Vector rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
