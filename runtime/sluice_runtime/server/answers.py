@@ -5,7 +5,7 @@ Knows no HTTP: `streaming` turns the chunks into events.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,24 +14,38 @@ from sluice_runtime.server.generation import Piece
 
 @dataclass
 class Usage:
-    """Tokens of a request, counted as its pieces come."""
+    """Tokens of a request, counted as its pieces come. A prompt counts once, however many choices
+    are drawn for it, and of it as cached what was there before any of them."""
 
-    prompt_tokens: int
+    prompt_lengths: Sequence[int]
+    """Tokens of each prompt."""
+    choices: int
+    """Of each prompt; the pieces of a prompt's choices have neighbouring indices."""
     completion_tokens: int = 0
-    cached_tokens: int = 0
+    _cached: dict[int, int] = field(default_factory=dict)
+    """By choice, as its first piece tells."""
 
     def add(self, piece: Piece) -> None:
         """Counts one more piece."""
         self.completion_tokens += piece.tokens
-        self.cached_tokens += piece.cached_tokens
+        self._cached.setdefault(piece.index, piece.cached_tokens)
 
     def to_json(self) -> dict[str, Any]:
+        prompt_tokens = sum(self.prompt_lengths)
         return {
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "total_tokens": prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
         }
+
+    def _cached_tokens(self) -> int:
+        """The later choices of a prompt find it cached because the first one computed it."""
+        by_prompt: dict[int, int] = {}
+        for index, tokens in self._cached.items():
+            prompt = index // self.choices
+            by_prompt[prompt] = min(tokens, by_prompt.get(prompt, tokens))
+        return sum(by_prompt.values())
 
 
 @dataclass(frozen=True)

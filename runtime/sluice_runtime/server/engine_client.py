@@ -23,6 +23,7 @@ from sluice_runtime.messages import (
     Drain,
     EngineFailed,
     EngineReady,
+    FlushCache,
     Generate,
     Heartbeat,
     Load,
@@ -175,6 +176,16 @@ class EngineClient:
         """Tells the engine that no more requests will come."""
         if self.failure is None:
             self._link.send(Drain())
+
+    def flush_cache(self) -> None:
+        """Requests that are opened from now on find nothing cached.
+
+        Raises:
+            UnavailableError: there is no engine.
+        """
+        if self.ready is None or self.failure is not None:
+            raise UnavailableError("the model is not loaded")
+        self._link.send(FlushCache())
 
     def end_streams(self, error: SluiceRuntimeError) -> None:
         """Every open stream ends with this error."""

@@ -115,6 +115,7 @@ class Generator:
             credit_tokens=CREDIT_TOKENS,
             priority=plan.priority,
             routing_key=routing_key,
+            cache_salt=plan.cache_salt,
         )
 
 

@@ -1,4 +1,6 @@
-"""`/health`, `/ready`, `/load`, `/metrics`: what kubelet, router, autoscaler and people read."""
+"""`/health`, `/ready`, `/load`, `/metrics`: what kubelet, router, autoscaler and people read; and
+`/flush_cache`, which is done.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,12 @@ def native_router(service: Service) -> APIRouter:
     @router.get("/load")
     async def load() -> Response:
         return JSONResponse(service.load_report().to_json_dict())
+
+    @router.post("/flush_cache")
+    async def flush_cache() -> Response:
+        """Requests that come from now on reuse nothing that was computed before."""
+        service.client.flush_cache()
+        return JSONResponse({"status": "ok"})
 
     @router.get("/metrics")
     async def metrics() -> Response:

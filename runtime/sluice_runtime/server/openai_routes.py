@@ -77,7 +77,7 @@ class Answerer:
             raise
         generator = self._service.generator()
         pieces = self._counted(generator.pieces(plans, arrival_seconds, routing_key))
-        usage = Usage(sum(len(plan.prompt_ids) for plan in plans[:: asked.choices]))
+        usage = Usage([len(plan.prompt_ids) for plan in plans[:: asked.choices]], asked.choices)
         envelope = self._envelope(route)
         if asked.stream:
             include = bool(asked.stream_options and asked.stream_options.include_usage)

@@ -45,6 +45,7 @@ class ChoicePlan:
     ignore_eos: bool
     stops: Sequence[str]
     priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ class Planner:
                 ignore_eos=bool(request.ignore_eos),
                 stops=request.stops,
                 priority=request.priority or 0,
+                cache_salt=request.cache_salt or "",
             )
             for number, ids in enumerate(prompts)
             for choice in range(request.choices)

@@ -15,6 +15,7 @@ MAX_PROMPTS: Final = 256
 MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
+MAX_SALT_CHARACTERS: Final = 256
 MOST_PRIORITY: Final = 1_000_000
 _INT64: Final = 2**63
 
@@ -65,6 +66,8 @@ class GenerationRequest(RequestModel):
     """Larger is more urgent; 0 when left out."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: Annotated[Text, Field(max_length=MAX_SALT_CHARACTERS)] | None = None
+    """Cached prefixes are shared only with requests that give the same."""
     user: Text | None = None
     """Accepted for OpenAI's SDKs; Sluice keeps no account of users."""
 

@@ -19,6 +19,7 @@ from sluice_runtime.messages import (
     Drain,
     EngineFailed,
     EngineReady,
+    FlushCache,
     Generate,
     Heartbeat,
     Load,
@@ -70,6 +71,7 @@ def load(running: int, queued: int = 0) -> Load:
 @dataclass
 class _Answer:
     generate: Generate
+    cached_tokens: int
     sent: int = 0
 
     def next_delta(self) -> TokenDelta:
@@ -82,8 +84,15 @@ class _Answer:
             reason = "stop"
         elif self.sent == asked.max_tokens or ended:
             reason = "length"
-        waited = QUEUE_SECONDS if self.sent == 1 else None
-        return TokenDelta(asked.request_id, [token], reason, queue_seconds=waited)
+        if self.sent > 1:
+            return TokenDelta(asked.request_id, [token], reason)
+        return TokenDelta(
+            asked.request_id,
+            [token],
+            reason,
+            cached_tokens=self.cached_tokens,
+            queue_seconds=QUEUE_SECONDS,
+        )
 
 
 @dataclass
@@ -100,6 +109,8 @@ class FakeEngine:
     refuse_with: str | None = None
     refusal: Refusal | None = None
     _answers: dict[str, _Answer] = field(default_factory=dict)
+    _prompts: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    """With their salts; all of one but its last token is cached when it comes again."""
     _outbox: list[ToApi] = field(default_factory=list)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -143,12 +154,17 @@ class FakeEngine:
         self.heard.append(message)
         match message:
             case Generate():
-                self._answers[message.request_id] = _Answer(message)
+                prompt = (message.cache_salt, tuple(message.prompt_ids))
+                cached_tokens = len(message.prompt_ids) - 1 if prompt in self._prompts else 0
+                self._prompts.add(prompt)
+                self._answers[message.request_id] = _Answer(message, cached_tokens)
                 if self.queued:
                     self.say(Heartbeat(load(0, self.queued)))
             case Abort():
                 if self._answers.pop(message.request_id, None):
                     self.say(self._ended(TokenDelta(message.request_id, [], "abort")))
+            case FlushCache():
+                self._prompts.clear()
             case Credit() | Drain():
                 pass
 
