@@ -20,6 +20,7 @@ from functools import partial
 from typing import Final
 
 from sluice_runtime.messages import FinishReason, Generate, TokenDelta
+from sluice_runtime.scheduler import leap
 from sluice_runtime.scheduler.admission import (
     PrefillAdder,
     PrefillItem,
@@ -138,6 +139,21 @@ class Scheduler:
             self._accept(request, token)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
+
+    def leap(self, most: int) -> int:
+        """Takes decode steps at once that would change nothing but lengths, `most` at most; returns
+        how many. For simulations: every row repeats its last token, and nobody is admitted."""
+        if self._flights or self._aborting or self._outcomes or self._roster.prefilling:
+            return 0
+        running, size = self._roster.running, self._settings.page_size
+        steps = leap.alike_steps(running, self._holdings.available_pages, size, most)
+        leap.take(running, self._holdings, size, steps)
+        for _ in range(steps):
+            self._ratio.decay()
+        self._step += steps
+        self._steps[ForwardMode.DECODE] += steps
+        self._pacing.rest()
+        return steps
 
     def status(self) -> Status:
         """A frozen view for logs, metrics and the load report."""
