@@ -36,6 +36,22 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """-1: all."""
     seed: int = 0
     """63 bits; the API process draws one when the client gave none."""
+    min_p: float = 0.0
+    """Tokens less probable than this share of the most probable one are left out."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: list[tuple[int, float]] = []
+    """Token id, and what is added to its logit."""
+    min_tokens: int = 0
+    """No stop token is drawn before the answer has so many."""
+
+    @property
+    def penalises(self) -> bool:
+        """Whether logits depend on the tokens before beyond what the model makes of them."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        )
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,7 @@ from torch import Tensor
 from sluice_runtime.engine.inputs import StepInputs, build_inputs
 from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.rows import RowTable
-from sluice_runtime.engine.sampler import SamplingRows, sample
+from sluice_runtime.engine.sampling.table import SamplingTable
 from sluice_runtime.errors import StepOutOfMemoryError
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.model.decoder import Decoder
@@ -47,11 +47,13 @@ class Runner:
         self._on_logits = on_logits
         max_pages = -(-settings.context_length_tokens // pool.page_size)
         self._rows = RowTable(settings.rows, max_pages, pool)
+        self._sampling = SamplingTable(settings.rows, model.spec.vocabulary_size)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> SampledTokens:
         """Runs the step; tokens in the order of `batch.sampling_rows`."""
         self._rows.apply(batch)
+        self._sampling.apply(batch)
         if batch.mode is ForwardMode.IDLE:
             return SampledTokens(batch.step)
         inputs = build_inputs(batch, self._rows)
@@ -79,8 +81,7 @@ class Runner:
         logits = self._model.logits(hidden[inputs.sampled_tokens])
         if self._on_logits is not None:
             self._on_logits(batch, logits)
-        parameters = self._rows.sampling_of(inputs.sampled_rows)
-        return sample(logits, SamplingRows(*parameters, inputs.contexts))
+        return self._sampling.sample(logits, inputs.sampled_rows, inputs.contexts)
 
     def _advance(self, inputs: StepInputs, tokens: Tensor) -> None:
         self._rows.lengths[inputs.layout.rows] = inputs.layout.contexts

@@ -38,6 +38,10 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     sampling: Sampling
     prompt_tokens: int = 0
+    history: tuple[int, ...] = ()
+    """All tokens of the request so far, if its sampling looks back at them."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that would end it, if some may not be drawn at first."""
 
 
 class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice_runtime.messages import FinishReason, Generate, Sampling, TokenDelta
+from sluice_runtime.scheduler.batch import RowAdded
 from sluice_runtime.scheduler.prefix_cache import Lock, key_of
 
 
@@ -115,6 +116,19 @@ def outcome_of(
         error,
         cached_tokens=request.cached_tokens,
         queue_seconds=request.started_seconds - request.arrival_seconds,
+    )
+
+
+def row_added(request: Request) -> RowAdded:
+    """What the runner is told when the request gets its row."""
+    sampling = request.sampling
+    return RowAdded(
+        row_of(request),
+        request.request_id,
+        sampling,
+        request.prompt_tokens,
+        history=tuple(request.token_ids) if sampling.penalises else (),
+        stop_token_ids=tuple(sorted(request.stop_token_ids)) if sampling.min_tokens else (),
     )
 
 

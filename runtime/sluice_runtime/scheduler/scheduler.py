@@ -45,7 +45,14 @@ from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.policies import POLICIES, AdmissionOrder, PolicyContext
 from sluice_runtime.scheduler.prefix_sharing import BeingComputed
-from sluice_runtime.scheduler.request import Phase, Request, outcome_of, request_from, row_of
+from sluice_runtime.scheduler.request import (
+    Phase,
+    Request,
+    outcome_of,
+    request_from,
+    row_added,
+    row_of,
+)
 from sluice_runtime.scheduler.retraction import RetractionPlan, opens_page, plan_retraction
 from sluice_runtime.scheduler.roster import Roster
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -289,7 +296,7 @@ class Scheduler:
         for request in requests:
             if request.started_seconds is None:
                 request.started_seconds, request.cached_tokens = now, request.computed_tokens
-        return [RowAdded(row_of(r), r.request_id, r.sampling, r.prompt_tokens) for r in requests]
+        return [row_added(request) for request in requests]
 
     def _extend(self, item: PrefillItem) -> ExtendRow:
         self._roster.prefill(item.request, item.end, cut=item.cut)

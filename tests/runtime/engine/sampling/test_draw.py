@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sluice_runtime.engine.sampler import SamplingRows, sample, uniform
+from sluice_runtime.engine.sampling.draw import SamplingRows, sample
+from sluice_runtime.engine.sampling.randomness import uniform
+from sluice_runtime.engine.sampling.restriction import restrict
 from sluice_runtime.scheduler.batch import NO_TOKEN
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 0.5])
 
 
 def rows(
-    count: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = -1, seed: int = 5
+    count: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = -1,
+    min_p: float = 0.0,
+    seed: int = 5,
 ) -> SamplingRows:
     return SamplingRows(
         torch.full((count,), temperature),
         torch.full((count,), top_p),
         torch.full((count,), top_k),
+        torch.full((count,), min_p),
         torch.full((count,), seed),
         torch.arange(count),
     )
@@ -33,7 +41,7 @@ def test_temperature_0_is_greedy() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-6, 1e-5, 1e-4])
-@pytest.mark.parametrize("restricted", [{}, {"top_p": 0.9}, {"top_k": 3}])
+@pytest.mark.parametrize("restricted", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
 def test_a_tiny_temperature_is_greedy_whatever_the_logits(
     temperature: float, restricted: dict[str, float]
 ) -> None:
@@ -44,7 +52,7 @@ def test_a_tiny_temperature_is_greedy_whatever_the_logits(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("restricted", [{}, {"top_p": 0.9}, {"top_k": 2}])
+@pytest.mark.parametrize("restricted", [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}])
 def test_a_row_without_a_distribution_gets_no_token_and_disturbs_no_other(
     value: float, temperature: float, restricted: dict[str, float]
 ) -> None:
@@ -83,6 +91,33 @@ def test_top_k_applies_before_top_p() -> None:
     assert shares(LOGITS, rows(2_000, top_k=2, top_p=0.7))[1] == 1.0
 
 
+def test_min_p_keeps_what_is_not_much_less_probable_than_the_best() -> None:
+    shares_of_best = torch.softmax(LOGITS, -1) / torch.softmax(LOGITS, -1).max()
+    for min_p, kept in ((0.3, {1, 2}), (0.1, {0, 1, 2}), (1.0, {1})):
+        assert set((shares_of_best >= min_p).nonzero().flatten().tolist()) == kept
+        got = shares(LOGITS, rows(5_000, min_p=min_p))
+        assert set(got.nonzero().flatten().tolist()) == kept
+
+
+def test_a_wide_nucleus_is_found_too() -> None:
+    """Beyond the tokens that are looked at first, in one row of two."""
+    logits = torch.linspace(1, 0, 5000).expand(2, -1).clone()
+    logits[0, 0] = 100.0
+    parameters = rows(2, top_p=0.99)
+    kept = restrict(
+        logits, parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p
+    ).isfinite()
+    probabilities = torch.softmax(torch.linspace(1, 0, 5000), -1).double()
+    wanted = int((probabilities.cumsum(-1) < 0.99).sum()) + 1
+    assert 4000 < wanted < 5000
+    assert kept.sum(-1).tolist() == [1, wanted]
+
+
+def test_equal_logits_stay_or_go_together() -> None:
+    logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])
+    assert set(shares(logits, rows(2_000, top_k=2)).nonzero().flatten().tolist()) == {0, 1, 2, 3}
+
+
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
     logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(1))
     together = rows(64)
@@ -98,6 +133,7 @@ def test_unlike_rows_share_a_batch() -> None:
         temperature=torch.tensor([0.0, 1.0, 1.0]),
         top_p=torch.tensor([1.0, 1.0, 1e-9]),
         top_k=torch.tensor([-1, -1, -1]),
+        min_p=torch.zeros(3),
         seed=torch.tensor([1, 2, 3]),
         position=torch.tensor([4, 5, 6]),
     )

@@ -1,0 +1,68 @@
+"""What is remembered of each row for sampling, and the one call of a step that samples.
+
+A row's parameters come with the batch that adds it; its counts grow with what is drawn for it, and
+come back with the row of a request that was retracted. Logits are changed in this order: bias,
+penalties, then temperature and restrictions. Knows no request and no model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sluice_runtime.engine.sampling.bias import LogitBias
+from sluice_runtime.engine.sampling.draw import SamplingRows, sample
+from sluice_runtime.engine.sampling.penalties import Penalties
+from sluice_runtime.scheduler.batch import Batch, RowAdded
+
+
+class SamplingTable:
+    """`rows` rows over one vocabulary."""
+
+    def __init__(self, rows: int, vocabulary_size: int) -> None:
+        self._temperatures = torch.zeros(rows)
+        self._top_ps = torch.zeros(rows)
+        self._top_ks = torch.zeros(rows, dtype=torch.int64)
+        self._min_ps = torch.zeros(rows)
+        self._seeds = torch.zeros(rows, dtype=torch.int64)
+        self._bias = LogitBias(rows)
+        self._penalties = Penalties(rows, vocabulary_size)
+
+    def apply(self, batch: Batch) -> None:
+        """Rows dropped, then rows added."""
+        for row in batch.dropped_rows:
+            self._bias.drop(row)
+            self._penalties.drop(row)
+        for added in batch.added_rows:
+            self._add(added)
+
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """logits: [m, v] float32, changed in place; rows and positions of the tokens to be drawn:
+        [m] → [m] tokens."""
+        self._bias.apply(logits, rows, positions)
+        self._penalties.apply(logits, rows)
+        tokens = sample(logits, self._parameters_of(rows, positions))
+        self._penalties.count(rows, tokens)
+        return tokens
+
+    def _add(self, added: RowAdded) -> None:
+        row, sampling, prompt = added.row, added.sampling, added.prompt_tokens
+        self._temperatures[row] = sampling.temperature
+        self._top_ps[row] = sampling.top_p
+        self._top_ks[row] = sampling.top_k
+        self._min_ps[row] = sampling.min_p
+        self._seeds[row] = sampling.seed
+        self._bias.add(row, sampling.logit_bias)
+        self._bias.forbid(row, added.stop_token_ids, prompt + sampling.min_tokens)
+        if sampling.penalises:
+            self._penalties.add(row, sampling, added.history[:prompt], added.history[prompt:])
+
+    def _parameters_of(self, rows: Tensor, positions: Tensor) -> SamplingRows:
+        return SamplingRows(
+            temperature=self._temperatures[rows],
+            top_p=self._top_ps[rows],
+            top_k=self._top_ks[rows],
+            min_p=self._min_ps[rows],
+            seed=self._seeds[rows],
+            position=positions,
+        )

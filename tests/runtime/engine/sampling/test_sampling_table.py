@@ -1,0 +1,148 @@
+"""Rows of unlike parameters in one batch get what each would get alone, whoever comes and goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_runtime.engine.sampling.table import SamplingTable
+from sluice_runtime.messages import Sampling
+from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
+
+VOCABULARY = 30
+ROWS = 6
+
+SAMPLINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    top_p=st.sampled_from([1.0, 0.9, 0.4]),
+    top_k=st.sampled_from([-1, 1, 5, 29]),
+    seed=st.integers(0, 2**63 - 1),
+    min_p=st.sampled_from([0.0, 0.0, 0.2]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5, -2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.5]),
+    logit_bias=st.lists(
+        st.tuples(st.integers(0, VOCABULARY - 1), st.sampled_from([-100.0, 1.5, 3.0])), max_size=3
+    ),
+    min_tokens=st.integers(0, 4),
+)
+
+
+@dataclass
+class Asked:
+    """A request as the scheduler would know it."""
+
+    sampling: Sampling
+    prompt: list[int]
+    stop_token_ids: tuple[int, ...]
+    answer: list[int] = field(default_factory=list)
+
+    def added(self, row: int) -> RowAdded:
+        looks_back = self.sampling.penalises
+        return RowAdded(
+            row,
+            "r",
+            self.sampling,
+            len(self.prompt),
+            tuple(self.prompt + self.answer) if looks_back else (),
+            self.stop_token_ids if self.sampling.min_tokens else (),
+        )
+
+
+REQUESTS = st.builds(
+    Asked,
+    SAMPLINGS,
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5),
+    st.sets(st.integers(0, VOCABULARY - 1), max_size=2).map(lambda ids: tuple(sorted(ids))),
+)
+
+
+def deltas(dropped: tuple[int, ...] = (), added: tuple[RowAdded, ...] = ()) -> Batch:
+    return Batch(step=1, mode=ForwardMode.IDLE, dropped_rows=dropped, added_rows=added)
+
+
+def logits_after(tokens: list[int]) -> torch.Tensor:
+    """A model that depends on the tokens before, and on nothing else."""
+    seed = hash(tuple(tokens)) % 2**31
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
+    return logits.round()  # so that some are equal
+
+
+def step(table: SamplingTable, running: dict[int, Asked]) -> None:
+    """One token for each of `running`, by row."""
+    asked = list(running.values())
+    logits = torch.stack([logits_after(one.prompt + one.answer) for one in asked])
+    positions = torch.tensor([len(one.prompt + one.answer) for one in asked])
+    tokens = table.sample(logits, torch.tensor(list(running)), positions)
+    for one, token in zip(asked, tokens.tolist(), strict=True):
+        one.answer.append(token)
+
+
+def alone(asked: Asked, tokens: int) -> list[int]:
+    table = SamplingTable(ROWS, VOCABULARY)
+    copy = Asked(asked.sampling, asked.prompt, asked.stop_token_ids)
+    table.apply(deltas(added=(copy.added(0),)))
+    for _ in range(tokens):
+        step(table, {0: copy})
+    return copy.answer
+
+
+@given(
+    requests=st.lists(REQUESTS, min_size=2, max_size=ROWS),
+    retracted=st.lists(st.integers(0, ROWS - 1), max_size=6),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_batch_of_mixed_rows_equals_each_row_alone(
+    requests: list[Asked], retracted: list[int]
+) -> None:
+    """Some are sent back now and then, and come again in another row."""
+    table = SamplingTable(ROWS, VOCABULARY)
+    rows = list(range(ROWS))[::-1]
+    running: dict[int, Asked] = {}
+    waiting = list(requests)
+    for victim in [*retracted, None, None]:
+        while waiting:
+            row = rows.pop(0)
+            running[row] = waiting.pop()
+            table.apply(deltas(added=(running[row].added(row),)))
+        step(table, running)
+        if victim in running:
+            waiting.append(running.pop(victim))
+            rows.append(victim)
+            table.apply(deltas(dropped=(victim,)))
+    for asked in requests:
+        assert asked.answer == alone(asked, len(asked.answer))
+
+
+def test_no_stop_token_is_drawn_before_its_time() -> None:
+    table = SamplingTable(ROWS, VOCABULARY)
+    asked = Asked(Sampling(temperature=0.0, logit_bias=[(4, 100.0)], min_tokens=3), [1], (4,))
+    table.apply(deltas(added=(asked.added(2),)))
+    for _ in range(4):
+        step(table, {2: asked})
+    assert 4 not in asked.answer[:3]
+    assert asked.answer[3] == 4
+
+
+def test_a_row_is_rid_of_what_the_request_before_it_asked_for() -> None:
+    table = SamplingTable(ROWS, VOCABULARY)
+    before = Asked(Sampling(logit_bias=[(4, 100.0)], presence_penalty=2.0, min_tokens=9), [1], (7,))
+    after = Asked(Sampling(temperature=0.0), [1, 2], ())
+    table.apply(deltas(added=(before.added(0),)))
+    step(table, {0: before})
+    table.apply(deltas(dropped=(0,), added=(after.added(0),)))
+    for _ in range(3):
+        step(table, {0: after})
+    assert after.answer == alone(after, 3)
+
+
+def test_rows_that_ask_for_nothing_cost_nothing() -> None:
+    """Neither counts nor edits are kept for them."""
+    table = SamplingTable(ROWS, 1_000_000)
+    asked = Asked(Sampling(), [1], (7,))
+    table.apply(deltas(added=tuple(asked.added(row) for row in range(ROWS))))
+    assert table._bias._all is None
+    assert len(table._penalties._counts) == 0
