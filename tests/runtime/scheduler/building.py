@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,30 +39,53 @@ def request(
 
 
 class Bench:
-    """A scheduler and a fake runner, stepped by hand."""
+    """A scheduler and a fake runner, stepped by hand.
 
-    def __init__(self, settings: SchedulerSettings, order: Sequence[int] | None = None) -> None:
+    `overlap`: each batch is made before the results of the one before it are in, and runs as late
+    as it may.
+    """
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        order: Sequence[int] | None = None,
+        *,
+        overlap: bool = False,
+    ) -> None:
         pages = settings.limits.kv_pool_tokens // settings.page_size
         self.settings = settings
         self.runner = FakeRunner(pages, settings.page_size)
         self.scheduler = Scheduler(settings, PageAllocator(pages, order, self.runner.freed))
+        self.overlap = overlap
+        self.in_flight: deque[Batch] = deque()
         self.answers: dict[str, list[int]] = {}
         self.terminals: dict[str, list[TokenDelta]] = {}
+        self.cached: dict[str, int] = {}
 
     def add(self, *requests: Generate) -> None:
         for one in requests:
             self.scheduler.add(one)
 
     def step(self) -> Batch | None:
-        batch = self.scheduler.next_batch(0.0)
-        if batch is not None:
-            self.finish(batch)
+        batch = self.launch()
+        if self.in_flight and not (self.overlap and batch and len(self.in_flight) == 1):
+            self.land()
         return batch
 
-    def finish(self, batch: Batch) -> None:
-        """The second half of a step."""
+    def launch(self) -> Batch | None:
+        """The first half of a step."""
+        batch = self.scheduler.next_batch(0.0)
+        if batch is not None:
+            self.in_flight.append(batch)
+        return batch
+
+    def land(self) -> None:
+        """The second half, of the oldest step in flight."""
+        batch = self.in_flight.popleft()
         deltas = self.scheduler.process(batch, self.runner.forward(batch), 0.0)
         for delta in deltas:
+            if delta.token_ids and delta.request_id not in self.answers:
+                self.cached[delta.request_id] = delta.cached_tokens
             self.answers.setdefault(delta.request_id, []).extend(delta.token_ids)
             if delta.finish_reason:
                 self.terminals.setdefault(delta.request_id, []).append(delta)
@@ -70,10 +94,13 @@ class Bench:
     def run(self, most_steps: int = 10_000) -> list[Batch]:
         """Steps until there is nothing left to do."""
         batches: list[Batch] = []
-        while batch := self.step():
-            batches.append(batch)
-            assert len(batches) < most_steps, "requests never end"
-        return batches
+        for _ in range(most_steps):
+            flying = bool(self.in_flight)
+            if batch := self.step():
+                batches.append(batch)
+            elif not flying:
+                return batches
+        raise AssertionError("requests never end")
 
     def step_until(self, done: Any, most_steps: int = 1000) -> Batch:
         """Steps until `done(batch)`."""

@@ -81,11 +81,11 @@ def test_abort_that_still_commits_the_final_chunks_token() -> None:
     bench = Bench(settings_of())
     bench.add(request("a", 20, 4))
     bench.step()
-    final = bench.scheduler.next_batch(0.0)
+    final = bench.launch()
     assert final
     assert final.extend_rows[0].samples
     bench.scheduler.abort("a")
-    bench.finish(final)
+    bench.land()
     bench.run()
     assert bench.answers["a"] == []
     assert bench.terminals["a"][0].finish_reason == "abort"

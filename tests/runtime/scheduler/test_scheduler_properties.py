@@ -22,6 +22,8 @@ SIZES = st.fixed_dictionaries(
         "conservativeness": st.sampled_from([0.05, 1.0]),
         "shuffle": st.integers(0, 10),
         "prefill_tokens": st.sampled_from([1, 24, 4096]),
+        "prefix_cache": st.booleans(),
+        "overlap": st.booleans(),
     }
 )
 
@@ -45,8 +47,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             conservativeness=sizes["conservativeness"],
             max_prefill_tokens=sizes["prefill_tokens"],
             context=40,
+            prefix_cache=sizes["prefix_cache"],
         )
-        self.bench = Bench(built, order)
+        self.bench = Bench(built, order, overlap=sizes["overlap"])
         self.prompts: dict[str, list[int]] = {}
         self.disturbed: set[str] = set()
 
@@ -55,12 +58,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         answer=st.integers(0, 30),
         stop=st.sampled_from([[], [3, 7, 11]]),
         ignore_eos=st.booleans(),
+        branch=st.tuples(st.integers(0, 40), st.integers(0, 3)),
+        salt=st.sampled_from(["", "", "other"]),
     )
-    def arrive(self, length: int, answer: int, stop: list[int], ignore_eos: bool) -> None:
+    def arrive(
+        self,
+        length: int,
+        answer: int,
+        stop: list[int],
+        ignore_eos: bool,
+        branch: tuple[int, int],
+        salt: str,
+    ) -> None:
+        """Prompts are alike up to a token, and go four ways from there."""
         name = f"r{len(self.prompts)}"
-        prompt = [(len(self.prompts) * 7 + i) % 50 for i in range(length)]
+        prompt = [(i + branch[1] * (i >= branch[0])) % 50 for i in range(length)]
         self.prompts[name] = prompt
-        self.bench.add(request(name, prompt, answer, stop_token_ids=stop, ignore_eos=ignore_eos))
+        fields = {"stop_token_ids": stop, "ignore_eos": ignore_eos, "cache_salt": salt}
+        self.bench.add(request(name, prompt, answer, **fields))
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
@@ -78,13 +93,23 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 30))
     def abort_between_forward_and_process(self, pick: int) -> None:
-        batch = self.bench.scheduler.next_batch(0.0)
+        self.bench.launch()
         self.disturbed.add(f"r{pick}")
         self.bench.scheduler.abort(f"r{pick}")
-        if batch is not None:
-            before = len(self.bench.answers.get(f"r{pick}", []))
-            self.bench.finish(batch)
-            assert len(self.bench.answers.get(f"r{pick}", [])) == before
+        before = len(self.bench.answers.get(f"r{pick}", []))
+        while self.bench.in_flight:
+            self.bench.land()
+        assert len(self.bench.answers.get(f"r{pick}", [])) == before
+
+    @rule()
+    def flush(self) -> None:
+        self.bench.scheduler.flush_cache()
+
+    @invariant()
+    def cached_tokens_are_whole_pages_of_the_prompt(self) -> None:
+        for name, tokens in self.bench.cached.items():
+            assert 0 <= tokens < len(self.prompts[name])
+            assert tokens % self.bench.settings.page_size == 0
 
     @invariant()
     def every_page_has_one_owner(self) -> None:
