@@ -151,6 +151,20 @@ class EngineSettings(ContractModel):
     )
 
 
+class SloTargets(ContractModel):
+    """What the engine promises, and works towards in every step."""
+
+    itl_milliseconds: int = Field(
+        ge=1,
+        le=3_600_000,
+        description="Time between two tokens of an answer, in milliseconds. The engine chooses the "
+        "chunk of each step so that the step keeps it; chunkSize is the most it may choose.",
+    )
+    percentile: int = Field(
+        default=99, ge=50, le=99, description="Share of the steps that must keep it, in percent."
+    )
+
+
 class ServerSettings(ContractModel):
     """Where the engine's HTTP server listens, and its limits."""
 
@@ -170,6 +184,7 @@ class EngineConfig(EngineSettings):
     model: ModelRef
     role: Role = Role.MIXED
     server: ServerSettings = ServerSettings()
+    slo: SloTargets | None = None
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Seed of random weights and unseeded sampling."
     )

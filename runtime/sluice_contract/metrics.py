@@ -73,6 +73,29 @@ ENGINE: Final = (
         "sluice_step_seconds", "histogram", "Duration of a step by mode.", ("mode",), STEP_SECONDS
     ),
     Metric("sluice_scheduler_seconds", "histogram", "Scheduler CPU per step.", (), STEP_SECONDS),
+    Metric(
+        "sluice_predicted_step_seconds",
+        "histogram",
+        "What the cost model expected of a step, by mode; to be set against sluice_step_seconds.",
+        ("mode",),
+        STEP_SECONDS,
+    ),
+    Metric(
+        "sluice_step_prediction_error_ratio",
+        "gauge",
+        "Mean relative error of the last predicted step times.",
+    ),
+    Metric(
+        "sluice_chunk_budget_tokens",
+        "gauge",
+        "Budget of the last step that might compute prompt tokens; 0 without a limit.",
+    ),
+    Metric(
+        "sluice_chunk_budgets_total",
+        "counter",
+        "Steps that might compute prompt tokens, by the reason of their budget.",
+        ("reason",),
+    ),
     Metric("sluice_draining", "gauge", "1 while the engine drains."),
 )
 

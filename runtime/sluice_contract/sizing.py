@@ -6,8 +6,9 @@ the operator shows the result in status, the engine uses it when a key is missin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from sluice_contract.accelerators import (
     CPU,
@@ -19,7 +20,7 @@ from sluice_contract.accelerators import (
     product_row,
 )
 from sluice_contract.base import ConfigError, ContractModel
-from sluice_contract.config import EngineSettings
+from sluice_contract.config import EngineSettings, SloTargets
 
 Value = bool | int | float | str
 SettingsT = TypeVar("SettingsT", bound=EngineSettings)
@@ -81,10 +82,28 @@ def resolve_settings(user: EngineSettings, accelerator: Accelerator) -> dict[str
     return resolved
 
 
+def check_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> None:
+    """Whether the resolved values, by field name, let the engine keep what `slo` promises.
+
+    Raises:
+        ConfigError: names the setting that does not.
+    """
+    if slo is None:
+        return
+    if values["chunk_size"] == -1:
+        raise ConfigError("chunkSize", -1, "at least pageSize, as slo.itlMilliseconds is set")
+    if not values["mixed_chunk"]:
+        raise ConfigError("mixedChunk", False, "true, as slo.itlMilliseconds is set")
+
+
+def resolved_values(resolved: Mapping[str, Resolved]) -> dict[str, Value]:
+    """The values alone, by field name."""
+    return {name: entry.value for name, entry in resolved.items()}
+
+
 def apply_resolved(settings: SettingsT, resolved: dict[str, Resolved]) -> SettingsT:
     """`settings` with every resolved value filled in."""
-    values: dict[str, Any] = {name: entry.value for name, entry in resolved.items()}
-    return settings.model_copy(update=values)
+    return settings.model_copy(update=resolved_values(resolved))
 
 
 def _general(value: Value, origin: str = "default") -> Resolved:

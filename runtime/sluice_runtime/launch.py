@@ -14,7 +14,7 @@ from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
 from sluice_contract.labels import Role
-from sluice_contract.sizing import resolve_settings
+from sluice_contract.sizing import check_slo, resolve_settings, resolved_values
 from sluice_contract.supported import unsupported
 
 from sluice_runtime import exits, model_files
@@ -57,7 +57,8 @@ def checked_config(path: Path) -> EngineConfig:
             )
         for refusal in unsupported(config):
             raise refusal
-        resolve_settings(config, Accelerator())
+        settings = resolve_settings(config, Accelerator())
+        check_slo(config.slo, resolved_values(settings))
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
     model_files.resolve_model(config.model)

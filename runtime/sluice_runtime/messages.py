@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal["overloaded", "unavailable", "invalid"]
@@ -145,6 +145,12 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_cuts: int
     steps: dict[str, int]
     """By forward mode."""
+    chunk_budget_tokens: int = 0
+    """Of the last step that might compute prompt tokens; 0 when there is no limit."""
+    chunk_budgets: dict[str, int] = {}
+    """Such steps since the start of the process, by the reason of their budget."""
+    step_error_ratio: float = 0.0
+    """Mean relative error of the predicted step times."""
 
 
 class StepResult(Message, frozen=True):
@@ -159,6 +165,8 @@ class StepResult(Message, frozen=True):
     scheduler_seconds: float
     deltas: list[TokenDelta]
     load: Load
+    predicted_seconds: float = 0.0
+    """What the step was expected to take; 0 where nothing was known."""
 
 
 class Heartbeat(Message, frozen=True):

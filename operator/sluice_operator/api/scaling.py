@@ -16,10 +16,18 @@ class Slo(ApiModel):
         default=None, ge=1, le=3_600_000, description="Time to the first token, in milliseconds."
     )
     itl_milliseconds: int | None = Field(
-        default=None, ge=1, le=3_600_000, description="Time between tokens, in milliseconds."
+        default=None,
+        ge=1,
+        le=3_600_000,
+        description="Time between tokens, in milliseconds. Each engine chooses the chunk of every "
+        "step so that the step keeps it; engine.chunkSize is the most it may choose.",
     )
     percentile: int = Field(
-        default=95, ge=50, le=99, description="Share of requests that must keep it. Default: 95."
+        default=95,
+        ge=50,
+        le=99,
+        description="Share of requests, and of an engine's steps, that must keep it, in percent. "
+        "Default: 95.",
     )
 
 

@@ -20,10 +20,17 @@ from sluice_contract.config import (
     EngineSettings,
     ModelRef,
     ServerSettings,
+    SloTargets,
     render_engine_config,
 )
 from sluice_contract.labels import Role
-from sluice_contract.sizing import Resolved, Source, resolve_settings
+from sluice_contract.sizing import (
+    Resolved,
+    Source,
+    check_slo,
+    resolve_settings,
+    resolved_values,
+)
 
 from sluice_operator.api.engine import DRAIN_SECONDS, EngineSpec
 from sluice_operator.api.service import InferenceServiceSpec
@@ -57,9 +64,12 @@ def engine_file(
     engine = spec.engine or EngineSpec()
     settings = pinned or resolve_settings(engine, accelerator)
     source = model_source(spec.model)
-    values: dict[str, Any] = {name: entry.value for name, entry in settings.items()}
+    values: dict[str, Any] = resolved_values(settings)
+    slo = slo_targets(spec)
+    check_slo(slo, values)
     config = EngineConfig(
         **values,
+        slo=slo,
         model=ModelRef(uri=source.engine_uri, name=source.served_name),
         role=role,
         server=ServerSettings(
@@ -67,6 +77,13 @@ def engine_file(
         ),
     )
     return EngineFile(settings, render_engine_config(config))
+
+
+def slo_targets(spec: InferenceServiceSpec) -> SloTargets | None:
+    """The part of the promise that each engine keeps by itself."""
+    if spec.slo is None or spec.slo.itl_milliseconds is None:
+        return None
+    return SloTargets(itl_milliseconds=spec.slo.itl_milliseconds, percentile=spec.slo.percentile)
 
 
 def drain_seconds(spec: InferenceServiceSpec) -> int:

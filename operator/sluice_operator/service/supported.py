@@ -38,7 +38,20 @@ ROWS: Final = (
         "file:///path, pvc://claim/path or dummy://name",
     ),
     Unsupported("spec.mode", lambda s: s.mode != "Mixed", lambda s: s.mode, "Mixed"),
-    Unsupported("spec.slo", lambda s: s.slo is not None, lambda _: "a value", "nothing"),
+    Unsupported(
+        "spec.slo.ttftMilliseconds",
+        lambda s: s.slo is not None and s.slo.ttft_milliseconds is not None,
+        lambda s: s.slo and s.slo.ttft_milliseconds,
+        "itlMilliseconds alone",
+    ),
+    Unsupported(
+        "spec.slo",
+        lambda s: (
+            s.slo is not None and s.slo.ttft_milliseconds is None and s.slo.itl_milliseconds is None
+        ),
+        lambda _: "a value",
+        "a promise: itlMilliseconds",
+    ),
     Unsupported(
         "spec.autoscaling", lambda s: s.autoscaling is not None, lambda _: "a value", "nothing"
     ),

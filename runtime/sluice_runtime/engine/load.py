@@ -17,9 +17,19 @@ def load_from(status: Status, pace: Pace, unix_seconds: float) -> Load:
         kv_pages_total=status.pages_total,
         kv_pages_free=status.pages_free,
         kv_pages_evictable=status.pages_evictable,
-        queued_work_seconds=pace.seconds_for(status.queued_tokens),
+        queued_work_seconds=_seconds_for(status, pace),
         new_token_ratio=status.new_token_ratio,
         retractions=status.retractions,
         chunk_cuts=status.chunk_cuts,
         steps=dict(status.steps),
+        chunk_budget_tokens=status.pace.budget.tokens or 0,
+        chunk_budgets=dict(status.pace.budgets),
+        step_error_ratio=status.pace.error_ratio,
     )
+
+
+def _seconds_for(status: Status, pace: Pace) -> float:
+    """By the cost model, which knows what runs beside; by the bare rate until it is ready."""
+    if status.pace.token_seconds:
+        return status.queued_tokens * status.pace.token_seconds
+    return pace.seconds_for(status.queued_tokens)

@@ -11,6 +11,7 @@ from typing import Final
 
 from sluice_runtime.engine.pace import Pace
 from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.pacing import PaceStatus
 from sluice_runtime.scheduler.status import Status
 
 DECODE_LINE_STEPS: Final = 40
@@ -50,6 +51,17 @@ def prefill_line(batch: Batch, status: Status) -> str:
     )
 
 
+def pace_text(pace: PaceStatus) -> str:
+    """Empty when the chunk is fixed."""
+    if pace.budget.reason == "Fixed":
+        return ""
+    return (
+        f", chunk budget: {pace.budget.tokens} ({pace.budget.reason}: {pace.budget.message}), "
+        f"step: {1000 * pace.step_seconds:.1f} ms, "
+        f"predicted: {1000 * pace.predicted_seconds:.1f} ms"
+    )
+
+
 def chunk_line(status: Status) -> str | None:
     """None when no prompt is cut."""
     if (cut := status.prefilling) is None:
@@ -80,7 +92,7 @@ class StepLog:
     def step(self, batch: Batch, status: Status, now_seconds: float) -> None:
         """After the step; `status` is as the step left it."""
         if batch.extend_rows:
-            logger.info(prefill_line(batch, status))
+            logger.info(prefill_line(batch, status) + pace_text(status.pace))
             if line := chunk_line(status):
                 logger.info(line)
             return

@@ -104,6 +104,7 @@ class EngineLoop:
         outcomes = self._scheduler.process(batch, result, computed)
         finished = self._clock.monotonic()
         self._count(batch, planned, computed)
+        status = self._scheduler.status()
         self._send(
             StepResult(
                 step=batch.step,
@@ -113,9 +114,10 @@ class EngineLoop:
                 scheduler_seconds=(planned - began) + (finished - computed),
                 deltas=self._deltas(outcomes),
                 load=self._load(),
+                predicted_seconds=status.pace.predicted_seconds,
             )
         )
-        self._log.step(batch, self._scheduler.status(), finished)
+        self._log.step(batch, status, finished)
 
     def _receive(self, message: ToEngine) -> None:
         match message:

@@ -7,17 +7,27 @@ from. Knows no tensor.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig
-from sluice_contract.sizing import apply_resolved, resolve_settings
+from sluice_contract.config import EngineConfig, SloTargets
+from sluice_contract.sizing import (
+    apply_resolved,
+    check_slo,
+    resolve_settings,
+    resolved_values,
+)
 from sluice_contract.supported import unsupported
 
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import pages_for
-from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
+
+FIRST_CHUNK_TOKENS: Final = 128
+"""Budget of the first steps on a CPU, when a step has a target: a chunk of 512 takes tens of
+milliseconds with a small model and seconds with a large one."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,9 @@ def resolved(config: EngineConfig) -> EngineConfig:
     for refusal in unsupported(config):
         raise InvalidConfigError(str(refusal))
     try:
-        return apply_resolved(config, resolve_settings(config, Accelerator()))
+        settings = resolve_settings(config, Accelerator())
+        check_slo(config.slo, resolved_values(settings))
+        return apply_resolved(config, settings)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
 
@@ -97,4 +109,11 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         policy=config.scheduling_policy or "fcfs",
         seed=config.seed,
         conservativeness=config.schedule_conservativeness or 1.0,
+        target=_target(config.slo),
     )
+
+
+def _target(slo: SloTargets | None) -> StepTarget | None:
+    if slo is None:
+        return None
+    return StepTarget(slo.itl_milliseconds / 1000, slo.percentile / 100, FIRST_CHUNK_TOKENS)

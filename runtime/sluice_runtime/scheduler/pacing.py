@@ -7,15 +7,25 @@ it, unless the engine rested between. Reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.chunk_budget import ChunkBudget, StepView, chunk_choice
 from sluice_runtime.scheduler.cost_model import CostModel
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.settings import SchedulerSettings
-from sluice_runtime.scheduler.step_shape import StepShape, context_products, shape_of
+from sluice_runtime.scheduler.step_shape import StepShape, shape_of
+
+
+class _Flight(NamedTuple):
+    """A step that was made."""
+
+    shape: StepShape
+    made_seconds: float
+    predicted_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +34,16 @@ class PaceStatus:
 
     budget: ChunkBudget
     """Of the last step that might compute prompt tokens."""
+    budgets: Mapping[str, int]
+    """Such steps since the start, by the reason of their budget."""
+    step_seconds: float
+    """Of the last step that ended."""
     predicted_seconds: float
-    """Of the last step that was made; 0 while unknown."""
+    """Of the same step, before it ran; 0 where nothing was known."""
     error_ratio: float
     """Mean relative error of the predictions."""
-    ready: bool
+    token_seconds: float
+    """Predicted time for a prompt token in steps like the last ones; 0 while unknown."""
 
 
 class Pacing:
@@ -39,8 +54,11 @@ class Pacing:
         self._mixed = settings.mixed
         self._choice = chunk_choice(settings, self.cost)
         self._budget = ChunkBudget(settings.chunk_size, "Idle", "there was no step yet")
-        self._in_flight: dict[int, tuple[StepShape, float]] = {}
-        self._predicted_seconds = 0.0
+        self._budgets: Counter[str] = Counter()
+        self._in_flight: dict[int, _Flight] = {}
+        self._last = _Flight(StepShape(), 0.0, 0.0)
+        self._last_extend = StepShape()
+        self._step_seconds = 0.0
         self._landed_seconds: float | None = None
         """When the last results came in; None after a rest."""
 
@@ -53,35 +71,40 @@ class Pacing:
             computed_tokens=prefilling.computed_tokens if prefilling else 0,
         )
         self._budget = self._choice.budget(view)
+        self._budgets[self._budget.reason] += 1
         return self._budget
 
     def made(self, batch: Batch, now: float) -> None:
         """A batch leaves for the runner."""
         shape = shape_of(batch)
-        self._predicted_seconds = self.cost.seconds(shape)
-        self._in_flight[batch.step] = (shape, now)
+        self._in_flight[batch.step] = _Flight(shape, now, self.cost.seconds(shape))
 
     def landed(self, batch: Batch, now: float) -> None:
         """Its results are in."""
-        shape, began = self._in_flight.pop(batch.step)
-        since = began if self._landed_seconds is None else self._landed_seconds
-        self._landed_seconds = now
-        self.cost.observe(shape, now - since)
-        self._choice.observe(shape)
+        self._last = self._in_flight.pop(batch.step)
+        since = self._last.made_seconds if self._landed_seconds is None else self._landed_seconds
+        self._landed_seconds, self._step_seconds = now, now - since
+        if self._last.shape.extend_tokens:
+            self._last_extend = self._last.shape
+        self.cost.observe(self._last.shape, self._step_seconds)
+        self._choice.observe(self._last.shape)
 
     def rest(self) -> None:
         """There is nothing to do: what follows is no part of the next step."""
         self._landed_seconds = None
 
-    def work_seconds(self, tokens: int, running: Collection[Request]) -> float | None:
-        """Predicted time to compute so many prompt tokens beside what runs, in steps of the
-        present budget; None while unknown."""
-        if not self.cost.ready:
-            return None
-        rows, context = len(running), sum([r.computed_tokens for r in running])
-        chunk = max(1, min(tokens, (self._budget.tokens or tokens) - rows))
-        step = self.cost.seconds(StepShape(chunk, context_products(0, chunk), rows, context))
-        return step * tokens / chunk
-
     def status(self) -> PaceStatus:
-        return PaceStatus(self._budget, self._predicted_seconds, self.cost.error, self.cost.ready)
+        return PaceStatus(
+            budget=self._budget,
+            budgets=dict(self._budgets),
+            step_seconds=self._step_seconds,
+            predicted_seconds=self._last.predicted_seconds,
+            error_ratio=self.cost.error,
+            token_seconds=self._token_seconds(),
+        )
+
+    def _token_seconds(self) -> float:
+        """As in the last step that computed prompt tokens: what a whole step takes, shared out."""
+        if not self.cost.ready:
+            return 0.0
+        return self.cost.seconds(self._last_extend) / self._last_extend.extend_tokens

@@ -53,6 +53,9 @@ class EngineMetrics:
         if result.step_seconds > 0:
             self._histograms["sluice_step_seconds"].labels(result.mode).observe(result.step_seconds)
             self._histograms["sluice_scheduler_seconds"].observe(result.scheduler_seconds)
+        if result.predicted_seconds > 0:
+            predicted = self._histograms["sluice_predicted_step_seconds"].labels(result.mode)
+            predicted.observe(result.predicted_seconds)
         for delta in result.deltas:
             self._progressed(delta, result.finished_seconds)
 
@@ -61,6 +64,8 @@ class EngineMetrics:
         self._gauges["sluice_queued_requests"].set(load.queued_requests)
         self._gauges["sluice_queued_tokens"].set(load.queued_tokens)
         self._gauges["sluice_new_token_ratio"].set(load.new_token_ratio)
+        self._gauges["sluice_chunk_budget_tokens"].set(load.chunk_budget_tokens)
+        self._gauges["sluice_step_prediction_error_ratio"].set(load.step_error_ratio)
         used = load.kv_pages_total - load.kv_pages_free - load.kv_pages_evictable
         pages = self._gauges["sluice_kv_pages"]
         pages.labels("used").set(used)
@@ -69,6 +74,8 @@ class EngineMetrics:
         self._gauges["sluice_token_usage_ratio"].set(used / max(1, load.kv_pages_total))
         self._raise_to("sluice_retractions_total", load.retractions)
         self._raise_to("sluice_chunk_cuts_total", load.chunk_cuts)
+        for reason, budgets in load.chunk_budgets.items():
+            self._raise_to("sluice_chunk_budgets_total", budgets, reason)
         for mode, steps in load.steps.items():
             self._raise_to("sluice_steps_total", steps, mode)
 

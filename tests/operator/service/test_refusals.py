@@ -13,7 +13,11 @@ from tests.operator.examples import FULL_SPEC, service, service_observed
 REFUSED: dict[str, tuple[Manifest, str]] = {
     "spec.model.uri": ({"model": {"uri": "hf://Qwen/Qwen3-8B"}}, "file:///path"),
     "spec.mode": ({"mode": "Disaggregated"}, "Mixed"),
-    "spec.slo": ({"slo": {"ttftMilliseconds": 1000}}, "nothing"),
+    "spec.slo": ({"slo": {"percentile": 90}}, "a promise: itlMilliseconds"),
+    "spec.slo.ttftMilliseconds": (
+        {"slo": {"ttftMilliseconds": 1000, "itlMilliseconds": 50}},
+        "itlMilliseconds alone",
+    ),
     "spec.autoscaling": ({"autoscaling": {"gpuBudget": 8}}, "nothing"),
     "spec.rollout.strategy": ({"rollout": {"strategy": "InPlace"}}, "Surge"),
     "spec.router.auth": ({"router": {"auth": {"secretRef": {"name": "keys"}}}}, "nothing"),
@@ -64,7 +68,7 @@ def test_the_engines_table_holds_here_too() -> None:
 
 
 def test_everything_refused_is_told_at_once() -> None:
-    both = {"mode": "Disaggregated", "slo": {"itlMilliseconds": 50}}
+    both = {"mode": "Disaggregated", "slo": {"ttftMilliseconds": 500}}
     plan = plan_service(service_observed(service(both)))
     assert plan.refusal is not None
     assert "spec.mode" in plan.refusal.message

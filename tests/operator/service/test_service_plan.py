@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_contract.config import parse_engine_config
+from sluice_contract.config import SloTargets, parse_engine_config
 from sluice_contract.router_config import parse_router_config
 from sluice_operator.observed import Manifest
 from sluice_operator.service.plan import plan_service
@@ -196,3 +196,23 @@ def test_a_deleted_child_is_made_again_and_told() -> None:
 def test_the_config_map_changes_exactly_with_the_engine(change: Manifest, same: bool) -> None:
     names = {service_plan(spec).pools[0].config_map["metadata"]["name"] for spec in ({}, change)}
     assert (len(names) == 1) is same
+
+
+def test_the_engines_are_told_what_is_promised_between_tokens() -> None:
+    def slo_of(spec: Manifest) -> SloTargets | None:
+        files = [m for m in service_plan(spec).apply if m["kind"] == "ConfigMap"]
+        text = next(m["data"]["engine.json"] for m in files if "engine.json" in m["data"])
+        return parse_engine_config(text).slo
+
+    assert slo_of({}) is None
+    for percentile, asked in ((95, {}), (99, {"percentile": 99})):
+        promise = SloTargets(itl_milliseconds=50, percentile=percentile)
+        assert slo_of({"slo": {"itlMilliseconds": 50, **asked}}) == promise
+
+
+def test_a_promise_that_the_settings_cannot_keep_is_refused_by_field() -> None:
+    spec = {"slo": {"itlMilliseconds": 50}, "engine": {"chunkSize": -1}}
+    plan = plan_service(service_observed(service(spec)))
+    assert plan.refusal
+    assert (plan.refusal.reason, plan.refusal.field) == ("InvalidSpec", "spec.engine.chunkSize")
+    assert "slo.itlMilliseconds" in plan.refusal.message

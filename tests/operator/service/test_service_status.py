@@ -75,7 +75,7 @@ def _paused_before_applying() -> ServiceObserved:
     return replace(_ready(), service=service({"paused": True, "engine": {"chunkSize": 64}}))
 
 
-SLO: Manifest = {"slo": {"itlMilliseconds": 50}}
+SLO: Manifest = {"slo": {"ttftMilliseconds": 500}}
 """Refused, as this version does not have it."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from sluice_runtime.engine.clock import Clock
@@ -24,6 +24,7 @@ from sluice_runtime.messages import (
 )
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.settings import StepTarget
 
 from tests.runtime.scheduler.building import settings_of
 from tests.runtime.scheduler.fake_runner import FakeRunner, answer_to
@@ -190,3 +191,41 @@ def test_log_lines_are_the_known_ones(
     assert lines[3].startswith("Decode batch. #running-req: 2, #token: 192, token usage: 0.01, ")
     assert "gen throughput (token/s): " in lines[3]
     assert lines[3].endswith("#queue-req: 0")
+
+
+def test_with_a_target_the_prefill_line_says_what_was_chosen_and_why(
+    link: FakeLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = StepTarget(seconds=3.0, share=0.9, start_tokens=32)
+    settings = settings_of(pool_tokens=32_768, page_size=16, chunk_size=64, target=target)
+    ticks = count()
+    clock = Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
+    loop = EngineLoop(
+        link,
+        Scheduler(settings, PageAllocator(2048)),
+        FakeRunner(2048, 16),
+        lambda pace: StepLog(16, pace),
+        clock,
+    )
+    link.coming.append([ask("a", 100, 2)])
+    with caplog.at_level(logging.INFO, "sluice.engine"):
+        turns(loop, 2)
+    lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Prefill")]
+    chosen = "chunk budget: 32 (Learning: too few steps have been seen)"
+    assert f"#queue-req: 0, {chosen}, step: 2000.0 ms, predicted: 0.0 ms" in lines[0]
+    assert "chunk budget: 16 (Learning" in lines[1]
+    report = link.steps[1].load
+    assert (report.chunk_budget_tokens, report.chunk_budgets) == (16, {"Learning": 2})
+    assert link.steps[1].predicted_seconds > 0
+
+
+def test_once_the_cost_of_steps_is_known_it_predicts_the_queued_work(
+    link: FakeLink, loop: EngineLoop
+) -> None:
+    link.coming.append([ask("a", 200, 2), ask("b", 250, 2), ask("c", 250, 2), ask("d", 250, 2)])
+    turns(loop, 12)
+    load = link.steps[-1].load
+    # A step of 64 tokens takes as long as the ones before it: from one result to the next.
+    gaps = [later.finished_seconds - s.finished_seconds for s, later in pairwise(link.steps)]
+    assert load.queued_tokens > 100
+    assert load.queued_work_seconds == pytest.approx(load.queued_tokens / 64 * gaps[-1], rel=0.2)

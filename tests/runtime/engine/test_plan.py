@@ -14,6 +14,7 @@ from sluice_runtime.engine.plan import (
     scheduler_settings,
 )
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
+from sluice_runtime.scheduler.settings import StepTarget
 
 MIB = 1 << 20
 HOST = HostBytes(total=1000 * MIB, available=900 * MIB)
@@ -80,3 +81,26 @@ def test_chunking_off_is_none_to_the_scheduler() -> None:
 def test_what_this_version_lacks_is_refused(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(InvalidConfigError, match=key):
         config(**settings)
+
+
+def test_a_promise_is_the_target_of_steps() -> None:
+    promised = config(slo={"itlMilliseconds": 50, "percentile": 95})
+    made = scheduler_settings(promised, 4096, 10)
+    assert made.target == StepTarget(0.05, 0.95, 128)
+    assert made.chunk_size == 512
+    assert scheduler_settings(config(), 4096, 10).target is None
+    assert scheduler_settings(config(slo={"itlMilliseconds": 50}), 4096, 10).target == StepTarget(
+        0.05, 0.99, 128
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"chunkSize": -1}, "chunkSize: -1 .* slo.itlMilliseconds"),
+        ({"mixedChunk": False}, "mixedChunk: False .* true, as slo.itlMilliseconds"),
+    ],
+)
+def test_a_promise_needs_chunks_and_mixed_batches(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(InvalidConfigError, match=line):
+        config(slo={"itlMilliseconds": 50}, **settings)

@@ -11,6 +11,7 @@ from sluice_contract.termination import TerminationMessage
 from sluice_runtime import launch
 
 DUMMY = {"uri": "dummy://qwen3-tiny"}
+NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,11 @@ DUMMY = {"uri": "dummy://qwen3-tiny"}
         ({"model": DUMMY, "chunkSize": 0}, "InvalidConfig", "chunkSize"),
         ({"model": DUMMY, "chunkSize": 8}, "InvalidConfig", "at least pageSize (16)"),
         ({"model": DUMMY, "server": {"port": 70000}}, "InvalidConfig", "server.port: 70000"),
-        ({"model": DUMMY, "schedulingPolicy": "lpm"}, "InvalidConfig", "fcfs"),
+        (
+            {"model": DUMMY, "schedulingPolicy": "lpm", "prefixCache": False},
+            "InvalidConfig",
+            "fcfs",
+        ),
         ({"model": DUMMY, "overlap": True}, "InvalidConfig", "overlap"),
         ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", "role: 'prefill'"),
         ({"model": DUMMY, "cudaGraphMaxBatch": 8}, "InvalidConfig", "cudaGraphMaxBatch: 8"),

@@ -133,6 +133,8 @@ class Timed(Bench):
     settings: SchedulerSettings
     slower: float = 1.0
     now: float = 0.0
+    began: float = 0.0
+    """Arrival of the long prompt."""
     gaps: list[tuple[StepShape, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -163,6 +165,7 @@ def beside_streams(bench: Timed, prompt_tokens: int) -> list[float]:
     bench.add(request("first", prompt_of(4000), 1))
     bench.step_until(lambda _: "first" in bench.answers)
     bench.gaps.clear()
+    bench.began = bench.now
     bench.add(request("long", prompt_of(prompt_tokens), 1))
     bench.step_until(lambda _: "long" in bench.answers)
     return [gap for shape, gap in bench.gaps if shape.extend_tokens]
@@ -198,9 +201,12 @@ def test_the_status_says_what_was_chosen_and_why() -> None:
     pace = bench.scheduler.status().pace
     assert pace.budget.reason == "Target"
     assert "beside 16 rows fit 20 ms" in pace.budget.message
-    assert pace.ready
     assert pace.error_ratio < 0.05
-    assert pace.predicted_seconds == pytest.approx(bench.gaps[-1][1], rel=0.1)
+    assert pace.step_seconds == pytest.approx(bench.gaps[-1][1])
+    assert pace.predicted_seconds == pytest.approx(pace.step_seconds, rel=0.1)
+    # A prompt goes on at the rate of the last steps.
+    assert 3000 * pace.token_seconds == pytest.approx(bench.now - bench.began, rel=0.3)
+    assert pace.budgets.keys() >= {"Learning", "Target"}
 
 
 def test_a_rest_is_no_part_of_a_step() -> None:

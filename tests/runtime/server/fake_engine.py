@@ -65,6 +65,9 @@ def load(running: int, queued: int = 0) -> Load:
         retractions=2,
         chunk_cuts=3,
         steps={"DECODE": 5},
+        chunk_budget_tokens=384,
+        chunk_budgets={"Target": 7},
+        step_error_ratio=0.125,
     )
 
 
@@ -181,7 +184,8 @@ class FakeEngine:
             if delta.finish_reason:
                 del self._answers[request_id]
         now = time.monotonic()
-        return StepResult(step, "DECODE", now, 0.001, 0.0001, deltas, load(len(self._answers)))
+        report = load(len(self._answers))
+        return StepResult(step, "DECODE", now, 0.001, 0.0001, deltas, report, predicted_seconds=0.5)
 
 
 def main() -> None:
