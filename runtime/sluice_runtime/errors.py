@@ -80,3 +80,7 @@ class EngineDiedError(UnavailableError):
 
     Whoever asks elsewhere should do so once at most: the request may be what the engine died of.
     """
+
+
+class GrammarError(SluiceRuntimeError):
+    """A grammar cannot be used. `str()` is one line for the client, without the field's name."""

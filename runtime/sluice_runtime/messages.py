@@ -145,6 +145,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_cuts: int
     steps: dict[str, int]
     """By forward mode."""
+    grammar_requests: int = 0
+    """Of the queued ones, those whose grammar is being compiled."""
     chunk_budget_tokens: int = 0
     """Of the last step that might compute prompt tokens; 0 when there is no limit."""
     chunk_budgets: dict[str, int] = {}

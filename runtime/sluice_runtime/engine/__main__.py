@@ -84,7 +84,13 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     gc.freeze()
     logger.info(startup_line(engine.sizes()))
     link.send(engine.ready(epoch=secrets.token_hex(8)))
-    loop = EngineLoop(link, engine.scheduler, engine.runner, lambda pace: StepLog(page_size, pace))
+    loop = EngineLoop(
+        link,
+        engine.scheduler,
+        engine.runner,
+        engine.grammars,
+        lambda pace: StepLog(page_size, pace),
+    )
     loop.run(lambda: bool(stops))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,10 @@ from sluice_runtime.engine.plan import (
     scheduler_settings,
 )
 from sluice_runtime.engine.runner import LogitsSeen, Runner, RunnerSettings
+from sluice_runtime.grammar.matchers import Matchers
+from sluice_runtime.grammar.pool import CompilePool
+from sluice_runtime.grammar.process import CompileLimits, CompileProcess
+from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady
 from sluice_runtime.model.decoder import Decoder
@@ -48,6 +53,7 @@ class Engine:
     settings: SchedulerSettings
     scheduler: Scheduler
     runner: Runner
+    grammars: GrammarQueue
     model: Decoder
     available_bytes: int
 
@@ -104,9 +110,20 @@ def build_engine(
         rows=settings.max_running_requests,
         context_length_tokens=context,
     )
-    runner = Runner(model, pool, rows, hooks.on_logits)
+    matchers = Matchers(model.spec.vocabulary_size)
+    runner = Runner(model, pool, rows, matchers, hooks.on_logits)
     allocator = PageAllocator(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
     scheduler = Scheduler(settings, allocator)
-    return Engine(settings, scheduler, runner, model, memory.available)
+    grammars = GrammarQueue(
+        _compile_pool(files, model.spec.vocabulary_size), matchers, settings.max_queued_requests
+    )
+    return Engine(settings, scheduler, runner, grammars, model, memory.available)
+
+
+def _compile_pool(files: ModelFiles, vocabulary_size: int) -> CompilePool:
+    """Starts nothing before the first grammar comes."""
+    worker = (sys.executable, "-m", "sluice_runtime.grammar.worker")
+    options = ("--model", files.uri, "--vocabulary-size", str(vocabulary_size))
+    return CompilePool(lambda: CompileProcess((*worker, *options), CompileLimits()))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+HEARTBEAT_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -13,3 +16,5 @@ class Clock:
 
     monotonic: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+    """An engine without anything to say says so this often."""

@@ -14,6 +14,7 @@ from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.pace import Pace
 from sluice_runtime.engine.pulse import Pulse
+from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import (
     Abort,
     Credit,
@@ -30,7 +31,8 @@ from sluice_runtime.messages import (
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.scheduler import Scheduler
 
-HEARTBEAT_SECONDS: Final = 1.0
+GRAMMAR_SECONDS: Final = 0.005
+"""How often an idle engine looks whether a grammar that a request waits for is compiled."""
 DRAINING: Final = "the engine is draining and takes no new requests"
 
 
@@ -62,13 +64,14 @@ class EngineLoop:
         link: Link,
         scheduler: Scheduler,
         runner: Forward,
+        grammars: GrammarQueue,
         log: Callable[[Pace], StepLog],
         clock: Clock | None = None,
-        heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
         self._runner = runner
+        self._grammars = grammars
         self._clock = clock or Clock()
         self._pace = Pace()
         self._log = log(self._pace)
@@ -77,8 +80,8 @@ class EngineLoop:
         self._draining = False
         self._idle = True
         self._heard_seconds = self._clock.monotonic()
-        self._heartbeat_seconds = heartbeat_seconds
-        self._pulse = Pulse(link.send, self._clock.monotonic, heartbeat_seconds)
+        self._heartbeat_seconds = self._clock.heartbeat_seconds
+        self._pulse = Pulse(link.send, self._clock.monotonic, self._heartbeat_seconds)
         self._known_load = self._load()
 
     def run(self, stopping: Callable[[], bool]) -> None:
@@ -89,8 +92,9 @@ class EngineLoop:
 
     def step(self) -> None:
         """One turn: a forward pass, or a second of waiting."""
-        for message in self._link.poll(self._heartbeat_seconds if self._idle else 0.0):
+        for message in self._link.poll(self._patience_seconds()):
             self._receive(message)
+        self._admit_compiled()
         began = self._clock.monotonic()
         batch = self._scheduler.next_batch(began)
         if batch is None:
@@ -119,11 +123,18 @@ class EngineLoop:
         )
         self._log.step(batch, status, finished)
 
+    def _patience_seconds(self) -> float:
+        """How long the first message may be waited for."""
+        if not self._idle:
+            return 0.0
+        return GRAMMAR_SECONDS if len(self._grammars) else self._heartbeat_seconds
+
     def _receive(self, message: ToEngine) -> None:
         match message:
             case Generate():
                 self._accept(message)
             case Abort():
+                self._grammars.abort(message.request_id)
                 self._scheduler.abort(message.request_id)
             case Credit():
                 if delta := self._outbox.grant(message.request_id, message.tokens):
@@ -139,12 +150,24 @@ class EngineLoop:
             self._released.append(refused)
             return
         self._outbox.open(message.request_id, message.credit_tokens)
-        self._scheduler.add(message)
+        if message.grammar is None:
+            self._scheduler.add(message)
+        else:
+            self._grammars.add(message)
+
+    def _admit_compiled(self) -> None:
+        """Requests whose grammar is compiled join the others; some end here."""
+        released = self._grammars.released()
+        for message in released.ready:
+            self._scheduler.add(message)
+        self._released += [d for end in released.ended if (d := self._outbox.pass_on(end))]
 
     def _deltas(self, outcomes: Iterable[TokenDelta]) -> list[TokenDelta]:
         """What the readers' credit lets through; readers that are too slow are ended."""
         released, self._released = self._released, []
         for outcome in outcomes:
+            if outcome.finish_reason is not None:
+                self._grammars.ended(outcome.request_id)
             if delta := self._outbox.pass_on(outcome):
                 released.append(delta)
             elif self._outbox.overdrawn(outcome.request_id):
@@ -170,7 +193,7 @@ class EngineLoop:
 
     def _load(self) -> Load:
         status = self._scheduler.status()
-        self._known_load = load_from(status, self._pace, self._clock.unix())
+        self._known_load = load_from(status, self._grammars, self._pace, self._clock.unix())
         return self._known_load
 
     def _send(self, message: ToApi) -> None:

@@ -16,6 +16,7 @@ from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.rows import RowTable
 from sluice_runtime.engine.sampling.table import SamplingTable
 from sluice_runtime.errors import StepOutOfMemoryError
+from sluice_runtime.grammar.matchers import Matchers
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
@@ -40,10 +41,12 @@ class Runner:
         model: Decoder,
         pool: PagePool,
         settings: RunnerSettings,
+        matchers: Matchers,
         on_logits: LogitsSeen | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
+        self._matchers = matchers
         self._on_logits = on_logits
         max_pages = -(-settings.context_length_tokens // pool.page_size)
         self._rows = RowTable(settings.rows, max_pages, pool)
@@ -54,6 +57,7 @@ class Runner:
         """Runs the step; tokens in the order of `batch.sampling_rows`."""
         self._rows.apply(batch)
         self._sampling.apply(batch)
+        self._matchers.follow(batch)
         if batch.mode is ForwardMode.IDLE:
             return SampledTokens(batch.step)
         inputs = build_inputs(batch, self._rows)
@@ -66,7 +70,9 @@ class Runner:
         ):
             tokens = self._compute(batch, inputs)
         self._advance(inputs, tokens)
-        return SampledTokens(batch.step, tuple(tokens.tolist()))
+        drawn = tuple(tokens.tolist())
+        self._matchers.advance(batch.sampling_rows, drawn)
+        return SampledTokens(batch.step, drawn)
 
     def _compute(self, batch: Batch, inputs: StepInputs) -> Tensor:
         angles = self._model.angles(inputs.positions)
@@ -81,6 +87,7 @@ class Runner:
         logits = self._model.logits(hidden[inputs.sampled_tokens])
         if self._on_logits is not None:
             self._on_logits(batch, logits)
+        self._matchers.mask(logits, batch.sampling_rows, inputs.contexts)
         return self._sampling.sample(logits, inputs.sampled_rows, inputs.contexts)
 
     def _advance(self, inputs: StepInputs, tokens: Tensor) -> None:

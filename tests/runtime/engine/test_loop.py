@@ -26,6 +26,7 @@ from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import StepTarget
 
+from tests.runtime.grammar.fake_compiler import no_grammars
 from tests.runtime.scheduler.building import settings_of
 from tests.runtime.scheduler.fake_runner import FakeRunner, answer_to
 
@@ -71,7 +72,7 @@ def loop(link: FakeLink) -> EngineLoop:
     ticks = count()
     clock = Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
     runner = FakeRunner(2048, 16)
-    return EngineLoop(link, scheduler, runner, lambda pace: StepLog(16, pace), clock)
+    return EngineLoop(link, scheduler, runner, no_grammars(), lambda pace: StepLog(16, pace), clock)
 
 
 def ask(name: str, prompt: int, max_tokens: int, credit: int = 4096) -> Generate:
@@ -204,6 +205,7 @@ def test_with_a_target_the_prefill_line_says_what_was_chosen_and_why(
         link,
         Scheduler(settings, PageAllocator(2048)),
         FakeRunner(2048, 16),
+        no_grammars(),
         lambda pace: StepLog(16, pace),
         clock,
     )

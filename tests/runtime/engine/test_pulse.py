@@ -23,6 +23,7 @@ from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 
+from tests.runtime.grammar.fake_compiler import no_grammars
 from tests.runtime.scheduler.building import settings_of
 from tests.runtime.scheduler.fake_runner import FakeRunner
 
@@ -133,7 +134,12 @@ def test_the_loop_beats_while_its_runner_computes_and_leaves_no_thread() -> None
     link = ListeningLink()
     scheduler = Scheduler(settings_of(), PageAllocator(64))
     loop = EngineLoop(
-        link, scheduler, SlowRunner(link), lambda pace: StepLog(4, pace), Clock(), 0.005
+        link,
+        scheduler,
+        SlowRunner(link),
+        no_grammars(),
+        lambda pace: StepLog(4, pace),
+        Clock(heartbeat_seconds=0.005),
     )
     loop.run(lambda: any(isinstance(message, StepResult) for message in link.sent))
     *beats, result = link.sent

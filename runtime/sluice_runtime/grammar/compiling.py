@@ -1,0 +1,66 @@
+"""From the text of a grammar to the compiled one, and the library's complaints in plain words.
+
+Runs in the compile process: what it is given may take any time and any memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.native import CompiledGrammar, GrammarCompiler, GrammarMatcher
+from sluice_runtime.messages import GrammarKind
+
+MOST_WHITESPACE: Final = 32
+"""Characters of white space between two words of JSON: enough to indent; a weak model that is
+allowed more writes nothing else."""
+_LINE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Warning: )?", re.MULTILINE)
+_MOST_SAID: Final = 300
+
+
+def _json_schema(compiler: GrammarCompiler, text: str, strict: bool) -> CompiledGrammar:
+    return compiler.compile_json_schema(text, True, None, None, strict, MOST_WHITESPACE, False)
+
+
+_KINDS: Final[Mapping[GrammarKind, Callable[[GrammarCompiler, str], CompiledGrammar]]] = {
+    "json_schema": lambda compiler, text: _json_schema(compiler, text, strict=True),
+    "open_json_schema": lambda compiler, text: _json_schema(compiler, text, strict=False),
+    "regex": lambda compiler, text: compiler.compile_regex(text),
+    "ebnf": lambda compiler, text: compiler.compile_grammar_from_strings(text, "root"),
+    "tags": lambda compiler, text: compiler.compile_structural_tag(text),
+}
+
+
+def compile_grammar(
+    compiler: GrammarCompiler, kind: GrammarKind, text: str, vocabulary_size: int
+) -> CompiledGrammar:
+    """The compiled grammar; an answer to it can begin.
+
+    Raises:
+        GrammarError: the text is no such grammar, or the library cannot do what it asks for.
+    """
+    try:
+        compiled = _KINDS[kind](compiler, text)
+        can_begin = _can_begin(compiled, vocabulary_size)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        raise GrammarError(plain_words(str(error)) or type(error).__name__) from None
+    if not can_begin:
+        raise GrammarError("no answer of this model can begin as it demands")
+    return compiled
+
+
+def _can_begin(compiled: CompiledGrammar, vocabulary_size: int) -> bool:
+    """Also shows, within the limits of this process, that the first mask can be made."""
+    words = np.zeros((1, -(-vocabulary_size // 32)), np.int32)
+    matcher = GrammarMatcher(compiled, [0], False, -1, None)
+    matcher.fill_next_token_bitmask(words, 0, False)
+    return bool(words.any())
+
+
+def plain_words(said: str) -> str:
+    """What the library said, in one line, without where in its sources it said so."""
+    return " ".join(_LINE.sub("", said).split())[:_MOST_SAID]

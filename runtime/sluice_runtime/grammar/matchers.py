@@ -1,0 +1,113 @@
+"""One matcher for each live request with a grammar, and the mask of a step's logits.
+
+A matcher is moved by the tokens that the runner draws, in the order of its steps, so results need
+not have been read before the next step is launched. It stays with its request over a retraction:
+each step tells how many tokens the answer has, and a matcher that is ahead is taken back. Rows
+without a grammar are not touched. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sluice_runtime.messages import Generate
+from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sluice_runtime.grammar.native import CompiledGrammar, GrammarMatcher
+
+_WORD_BITS = 32
+
+
+class Matcher:
+    """How far one answer is in its grammar."""
+
+    def __init__(self, native: GrammarMatcher, prompt_tokens: int) -> None:
+        self._native = native
+        self._prompt_tokens = prompt_tokens
+        self._accepted = 0
+        self._lost = False
+
+    def fill(self, words: NDArray[np.int32], place: int, context_tokens: int) -> None:
+        """Writes at `words[place]` what may follow the row's first `context_tokens` tokens."""
+        answered = context_tokens - self._prompt_tokens
+        if self._accepted > answered:
+            self._native.rollback(self._accepted - answered)
+            self._accepted, self._lost = answered, False
+        if self._lost or self._native.is_terminated():
+            words[place] = -1  # The request has ended; whatever is drawn is dropped.
+            return
+        assert self._accepted == answered, "a token was drawn behind the matcher's back"
+        self._native.fill_next_token_bitmask(words, place, False)
+
+    def accept(self, token: int) -> None:
+        """The token that was drawn with the last mask."""
+        if self._lost or self._native.is_terminated():
+            return
+        if token == NO_TOKEN:
+            self._lost = True
+            return
+        accepted = self._native.accept_token(token, False)
+        assert accepted, f"token {token} was drawn though its grammar forbids it"
+        self._accepted += 1
+
+
+class Matchers:
+    """Matchers by request, and by the rows that run now."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._vocabulary_size = vocabulary_size
+        self._requests: dict[str, Matcher] = {}
+        self._rows: dict[int, Matcher] = {}
+
+    def open(self, message: Generate, compiled: CompiledGrammar) -> None:
+        """Before the request joins the scheduler."""
+        from sluice_runtime.grammar.native import GrammarMatcher
+
+        assert message.grammar is not None
+        ends = message.grammar.end_token_ids
+        native = GrammarMatcher(compiled, ends, False, -1, None)
+        self._requests[message.request_id] = Matcher(native, len(message.prompt_ids))
+
+    def close(self, request_id: str) -> None:
+        """The request has ended; unknown ids are ignored. Its row may be in one more step."""
+        self._requests.pop(request_id, None)
+
+    def follow(self, batch: Batch) -> None:
+        """Rows dropped and rows added, as the batch says."""
+        if not (self._requests or self._rows):
+            return
+        for row in batch.dropped_rows:
+            self._rows.pop(row, None)
+        for added in batch.added_rows:
+            if matcher := self._requests.get(added.request_id):
+                self._rows[added.row] = matcher
+
+    def mask(self, logits: Tensor, rows: Sequence[int], context_tokens: Tensor) -> None:
+        """Sets what may not follow to -inf. logits: [m, vocabulary] of `rows`, [m]."""
+        matched = [(place, self._rows[row]) for place, row in enumerate(rows) if row in self._rows]
+        if not matched:
+            return
+        words = np.empty((len(matched), -(-self._vocabulary_size // _WORD_BITS)), np.int32)
+        contexts = context_tokens.tolist()
+        for line, (place, matcher) in enumerate(matched):
+            matcher.fill(words, line, contexts[place])
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        forbidden = torch.from_numpy(bits[:, : self._vocabulary_size]) == 0
+        places = torch.tensor([place for place, _ in matched])
+        logits[places] = logits[places].masked_fill(forbidden, -torch.inf)
+
+    def advance(self, rows: Sequence[int], tokens: Iterable[int]) -> None:
+        """The tokens that were drawn for `rows`, in their order."""
+        if not self._rows:
+            return
+        for row, token in zip(rows, tokens, strict=True):
+            if matcher := self._rows.get(row):
+                matcher.accept(token)

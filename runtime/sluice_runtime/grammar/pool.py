@@ -1,0 +1,113 @@
+"""Compiles grammars beside the engine's loop: a few threads, each with a compile process.
+
+The loop hands texts in and collects results between steps; neither waits. A thread is started when
+all others are busy, so an engine that is never asked for a grammar has none, and loads nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.process import CompileProcess
+from sluice_runtime.messages import GrammarKind
+
+if TYPE_CHECKING:
+    from sluice_runtime.grammar.native import CompiledGrammar, TokenizerInfo
+
+MOST_PROCESSES: Final = 2
+"""One grammar that never compiles holds up one process, and not all."""
+
+
+class GrammarKey(NamedTuple):
+    """What tells one compiled grammar from another."""
+
+    kind: GrammarKind
+    text: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The end of a compilation: either a grammar or an error."""
+
+    key: GrammarKey
+    grammar: CompiledGrammar | None = None
+    size_bytes: int = 0
+    error: str = ""
+
+
+class CompilePool:
+    """`submit` and `finished` belong to one thread, the engine's."""
+
+    def __init__(
+        self, process: Callable[[], CompileProcess], most_processes: int = MOST_PROCESSES
+    ) -> None:
+        self._process = process
+        self._most_processes = most_processes
+        self._jobs: queue.SimpleQueue[GrammarKey | None] = queue.SimpleQueue()
+        self._finished: deque[Compiled] = deque()
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
+        self._tokenizer: TokenizerInfo | None = None
+        self._tokenizer_turn = threading.Lock()
+
+    def submit(self, key: GrammarKey) -> None:
+        """To be compiled; the result comes with a later `finished`."""
+        self._unfinished += 1
+        if self._unfinished > len(self._threads) < self._most_processes:
+            thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._jobs.put(key)
+
+    def finished(self) -> list[Compiled]:
+        """What came since the last call; never waits."""
+        done = []
+        while self._finished:
+            done.append(self._finished.popleft())
+        self._unfinished -= len(done)
+        return done
+
+    def close(self) -> None:
+        """Ends the threads and their processes, after the jobs that they have."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    def _run(self) -> None:
+        process = self._process()
+        try:
+            while (key := self._jobs.get()) is not None:
+                self._finished.append(self._compiled(process, key))
+        finally:
+            process.stop()
+
+    def _compiled(self, process: CompileProcess, key: GrammarKey) -> Compiled:
+        from sluice_runtime.grammar.native import CompiledGrammar
+
+        try:
+            text = process.compile(msgspec.json.encode(key._asdict()))
+            grammar = CompiledGrammar.deserialize_json(text.decode(), self._known(process))
+        except GrammarError as error:
+            return Compiled(key, error=str(error))
+        except RuntimeError as error:
+            return Compiled(key, error=f"it cannot be loaded: {error}")
+        return Compiled(key, grammar, len(text))
+
+    def _known(self, process: CompileProcess) -> TokenizerInfo:
+        """One for all: it is large, and compiled grammars refer to it."""
+        from sluice_runtime.grammar.native import TokenizerInfo
+
+        with self._tokenizer_turn:
+            if self._tokenizer is None:
+                self._tokenizer = TokenizerInfo.deserialize_json(process.tokenizer.decode())
+            return self._tokenizer

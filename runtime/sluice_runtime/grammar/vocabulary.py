@@ -1,0 +1,84 @@
+"""What bytes each token of a model stands for, as a grammar sees them. Imports no torch.
+
+Special tokens stand for nothing: they never appear in the text, so no grammar may use one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.model_files import ModelFiles
+
+_BYTE_VALUES: Final = 256
+_PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+"""Byte values that byte-level vocabularies write as the character of the same number; the others
+follow from 256 on, in order."""
+
+
+def token_bytes(files: ModelFiles, vocabulary_size: int) -> list[bytes]:
+    """The bytes of every token id below `vocabulary_size`; b"" for special and unused ones.
+
+    Raises:
+        ModelLoadError: the tokenizer is of a kind whose tokens' bytes are not known.
+    """
+    if files.folder is None:
+        plain = [bytes([value]) for value in range(_BYTE_VALUES)]
+        return plain + [b""] * (vocabulary_size - _BYTE_VALUES)
+    path = files.folder / "tokenizer.json"
+    spell = _spelling(_decoders(path), path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    words = [b""] * vocabulary_size
+    for text, token in tokenizer.get_vocab(with_added_tokens=False).items():
+        if token < vocabulary_size:
+            words[token] = spell(text)
+    for token, added in tokenizer.get_added_tokens_decoder().items():
+        if token < vocabulary_size:
+            words[token] = b"" if added.special else added.content.encode()
+    return words
+
+
+def _decoders(path: Path) -> list[Mapping[str, Any]]:
+    """The steps of the tokenizer's decoder."""
+    decoder = json.loads(path.read_bytes()).get("decoder") or {}
+    steps: list[Mapping[str, Any]] = decoder.get("decoders", [decoder])
+    return steps
+
+
+def _spelling(decoders: list[Mapping[str, Any]], path: Path) -> Callable[[str], bytes]:
+    kinds = [str(step.get("type")) for step in decoders]
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if "ByteFallback" in kinds:
+        return _byte_fallback
+    raise ModelLoadError(
+        f"{path}: its decoder is {'+'.join(kinds)}; allowed: byte-level or byte-fallback"
+    )
+
+
+def _byte_level_values() -> dict[str, int]:
+    values = {chr(value): value for value in _PRINTABLE}
+    others = [value for value in range(_BYTE_VALUES) if chr(value) not in values]
+    return values | {chr(_BYTE_VALUES + i): value for i, value in enumerate(others)}
+
+
+_VALUES: Final = _byte_level_values()
+
+
+def _byte_level(text: str) -> bytes:
+    """One character a byte; a token with any other character is no ordinary one."""
+    if any(character not in _VALUES for character in text):
+        return b""
+    return bytes(_VALUES[character] for character in text)
+
+
+def _byte_fallback(text: str) -> bytes:
+    """`<0x0A>` is a byte, and U+2581 a space."""
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes([int(text[3:5], 16)])
+    return text.replace("\u2581", " ").encode()

@@ -1,0 +1,108 @@
+"""The grammar queue: requests wait for their compiled grammar, in front of the scheduler.
+
+A request without a grammar never comes here, and one whose grammar is known passes at once; so
+nothing that can run waits for what is being compiled. Knows neither the scheduler nor processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sluice_runtime.grammar.cache import GrammarCache
+from sluice_runtime.grammar.matchers import Matchers
+from sluice_runtime.grammar.pool import Compiled, GrammarKey
+from sluice_runtime.messages import Generate, TokenDelta
+
+
+class Compiler(Protocol):
+    """What of `pool.CompilePool` is used."""
+
+    def submit(self, key: GrammarKey) -> None: ...
+    def finished(self) -> list[Compiled]: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Released:
+    """Requests that may run now, and the ends of those whose grammar cannot be used."""
+
+    ready: list[Generate] = field(default_factory=list)
+    ended: list[TokenDelta] = field(default_factory=list)
+
+
+class GrammarQueue:
+    """Belongs to the engine's loop. `matchers` learns of each request that leaves it to run."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        matchers: Matchers,
+        most_requests: int,
+        cache: GrammarCache | None = None,
+    ) -> None:
+        self._compiler = compiler
+        self._matchers = matchers
+        self._most_requests = most_requests
+        self._cache = cache or GrammarCache()
+        self._waiting: dict[GrammarKey, dict[str, Generate]] = {}
+        self._keys: dict[str, GrammarKey] = {}
+        self._released = Released()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all requests that wait here."""
+        return sum(len(m.prompt_ids) for group in self._waiting.values() for m in group.values())
+
+    def add(self, message: Generate) -> None:
+        """A request with a grammar; it comes back with a later `released`."""
+        assert message.grammar is not None
+        key = GrammarKey(message.grammar.kind, message.grammar.text)
+        if known := self._cache.get(key):
+            self._release(message, known)
+        elif len(self._keys) >= self._most_requests:
+            error = f"{len(self._keys)} requests wait for their grammars (maxQueuedRequests)"
+            refused = TokenDelta(message.request_id, [], "error", error, refusal="overloaded")
+            self._released.ended.append(refused)
+        else:
+            if key not in self._waiting:
+                self._compiler.submit(key)
+            self._waiting.setdefault(key, {})[message.request_id] = message
+            self._keys[message.request_id] = key
+
+    def abort(self, request_id: str) -> None:
+        """Its compilation goes on, for whoever asks next; unknown ids are ignored."""
+        if key := self._keys.pop(request_id, None):
+            del self._waiting[key][request_id]
+            self._released.ended.append(TokenDelta(request_id, [], "abort"))
+
+    def released(self) -> Released:
+        """What became of requests since the last call; never waits."""
+        for compiled in self._compiler.finished() if self._waiting else ():
+            self._cache.put(compiled)
+            for message in self._waiting.pop(compiled.key).values():
+                del self._keys[message.request_id]
+                self._release(message, compiled)
+        released, self._released = self._released, Released()
+        return released
+
+    def ended(self, request_id: str) -> None:
+        """A request that ran has ended; unknown ids are ignored."""
+        self._matchers.close(request_id)
+
+    def close(self) -> None:
+        """Ends the compile processes; whoever still waits is forgotten."""
+        self._compiler.close()
+
+    def _release(self, message: Generate, compiled: Compiled) -> None:
+        assert message.grammar is not None
+        if compiled.grammar is None:
+            error = f"{message.grammar.field}: {compiled.error}"
+            refused = TokenDelta(message.request_id, [], "error", error, refusal="invalid")
+            self._released.ended.append(refused)
+            return
+        self._matchers.open(message, compiled.grammar)
+        self._released.ready.append(message)

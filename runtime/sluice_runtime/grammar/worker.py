@@ -1,0 +1,115 @@
+"""The compile process: grammars in, compiled ones out, one at a time, until its input ends.
+
+`python -m sluice_runtime.grammar.worker --model URI --vocabulary-size N`. Its first frame is the
+tokenizer's, each other answers a frame that it read. It bounds its own memory and is the first that
+the kernel ends when a pod has none left. The engine bounds its time. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import io
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+from sluice_runtime.errors import GrammarError, ModelLoadError
+from sluice_runtime.grammar.frames import DONE, FAILED, BrokenFrameError, read_frame, write_frame
+from sluice_runtime.messages import GrammarKind
+
+MEMORY_BYTES: Final = 2 << 30
+"""Of addresses; a vocabulary of 150,000 tokens takes a tenth of it."""
+_INPUT: Final = 0
+_OUTPUT: Final = 1
+_ERRORS: Final = 2
+_PR_SET_PDEATHSIG: Final = 1
+_NICE: Final = 5
+_MOST_ERROR_BYTES: Final = 4096
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What a frame to this process holds, as JSON."""
+
+    kind: GrammarKind
+    text: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until the engine closes the pipe; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--vocabulary-size", type=int, required=True)
+    options = parser.parse_args(arguments)
+    _bound_this_process()
+    # tvm_ffi imports torch when it finds it: two seconds and 300 MB, for nothing that is used here.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        _serve(options.model, options.vocabulary_size)
+    except BrokenFrameError:
+        return 0
+    except ModelLoadError as error:
+        write_frame(_OUTPUT, FAILED + str(error).encode())
+        return 1
+    return 0
+
+
+def _serve(uri: str, vocabulary_size: int) -> None:
+    from sluice_runtime.grammar.compiling import compile_grammar, plain_words
+    from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
+    from sluice_runtime.grammar.vocabulary import token_bytes
+    from sluice_runtime.model_files import resolve
+
+    tokens = token_bytes(resolve(uri), vocabulary_size)
+    tokenizer = TokenizerInfo(tokens, RAW, vocabulary_size, [], False)
+    write_frame(_OUTPUT, DONE + str(tokenizer.serialize_json()).encode())
+    compiler = GrammarCompiler(tokenizer, 1, False, 0)
+    while True:
+        job = msgspec.json.decode(read_frame(_INPUT), type=Job)
+        try:
+            with _errors_caught() as said:
+                compiled = compile_grammar(compiler, job.kind, job.text, vocabulary_size)
+            if warned := plain_words(said.getvalue().decode(errors="replace")):
+                raise GrammarError(warned)
+            answer = DONE + str(compiled.serialize_json()).encode()
+        except GrammarError as error:
+            answer = FAILED + str(error).encode()
+        write_frame(_OUTPUT, answer)
+
+
+@contextmanager
+def _errors_caught() -> Iterator[io.BytesIO]:
+    """What is written to standard error inside, to be read after.
+
+    The library says there, and only there, what of a grammar it will ignore.
+    """
+    said, kept = io.BytesIO(), os.dup(_ERRORS)
+    caught = os.memfd_create("errors")
+    os.dup2(caught, _ERRORS)
+    try:
+        yield said
+    finally:
+        os.dup2(kept, _ERRORS)
+        os.close(kept)
+        with open(caught, "rb") as file:
+            file.seek(0)
+            said.write(file.read(_MOST_ERROR_BYTES))
+
+
+def _bound_this_process() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(_NICE)
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Runs an engine's loop in this process, with real compile processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.engine.log import StepLog
+from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.plan import resolved
+from sluice_runtime.messages import (
+    Generate,
+    Grammar,
+    GrammarKind,
+    Sampling,
+    StepResult,
+    ToApi,
+    ToEngine,
+    TokenDelta,
+)
+from sluice_runtime.model_files import resolve
+
+from tests.runtime.harness import engine_config
+
+EOS = 258
+MOST_TURNS = 20_000
+
+
+@dataclass
+class Answers:
+    """The engine's end of a link, and what came over it."""
+
+    coming: list[ToEngine] = field(default_factory=list)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, TokenDelta] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    """Request ids as they ended."""
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        coming, self.coming = self.coming, []
+        if not coming:
+            time.sleep(timeout_seconds)  # as a socket without messages
+        return coming
+
+    def send(self, message: ToApi) -> None:
+        if not isinstance(message, StepResult):
+            return
+        for delta in message.deltas:
+            self.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                assert delta.request_id not in self.ends
+                self.ends[delta.request_id] = delta
+                self.order.append(delta.request_id)
+
+    def text(self, request_id: str) -> str:
+        return bytes(t for t in self.tokens[request_id] if t < 256).decode(errors="replace")
+
+
+def grammar(kind: GrammarKind, text: str) -> Grammar:
+    return Grammar(kind, text, [EOS], "response_format")
+
+
+def ask(name: str, wanted: Grammar | None, max_tokens: int = 400, **fields: Any) -> Generate:
+    sampling = fields.pop("sampling", Sampling(temperature=1.0, seed=len(name)))
+    prompt = list(f"Answer {name}: ".encode())
+    return Generate(
+        name,
+        prompt,
+        max_tokens,
+        sampling,
+        stop_token_ids=[EOS],
+        credit_tokens=1 << 30,
+        grammar=wanted,
+        **fields,
+    )
+
+
+@contextmanager
+def engine_of(**settings: Any) -> Iterator[Engine]:
+    """A small engine on random weights; its compile processes end with it."""
+    config = resolved(engine_config("dummy://qwen3-tiny", **settings))
+    hooks = EngineHooks(poison_freed_pages=True)
+    engine = build_engine(config, resolve(config.model.uri), hooks)
+    try:
+        yield engine
+    finally:
+        engine.grammars.close()
+
+
+def run(engine: Engine, requests: Sequence[ToEngine], until: int | None = None) -> Answers:
+    """Turns of the loop until all requests, or `until` of them, have ended."""
+    answers = Answers(coming=list(requests))
+    page_size = engine.settings.page_size
+    loop = EngineLoop(
+        answers,
+        engine.scheduler,
+        engine.runner,
+        engine.grammars,
+        lambda pace: StepLog(page_size, pace),
+    )
+    wanted = until or sum(isinstance(request, Generate) for request in requests)
+    for _ in range(MOST_TURNS):
+        loop.step()
+        if len(answers.ends) >= wanted:
+            return answers
+    raise AssertionError("requests are still running")

@@ -1,0 +1,129 @@
+"""Answers of an engine with random weights at temperature 1: what they say is up to their grammar.
+
+Real compile processes, a pool that is too small, cut prompts and mixed steps.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+
+import jsonschema
+import pytest
+from sluice_runtime.engine.build import Engine
+from sluice_runtime.grammar.json_schema import usable_schema
+from sluice_runtime.messages import Abort, Grammar, Sampling
+
+from tests.runtime.grammar.driving import EOS, ask, engine_of, grammar, run
+from tests.runtime.grammar.schemas import SCHEMAS
+
+FORMATS = jsonschema.FormatChecker(formats=["date", "ipv4", "uuid"])
+
+NEVER_DONE = json.dumps(
+    {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}
+)
+"""Takes longer than a compilation may."""
+
+
+def schema_of(name: str) -> Grammar:
+    return grammar("json_schema", json.dumps(usable_schema(SCHEMAS[name])))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_of(max_queued_requests=256) as built:
+        yield built
+
+
+def test_answers_validate_against_their_schemas(engine: Engine) -> None:
+    asked = [ask(name, schema_of(name)) for name in SCHEMAS]
+    answers = run(engine, asked)
+    assert len(asked) >= 30
+    for name, schema in SCHEMAS.items():
+        assert answers.ends[name].finish_reason == "stop", (name, answers.ends[name].error)
+        value = json.loads(answers.text(name))
+        jsonschema.validate(value, schema, format_checker=FORMATS)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.0),
+        Sampling(temperature=1.7, seed=3),
+        Sampling(temperature=1.0, top_p=0.3, seed=4),
+        Sampling(temperature=1.0, top_k=1, seed=5),
+    ],
+    ids=["greedy", "hot", "top_p", "top_k"],
+)
+def test_every_way_of_drawing_keeps_to_a_pattern(engine: Engine, sampling: Sampling) -> None:
+    pattern = "(yes|no), [0-9]{3,7}!"
+    answers = run(engine, [ask("draw", grammar("regex", pattern), sampling=sampling)])
+    assert answers.ends["draw"].finish_reason == "stop"
+    assert re.fullmatch(pattern, answers.text("draw"))
+
+
+def test_a_complete_answer_ends(engine: Engine) -> None:
+    answers = run(engine, [ask("end", grammar("ebnf", 'root ::= "a" "b"?'))])
+    assert answers.text("end") in ("a", "ab")
+    assert answers.tokens["end"][-1] == EOS
+
+
+def test_a_step_with_a_grammar_leaves_other_rows_alone(engine: Engine) -> None:
+    free = [ask(f"free {i}", None, 24, sampling=Sampling(temperature=0.0)) for i in range(3)]
+    alone = run(engine, free)
+    bound = [ask(f"bound {i}", grammar("regex", "[0-9]{20}")) for i in range(3)]
+    both = run(engine, [*free, *bound])
+    for request in free:
+        assert both.tokens[request.request_id] == alone.tokens[request.request_id]
+    assert all(re.fullmatch("[0-9]{20}", both.text(f"bound {i}")) for i in range(3))
+
+
+def test_an_answer_that_was_retracted_goes_on_where_it_was() -> None:
+    wanted = grammar("regex", "([0-9]{3} [a-z]{3}, ){12}end")
+    asked = [ask(f"{i}", wanted, 120, sampling=Sampling(1.0, seed=i)) for i in range(6)]
+    with engine_of(kv_pool_tokens=4096) as roomy:
+        calm = run(roomy, asked)
+    with engine_of(
+        kv_pool_tokens=256, page_size=4, chunk_size=8, schedule_conservativeness=0.1
+    ) as tight:
+        answers = run(tight, asked)
+        assert tight.scheduler.status().retractions > 0
+        assert tight.scheduler.status().chunk_cuts > 0
+    for request in asked:
+        name = request.request_id
+        assert re.fullmatch("([0-9]{3} [a-z]{3}, ){12}end", answers.text(name))
+        assert answers.tokens[name] == calm.tokens[name]
+
+
+def test_nobody_waits_for_a_grammar_that_is_not_his(engine: Engine) -> None:
+    slow = ask("slow", grammar("json_schema", NEVER_DONE))
+    free = ask("free", None, 16)
+    quick = ask("quick", grammar("regex", "[a-f]{4}"))
+    began = time.monotonic()
+    answers = run(engine, [slow, free, quick], until=2)
+    assert time.monotonic() - began < 4.0
+    assert sorted(answers.order) == ["free", "quick"]
+    assert len(engine.grammars) == 1
+    rest = run(engine, [], until=1)
+    assert rest.ends["slow"].refusal == "invalid"
+    assert rest.ends["slow"].error == "response_format: compiling it takes more than 5 s"
+    again = run(engine, [ask("later", grammar("regex", "[g-k]{4}"))])
+    assert re.fullmatch("[g-k]{4}", again.text("later"))
+
+
+def test_a_refused_grammar_is_refused_at_once_the_second_time(engine: Engine) -> None:
+    first = run(engine, [ask("first", grammar("regex", "a(b"))])
+    assert first.ends["first"].refusal == "invalid"
+    assert "parenthesis" in str(first.ends["first"].error)
+    second = run(engine, [ask("second", grammar("regex", "a(b"))])
+    assert second.ends["second"].error == first.ends["first"].error
+
+
+def test_a_request_is_aborted_while_its_grammar_is_compiled(engine: Engine) -> None:
+    gone = ask("gone", grammar("regex", "x{1,300}y{7}"))
+    answers = run(engine, [gone, Abort("gone")])
+    assert answers.ends["gone"].finish_reason == "abort"
+    assert len(engine.grammars) == 0
+    assert engine.scheduler.status().running_requests == 0
