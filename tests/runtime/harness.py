@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.engine.device import Landing, device_of
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.messages import Generate, Sampling, TokenDelta
 from sluice_runtime.model_files import resolve
@@ -35,6 +36,14 @@ class Run:
     """Lengths of the chunks, but for the last, of each prompt that was cut."""
     cuts: int = 0
     retractions: int = 0
+    cached: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens that each request found computed."""
+    resumed_tokens: int = 0
+    """Cached tokens of requests that were sent back and started again."""
+    launched_ahead: int = 0
+    """Batches that were launched before the results of the one before them were in."""
+    evictions: int = 0
+    """Pages that left the prefix cache for others."""
 
 
 class Recorder:
@@ -49,8 +58,12 @@ class Recorder:
             self._run.logits.setdefault(self._rows[row], []).append(line.clone())
 
     def learn(self, batch: Batch) -> None:
+        starts = {extend.row: extend.start for extend in batch.extend_rows}
         for added in batch.added_rows:
             self._rows[added.row] = added.request_id
+            if added.request_id in self._run.cached:
+                self._run.resumed_tokens += starts[added.row]
+            self._run.cached.setdefault(added.request_id, starts[added.row])
         for extend in batch.extend_rows:
             if not extend.samples:
                 chunks = self._run.chunks.setdefault(self._rows[extend.row], [])
@@ -75,6 +88,7 @@ def run_engine(
     *,
     hooks: EngineHooks | None = None,
     chunk_sizes: Sequence[int] = (),
+    overlap: bool = False,
 ) -> Run:
     """Runs all requests to their ends: half are there at once, one more comes with every step.
 
@@ -88,9 +102,10 @@ def run_engine(
     engine = build_engine(
         config, files, EngineHooks(given.page_order, given.poison_freed_pages, recorder)
     )
-    drive(engine, run, recorder, requests, chunk_sizes)
+    drive(engine, run, recorder, requests, chunk_sizes, overlap=overlap)
     status = engine.scheduler.status()
     run.cuts, run.retractions = status.chunk_cuts, status.retractions
+    run.evictions = status.evicted_pages
     assert status.pages_available == status.pages_total, "pages leaked"
     return run
 
@@ -101,8 +116,12 @@ def drive(
     recorder: Recorder,
     requests: Sequence[Generate],
     chunk_sizes: Sequence[int] = (),
+    *,
+    overlap: bool = False,
 ) -> None:
     """Steps until nothing is left to do."""
+    device = device_of(engine.runner, overlap=overlap)
+    in_flight: deque[tuple[Batch, Landing]] = deque()
     coming, budgets = deque(requests), cycle(chunk_sizes)
     for _ in range((len(requests) + 1) // 2):
         engine.scheduler.add(coming.popleft())
@@ -112,14 +131,17 @@ def drive(
         if (budget := next(budgets, None)) is not None:
             engine.scheduler._pacing._choice = FixedChunk(budget)
         batch = engine.scheduler.next_batch(0.0)
-        if batch is None and not coming:
+        if batch is not None:
+            recorder.learn(batch)
+            run.modes[batch.mode.value] += 1
+            run.launched_ahead += bool(in_flight)
+            in_flight.append((batch, device.launch(batch)))
+        elif not (coming or in_flight):
             return
-        if batch is None:
+        if not in_flight or (batch and len(in_flight) <= device.ahead):
             continue
-        recorder.learn(batch)
-        result = engine.runner.forward(batch)
-        run.modes[batch.mode.value] += 1
-        for delta in engine.scheduler.process(batch, result, 0.0):
+        landing, result = in_flight.popleft()
+        for delta in engine.scheduler.process(landing, result(), 0.0):
             run.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
             if delta.finish_reason:
                 run.terminals.setdefault(delta.request_id, []).append(delta)

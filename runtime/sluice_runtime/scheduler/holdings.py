@@ -42,6 +42,8 @@ class Holdings:
         self._retired: deque[tuple[int, Retired]] = deque()
         self._dropped_rows: list[int] = []
         self._replaced: list[PagesReplaced] = []
+        self.evicted_pages = 0
+        """Since the start."""
 
     @property
     def free_rows(self) -> int:
@@ -150,7 +152,9 @@ class Holdings:
 
     def _allocate(self, pages: int) -> list[int]:
         if (missing := pages - self._allocator.free_pages) > 0:
-            self._allocator.free(self._cache.evict(missing))
+            evicted = self._cache.evict(missing)
+            self.evicted_pages += len(evicted)
+            self._allocator.free(evicted)
         return self._allocator.allocate(pages)
 
     def _retire(self, retired: Retired) -> None:

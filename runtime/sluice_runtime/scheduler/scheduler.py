@@ -173,6 +173,7 @@ class Scheduler:
             pages_total=self._pages_total,
             pages_free=self._holdings.free_pages,
             pages_evictable=self._holdings.evictable_pages,
+            evicted_pages=self._holdings.evicted_pages,
             new_token_ratio=self._ratio.value,
             beta=self._ratio.beta,
             prefilling=progress_of(prefilling),

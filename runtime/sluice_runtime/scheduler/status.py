@@ -31,6 +31,8 @@ class Status:
     pages_free: int
     pages_evictable: int
     """Cached prefixes that no request uses."""
+    evicted_pages: int
+    """Since the start: cached pages that were needed for something else."""
     new_token_ratio: float
     beta: float
     """Mean share of max_tokens that the last completions used."""

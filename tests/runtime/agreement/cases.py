@@ -28,12 +28,16 @@ class Case:
     pool_tokens: int | None = None
     chunk_sizes: tuple[int, ...] = ()
     """Budgets that the steps have in turn, instead of `chunk_size`."""
+    prefix_cache: bool = True
+    overlap: bool = False
 
     def __str__(self) -> str:
         pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
         mixing = "mixed" if self.mixed else "apart"
         chunk = "+".join(map(str, self.chunk_sizes or (self.chunk_size,)))
-        return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}"
+        more = "" if self.prefix_cache else "-uncached"
+        more += "-overlap" if self.overlap else ""
+        return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}{more}"
 
 
 def random_requests(count: int, longest: int, answer: int, seed: int = 11) -> list[Generate]:
@@ -50,6 +54,15 @@ def random_requests(count: int, longest: int, answer: int, seed: int = 11) -> li
 
 
 def check(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) -> Run:
+    """Compares every token, and sees to it that what the case is about really happened."""
+    run = compare(case, folder, oracle, requests)
+    assert (run.cuts > 0) == (case.chunk_size > 0), "no prompt was cut, or one that must not be"
+    assert (run.modes["MIXED"] > 0) == case.mixed, "no forward was mixed, or one that must not be"
+    assert (run.retractions > 0) == (case.pool_tokens is not None)
+    return run
+
+
+def compare(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) -> Run:
     """Runs the case with a shuffled allocator and poisoned pages, and compares every token."""
     pool = case.pool_tokens or 4096
     config = engine_config(
@@ -59,14 +72,15 @@ def check(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) ->
         chunk_size=case.chunk_size,
         mixed_chunk=case.mixed,
         kv_pool_tokens=pool,
+        prefix_cache=case.prefix_cache,
         schedule_conservativeness=0.1 if case.pool_tokens else 1.0,
     )
     pages = pool // case.page_size
     order = random.Random(3).sample(range(pages), pages)
     hooks = EngineHooks(order, poison_freed_pages=True)
-    run = run_engine(config, requests, hooks=hooks, chunk_sizes=case.chunk_sizes)
+    run = run_engine(
+        config, requests, hooks=hooks, chunk_sizes=case.chunk_sizes, overlap=case.overlap
+    )
     assert assert_agrees(oracle, requests, run) > CLEAR_TOKENS
-    assert (run.cuts > 0) == (case.chunk_size > 0), "no prompt was cut, or one that must not be"
-    assert (run.modes["MIXED"] > 0) == case.mixed, "no forward was mixed, or one that must not be"
-    assert (run.retractions > 0) == (case.pool_tokens is not None)
+    assert (run.launched_ahead > 0) == case.overlap
     return run

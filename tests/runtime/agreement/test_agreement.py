@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -26,24 +27,27 @@ SOME = [
     Case("qwen3-untied-sharded", chunk_size=16, mixed=False),
     Case("llama", page_size=1, chunk_size=-1),
     Case("llama3-rope-sharded", chunk_size=16),
+    Case(prefix_cache=False),
+    Case(overlap=True),
+    Case(page_size=1, chunk_size=16, mixed=False, overlap=True),
+    Case(chunk_size=-1, mixed=False, overlap=True),
 ]
 SMALL_POOLS = [
     Case(chunk_size=32, pool_tokens=256),
     Case(page_size=1, chunk_size=16, pool_tokens=200),
     Case("llama3-rope-sharded", chunk_size=16, mixed=False, pool_tokens=256),
+    Case(chunk_size=32, pool_tokens=256, prefix_cache=False),
+    Case(chunk_size=32, pool_tokens=256, overlap=True),
+    Case(page_size=1, chunk_size=16, pool_tokens=200, overlap=True),
 ]
 ALL = [
-    Case(kind, page_size, chunk_size, mixed)
-    for kind, page_size, chunk_size, mixed in product(
-        KINDS, (1, 16), (1, 16, 64, -1), (True, False)
+    Case(kind, page_size, chunk_size, mixed, overlap=overlap)
+    for kind, page_size, chunk_size, mixed, overlap in product(
+        KINDS, (1, 16), (1, 16, 64, -1), (True, False), (True, False)
     )
     if chunk_size == -1 or chunk_size >= page_size
 ]
-ALL_SMALL_POOLS = [
-    Case(case.kind, case.page_size, case.chunk_size, case.mixed, pool_tokens=240)
-    for case in ALL
-    if case.chunk_size > 0
-]
+ALL_SMALL_POOLS = [replace(case, pool_tokens=240) for case in ALL if case.chunk_size > 0]
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
