@@ -56,6 +56,9 @@ ANNOTATIONS: Final = frozenset(
 ALONE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 """The library takes the first of these and reads over whatever else restricts the value."""
 
+_OBJECT_KEYWORDS: Final = frozenset(
+    {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties"}
+)
 _SCHEMAS: Final = ("additionalProperties", "items", "propertyNames", "unevaluatedProperties")
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
@@ -86,6 +89,8 @@ def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
     _refuse_ignored(schema, path)
     _refuse_contradiction(schema, path)
     usable = _bounded_string(schema, path)
+    if schema.get("type") == "object" and not schema.keys() & _OBJECT_KEYWORDS:
+        usable["additionalProperties"] = True  # else the library takes it for the empty object
     for key, value in schema.items():
         below = f"{path}.{key}" if path else key
         if key in _SCHEMAS:

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from sluice_runtime.errors import (
     EngineDiedError,
+    InvalidRequestError,
     OverloadedError,
     RequestError,
     SluiceRuntimeError,
@@ -71,8 +72,11 @@ class GenerationFailedError(SluiceRuntimeError):
 class TokenStream:
     """The deltas of one request, to be read by one reader, and closed by it."""
 
-    def __init__(self, request_id: str, send: Callable[[ToEngine], None]) -> None:
+    def __init__(
+        self, request_id: str, send: Callable[[ToEngine], None], grammar_field: str | None = None
+    ) -> None:
         self.request_id = request_id
+        self._grammar_field = grammar_field
         self._send = send
         self._deltas: deque[TokenDelta | SluiceRuntimeError] = deque()
         self._arrived = asyncio.Event()
@@ -85,6 +89,7 @@ class TokenStream:
 
         Raises:
             GenerationFailedError: the engine ended this request with an error.
+            InvalidRequestError: its grammar cannot be used.
             OverloadedError: the engine's queue is full.
             EngineDiedError: the engine has gone.
             UnavailableError: it drains, or this server hurries to its end.
@@ -96,6 +101,8 @@ class TokenStream:
         self.ended = isinstance(delta, SluiceRuntimeError) or delta.finish_reason is not None
         if isinstance(delta, SluiceRuntimeError):
             raise delta
+        if delta.refusal == "invalid":
+            raise InvalidRequestError(delta.error or "invalid", self._grammar_field)
         if delta.refusal is not None:
             raise _REFUSALS[delta.refusal](delta.error or "the engine refused the request")
         if delta.finish_reason in ("error", "abort"):
@@ -161,7 +168,8 @@ class EngineClient:
             raise UnavailableError("the model is not loaded")
         self._check_queue(self.ready)
         self._held.add(generate.request_id)
-        stream = TokenStream(generate.request_id, self._link.send)
+        field = generate.grammar.field if generate.grammar else None
+        stream = TokenStream(generate.request_id, self._link.send, field)
         self._streams[generate.request_id] = stream
         self._link.send(generate)
         self._observer.opened(generate)

@@ -114,6 +114,7 @@ class Generator:
             arrival_seconds=arrival_seconds,
             credit_tokens=CREDIT_TOKENS,
             priority=plan.priority,
+            grammar=plan.grammar,
             routing_key=routing_key,
             cache_salt=plan.cache_salt,
         )

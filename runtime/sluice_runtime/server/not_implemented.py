@@ -47,7 +47,6 @@ ROWS: Final[Mapping[str, NeutralOnly]] = {
     "prompt_logprobs": _ABSENT,
     "reasoning_effort": NeutralOnly((None, "none"), '"none"'),
     "repetition_penalty": _ONE,
-    "response_format": NeutralOnly((None, {"type": "text"}), '{"type": "text"}'),
     "service_tier": NeutralOnly((None, "auto", "default"), '"auto" or "default"'),
     "store": _FALSE,
     "suffix": NeutralOnly((None, ""), '""'),

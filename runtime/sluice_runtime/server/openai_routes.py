@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from sluice_runtime.errors import OverloadedError, RequestError
+from sluice_runtime.errors import InvalidRequestError, OverloadedError, RequestError
 from sluice_runtime.server.answers import (
     ChatShape,
     Chunks,
@@ -118,7 +118,7 @@ class Answerer:
                 async for piece in pieces:
                     yield piece
                     outcome = piece.finish_reason or outcome
-        except OverloadedError:
+        except (OverloadedError, InvalidRequestError):
             outcome = "refused"
             raise
         except Exception:

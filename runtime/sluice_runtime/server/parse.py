@@ -22,6 +22,8 @@ _ALTERNATIVES: Final[Mapping[str, str]] = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
     "stop": "a string or a list of at most 4 strings",
     "content": "a string or a list of text parts",
+    "json": "a JSON schema, as an object or as text",
+    "guided_json": "a JSON schema, as an object or as text",
 }
 """Fields that take several types: what a value of none of them is told."""
 _ALTERNATIVE_NAMES: Final = frozenset({"str"})

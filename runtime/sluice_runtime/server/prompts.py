@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
-from sluice_runtime.messages import Sampling
+from sluice_runtime.messages import Grammar, Sampling
 from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class ChoicePlan:
     ignore_eos: bool
     stops: Sequence[str]
     priority: int = 0
+    grammar: Grammar | None = None
     cache_salt: str = ""
 
 
@@ -105,6 +107,7 @@ class Planner:
         base = self._sampling(request)
         eos = () if request.ignore_eos else self.text.defaults.eos_token_ids
         stop_ids = sorted({*eos, *(request.stop_token_ids or ())})
+        grammar = grammar_of(request, eos)
         return [
             ChoicePlan(
                 index=number * request.choices + choice,
@@ -115,6 +118,7 @@ class Planner:
                 ignore_eos=bool(request.ignore_eos),
                 stops=request.stops,
                 priority=request.priority or 0,
+                grammar=grammar,
                 cache_salt=request.cache_salt or "",
             )
             for number, ids in enumerate(prompts)

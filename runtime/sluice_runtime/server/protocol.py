@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
+
+from sluice_runtime.server.request_model import RequestModel, Text, without_nul
+from sluice_runtime.server.structured import StructuredFields
 
 MAX_CHOICES: Final = 16
 MAX_PROMPTS: Final = 256
@@ -20,26 +23,13 @@ MOST_PRIORITY: Final = 1_000_000
 _INT64: Final = 2**63
 
 
-def _without_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("text without the character NUL")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_without_nul)]
 StopText = Annotated[
-    str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_without_nul)
+    str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(without_nul)
 ]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)]
-
-
-class RequestModel(BaseModel):
-    """Base of request bodies and their parts."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class StreamOptions(RequestModel):
@@ -49,7 +39,7 @@ class StreamOptions(RequestModel):
     include_obfuscation: Literal[False] = False
 
 
-class GenerationRequest(RequestModel):
+class GenerationRequest(StructuredFields):
     """What both completion routes take. None: the model's default, else the API's."""
 
     model: Text

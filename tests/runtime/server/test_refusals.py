@@ -77,7 +77,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, chat(messages=[*_USER, {**_USER[0], "x": 1}]), "messages[1].x", "not a known field"),
     (CHAT, chat(max_completion_tokens=600), "max_completion_tokens", "after a prompt of"),
     (CHAT, chat(tools=[{"type": "function"}]), "tools", "[]"),
-    (CHAT, chat(response_format={"type": "json_object"}), "response_format", "text"),
+    (CHAT, chat(response_format={"type": "xml"}), "response_format.type", "'json_object'"),
     (CHAT, chat(logprobs=True), "logprobs", "false"),
     (CHAT, chat(top_logprobs=1), "top_logprobs", "0"),
 ]

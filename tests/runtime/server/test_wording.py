@@ -85,6 +85,7 @@ FINDINGS: dict[str, set[str]] = {
     "bool": {"bool_type"},
     "default": set(),
     "definition-ref": set(),
+    "dict": {"dict_type"},
     "definitions": set(),
     "float": {"float_type", "finite_number"},
     "function-after": {"value_error"},
@@ -106,7 +107,11 @@ CONSTRAINTS: dict[str, dict[str, str]] = {
         "lt": "less_than",
     },
     "list": {"min_length": "too_short", "max_length": "too_long"},
-    "str": {"min_length": "string_too_short", "max_length": "string_too_long"},
+    "str": {
+        "min_length": "string_too_short",
+        "max_length": "string_too_long",
+        "pattern": "string_pattern_mismatch",
+    },
 }
 CONSTRAINTS["int"] = CONSTRAINTS["float"]
 NO_CONSTRAINT = {

@@ -1,0 +1,187 @@
+"""What a request says its answer must look like, as one grammar for the engine; pure.
+
+The fields are OpenAI's `response_format`, vLLM's `structured_outputs`, and vLLM's older `guided_*`.
+Knows how each is spelled and what may not stand beside it; compiling is the engine's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from pydantic import Field
+
+from sluice_runtime.errors import GrammarError, InvalidRequestError
+from sluice_runtime.grammar.json_schema import usable_schema
+from sluice_runtime.messages import Grammar, GrammarKind
+from sluice_runtime.server.request_model import RequestModel, Text
+
+MOST_CHARACTERS: Final = 65_536
+"""Of a schema, as it is sent on, or of any other grammar."""
+MOST_CHOICES: Final = 1_000
+
+JsonObject = dict[str, Any]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
+_ANY_OBJECT: Final[JsonObject] = {"type": "object"}
+
+
+class JsonSchema(RequestModel):
+    """`response_format.json_schema`."""
+
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: Text | None = None
+    schema_: JsonObject | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+    """False: objects may have properties that the schema does not mention."""
+
+
+class ResponseFormat(RequestModel):
+    """`response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(RequestModel):
+    """`structured_outputs`; one field of it."""
+
+    json_: JsonObject | Text | None = Field(default=None, alias="json")
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+
+class StructuredFields(RequestModel):
+    """The fields of both completion routes that this module reads."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+
+
+class Wish(NamedTuple):
+    """One thing that was asked for, and the field that did."""
+
+    field: str
+    kind: GrammarKind
+    text: str
+
+
+def grammar_of(request: StructuredFields, end_token_ids: Sequence[int]) -> Grammar | None:
+    """The grammar for the engine; None when any text will do.
+
+    Raises:
+        InvalidRequestError: two fields ask for one, it is too large or not implemented.
+    """
+    wishes = list(_wishes(request))
+    if not wishes:
+        return None
+    if len(wishes) > 1:
+        first, second = wishes[0].field, wishes[1].field
+        raise InvalidRequestError(f"{second}: given beside {first}; allowed: one of them", second)
+    return as_grammar(wishes[0], end_token_ids)
+
+
+def as_grammar(wish: Wish, end_token_ids: Sequence[int]) -> Grammar:
+    """What was wished for, where an answer can also end.
+
+    Raises:
+        InvalidRequestError: it is too large, or no token ends answers.
+    """
+    field, kind, text = wish
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidRequestError(
+            f"{field}: {len(text)} characters are not allowed; allowed: at most {MOST_CHARACTERS}",
+            field,
+        )
+    if not end_token_ids:
+        raise InvalidRequestError(
+            f"{field}: needs a token that ends the answer; allowed: without ignore_eos, for a "
+            "model that names one",
+            field,
+        )
+    return Grammar(kind, text, list(end_token_ids), field)
+
+
+def schema_wish(field: str, schema: object, *, closed: bool = True) -> Wish:
+    """A JSON schema, as the library gets it.
+
+    Raises:
+        InvalidRequestError: it is not implemented; names the field and the place in the schema.
+    """
+    try:
+        usable = usable_schema(schema)
+    except GrammarError as error:
+        raise InvalidRequestError(f"{field}: {error}", field) from None
+    kind: GrammarKind = "json_schema" if closed else "open_json_schema"
+    return Wish(field, kind, msgspec.json.encode(usable).decode())
+
+
+def _wishes(request: StructuredFields) -> Iterator[Wish]:
+    if request.response_format is not None:
+        yield from _response_format(request.response_format)
+    given = request.structured_outputs or StructuredOutputs()
+    for prefix, json_, regex, choice, ebnf in (
+        ("structured_outputs.", given.json_, given.regex, given.choice, given.grammar),
+        (
+            "guided_",
+            request.guided_json,
+            request.guided_regex,
+            request.guided_choice,
+            request.guided_grammar,
+        ),
+    ):
+        if json_ is not None:
+            yield schema_wish(f"{prefix}json", _as_schema(f"{prefix}json", json_))
+        if regex is not None:
+            yield Wish(f"{prefix}regex", "regex", regex)
+        if choice is not None:
+            yield Wish(f"{prefix}choice", "ebnf", _one_of(choice))
+        if ebnf is not None:
+            yield Wish(f"{prefix}grammar", "ebnf", ebnf)
+    if given.json_object:
+        yield schema_wish("structured_outputs.json_object", _ANY_OBJECT)
+
+
+def _response_format(wanted: ResponseFormat) -> Iterator[Wish]:
+    if (wanted.json_schema is not None) != (wanted.type == "json_schema"):
+        raise InvalidRequestError(
+            'response_format.json_schema: allowed and required with type "json_schema" only',
+            "response_format.json_schema",
+        )
+    if wanted.type == "json_object":
+        yield schema_wish("response_format", _ANY_OBJECT)
+    if wanted.json_schema is not None:
+        schema = _ANY_OBJECT if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
+        closed = wanted.json_schema.strict is not False
+        yield schema_wish("response_format.json_schema.schema", schema, closed=closed)
+
+
+def _as_schema(field: str, given: JsonObject | str) -> object:
+    """A schema may be given as text."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(
+            f"{field}: the text is no JSON; allowed: a JSON schema, as an object or as text", field
+        ) from None
+
+
+_ESCAPES: Final = str.maketrans(
+    {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    | {chr(code): f"\\x{code:02x}" for code in range(1, 32) if chr(code) not in "\n\r\t"}
+)
+
+
+def _one_of(texts: Sequence[str]) -> str:
+    """A grammar of exactly these texts."""
+    quoted = (f'"{text.translate(_ESCAPES)}"' for text in texts)
+    return f"root ::= {' | '.join(quoted)}"
