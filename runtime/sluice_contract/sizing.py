@@ -63,7 +63,7 @@ GENERAL: Final[dict[str, Value]] = {
     "priority_threshold": 10,
 }
 """General defaults. Keys that depend on the model or the host (context length, pool, threads) are
-left to the engine. Overlap is off until the engine has it."""
+left to the engine."""
 
 
 def resolve_settings(user: EngineSettings, accelerator: Accelerator) -> dict[str, Resolved]:

@@ -29,11 +29,6 @@ ROWS: Final = (
         "1 (tensor parallelism is not implemented yet)",
     ),
     Unsupported(
-        "overlap",
-        lambda s: bool(s.overlap),
-        "false (the overlapped loop is not implemented yet)",
-    ),
-    Unsupported(
         "priorityThreshold",
         lambda s: s.priority_threshold not in (None, 10),
         "10 (priority scheduling is not implemented yet)",

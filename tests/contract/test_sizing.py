@@ -100,12 +100,11 @@ def test_a_bad_file_is_one_line_with_key_value_and_what_is_allowed(
 def test_what_this_version_lacks_is_refused_by_key() -> None:
     settings = EngineSettings(
         tensor_parallel_size=2,
-        overlap=True,
         cuda_graph_max_batch=8,
     )
     refused = {error.key for error in unsupported(settings)}
     assert refused == {
-        *("tensorParallelSize", "overlap", "cudaGraphMaxBatch"),
+        *("tensorParallelSize", "cudaGraphMaxBatch"),
     }
     assert not list(unsupported(EngineSettings()))
 

@@ -71,6 +71,7 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     set_library_variables()
     # Imports torch, which takes seconds: what is wrong with the two above is said before that.
     from sluice_runtime.engine.build import build_engine
+    from sluice_runtime.engine.device import device_of
     from sluice_runtime.engine.warm_up import warm_up
 
     stops: list[int] = []
@@ -87,7 +88,7 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     loop = EngineLoop(
         link,
         engine.scheduler,
-        engine.runner,
+        device_of(engine.runner, overlap=bool(config.overlap)),
         engine.grammars,
         lambda pace: StepLog(page_size, pace),
     )

@@ -5,10 +5,13 @@ Knows neither how messages travel nor what a model is.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sluice_runtime.engine.clock import Clock
+from sluice_runtime.engine.device import Device, Landing
 from sluice_runtime.engine.load import load_from
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.outbox import Outbox
@@ -28,7 +31,7 @@ from sluice_runtime.messages import (
     ToEngine,
     TokenDelta,
 )
-from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
+from sluice_runtime.scheduler.batch import Batch, ForwardMode
 from sluice_runtime.scheduler.scheduler import Scheduler
 
 GRAMMAR_SECONDS: Final = 0.005
@@ -48,12 +51,15 @@ class Link(Protocol):
         ...
 
 
-class Forward(Protocol):
-    """Whatever runs a batch."""
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A batch that was launched."""
 
-    def forward(self, batch: Batch) -> SampledTokens:
-        """One token for each of the batch's sampling rows."""
-        ...
+    batch: Batch
+    landing: Landing
+    planned_seconds: float
+    """What planning it took."""
+    launched_seconds: float
 
 
 class EngineLoop:
@@ -63,14 +69,16 @@ class EngineLoop:
         self,
         link: Link,
         scheduler: Scheduler,
-        runner: Forward,
+        device: Device,
         grammars: GrammarQueue,
         log: Callable[[Pace], StepLog],
         clock: Clock | None = None,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
-        self._runner = runner
+        self._device = device
+        self._flying: deque[Flight] = deque()
+        self._landed_seconds = 0.0
         self._grammars = grammars
         self._clock = clock or Clock()
         self._pace = Pace()
@@ -91,31 +99,45 @@ class EngineLoop:
                 self.step()
 
     def step(self) -> None:
-        """One turn: a forward pass, or a second of waiting."""
+        """One turn: a batch is launched and the oldest in flight lands, if it must; or a second of
+        waiting."""
         for message in self._link.poll(self._patience_seconds()):
             self._receive(message)
         self._admit_compiled()
         began = self._clock.monotonic()
         batch = self._scheduler.next_batch(began)
-        if batch is None:
+        if batch is not None:
+            self._launch(batch, began)
+        if len(self._flying) > (self._device.ahead if batch else 0):
+            self._land(self._flying.popleft())
+        elif batch is None:
             self._rest(began)
-            return
+
+    def _launch(self, batch: Batch, began: float) -> None:
         self._idle = False
         planned = self._clock.monotonic()
-        with self._pulse.step(self._known_load, planned):
-            result = self._runner.forward(batch)
-        computed = self._clock.monotonic()
+        flight = Flight(batch, self._device.launch(batch), planned - began, planned)
+        self._flying.append(flight)
+
+    def _land(self, flight: Flight) -> None:
+        """Waits for the results of a step, and hands them on. A step that was launched ahead begins
+        when the one before it ends."""
+        batch, since = flight.batch, max(flight.launched_seconds, self._landed_seconds)
+        with self._pulse.step(self._known_load, since):
+            result = flight.landing()
+        computed = self._landed_seconds = self._clock.monotonic()
         outcomes = self._scheduler.process(batch, result, computed)
         finished = self._clock.monotonic()
-        self._count(batch, planned, computed)
+        self._count(batch, since, computed)
         status = self._scheduler.status()
+        scheduler_seconds = flight.planned_seconds + (finished - computed)
         self._send(
             StepResult(
                 step=batch.step,
                 mode=batch.mode.value,
                 finished_seconds=computed,
-                step_seconds=finished - began,
-                scheduler_seconds=(planned - began) + (finished - computed),
+                step_seconds=computed - since + scheduler_seconds,
+                scheduler_seconds=scheduler_seconds,
                 deltas=self._deltas(outcomes),
                 load=self._load(),
                 predicted_seconds=status.pace.predicted_seconds,

@@ -8,6 +8,7 @@ from itertools import count, pairwise
 
 import pytest
 from sluice_runtime.engine.clock import Clock
+from sluice_runtime.engine.device import device_of
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.outbox import Outbox
@@ -71,8 +72,8 @@ def loop(link: FakeLink) -> EngineLoop:
     scheduler = Scheduler(settings, PageAllocator(2048))
     ticks = count()
     clock = Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
-    runner = FakeRunner(2048, 16)
-    return EngineLoop(link, scheduler, runner, no_grammars(), lambda pace: StepLog(16, pace), clock)
+    device = device_of(FakeRunner(2048, 16), overlap=False)
+    return EngineLoop(link, scheduler, device, no_grammars(), lambda pace: StepLog(16, pace), clock)
 
 
 def ask(name: str, prompt: int, max_tokens: int, credit: int = 4096) -> Generate:
@@ -204,7 +205,7 @@ def test_with_a_target_the_prefill_line_says_what_was_chosen_and_why(
     loop = EngineLoop(
         link,
         Scheduler(settings, PageAllocator(2048)),
-        FakeRunner(2048, 16),
+        device_of(FakeRunner(2048, 16), overlap=False),
         no_grammars(),
         lambda pace: StepLog(16, pace),
         clock,

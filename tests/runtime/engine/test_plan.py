@@ -73,7 +73,7 @@ def test_chunking_off_is_none_to_the_scheduler() -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"overlap": True}, "overlap"),
+        ({"tensorParallelSize": 2}, "tensorParallelSize"),
         ({"schedulingPolicy": "lpm", "prefixCache": False}, "schedulingPolicy"),
         ({"chunkSize": 8, "pageSize": 16}, "chunkSize"),
     ],

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from sluice_runtime.engine.clock import Clock
+from sluice_runtime.engine.device import Inline
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.pulse import STEP_LIMIT_SECONDS, Pulse
@@ -136,7 +137,7 @@ def test_the_loop_beats_while_its_runner_computes_and_leaves_no_thread() -> None
     loop = EngineLoop(
         link,
         scheduler,
-        SlowRunner(link),
+        Inline(SlowRunner(link)),
         no_grammars(),
         lambda pace: StepLog(4, pace),
         Clock(heartbeat_seconds=0.005),

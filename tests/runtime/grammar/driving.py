@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.engine.device import Inline
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
@@ -98,7 +99,7 @@ def run(engine: Engine, requests: Sequence[ToEngine], until: int | None = None) 
     loop = EngineLoop(
         answers,
         engine.scheduler,
-        engine.runner,
+        Inline(engine.runner),
         engine.grammars,
         lambda pace: StepLog(page_size, pace),
     )

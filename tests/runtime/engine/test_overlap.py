@@ -1,0 +1,130 @@
+"""A step is planned while the one before it runs; answers and ends are the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sluice_runtime.engine.device import Beside, Inline, device_of
+from sluice_runtime.engine.log import StepLog
+from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.messages import Abort, StepResult
+from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
+
+from tests.runtime.engine.test_loop import FakeLink, ask, turns
+from tests.runtime.grammar.fake_compiler import no_grammars
+from tests.runtime.scheduler.building import settings_of
+from tests.runtime.scheduler.fake_runner import FakeRunner, answer_to
+
+PATIENCE_SECONDS = 5.0
+
+
+class HeldRunner(FakeRunner):
+    """Runs a batch only when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 4)
+        self.may_run = threading.Semaphore(0)
+        self.began: list[int] = []
+
+    def forward(self, batch: Batch) -> SampledTokens:
+        self.began.append(batch.step)
+        assert self.may_run.acquire(timeout=PATIENCE_SECONDS)
+        return super().forward(batch)
+
+
+class Broken:
+    def forward(self, batch: Batch) -> SampledTokens:
+        raise ArithmeticError("broken on purpose")
+
+
+class Watched(Scheduler):
+    """Remembers which steps were in flight when a batch was made."""
+
+    def __init__(self) -> None:
+        super().__init__(settings_of(prefix_cache=True), PageAllocator(64))
+        self.ahead: list[int] = []
+        self._out = 0
+
+    def next_batch(self, now: float) -> Batch | None:
+        batch = super().next_batch(now)
+        if batch is not None:
+            self.ahead.append(self._out)
+            self._out += 1
+        return batch
+
+    def process(self, batch: Batch, result: SampledTokens, now: float):  # type: ignore[no-untyped-def]
+        self._out -= 1
+        return super().process(batch, result, now)
+
+
+@pytest.fixture
+def link() -> FakeLink:
+    return FakeLink()
+
+
+@pytest.fixture
+def scheduler() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def loop(link: FakeLink, scheduler: Watched) -> Iterator[EngineLoop]:
+    device = device_of(FakeRunner(64, 4), overlap=True)
+    yield EngineLoop(link, scheduler, device, no_grammars(), lambda pace: StepLog(4, pace))
+    assert scheduler.status().pages_available == 64
+
+
+def test_a_batch_runs_at_once_and_one_after_the_other() -> None:
+    runner = HeldRunner()
+    device = Beside(runner)
+    landings = [device.launch(Batch(step, ForwardMode.IDLE)) for step in (1, 2)]
+    runner.may_run.release(2)
+    assert [landing().step for landing in landings] == [1, 2]
+    assert runner.began == [1, 2]
+
+
+@pytest.mark.parametrize("device", [Inline(Broken()), Beside(Broken())])
+def test_what_a_run_raises_comes_with_its_results(device: Inline | Beside) -> None:
+    landing = device.launch(Batch(1, ForwardMode.IDLE))
+    with pytest.raises(ArithmeticError):
+        landing()
+
+
+def test_steps_are_planned_ahead_and_answers_are_the_same(
+    link: FakeLink, loop: EngineLoop, scheduler: Watched
+) -> None:
+    link.coming.append([ask("a", 50, 9), ask("b", 7, 12), ask("c", 3, 1)])
+    turns(loop, 40)
+    for name, prompt, answer in (("a", 50, 9), ("b", 7, 12), ("c", 3, 1)):
+        assert link.answer(name) == answer_to(range(prompt), answer)
+        assert link.ends(name) == [("length", None)]
+    assert max(scheduler.ahead) == 1
+    assert scheduler.ahead.count(1) > 8
+    steps = [m.step for m in link.sent if isinstance(m, StepResult)]
+    assert steps == sorted(steps)
+
+
+def test_a_row_that_met_its_stop_token_is_computed_once_more_and_not_told(
+    link: FakeLink, loop: EngineLoop
+) -> None:
+    wanted = answer_to(range(5), 4)
+    stopping = ask("a", 5, 20)
+    stopping.stop_token_ids.append(wanted[3])
+    link.coming.append([stopping])
+    turns(loop, 20)
+    assert link.answer("a") == wanted
+    assert link.ends("a") == [("stop", None)]
+
+
+def test_an_abort_while_a_step_runs_ends_the_request_once(link: FakeLink, loop: EngineLoop) -> None:
+    link.coming.append([ask("a", 5, 200), ask("b", 9, 10)])
+    link.coming.append([])
+    link.coming.append([])
+    link.coming.append([Abort("a"), Abort("a")])
+    turns(loop, 30)
+    assert link.ends("a") == [("abort", None)]
+    assert link.answer("b") == answer_to(range(9), 10)
