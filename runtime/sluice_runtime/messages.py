@@ -49,9 +49,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def penalises(self) -> bool:
         """Whether logits depend on the tokens before beyond what the model makes of them."""
-        return bool(
-            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
-        )
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +61,17 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The tokens that may end the answer, once it is complete; one at least."""
     field: str
     """The request's field that asked for it: what a refusal names."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """What the model thought of one token, before bias, penalties, grammar and temperature."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1: no token was more probable."""
+    top: list[tuple[int, float]]
+    """The most probable tokens, best first, with their logprobs; as many as were asked for."""
 
 
 class Generate(Message, frozen=True):
@@ -85,6 +94,10 @@ class Generate(Message, frozen=True):
     """Larger is more urgent; read by the policies priority and adaptive."""
     routing_key: str = ""
     """Tenant, session or adapter; read by the policies round-robin and routing-key."""
+    logprobs: int = -1
+    """Most probable tokens to tell beside each token of the answer; -1: tell nothing."""
+    prompt_logprobs: int = -1
+    """The same of the prompt's tokens; such a prompt is computed anew and by itself."""
     cache_salt: str = ""
     """Cached prefixes are shared only with requests of the same salt."""
     grammar: Grammar | None = None
@@ -124,6 +137,10 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens found in the prefix cache; on the delta with a request's first token only."""
     refusal: Refusal | None = None
     """With `finish_reason` error, on the only delta of a request that was not taken."""
+    logprobs: list[TokenLogprob] = []
+    """One for each of `token_ids`, if the request asked."""
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """One for each token of the prompt but the first; on one delta of a request that asked."""
     queue_seconds: float | None = None
     """Arrival to the first step it was in; on the delta with a request's first token only."""
 

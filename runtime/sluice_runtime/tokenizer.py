@@ -6,6 +6,7 @@ Imports no torch. Knows nothing of requests, and nothing of chat (see `chat_temp
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,7 +17,8 @@ from sluice_runtime.model_files import ModelFiles
 
 _BYTE_VALUES: Final = 256
 _DUMMY_VOCABULARY: Final = 259
-"""Bytes, then `<bos>`, `<pad>` and `<eos>`."""
+"""Bytes, then the special tokens."""
+_SPECIAL_NAMES: Final = ("<bos>", "<pad>", "<eos>")
 
 
 class Tokenizer(Protocol):
@@ -30,6 +32,12 @@ class Tokenizer(Protocol):
     def byte_ids(self) -> Collection[int]:
         """Tokens whose text is known only when a token follows that is not among them."""
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What one token adds to a text; None for special tokens."""
+
+    def token_name(self, token_id: int) -> str:
+        """How the vocabulary spells a token."""
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; with special tokens as the model's post-processor adds them."""
 
@@ -42,6 +50,13 @@ class ByteTokenizer:
 
     hidden_ids: Collection[int] = frozenset(range(_BYTE_VALUES, _DUMMY_VOCABULARY))
     byte_ids: Collection[int] = frozenset()
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return bytes([token_id]) if token_id < _BYTE_VALUES else None
+
+    def token_name(self, token_id: int) -> str:
+        special = token_id - _BYTE_VALUES
+        return _SPECIAL_NAMES[special] if special >= 0 else f"<0x{token_id:02X}>"
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
@@ -60,7 +75,32 @@ class FileTokenizer:
         self.hidden_ids: Collection[int] = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
-        self.byte_ids: Collection[int] = _byte_fallback_ids(tokenizer)
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._byte_values = _byte_fallback_ids(tokenizer)
+        self.byte_ids: Collection[int] = self._byte_values.keys()
+        decoder = tokenizer.decoder
+        self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        if token_id in self.hidden_ids:
+            return None
+        if token_id in self._byte_values:
+            return bytes([self._byte_values[token_id]])
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        if self._byte_level:
+            return _bytes_of_symbols(self.token_name(token_id))
+        # After another token, since decoders treat the first one of a text in their own way.
+        return self.decode([*self._anchor, token_id])[len(self.decode(self._anchor)) :].encode()
+
+    def token_name(self, token_id: int) -> str:
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """A token that is a word, if there is one."""
+        ids = range(self._tokenizer.get_vocab_size())
+        return next(([token_id] for token_id in ids if self.decode([token_id]).isalpha()), [])
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
@@ -94,6 +134,25 @@ def _read(path: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _byte_fallback_ids(tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
-    candidates = (tokenizer.token_to_id(f"<0x{value:02X}>") for value in range(_BYTE_VALUES))
-    return frozenset(token_id for token_id in candidates if token_id is not None)
+def _byte_fallback_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
+    """The tokens that are single bytes, with their values."""
+    tokens = ((tokenizer.token_to_id(f"<0x{value:02X}>"), value) for value in range(_BYTE_VALUES))
+    return {token_id: value for token_id, value in tokens if token_id is not None}
+
+
+def _byte_symbols() -> dict[str, int]:
+    """Byte-level vocabularies spell printable bytes as Latin-1 and the rest from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [value for value in range(_BYTE_VALUES) if value not in printable]
+    symbols = {chr(value): value for value in printable}
+    return symbols | {chr(0x100 + number): value for number, value in enumerate(rest)}
+
+
+_BYTE_OF_SYMBOL: Final = _byte_symbols()
+
+
+def _bytes_of_symbols(symbols: str) -> bytes:
+    """The bytes that a byte-level token spells; of one that spells none, its characters."""
+    if not all(symbol in _BYTE_OF_SYMBOL for symbol in symbols):
+        return symbols.encode()
+    return bytes([_BYTE_OF_SYMBOL[symbol] for symbol in symbols])

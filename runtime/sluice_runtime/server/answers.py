@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sluice_runtime.server.generation import Piece
+from sluice_runtime.server.answer_text import Piece, joined
+from sluice_runtime.server.logprobs_json import chat_logprobs, completion_logprobs, prompt_logprobs
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Shape(Protocol):
     whole_object: str
     chunk_object: str
 
-    def whole_choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]: ...
+    def whole_choice(self, answer: Piece) -> dict[str, Any]: ...
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]: ...
 
 
@@ -83,15 +84,16 @@ class CompletionShape:
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def whole_choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def whole_choice(self, answer: Piece) -> dict[str, Any]:
+        return self.chunk_choice(answer, first=True)
 
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
         return {
             "index": piece.index,
             "text": piece.text,
-            "logprobs": None,
+            "logprobs": completion_logprobs(piece.scores),
             "finish_reason": piece.finish_reason,
+            **_prompt_scores(piece),
         }
 
 
@@ -101,13 +103,14 @@ class ChatShape:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def whole_choice(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def whole_choice(self, answer: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
         return {
-            "index": index,
+            "index": answer.index,
             "message": message,
-            "logprobs": None,
-            "finish_reason": finish_reason,
+            "logprobs": chat_logprobs(answer.scores),
+            "finish_reason": answer.finish_reason,
+            **_prompt_scores(answer),
         }
 
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
@@ -117,9 +120,16 @@ class ChatShape:
         return {
             "index": piece.index,
             "delta": delta,
-            "logprobs": None,
+            "logprobs": chat_logprobs(piece.scores or None),
             "finish_reason": piece.finish_reason,
         }
+
+
+def _prompt_scores(piece: Piece) -> dict[str, Any]:
+    """A field of Sluice's own, there only when it was asked for."""
+    if piece.prompt_scores is None:
+        return {}
+    return {"prompt_logprobs": prompt_logprobs(piece.prompt_scores)}
 
 
 @dataclass
@@ -136,7 +146,7 @@ class Chunks:
         """The chunk for a piece; None when it has nothing to tell."""
         self.usage.add(piece)
         first = piece.index not in self._begun
-        if not piece.text and piece.finish_reason is None:
+        if not (piece.text or piece.scores or piece.finish_reason):
             return None
         self._begun.add(piece.index)
         choices = [self.shape.chunk_choice(piece, first=first)]
@@ -154,12 +164,9 @@ def whole(
     shape: Shape, envelope: Envelope, usage: Usage, pieces: Iterable[Piece]
 ) -> dict[str, Any]:
     """The response object of an answer that is not streamed."""
-    texts: dict[int, list[str]] = {}
-    reasons: dict[int, str] = {}
+    answers: dict[int, list[Piece]] = {}
     for piece in pieces:
         usage.add(piece)
-        texts.setdefault(piece.index, []).append(piece.text)
-        if piece.finish_reason is not None:
-            reasons[piece.index] = piece.finish_reason
-    choices = [shape.whole_choice(i, "".join(texts[i]), reasons[i]) for i in sorted(texts)]
+        answers.setdefault(piece.index, []).append(piece)
+    choices = [shape.whole_choice(joined(answers[index])) for index in sorted(answers)]
     return envelope.around(shape.whole_object, choices, usage=usage.to_json())

@@ -1,4 +1,4 @@
-"""One request's answers as text: engine deltas → detokeniser → stop strings → pieces.
+"""One request's answers as they come: plans to the engine, its deltas back as pieces of text.
 
 Leaving a generator early aborts what still runs. Knows neither JSON nor HTTP.
 """
@@ -9,56 +9,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from sluice_runtime.messages import Generate, TokenDelta
-from sluice_runtime.server.detokenizer import Detokenizer
+from sluice_runtime.messages import Generate
+from sluice_runtime.server.answer_text import AnswerText, Piece
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, EngineClient, TokenStream
 from sluice_runtime.server.prompts import ChoicePlan
-from sluice_runtime.server.stop_strings import StopStrings
+from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.tokenizer import Tokenizer
 
 _MERGED_PIECES: Final = 64
 """Pieces of several choices that may wait for the reader."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The next part of one choice. `finish_reason` is set on a choice's last piece only."""
-
-    index: int
-    text: str
-    tokens: int
-    """Tokens of the engine that this piece accounts for, the stop token included."""
-    cached_tokens: int = 0
-    finish_reason: Literal["stop", "length"] | None = None
-
-
-class AnswerText:
-    """The text of one choice, from token deltas to pieces; pure."""
-
-    def __init__(self, plan: ChoicePlan, tokenizer: Tokenizer) -> None:
-        self._plan = plan
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(plan.stops)
-
-    def push(self, delta: TokenDelta) -> Piece:
-        """The piece this delta makes. Stop string before EOS before length."""
-        text = self._stops.push(self._detokenizer.push(self._visible(delta)))
-        reason: Literal["stop", "length"] | None = None
-        if delta.finish_reason is not None and not self._stops.found:
-            text += self._stops.push(self._detokenizer.finish())
-            text += self._stops.finish()
-            reason = "length" if delta.finish_reason == "length" else "stop"
-        if self._stops.found:
-            reason = "stop"
-        return Piece(self._plan.index, text, len(delta.token_ids), delta.cached_tokens, reason)
-
-    def _visible(self, delta: TokenDelta) -> Sequence[int]:
-        """Without the stop token that ended the answer."""
-        ids = delta.token_ids
-        ended_by_token = delta.finish_reason == "stop" and ids
-        return ids[:-1] if ended_by_token and ids[-1] in self._plan.stop_token_ids else ids
 
 
 @dataclass(frozen=True)
@@ -67,6 +28,7 @@ class Generator:
 
     client: EngineClient
     tokenizer: Tokenizer
+    texts: TokenTexts
     draw_id: Callable[[], str]
     """An id no other request of this process has."""
 
@@ -83,7 +45,7 @@ class Generator:
             for plan in plans:
                 streams.append(self.client.open(self._message(plan, arrival_seconds, routing_key)))
             choices = [
-                self._choice(stream, AnswerText(plan, self.tokenizer))
+                self._choice(stream, AnswerText(plan, self.tokenizer, self.texts))
                 for stream, plan in zip(streams, plans, strict=True)
             ]
             async with aclosing(choices[0] if len(choices) == 1 else _merged(choices)) as pieces:
@@ -96,7 +58,11 @@ class Generator:
     async def _choice(self, stream: TokenStream, answer: AnswerText) -> AsyncGenerator[Piece, None]:
         """One choice's pieces; its pages are free as soon as it ends, whatever the others do."""
         while True:
-            piece = answer.push(await stream.next())
+            delta = await stream.next()
+            if delta.prompt_logprobs is None:
+                piece = answer.push(delta)
+            else:  # thousands of tokens to name
+                piece = await asyncio.to_thread(answer.push, delta)
             if piece.finish_reason is not None:
                 self.client.close(stream)
             yield piece
@@ -116,6 +82,8 @@ class Generator:
             priority=plan.priority,
             grammar=plan.grammar,
             routing_key=routing_key,
+            logprobs=plan.logprobs,
+            prompt_logprobs=plan.asked_prompt_logprobs,
             cache_salt=plan.cache_salt,
         )
 

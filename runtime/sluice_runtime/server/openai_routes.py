@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from sluice_runtime.errors import InvalidRequestError, OverloadedError, RequestError
+from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.answers import (
     ChatShape,
     Chunks,
@@ -28,7 +29,6 @@ from sluice_runtime.server.answers import (
 )
 from sluice_runtime.server.body import read_body
 from sluice_runtime.server.failures import ModelNotFoundError
-from sluice_runtime.server.generation import Piece
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest

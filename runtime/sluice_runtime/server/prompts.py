@@ -5,32 +5,27 @@ Tokenising is CPU work: call `plan_*` in a thread. Knows neither the engine's qu
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from sluice_runtime.errors import InvalidRequestError, ModelLoadError
+from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.messages import Grammar, Sampling
 from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from sluice_runtime.server.sampling_plan import (
+    Defaults,
+    for_choice,
+    refuse_unknown_tokens,
+    sampling_of,
+)
 from sluice_runtime.server.structured import grammar_of
+from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sluice_runtime.chat_template import ChatTemplate
-
-_SEED_BITS: Final = 63
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """What generation_config.json says for a client that says nothing."""
-
-    eos_token_ids: tuple[int, ...] = ()
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
 
 
 @dataclass(frozen=True)
@@ -45,9 +40,22 @@ class ChoicePlan:
     stop_token_ids: list[int]
     ignore_eos: bool
     stops: Sequence[str]
+    keeps_stop: bool = False
+    """Whether the stop string that was found is part of the answer."""
     priority: int = 0
     grammar: Grammar | None = None
     cache_salt: str = ""
+    logprobs: int = -1
+    """Most probable tokens told beside each token; -1: none, nor the token's own."""
+    prompt_logprobs: int = -1
+    echo: str | None = None
+    """The prompt's text, when the answer begins with it."""
+
+    @property
+    def asked_prompt_logprobs(self) -> int:
+        """An echoed prompt is scored like the answer."""
+        echoed = self.logprobs if self.echo is not None else -1
+        return max(self.prompt_logprobs, echoed)
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,11 @@ class ModelText:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     defaults: Defaults
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """What single tokens are called."""
+        return TokenTexts(self.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -102,21 +115,23 @@ class Planner:
         self, request: GenerationRequest, prompts: Sequence[list[int]], param: str
     ) -> list[ChoicePlan]:
         for ids in prompts:
-            if reason := refusal(self.limits, len(ids)) or self._unknown_token(ids):
+            if reason := refusal(self.limits, len(ids)):
                 raise InvalidRequestError(f"{param}: {reason}", param)
-        base = self._sampling(request)
-        eos = () if request.ignore_eos else self.text.defaults.eos_token_ids
-        stop_ids = sorted({*eos, *(request.stop_token_ids or ())})
+            refuse_unknown_tokens(param, ids, self.vocabulary_size)
+        base = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
+        eos = self._eos_token_ids(request)
+        stop_ids = sorted({*eos, *self._own_stop_token_ids(request)})
         grammar = grammar_of(request, eos)
         return [
             ChoicePlan(
                 index=number * request.choices + choice,
                 prompt_ids=ids,
                 max_tokens=self._max_tokens(request, len(ids)),
-                sampling=_for_choice(base, choice),
+                sampling=for_choice(base, choice),
                 stop_token_ids=stop_ids,
                 ignore_eos=bool(request.ignore_eos),
                 stops=request.stops,
+                keeps_stop=bool(request.include_stop_str_in_output),
                 priority=request.priority or 0,
                 grammar=grammar,
                 cache_salt=request.cache_salt or "",
@@ -125,77 +140,30 @@ class Planner:
             for choice in range(request.choices)
         ]
 
-    def _unknown_token(self, ids: Sequence[int]) -> str | None:
-        """Why the model has no embedding for one of `ids`; tokenizers may know more tokens."""
-        largest = max(ids)
-        if largest < self.vocabulary_size:
-            return None
-        return f"token id {largest} is not allowed; allowed: 0 to {self.vocabulary_size - 1}"
+    def _eos_token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
+        """Those that end the answer and that the model can draw."""
+        eos = () if request.ignore_eos else self.text.defaults.eos_token_ids
+        return tuple([token for token in eos if token < self.vocabulary_size])
 
-    def _sampling(self, request: GenerationRequest) -> Sampling:
-        defaults = self.text.defaults
-        top_k = defaults.top_k if request.top_k is None else request.top_k
-        seed = self.draw_seed() if request.seed is None else request.seed % 2**_SEED_BITS
-        return Sampling(
-            temperature=_given(request.temperature, defaults.temperature),
-            top_p=_given(request.top_p, defaults.top_p),
-            top_k=top_k or -1,
-            seed=seed,
-        )
+    def _own_stop_token_ids(self, request: GenerationRequest) -> Sequence[int]:
+        given = request.stop_token_ids or ()
+        refuse_unknown_tokens("stop_token_ids", given, self.vocabulary_size)
+        return given
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
         room = most_new_tokens(self.limits, prompt_tokens)
         field, wanted = request.answer_tokens
-        if wanted is None:
-            return room
-        if wanted > room:
+        if wanted is not None and wanted > room:
             raise InvalidRequestError(
                 f"{field}: {wanted} is not allowed; allowed: at most {room} after a prompt of "
                 f"{prompt_tokens} tokens (context {self.limits.context_length_tokens}, KV pool "
                 f"{self.limits.kv_pool_tokens} tokens)",
                 field,
             )
-        return wanted
-
-
-def defaults_from(
-    generation: Mapping[str, Any], eos_token_ids: tuple[int, ...]
-) -> tuple[Defaults, list[str]]:
-    """The defaults in generation_config.json, and the keys that are left out for now.
-
-    Raises:
-        ModelLoadError: a value is no number; names the key.
-    """
-    defaults = Defaults(
-        eos_token_ids=eos_token_ids,
-        temperature=_number(generation, "temperature", 1.0),
-        top_p=_number(generation, "top_p", 1.0),
-        top_k=int(_number(generation, "top_k", -1)) or -1,
-    )
-    left_out = [key for key, off in _NOT_HONOURED.items() if generation.get(key) not in (None, off)]
-    return defaults, left_out
-
-
-_NOT_HONOURED: Final = {"repetition_penalty": 1.0, "min_p": 0.0, "no_repeat_ngram_size": 0}
-"""Keys of generation_config.json that change tokens, with the value that does not."""
-
-
-def _number(generation: Mapping[str, Any], key: str, default: float) -> float:
-    value = generation.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, int | float):
-        raise ModelLoadError(f"generation_config.json: {key}: {value!r}; allowed: a number")
-    return value
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else float(value)
-
-
-def _for_choice(base: Sampling, choice: int) -> Sampling:
-    """Choice 0 has the request's seed, so it is what a request with n = 1 gets."""
-    if choice == 0:
-        return base
-    digest = hashlib.blake2b(f"{base.seed}/{choice}".encode(), digest_size=8).digest()
-    return Sampling(base.temperature, base.top_p, base.top_k, int.from_bytes(digest, "little") >> 1)
+        most, least = room if wanted is None else wanted, request.min_tokens or 0
+        if least > most:
+            raise InvalidRequestError(
+                f"min_tokens: {least} is not allowed; allowed: at most {most} ({field})",
+                "min_tokens",
+            )
+        return most

@@ -5,6 +5,7 @@ Fields that are known but not implemented are in `not_implemented`. Knows nothin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
@@ -19,6 +20,9 @@ MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_SALT_CHARACTERS: Final = 256
+MAX_BIASED_TOKENS: Final = 1024
+MOST_BIAS: Final = 100
+_TOKEN_ID: Final = re.compile("[0-9]{1,9}")
 MOST_PRIORITY: Final = 1_000_000
 _INT64: Final = 2**63
 
@@ -30,6 +34,19 @@ StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)]
+
+
+def _by_token_id(biases: dict[str, float]) -> dict[str, float]:
+    if not all(_TOKEN_ID.fullmatch(key) for key in biases):
+        raise ValueError("an object whose keys are token ids")
+    return biases
+
+
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]],
+    Field(max_length=MAX_BIASED_TOKENS),
+    AfterValidator(_by_token_id),
+]
 
 
 class StreamOptions(RequestModel):
@@ -46,11 +63,21 @@ class GenerationRequest(StructuredFields):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=-_INT64, lt=_INT64)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
+    logit_bias: LogitBias | None = None
+    """By token id as text, as JSON has no other keys."""
     max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int | None = Field(default=None, ge=0)
+    """Neither a stop token nor a stop string ends the answer before."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: StopText | StopTexts | None = None
     stop_token_ids: StopTokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    """Whether the stop string that was found is part of the answer."""
     ignore_eos: bool | None = None
     priority: int | None = Field(default=None, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     """Larger is more urgent; 0 when left out."""

@@ -82,7 +82,10 @@ class Service:
         """The generator for the loaded model; raises UnavailableError while it loads."""
         if self.text is None:
             raise UnavailableError("the model is being loaded")
-        return Generator(self.client, self.text.tokenizer, lambda: secrets.token_hex(12))
+        text = self.text
+        return Generator(
+            self.client, text.tokenizer, text.token_texts, lambda: secrets.token_hex(12)
+        )
 
     def load_report(self) -> LoadReport:
         """The engine's last report with what only this process knows.

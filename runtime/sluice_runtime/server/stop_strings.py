@@ -12,20 +12,25 @@ class StopStrings:
     of several that end together the longest.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, kept: bool = False) -> None:
         self._stops = tuple(stops)
+        self._kept = kept
+        """Whether the stop string is part of the answer."""
         self._held = ""
         self.found = False
 
-    def push(self, text: str) -> str:
-        """The text that is certain to come before any stop string; "" once one was found."""
+    def push(self, text: str, *, honoured: bool = True) -> str:
+        """The text that is certain to be part of the answer; "" once a stop string was found.
+
+        One that ends in text which is not `honoured` is text like any other.
+        """
         if self.found or not self._stops:
             return "" if self.found else text
         pending = self._held + text
-        start = self._first_stop(pending)
-        if start is not None:
+        cut = self._first_stop(pending, len(self._held)) if honoured else None
+        if cut is not None:
             self.found, self._held = True, ""
-            return pending[:start]
+            return pending[:cut]
         held = self._possible_start(pending)
         self._held = pending[len(pending) - held :]
         return pending[: len(pending) - held]
@@ -35,10 +40,17 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, text: str) -> int | None:
-        """Where the stop string that ends first begins."""
-        hits = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        return min(hits)[1] if hits else None
+    def _first_stop(self, text: str, after: int) -> int | None:
+        """Where the answer ends, for the stop string that ends first beyond `after` characters."""
+        hits = []
+        for stop in self._stops:
+            at = text.find(stop, max(0, after - len(stop) + 1))
+            if at >= 0:
+                hits.append((at + len(stop), at))
+        if not hits:
+            return None
+        end, start = min(hits)
+        return end if self._kept else start
 
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""

@@ -35,8 +35,8 @@ WORDS: Final[Mapping[str, Words]] = {
     "string_too_long": lambda context: f"at most {_count(context['max_length'], 'character')}",
     "string_too_short": lambda context: f"at least {_count(context['min_length'], 'character')}",
     "string_type": _always("a string"),
-    "too_long": lambda context: f"a list of at most {_count(context['max_length'], 'item')}",
-    "too_short": lambda context: f"a list of at least {_count(context['min_length'], 'item')}",
+    "too_long": lambda context: f"{_holder(context)} of at most {_items(context['max_length'])}",
+    "too_short": lambda context: f"a list of at least {_items(context['min_length'])}",
     "value_error": lambda context: str(context["error"]),
 }
 """By pydantic's type of the finding; `missing` and `extra_forbidden` are about keys, not values."""
@@ -45,6 +45,14 @@ WORDS: Final[Mapping[str, Words]] = {
 def allowed_words(finding: ErrorDetails) -> str:
     """What would have been allowed where `finding` was made."""
     return WORDS[finding["type"]](finding.get("ctx", {}))
+
+
+def _items(number: int) -> str:
+    return _count(number, "item")
+
+
+def _holder(context: Mapping[str, Any]) -> str:
+    return "an object" if context["field_type"] == "Dictionary" else "a list"
 
 
 def _number(value: float) -> str:

@@ -21,7 +21,8 @@ from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.listener import HttpServer, listen, url_of
 from sluice_runtime.server.metrics import EngineMetrics
-from sluice_runtime.server.prompts import Defaults, ModelText
+from sluice_runtime.server.prompts import ModelText
+from sluice_runtime.server.sampling_plan import Defaults
 from sluice_runtime.server.service import Clocks, Identity, Service
 from sluice_runtime.tokenizer import load_tokenizer
 from sluice_runtime.transport import ApiLink, private_endpoint

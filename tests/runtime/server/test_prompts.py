@@ -13,8 +13,9 @@ from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.parse import parse_request
-from sluice_runtime.server.prompts import ChoicePlan, Defaults, ModelText, Planner, defaults_from
+from sluice_runtime.server.prompts import ChoicePlan, ModelText, Planner
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest
+from sluice_runtime.server.sampling_plan import Defaults, defaults_from
 from sluice_runtime.tokenizer import ByteTokenizer
 
 PLANNER = Planner(
@@ -70,6 +71,37 @@ def test_a_chat_whose_template_makes_an_unknown_token_is_refused() -> None:
         small.plan_chat(parse_request(ChatRequest, body))
 
 
+def test_every_field_of_sampling_reaches_it() -> None:
+    fields = {
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"5": -100, "007": 1.5},
+        "min_tokens": 3,
+    }
+    wanted = Sampling(0.7, 0.8, 20, 42, 0.1, 0.5, -0.5, 1.1, [(5, -100.0), (7, 1.5)], 3)
+    assert plan(**fields)[0].sampling == wanted
+    second = plan(**fields, n=2)[1].sampling
+    assert second.seed != 42
+    assert second.logit_bias == wanted.logit_bias
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids"])
+def test_a_token_without_a_logit_is_refused_by_field(field: str) -> None:
+    value: object = {"259": 1} if field == "logit_bias" else [259]
+    with pytest.raises(InvalidRequestError, match=f"{field}: token id 259 is not allowed"):
+        plan(**{field: value})
+
+
+def test_no_more_tokens_can_be_demanded_than_allowed() -> None:
+    assert plan(min_tokens=5, max_tokens=5)[0].sampling.min_tokens == 5
+    with pytest.raises(InvalidRequestError, match=r"min_tokens: 6 .* at most 5 \(max_tokens\)"):
+        plan(min_tokens=6, max_tokens=5)
+    with pytest.raises(InvalidRequestError, match=r"min_tokens: 62 .* at most 61"):
+        plan(min_tokens=62)
+
+
 def test_end_tokens_join_the_clients_own() -> None:
     assert plan()[0].stop_token_ids == [258]
     assert plan(stop_token_ids=[7, 258])[0].stop_token_ids == [7, 258]
@@ -100,8 +132,12 @@ def test_a_chat_needs_a_template() -> None:
             Defaults((1,), 0.6, 0.95, 20),
             [],
         ),
-        ({"top_k": 0, "repetition_penalty": 1.05}, Defaults((1,)), ["repetition_penalty"]),
-        ({"repetition_penalty": 1.0, "min_p": None}, Defaults((1,)), []),
+        (
+            {"top_k": 0, "repetition_penalty": 1.05, "min_p": 0.1, "no_repeat_ngram_size": 3},
+            Defaults((1,), min_p=0.1, repetition_penalty=1.05),
+            ["no_repeat_ngram_size"],
+        ),
+        ({"repetition_penalty": None, "no_repeat_ngram_size": 0}, Defaults((1,)), []),
         ({"temperature": 0.0}, Defaults((1,), temperature=0.0), []),
     ],
 )

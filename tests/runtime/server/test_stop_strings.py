@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from sluice_runtime.server.stop_strings import StopStrings
 
 
-def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
-    matcher = StopStrings(stops)
-    text = "".join(matcher.push(piece) for piece in pieces)
+def run(
+    stops: list[str], pieces: list[str], *, kept: bool = False, ignored: int = 0
+) -> tuple[str, bool]:
+    """`ignored`: the first pieces, in which no stop string ends."""
+    matcher = StopStrings(stops, kept=kept)
+    text = "".join(
+        matcher.push(piece, honoured=number >= ignored) for number, piece in enumerate(pieces)
+    )
     if not matcher.found:
         text += matcher.finish()
     return text, matcher.found
@@ -60,3 +65,23 @@ def test_the_answer_does_not_depend_on_where_text_is_cut(
     assert (answer, found) == run(stops, list(text)) == run(stops, [text])
     assert text.startswith(answer)
     assert found == any(stop in text for stop in stops)
+
+
+@given(
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4),
+    pieces=st.lists(st.text("abc", max_size=4), max_size=12),
+    ignored=st.integers(0, 12),
+    kept=st.booleans(),
+)
+def test_the_answer_is_what_a_search_of_the_whole_text_finds(
+    stops: list[str], pieces: list[str], ignored: int, kept: bool
+) -> None:
+    text, deaf = "".join(pieces), len("".join(pieces[:ignored]))
+    ends = [
+        (start + len(stop), start)
+        for stop in stops
+        for start in range(len(text))
+        if text.startswith(stop, start) and start + len(stop) > deaf
+    ]
+    wanted = (text[: min(ends)[0 if kept else 1]], True) if ends else (text, False)
+    assert run(stops, pieces, kept=kept, ignored=ignored) == wanted

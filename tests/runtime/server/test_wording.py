@@ -40,6 +40,18 @@ COMPLETION_CASES: list[tuple[str, Any, str]] = [
         "prompt: 5 is not allowed; allowed: "
         "a string, a list of strings, a list of token ids or a list of such lists",
     ),
+    (
+        "logit_bias",
+        {str(token): 1 for token in range(1025)},
+        'logit_bias: {"0":1,"1":1,"2":1,"3":1,"4":1,"5":1,"6":1,"7":1,"8":1,"9":1… is not allowed; '
+        "allowed: an object of at most 1024 items",
+    ),
+    (
+        "logit_bias",
+        {"a": 1},
+        'logit_bias: {"a":1} is not allowed; allowed: an object whose keys are token ids',
+    ),
+    ("logit_bias", {"5": 101}, "logit_bias: 101 is not allowed; allowed: 100 or less"),
     ("stream_options", 1, "stream_options: 1 is not allowed; allowed: an object"),
 ]
 CHAT_CASES: list[tuple[str, Any, str]] = [
@@ -85,8 +97,8 @@ FINDINGS: dict[str, set[str]] = {
     "bool": {"bool_type"},
     "default": set(),
     "definition-ref": set(),
-    "dict": {"dict_type"},
     "definitions": set(),
+    "dict": {"dict_type"},
     "float": {"float_type", "finite_number"},
     "function-after": {"value_error"},
     "int": {"int_type", "int_from_float"},
@@ -106,6 +118,7 @@ CONSTRAINTS: dict[str, dict[str, str]] = {
         "le": "less_than_equal",
         "lt": "less_than",
     },
+    "dict": {"max_length": "too_long"},
     "list": {"min_length": "too_short", "max_length": "too_long"},
     "str": {
         "min_length": "string_too_short",
@@ -115,7 +128,8 @@ CONSTRAINTS: dict[str, dict[str, str]] = {
 }
 CONSTRAINTS["int"] = CONSTRAINTS["float"]
 NO_CONSTRAINT = {
-    "type", "strict", "fail_fast", "items_schema", "metadata", "ref", "serialization",
+    "type", "strict", "fail_fast", "items_schema", "keys_schema", "values_schema", "metadata",
+    "ref", "serialization",
 }  # fmt: skip
 
 

@@ -1,0 +1,111 @@
+"""How a request's tokens are drawn: the client's fields, else the model's defaults, else the API's.
+
+Knows neither prompts nor the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from sluice_runtime.errors import InvalidRequestError, ModelLoadError
+from sluice_runtime.messages import Sampling
+from sluice_runtime.server.protocol import GenerationRequest
+
+_SEED_BITS: Final = 63
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What generation_config.json says for a client that says nothing."""
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def defaults_from(
+    generation: Mapping[str, Any], eos_token_ids: tuple[int, ...]
+) -> tuple[Defaults, list[str]]:
+    """The defaults in generation_config.json, and the keys that are left out for now.
+
+    Raises:
+        ModelLoadError: a value is no number; names the key.
+    """
+    defaults = Defaults(
+        eos_token_ids=eos_token_ids,
+        temperature=_number(generation, "temperature", 1.0),
+        top_p=_number(generation, "top_p", 1.0),
+        top_k=int(_number(generation, "top_k", -1)) or -1,
+        min_p=_number(generation, "min_p", 0.0),
+        repetition_penalty=_number(generation, "repetition_penalty", 1.0),
+    )
+    left_out = [key for key, off in _NOT_HONOURED.items() if generation.get(key) not in (None, off)]
+    return defaults, left_out
+
+
+_NOT_HONOURED: Final = {"no_repeat_ngram_size": 0}
+"""Keys of generation_config.json that change tokens, with the value that does not."""
+
+
+def sampling_of(
+    request: GenerationRequest, defaults: Defaults, vocabulary_size: int, drawn_seed: int
+) -> Sampling:
+    """How the request's first choice is sampled; `drawn_seed` serves one that gives none.
+
+    Raises:
+        InvalidRequestError: `logit_bias` names a token that the model does not have.
+    """
+    biases = [(int(token), float(bias)) for token, bias in (request.logit_bias or {}).items()]
+    refuse_unknown_tokens("logit_bias", (token for token, _ in biases), vocabulary_size)
+    top_k = defaults.top_k if request.top_k is None else request.top_k
+    return Sampling(
+        temperature=_given(request.temperature, defaults.temperature),
+        top_p=_given(request.top_p, defaults.top_p),
+        top_k=top_k or -1,
+        seed=drawn_seed if request.seed is None else request.seed % 2**_SEED_BITS,
+        min_p=_given(request.min_p, defaults.min_p),
+        presence_penalty=_given(request.presence_penalty, 0),
+        frequency_penalty=_given(request.frequency_penalty, 0),
+        repetition_penalty=_given(request.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=biases,
+        min_tokens=request.min_tokens or 0,
+    )
+
+
+def for_choice(base: Sampling, choice: int) -> Sampling:
+    """Choice 0 has the request's seed, so it is what a request with n = 1 gets."""
+    if choice == 0:
+        return base
+    digest = hashlib.blake2b(f"{base.seed}/{choice}".encode(), digest_size=8).digest()
+    return msgspec.structs.replace(base, seed=int.from_bytes(digest, "little") >> 1)
+
+
+def refuse_unknown_tokens(field: str, token_ids: Iterable[int], vocabulary_size: int) -> None:
+    """Raises InvalidRequestError for a token that has no logit; tokenizers may know more."""
+    largest = max(token_ids, default=0)
+    if largest >= vocabulary_size:
+        raise InvalidRequestError(
+            f"{field}: token id {largest} is not allowed; allowed: 0 to {vocabulary_size - 1}",
+            field,
+        )
+
+
+def _number(generation: Mapping[str, Any], key: str, default: float) -> float:
+    value = generation.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int | float):
+        raise ModelLoadError(f"generation_config.json: {key}: {value!r}; allowed: a number")
+    return value
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else float(value)

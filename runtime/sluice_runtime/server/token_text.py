@@ -1,0 +1,72 @@
+"""What single tokens are called, and what the model thought of them, for logprobs.
+
+A token may be a part of a character: its bytes joined with its neighbours' are the text. Knows
+neither requests nor JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_runtime.messages import TokenLogprob
+from sluice_runtime.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """One token of the vocabulary."""
+
+    token_id: int
+    text: str
+    """A special token's name; U+FFFD in place of bytes that are no character."""
+    utf8: bytes | None
+    """None for special tokens: they are no text."""
+
+    @property
+    def key(self) -> str:
+        """`text`, or the bytes spelled out where they are no characters: unlike keys for unlike
+        tokens, as the completions API has them."""
+        if self.utf8 is None or self.text.encode() == self.utf8:
+            return self.text
+        return "bytes:" + "".join(f"\\x{value:02x}" for value in self.utf8)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token in its place, with what the model thought of it."""
+
+    token: TokenText
+    offset: int
+    """Characters of the choice's text before it."""
+    logprob: float | None
+    """None for the first token of a prompt, which nothing predicts."""
+    rank: int | None
+    top: tuple[tuple[TokenText, float], ...]
+
+
+class TokenTexts:
+    """The tokens of one vocabulary; remembers those that were asked for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, TokenText] = {}
+
+    def of(self, token_id: int) -> TokenText:
+        """The token with this id."""
+        if (known := self._known.get(token_id)) is None:
+            known = self._known[token_id] = self._read(token_id)
+        return known
+
+    def scored(self, token_id: int, offset: int, score: TokenLogprob | None) -> ScoredToken:
+        """A token with its score; None: nothing predicts it."""
+        token = self.of(token_id)
+        if score is None:
+            return ScoredToken(token, offset, None, None, ())
+        top = tuple([(self.of(other), logprob) for other, logprob in score.top])
+        return ScoredToken(token, offset, score.logprob, score.rank, top)
+
+    def _read(self, token_id: int) -> TokenText:
+        utf8 = self._tokenizer.token_bytes(token_id)
+        if utf8 is None:
+            return TokenText(token_id, self._tokenizer.token_name(token_id), None)
+        return TokenText(token_id, utf8.decode(errors="replace"), utf8)
