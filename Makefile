@@ -83,7 +83,7 @@ test-full: test ## the long matrices and soaks as well
 ## Measure it: one JSON line a figure
 
 .PHONY: bench-interference
-bench-interference: setup ## a long prompt beside 16 streams: inter-token gaps, chunked and not
+bench-interference: setup ## a long prompt beside 16 streams: chunked and not, fixed chunks and the chosen one
 	$(PYTHON) -m benchmarks.interference
 
 .PHONY: bench-cpu

@@ -1,9 +1,10 @@
 """A prompt of 8 chunks beside 16 streaming requests: the gaps between the streams' tokens.
 
-The same requests with chunking on and off, in turns. Gaps are taken by the engine's clock: from one
+The same requests with chunking on and off, with fixed chunks of many sizes, and with the chunk
+chosen for each step to keep a target, in turns. Gaps are taken by the engine's clock: from one
 step's tokens to the next one's, for every stream, while the long prompt is being computed. They are
-set against one mixed step, the median of those that computed a chunk. Prints one JSON line a
-figure.
+set against one mixed step, the median of those that computed a chunk. The target is a little more
+than that step takes, or what --target says. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
@@ -28,6 +30,10 @@ from benchmarks.cpu_serving import as_an_engine_process, write_model
 
 STREAMS = 16
 CHUNKS = 8
+FIXED_CHUNKS = (64, 96, 128, 192, 256, 320, 384, 448, 512, 768, 1024)
+"""Among which the best that keeps the target is looked for."""
+TARGET_STEPS = 1.25
+"""The target, in mixed steps of the chunk that --chunk names."""
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -41,37 +47,42 @@ class Observed:
     """From the arrival of the long prompt to its first token."""
 
 
-def engine_for(folder: Path, chunk: int, threads: int) -> Engine:
+Runs = dict[str, list[Observed]]
+Clock = Callable[[], float]
+
+
+def engine_for(folder: Path, chunk: int, threads: int, **settings: Any) -> Engine:
+    """Decode rows share the budget: with their number added, a chunk is a chunk."""
     config = resolved(
         EngineConfig.model_validate(
             {
                 "model": {"uri": str(folder)},
                 "kv_pool_tokens": 16_384,
-                "chunk_size": chunk,
+                "chunk_size": chunk if chunk == -1 else chunk + STREAMS,
+                "prefix_cache": False,
                 "threads": threads,
+                **settings,
             }
         )
     )
     return build_engine(config, resolve(config.model.uri))
 
 
-Clock = Callable[[], float]
-
-
 def observe(engine: Engine, prompt_tokens: int, turn: int, clock: Clock) -> Observed:
     """Streams first; the long prompt arrives once they decode; all are dropped at the end."""
     names = [f"{turn}-{index}" for index in range(STREAMS)]
     for index, name in enumerate(names):
-        engine.scheduler.add(Generate(name, [index + 1] * 64, 100, GREEDY, ignore_eos=True))
-    for _ in range(8):
-        step(engine)
+        engine.scheduler.add(Generate(name, [index + 1] * 64, 200, GREEDY, ignore_eos=True))
+    decoding: set[str] = set()
+    while len(decoding) < STREAMS:
+        decoding |= step(engine, clock)[1]
     long = f"{turn}-long"
     engine.scheduler.add(Generate(long, [i % 1000 for i in range(prompt_tokens)], 4, GREEDY))
     observed, arrived = Observed(), clock()
     last = dict.fromkeys(names, arrived)
     while True:
         began = clock()
-        extends, answered = step(engine)
+        extends, answered = step(engine, clock)
         now = clock()
         if extends:
             observed.steps.append(now - began)
@@ -83,27 +94,43 @@ def observe(engine: Engine, prompt_tokens: int, turn: int, clock: Clock) -> Obse
             break
     for name in (*names, long):
         engine.scheduler.abort(name)
-    step(engine)
+    while engine.scheduler.status().running_requests:
+        step(engine, clock)
+    engine.scheduler.next_batch(clock())
     return observed
 
 
-def step(engine: Engine) -> tuple[bool, set[str]]:
+def step(engine: Engine, clock: Clock) -> tuple[bool, set[str]]:
     """Whether the step computed prompt tokens, and which requests got a token."""
-    batch = engine.scheduler.next_batch(time.monotonic())
+    batch = engine.scheduler.next_batch(clock())
     assert batch is not None
     result = engine.runner.forward(batch)
-    outcomes = engine.scheduler.process(batch, result, time.monotonic())
+    outcomes = engine.scheduler.process(batch, result, clock())
     return bool(batch.extend_rows), {o.request_id for o in outcomes if o.token_ids}
 
 
+def in_turns(
+    engines: Mapping[str, Engine], prompt: int, turns: Iterable[int], clock: Clock
+) -> Runs:
+    """Each engine once a turn; the first turn warms up."""
+    runs: Runs = {kind: [] for kind in engines}
+    for turn in turns:
+        for kind, engine in engines.items():
+            observed = observe(engine, prompt, turn, clock)
+            runs[kind] += [observed] if turn else []
+    return runs
+
+
 def report(figure: str, value: float, unit: str, **more: object) -> None:
-    print(json.dumps({"figure": figure, "value": round(value, 3), "unit": unit, **more}))
+    line = {"figure": figure, "value": round(value, 3), "unit": unit, **more}
+    print(json.dumps(line), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--target", type=int, help="milliseconds between tokens; else measured")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--cpu-clock",
@@ -114,36 +141,62 @@ def main() -> None:
     as_an_engine_process("benchmarks.interference")
     clock = time.process_time if arguments.cpu_clock else time.perf_counter
     threads = 1 if arguments.cpu_clock else arguments.threads
-    prompt = CHUNKS * arguments.chunk
-    runs: dict[str, list[Observed]] = {"chunked": [], "unchunked": []}
+    prompt, turns = CHUNKS * arguments.chunk, range(arguments.turns + 1)
     with tempfile.TemporaryDirectory() as name:
-        write_model(Path(name))
-        # Decode rows share the budget: with their number added, a chunk is a chunk.
-        chunked = engine_for(Path(name), arguments.chunk + STREAMS, threads)
-        whole = engine_for(Path(name), -1, threads)
-    for turn in range(arguments.turns + 1):
-        seen = {
-            "chunked": observe(chunked, prompt, turn, clock),
-            "unchunked": observe(whole, prompt, turn, clock),
+        folder = Path(name)
+        write_model(folder)
+        engines = {
+            "chunked": engine_for(folder, arguments.chunk, threads),
+            "unchunked": engine_for(folder, -1, threads),
         }
-        for kind, observed in seen.items():
-            runs[kind] += [observed] if turn else []  # the first turn warms up
-    summarise(runs)
+        runs = in_turns(engines, prompt, turns, clock)
+        one_step = summarise(runs)
+        milliseconds = arguments.target or round(1000 * one_step * TARGET_STEPS)
+        slo = {"itl_milliseconds": milliseconds, "percentile": 99}
+        chosen = {f"fixed.{chunk}": engine_for(folder, chunk, threads) for chunk in FIXED_CHUNKS}
+        chosen["slo"] = engine_for(folder, max(FIXED_CHUNKS), threads, slo=slo)
+    compare(in_turns(chosen, prompt, turns, clock), milliseconds / 1000)
 
 
-def summarise(runs: dict[str, list[Observed]]) -> None:
-    """Medians over the turns, of each turn's worst and 99th-percentile gap."""
+def summarise(runs: Runs) -> float:
+    """Medians over the turns, of each turn's worst and 99th-percentile gap; returns a step."""
     one_step = statistics.median(s for run in runs["chunked"] for s in run.steps)
     report("interference.mixed_step", 1000 * one_step, "ms")
     for kind, observed in runs.items():
         worst = statistics.median(max(run.gaps) for run in observed)
-        p99 = statistics.median(sorted(run.gaps)[len(run.gaps) * 99 // 100] for run in observed)
+        p99 = statistics.median(percentile_99(run.gaps) for run in observed)
         chunks = round(statistics.median(len(run.steps) for run in observed))
         report(f"interference.{kind}.worst_gap", 1000 * worst, "ms", steps=chunks)
         report(f"interference.{kind}.p99_gap", 1000 * p99, "ms")
         report(f"interference.{kind}.worst_gap_in_steps", worst / one_step, "mixed steps")
         prompt = statistics.median(run.prompt for run in observed)
         report(f"interference.{kind}.first_token_of_the_prompt", 1000 * prompt, "ms")
+    return one_step
+
+
+def compare(runs: Runs, target: float) -> None:
+    """The chosen chunk against the best fixed one, of those whose gaps keep the target too. A gap
+    counts in all turns together: so many are needed for a 99th percentile."""
+    p99 = {
+        kind: percentile_99([g for run in seen for g in run.gaps]) for kind, seen in runs.items()
+    }
+    ttft = {kind: statistics.median(run.prompt for run in seen) for kind, seen in runs.items()}
+    report("interference.slo.target", 1000 * target, "ms")
+    for kind in runs:
+        keeps = p99[kind] <= target
+        report(f"interference.{kind}.p99_gap_of_all", 1000 * p99[kind], "ms", keeps=keeps)
+        report(f"interference.{kind}.first_token_of_the_prompt", 1000 * ttft[kind], "ms")
+    keeping = [kind for kind in runs if kind != "slo" and p99[kind] <= target]
+    report("interference.slo.p99_gap_of_target", p99["slo"] / target, "x")
+    if not keeping:
+        report("interference.slo.best_fixed", 0, "none of the fixed chunks keeps the target")
+        return
+    best = min(keeping, key=lambda kind: ttft[kind])
+    report("interference.slo.first_token_of_best_fixed", ttft["slo"] / ttft[best], "x", best=best)
+
+
+def percentile_99(values: list[float]) -> float:
+    return sorted(values)[len(values) * 99 // 100]
 
 
 if __name__ == "__main__":
