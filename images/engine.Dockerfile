@@ -14,13 +14,7 @@ FROM uv AS requirements
 COPY pyproject.toml uv.lock /locked/
 RUN sh /opt/build/requirements.sh engine '(nvidia|cuda)-.*|triton'
 
-FROM ${BASE} AS code
-COPY images/bytecode.sh /opt/build/
-COPY runtime/sluice_contract /app/sluice_contract
-COPY runtime/sluice_runtime /app/sluice_runtime
-RUN sh /opt/build/bytecode.sh /app
-
-FROM ${BASE}
+FROM ${BASE} AS packages
 # TORCH_INDEX_URL: an index with CPU builds of torch, for those who can reach one. Without it the
 # registry's build is installed and slimmed, in the same step: no layer ever holds the whole.
 ARG TORCH_INDEX_URL=
@@ -30,6 +24,22 @@ COPY images/*.sh images/slim_torch.py images/check_torch.py /opt/build/
 COPY --from=requirements /requirements.txt /
 RUN --mount=type=secret,id=ca-bundle --mount=type=cache,target=/var/cache/uv \
     sh /opt/build/engine_packages.sh && /opt/venv/bin/python /opt/build/check_torch.py
+
+# A compiler and headers for as long as it takes; what is copied from here is one library.
+FROM packages AS kernels
+COPY kernels/build.py /kernels/
+COPY kernels/sluice_kernels/csrc /kernels/sluice_kernels/csrc
+RUN sh /opt/build/kernels.sh /kernels /built
+
+FROM ${BASE} AS code
+COPY images/bytecode.sh /opt/build/
+COPY runtime/sluice_contract /app/sluice_contract
+COPY runtime/sluice_runtime /app/sluice_runtime
+COPY kernels/sluice_kernels/*.py /app/sluice_kernels/
+COPY --from=kernels /built/_native.so /app/sluice_kernels/
+RUN sh /opt/build/bytecode.sh /app
+
+FROM packages
 COPY --from=code /app /app
 # USER: torch asks for the name of a user, and 65532 has no entry in /etc/passwd.
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \

@@ -27,11 +27,13 @@ STAMP = "_native.stamp"
 # The widest last. A variant without flags runs on any processor of the architecture.
 VARIANTS: dict[str, list[str]] = {"generic": []}
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
+AVX512 += ["-mprefer-vector-width=512"]
 if platform.machine() == "x86_64":
     VARIANTS |= {
         "avx2": ["-mavx2", "-mfma"],
-        "avx512": [*AVX512, "-mprefer-vector-width=512"],
-        "avx512_bf16": [*AVX512, "-mavx512bf16", "-mprefer-vector-width=512"],
+        "avx512": AVX512,
+        "avx512_bf16": [*AVX512, "-mavx512bf16"],
+        "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
     }
 # Contraction of products and sums is what the compiler does by default; nothing else is reordered.
 FLAGS = ["-O3", "-std=c++17", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-g0"]

@@ -15,6 +15,8 @@ PACKAGE = {
     "router": "runtime/sluice_router",
     "operator": "operator/sluice_operator",
 }
+BESIDE = {"engine": {"kernels/sluice_kernels"}}
+"""Packages that an image has besides the contract and its own."""
 
 
 def instructions(path: Path) -> list[tuple[str, str]]:
@@ -62,18 +64,19 @@ def test_an_image_has_the_contract_and_its_own_package_only(path: Path) -> None:
     packages = {
         str(file.relative_to(ROOT).parents[-3])
         for file in copied_files(path, ROOT)
-        if file.suffix == ".py" and "images" not in file.parts
+        if file.suffix == ".py" and any(part.startswith("sluice_") for part in file.parts)
     }
-    assert packages == {"runtime/sluice_contract", PACKAGE[named(path)]}
+    name = named(path)
+    assert packages == {"runtime/sluice_contract", PACKAGE[name], *BESIDE.get(name, ())}
 
 
 @pytest.mark.parametrize("path", OWN_BASE, ids=named)
 def test_the_packages_of_an_image_depend_on_no_code(path: Path) -> None:
     parsed = instructions(path)
     starts = [i for i, (word, _) in enumerate(parsed) if word == "FROM"]
-    code = next(i for i in starts if parsed[i][1].endswith(" AS code"))
+    code = next(i for i in starts if parsed[i][1].endswith((" AS code", " AS kernels")))
     before = [rest for word, rest in parsed[:code] if word == "COPY"]
-    assert not [rest for rest in before if "sluice_" in rest]
+    assert not [rest for rest in before if "sluice_" in rest or "kernels/" in rest]
 
 
 @pytest.mark.parametrize("path", OWN_BASE, ids=named)
@@ -81,7 +84,7 @@ def test_the_base_can_be_chosen(path: Path) -> None:
     parsed = instructions(path)
     assert parsed[0] == ("ARG", "BASE=docker.io/library/python:3.11-slim")
     starts = {rest.split()[0] for word, rest in parsed if word == "FROM"}
-    assert starts <= {"${BASE}", "uv"}
+    assert starts <= {"${BASE}", "uv", "packages"}
 
 
 @pytest.mark.parametrize("path", OWN_BASE, ids=named)
@@ -89,6 +92,13 @@ def test_the_same_first_steps_are_built_once_for_all_images(path: Path) -> None:
     shared = [instructions(one)[:6] for one in OWN_BASE]
     assert instructions(path)[:6] == shared[0]
     assert shared[0][-1][0] == "RUN"
+
+
+def test_an_image_gets_kernels_and_no_compiler() -> None:
+    parsed = instructions(ROOT / "images" / "engine.Dockerfile")
+    from_kernels = [rest for word, rest in parsed if word == "COPY" and "--from=kernels" in rest]
+    assert from_kernels == ["--from=kernels /built/_native.so /app/sluice_kernels/"]
+    assert parsed[[rest for _, rest in parsed].index("packages") :][0] == ("FROM", "packages")
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=named)

@@ -10,70 +10,13 @@
 #include <cmath>
 #include <utility>
 
+#include "attention_amx.h"
+#include "attention_plan.h"
 #include "products.h"
 #include "variant.h"
 #include "vector.h"
 
 namespace {
-
-inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
-
-// Sizes of a task, and its parts of the scratch memory.
-struct Plan {
-  int64_t group, columns, kv_heads, dim, width;  // width: dim, filled up to whole vectors
-  float *queries, *scores, *keys, *values, *peaks, *masses, *sums;
-  int64_t numbers;
-
-  Plan(const sluice::Attention& call, const sluice::AttentionTask& task, float* scratch) {
-    group = call.heads / call.pool.kv_heads;
-    columns = task.tokens * group;
-    kv_heads = task.kv_end - task.kv_begin;
-    dim = call.pool.dim;
-    width = padded(dim);
-    float* at = scratch;
-    auto take = [&](int64_t count) { return std::exchange(at, at + padded(count)); };
-    queries = take(kv_heads * columns * dim);
-    scores = take(columns * BLOCK_TOKENS);
-    keys = take(dim * BLOCK_TOKENS);
-    values = take(BLOCK_TOKENS * width);
-    peaks = take(kv_heads * columns);
-    masses = take(kv_heads * columns);
-    sums = take(kv_heads * columns * width);
-    numbers = at - scratch;
-  }
-};
-
-// Where the keys and values of a block of tokens lie; those after the last repeat it.
-template <typename T>
-struct Block {
-  const T* keys[BLOCK_TOKENS];
-  const T* values[BLOCK_TOKENS];
-  int64_t begin, tokens;
-
-  Block(const sluice::Attention& call, const sluice::AttentionTask& task, int64_t from, int64_t to)
-      : begin(from), tokens(std::min(to - from, BLOCK_TOKENS)) {
-    const sluice::Pool& pool = call.pool;
-    const int64_t* pages = call.page_table + task.row * call.table_stride;
-    const T* base = static_cast<const T*>(pool.base) + task.kv_begin * pool.dim;
-    const int64_t stride = pool.kv_heads * pool.dim;
-    int64_t page = begin / pool.page_size, offset = begin % pool.page_size;
-    const T* key = base;
-    for (int64_t i = 0; i < BLOCK_TOKENS; ++i) {
-      if (i < tokens) key = base + pages[page] * pool.page_stride + offset * stride;
-      keys[i] = key;
-      values[i] = key + pool.value_offset;
-      if (++offset == pool.page_size) ++page, offset = 0;
-    }
-  }
-};
-
-template <typename T>
-const T* query_of(const sluice::Attention& call, const sluice::AttentionTask& task,
-                  const Plan& plan, int64_t kv_head, int64_t column) {
-  const int64_t token = task.first_token + column / plan.group;
-  const int64_t head = (task.kv_begin + kv_head) * plan.group + column % plan.group;
-  return static_cast<const T*>(call.queries) + (token * call.heads + head) * plan.dim;
-}
 
 // Softmax of one column so far: its scores become weights, its sum so far is scaled to match.
 inline void settle(float* scores, int64_t visible, float scale, float& peak, float& mass,
@@ -184,7 +127,9 @@ template <typename T>
 void attend_as(const sluice::Attention& call, const sluice::AttentionTask& task, float* scratch) {
   const Plan plan(call, task, scratch);
   begin_sums<T>(call, task, plan);
-  if (task.tokens > 1 || plan.dim % LANES != 0) {
+  if (attended_in_tiles(call, task, plan, static_cast<T*>(nullptr))) {
+    // Nothing is left to do.
+  } else if (task.tokens > 1 || plan.dim % LANES != 0) {
     attend_in_copies<T>(call, task, plan);
   } else if (plan.dim == 64) {
     attend_in_place<T, 64>(call, task, plan);

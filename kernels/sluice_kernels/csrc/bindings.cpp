@@ -22,7 +22,7 @@ const std::vector<const Variant*>& variants() {
   static const std::vector<const Variant*> all = {
       &variant_generic,
 #if defined(__x86_64__)
-      &variant_avx2, &variant_avx512, &variant_avx512_bf16,
+      &variant_avx2, &variant_avx512, &variant_avx512_bf16, &variant_amx,
 #endif
   };
   return all;

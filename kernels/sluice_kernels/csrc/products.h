@@ -1,12 +1,12 @@
 // The products of attention: queries with keys, weights with values. In place, for one query token,
-// over pointers to the numbers of each token; or for many, over float32 copies of a block.
+// over pointers to the numbers of each token; or for many, over float32 copies of a block. What
+// bfloat16 instructions do faster is in `products_bf16.h`.
 #pragma once
 
+#include "products_bf16.h"
 #include "vector.h"
 
 namespace {
-
-constexpr int64_t BLOCK_TOKENS = 64;
 
 // Partial sums of a product of DIM numbers; DIM 0: `dim` says how many, in whole vectors.
 template <int DIM, typename T>
@@ -17,22 +17,6 @@ inline Vector dot(const T* a, const T* b, int64_t dim) {
   for (int64_t i = 0; i < count; i += LANES) total += load(a + i) * load(b + i);
   return total;
 }
-
-#if defined(__AVX512BF16__)
-inline __m512bh pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
-
-// 32 products an instruction, without widening.
-template <int DIM>
-inline Vector dot(const bf16* a, const bf16* b, int64_t dim) {
-  const int64_t count = DIM ? DIM : dim;
-  __m512 total = _mm512_setzero_ps();
-  int64_t i = 0;
-#pragma GCC unroll 4
-  for (; i + 32 <= count; i += 32) total = _mm512_dpbf16_ps(total, pairs(a + i), pairs(b + i));
-  for (; i < count; i += LANES) total = (__m512)((Vector)total + load(a + i) * load(b + i));
-  return (Vector)total;
-}
-#endif
 
 // scores[j][t] = queries[j] . keys[t].
 template <int DIM, typename T>
@@ -50,7 +34,7 @@ void score_in_place(const T* queries, int64_t columns, const T* const* keys, int
   }
 }
 
-// sums[j][d] += sum over t of weights[j][t] x values[t][d], for J columns and V vectors of d.
+// to[j][d] += sum over t of weights[j][t] x values[t][d], for J columns and V vectors of d.
 template <int J, int V, typename T>
 void weigh(const float* weights, const T* const* values, int64_t offset, int64_t tokens, float* to,
            int64_t width) {
@@ -83,59 +67,10 @@ void weigh_columns(const float* weights, int64_t columns, const T* const* values
   }
 }
 
-#if defined(__AVX512BF16__)
-// The same for 64 dims, two tokens at a time: their values are interleaved, and so are the weights,
-// in bfloat16. Interleaving works within 128 bits, so sums come out as 4 from each half of 8.
-template <int J>
-void weigh_pairs(const float* weights, const bf16* const* values, int64_t offset, int64_t tokens,
-                 float* to, int64_t width) {
-  __m512 sums[J][4] = {};
-  for (int64_t t = 0; t < tokens; t += 2) {
-    const bf16* rows[2] = {values[t] + offset, values[std::min(t + 1, tokens - 1)] + offset};
-    __m512bh both[4];
-    for (int half = 0; half < 2; ++half) {
-      const __m512i even = _mm512_loadu_si512(rows[0] + 32 * half);
-      const __m512i odd = _mm512_loadu_si512(rows[1] + 32 * half);
-      both[2 * half] = (__m512bh)_mm512_unpacklo_epi16(even, odd);
-      both[2 * half + 1] = (__m512bh)_mm512_unpackhi_epi16(even, odd);
-    }
-    for (int j = 0; j < J; ++j) {
-      const __m128 pair = (__m128)_mm_loadl_epi64((const __m128i*)(weights + j * BLOCK_TOKENS + t));
-      const __m512bh weight = (__m512bh)_mm512_broadcastd_epi32((__m128i)_mm_cvtneps_pbh(pair));
-      for (int v = 0; v < 4; ++v) sums[j][v] = _mm512_dpbf16_ps(sums[j][v], weight, both[v]);
-    }
-  }
-  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-  for (int j = 0; j < J; ++j) {
-    for (int half = 0; half < 2; ++half) {
-      const __m512 low = sums[j][2 * half], high = sums[j][2 * half + 1];
-      float* at = to + j * width + 32 * half;
-      store(load(at) + (Vector)_mm512_permutex2var_ps(low, first, high), at);
-      store(load(at + 16) + (Vector)_mm512_permutex2var_ps(low, second, high), at + 16);
-    }
-  }
-}
-
-template <int V>
-void weigh_columns(const float* weights, int64_t columns, const bf16* const* values, int64_t offset,
-                   int64_t tokens, float* to, int64_t width) {
-  int64_t j = 0;
-  for (; V == 4 && j + 4 <= columns; j += 4) {
-    weigh_pairs<4>(weights + j * BLOCK_TOKENS, values, offset, tokens, to + j * width, width);
-  }
-  for (; V == 4 && j + 2 <= columns; j += 2) {
-    weigh_pairs<2>(weights + j * BLOCK_TOKENS, values, offset, tokens, to + j * width, width);
-  }
-  for (; j < columns; ++j) {
-    weigh<1, V>(weights + j * BLOCK_TOKENS, values, offset, tokens, to + j * width, width);
-  }
-}
-#endif
-
 template <typename T>
 void weigh_in_place(const float* weights, int64_t columns, const T* const* values, int64_t offset,
                     int64_t dim, int64_t tokens, float* to) {
+  if (weighed_in_pairs(weights, columns, values, offset, dim, tokens, to)) return;
   int64_t d = 0;
   for (; d + 4 * LANES <= dim; d += 4 * LANES) {
     weigh_columns<4>(weights, columns, values, offset + d, tokens, to + d, dim);

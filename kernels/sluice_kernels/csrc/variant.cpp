@@ -6,6 +6,12 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__AMX_BF16__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "attention.h"
 #include "draw.h"
 #include "pointwise.h"
@@ -20,8 +26,22 @@ namespace {
 
 using sluice::Dtype;
 
+#if defined(__AMX_BF16__)
+// The kernel saves tile registers only for a process that asked for them.
+bool tiles_are_granted() {
+  constexpr long REQUEST = 0x1023, TILE_DATA = 18;
+  unsigned a, b, c, d;
+  __cpuid_count(7, 0, a, b, c, d);
+  const bool there = (d >> 22 & 1) && (d >> 24 & 1);
+  return there && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}
+#endif
+
 bool runs_here() {
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi2") &&
+         tiles_are_granted();
+#elif defined(__AVX512BF16__)
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi2");
 #elif defined(__AVX512F__)
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -95,6 +95,7 @@ extern const Variant variant_generic;
 extern const Variant variant_avx2;
 extern const Variant variant_avx512;
 extern const Variant variant_avx512_bf16;
+extern const Variant variant_amx;
 #endif
 
 }  // namespace sluice

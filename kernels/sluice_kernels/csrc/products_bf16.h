@@ -1,0 +1,108 @@
+// Products of bfloat16 numbers without widening them, two at a time (AVX512-BF16). Empty elsewhere.
+#pragma once
+
+#include <algorithm>
+
+#include "vector.h"
+
+namespace {
+
+// Tokens whose scores are computed before any of them is weighed.
+constexpr int64_t BLOCK_TOKENS = 64;
+
+#if defined(__AVX512BF16__)
+
+inline __m512bh pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+
+template <int DIM>
+inline Vector dot(const bf16* a, const bf16* b, int64_t dim) {
+  const int64_t count = DIM ? DIM : dim;
+  __m512 total = _mm512_setzero_ps();
+  int64_t i = 0;
+#pragma GCC unroll 4
+  for (; i + 32 <= count; i += 32) total = _mm512_dpbf16_ps(total, pairs(a + i), pairs(b + i));
+  for (; i < count; i += LANES) total = (__m512)((Vector)total + load(a + i) * load(b + i));
+  return (Vector)total;
+}
+
+// Weights of two tokens each, in bfloat16: of column j and tokens 2p and 2p + 1 at
+// pairs[j x column + p x pair].
+struct WeightPairs {
+  const uint32_t* pairs;
+  int64_t column, pair;
+};
+
+// to[j][d] += sum over t of weights[j][t] x values[t][d], for J columns and 64 numbers of d. Values
+// of two tokens are interleaved within 128 bits, so sums come out as 4 from each half of 8.
+template <int J>
+void weigh_pairs(WeightPairs weights, const bf16* const* values, int64_t offset, int64_t tokens,
+                 float* to, int64_t width) {
+  __m512 sums[J][4] = {};
+  for (int64_t p = 0; 2 * p < tokens; ++p) {
+    const bf16* even = values[2 * p] + offset;
+    const bf16* odd = values[std::min(2 * p + 1, tokens - 1)] + offset;
+    __m512bh both[4];
+    for (int half = 0; half < 2; ++half) {
+      const __m512i a = _mm512_loadu_si512(even + 32 * half);
+      const __m512i b = _mm512_loadu_si512(odd + 32 * half);
+      both[2 * half] = (__m512bh)_mm512_unpacklo_epi16(a, b);
+      both[2 * half + 1] = (__m512bh)_mm512_unpackhi_epi16(a, b);
+    }
+    for (int j = 0; j < J; ++j) {
+      const uint32_t pair = weights.pairs[j * weights.column + p * weights.pair];
+      const __m512bh weight = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair));
+      for (int v = 0; v < 4; ++v) sums[j][v] = _mm512_dpbf16_ps(sums[j][v], weight, both[v]);
+    }
+  }
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  for (int j = 0; j < J; ++j) {
+    for (int half = 0; half < 2; ++half) {
+      const __m512 low = sums[j][2 * half], high = sums[j][2 * half + 1];
+      float* at = to + j * width + 32 * half;
+      store(load(at) + (Vector)_mm512_permutex2var_ps(low, first, high), at);
+      store(load(at + 16) + (Vector)_mm512_permutex2var_ps(low, second, high), at + 16);
+    }
+  }
+}
+
+// The same for any number of columns; `dim` in units of 64.
+inline void weigh_all_pairs(WeightPairs weights, int64_t columns, const bf16* const* values,
+                            int64_t offset, int64_t dim, int64_t tokens, float* to) {
+  for (int64_t d = 0; d < dim; d += 64) {
+    for (int64_t j = 0; j < columns;) {
+      const WeightPairs mine{weights.pairs + j * weights.column, weights.column, weights.pair};
+      const int64_t left = columns - j;
+      const auto some = left >= 4 ? weigh_pairs<4> : left >= 2 ? weigh_pairs<2> : weigh_pairs<1>;
+      some(mine, values, offset + d, tokens, to + j * dim + d, dim);
+      j += left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    }
+  }
+}
+
+// Takes what it can; false for what it leaves to the general way. weights: [columns][BLOCK_TOKENS],
+// 0 from `tokens` on.
+inline bool weighed_in_pairs(const float* weights, int64_t columns, const bf16* const* values,
+                             int64_t offset, int64_t dim, int64_t tokens, float* to) {
+  constexpr int64_t MOST_COLUMNS = 8;
+  if (columns > MOST_COLUMNS || dim % 64 != 0) return false;
+  alignas(64) uint32_t packed[MOST_COLUMNS][BLOCK_TOKENS / 2];
+  for (int64_t j = 0; j < columns; ++j) {
+    for (int64_t t = 0; t < BLOCK_TOKENS; t += 32) {
+      const float* from = weights + j * BLOCK_TOKENS + t;
+      const __m512bh both = _mm512_cvtne2ps_pbh((__m512)load(from + 16), (__m512)load(from));
+      _mm512_store_si512(&packed[j][t / 2], (__m512i)both);
+    }
+  }
+  weigh_all_pairs({packed[0], BLOCK_TOKENS / 2, 1}, columns, values, offset, dim, tokens, to);
+  return true;
+}
+
+#endif
+
+template <typename T>
+bool weighed_in_pairs(const float*, int64_t, const T* const*, int64_t, int64_t, int64_t, float*) {
+  return false;
+}
+
+}  // namespace
