@@ -1,7 +1,8 @@
 """`sluice plan|render -f service.yaml`: what the operator would do, without a cluster.
 
 Reads files and prints; every decision is the operator's own. `sluice simulate` is the simulator's
-command: a process of its own, since nothing of the operator knows the runtime.
+command: a process of its own, since nothing of the operator knows the runtime. `sluice translate`
+is `translate.command`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import yaml
 from sluice_operator.api.validate import InvalidServiceError
 from sluice_operator.observed import INFERENCE_SERVICE, Images
 from sluice_operator.preview import Preview, as_json, as_text, preview
+from sluice_operator.translate import command as translate
 from sluice_operator.yaml_text import to_yaml_stream
 
 REFUSED: Final = 1
 UNUSABLE: Final = 2
 SIMULATE: Final = "simulate"
+TRANSLATE: Final = "translate"
 SIMULATOR: Final = "sluice_simulator"
 DEFAULT_IMAGES: Final = Images(engine="sluice/engine:0.1.0", router="sluice/router:0.1.0")
 
@@ -39,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == [SIMULATE]:
         return _simulate(words[1:])
+    if words[:1] == [TRANSLATE]:
+        return translate.run(words[1:])
     options = _parser(os.environ).parse_args(words)
     images = Images(engine=options.engine_image, router=options.router_image)
     try:
@@ -117,7 +122,7 @@ def _refused(shown: Iterable[Preview]) -> int:
 
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sluice", description="Preview InferenceServices, simulate engines."
+        prog="sluice", description="Preview InferenceServices, simulate engines, translate flags."
     )
     commands = parser.add_subparsers(required=True)
     for name, command, outputs, text in (
@@ -131,6 +136,8 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         _add_images(sub, environment)
     text = "what an engine would make of a trace (extra `simulate`); see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
+    text = "the spec that another engine's flags ask for, explained; see its --help"
+    commands.add_parser(TRANSLATE, help=text, add_help=False)
     return parser
 
 

@@ -1,0 +1,1 @@
+"""Other engines' names for our settings: one table an engine, and what reads it."""

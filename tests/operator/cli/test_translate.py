@@ -1,0 +1,154 @@
+"""Other engines' flags, understood and explained, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.cli import main
+from sluice_operator.translate.rows import Flag
+from sluice_operator.translate.translate import ENGINES, UntranslatableError, translate
+
+ROWS = [(engine, flag) for engine, flags in ENGINES.items() for flag in flags]
+
+# What a person who brings a configuration has, and what they should get.
+VLLM = {
+    "--enable-chunked-prefill": {},
+    "--no-enable-chunked-prefill": {"engine": {"chunkSize": -1}},
+    "--max-num-batched-tokens 8192": {"engine": {"chunkSize": 8192}},
+    "--max_num_batched_tokens=32k": {"engine": {"chunkSize": 32_000, "maxPrefillTokens": 32_000}},
+    "--max-num-seqs 128": {"engine": {"maxRunningRequests": 128}},
+    "--gpu-memory-utilization 0.9": {"engine": {"memoryFraction": 0.9}},
+    "--block-size 32": {"engine": {"pageSize": 32}},
+    "--scheduling-policy priority": {"engine": {"schedulingPolicy": "priority"}},
+    "--schedule_policy fcfs": {"engine": {"schedulingPolicy": "fcfs"}},
+    "--enable-prefix-caching": {"engine": {"prefixCache": True}},
+    "vllm serve Qwen/Qwen3-8B -tp 2": {
+        "model": {"uri": "hf://Qwen/Qwen3-8B"},
+        "engine": {"tensorParallelSize": 2},
+    },
+    "--model /models/a --dtype half": {
+        "model": {"uri": "file:///models/a"},
+        "engine": {"dtype": "float16"},
+    },
+    "--host 0.0.0.0 --port 80": {},
+}
+SGLANG = {
+    "--chunked-prefill-size 4096": {"engine": {"chunkSize": 4096}},
+    "--chunked-prefill-size -1": {"engine": {"chunkSize": -1}},
+    "--enable-mixed-chunk": {"engine": {"mixedChunk": True}},
+    "--cuda-graph-max-bs 256": {"engine": {"cudaGraphMaxBatch": 256}},
+    "--max-running-requests 64": {"engine": {"maxRunningRequests": 64}},
+    "--max-prefill-tokens 8192": {"engine": {"maxPrefillTokens": 8192}},
+    "--tp-size 4": {"engine": {"tensorParallelSize": 4}},
+    "--disable-radix-cache": {"engine": {"prefixCache": False}},
+    "--schedule-policy lpm": {"engine": {"schedulingPolicy": "lpm"}},
+    "--disaggregation-mode decode": {"mode": "Disaggregated"},
+    "--disaggregation-mode null": {"mode": "Mixed"},
+    "--disaggregation-ib-device mlx5_0": {
+        "engine": {"kvTransfer": {"device": "mlx5_0", "protocol": "rdma"}}
+    },
+    "--disaggregation-bootstrap-port 9000": {"engine": {"kvTransfer": {"bootstrapPort": 9000}}},
+    "--disaggregation-transfer-backend mooncake": {
+        "engine": {"kvTransfer": {"backend": "Mooncake"}}
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "spec"),
+    [("vllm", *row) for row in VLLM.items()] + [("sglang", *row) for row in SGLANG.items()],
+)
+def test_known_flags_become_settings(engine: str, given: str, spec: dict[str, Any]) -> None:
+    found = translate(engine, given.split())
+    assert found.spec == spec
+    assert len(found.lines) >= 1
+
+
+@pytest.mark.parametrize(("engine", "flag"), ROWS, ids=lambda v: getattr(v, "names", [v])[0])
+def test_every_row_names_a_real_setting_and_explains_itself(engine: str, flag: Flag) -> None:
+    assert flag.says
+    assert "\n" not in flag.says
+    for path in filter(None, (flag.path, *flag.also)):
+        shape: Any = InferenceServiceSpec.model_json_schema(by_alias=True)
+        defs = shape["$defs"]
+        for part in path.split("."):
+            shape = next(s for s in _shapes(shape, defs) if part in s.get("properties", {}))
+            shape = shape["properties"][part]
+
+
+def _shapes(shape: dict[str, Any], defs: dict[str, Any]) -> list[dict[str, Any]]:
+    options = [shape, *shape.get("anyOf", ())]
+    return [defs[s["$ref"].rpartition("/")[2]] if "$ref" in s else s for s in options]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_name_is_in_a_table_twice(engine: str) -> None:
+    names = [name for flag in ENGINES[engine] for name in flag.names]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("--enforce-eager", "--enforce-eager: is not known here"),
+        ("--max-num-seqs many", "--max-num-seqs: 'many' is not allowed; allowed: a whole number"),
+        ("--max-num-seqs 1.5", "--max-num-seqs: '1.5' is not allowed; allowed: a whole number"),
+        ("--max-num-seqs", "--max-num-seqs: needs a value"),
+        ("--max-num-seqs --host x", "--max-num-seqs: needs a value"),
+        ("--enable-prefix-caching=yes", "'yes' is not allowed; allowed: the flag alone"),
+        ("--dtype int8", "--dtype: 'int8' is not allowed; allowed: auto, half"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype: 'fp8' is not allowed"),
+        ("--model gpt2", "--model: 'gpt2' is not allowed; allowed: /a/folder"),
+        ("--gpu-memory-utilization 1.5", "engine.memoryFraction: Input should be less than 1"),
+        ("--max-num-batched-tokens 8", "allowed: -1 (off) or at least pageSize"),
+    ],
+)
+def test_what_has_no_meaning_here_is_refused_by_name(given: str, line: str) -> None:
+    with pytest.raises(UntranslatableError) as caught:
+        translate("vllm", given.split())
+    assert line in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(UntranslatableError) as caught:
+        translate("sglang", ["--foo", "1", "--bar", "--page-size", "x"])
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["--foo", "--bar", "--page-size"]
+
+
+def test_the_command_prints_yaml_with_a_line_for_each_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--max-num-seqs", "128", "--enable-prefix-caching", "--tp", "2"]
+    assert main(["translate", "--from", "vllm", "--", *flags]) == 0
+    shown = capsys.readouterr()
+    assert yaml.safe_load(shown.out) == {
+        "spec": {
+            "engine": {
+                "maxRunningRequests": 128,
+                "prefixCache": True,
+                "tensorParallelSize": 2,
+            }
+        }
+    }
+    comments = [line for line in shown.out.splitlines() if line.startswith("# ")]
+    assert comments[0] == (
+        "# --max-num-seqs 128 is engine.maxRunningRequests: 128 (most requests that run at once)"
+    )
+    assert len(comments) == 3
+    assert "note: engine.tensorParallelSize: 2 is not allowed" in shown.err
+
+
+def test_an_unknown_flag_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", "--from", "sglang", "--", "--enable-dp-attention"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("sglang --enable-dp-attention: is not known here")
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        main(["translate", "--from", "tgi", "--", "--x"])
