@@ -53,8 +53,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice simulate") 
     except SimulatorError as error:
         print(error, file=sys.stderr)
         return UNUSABLE
-    how = Options(fleet=options.mode == "fleet", max_tokens=options.max_tokens)
-    runs = {name: _run(trace, settings[name], cost, how) for name in names}
+    how = Options(max_tokens=options.max_tokens)
+    fleet = options.mode == "fleet"
+    runs = {name: _run(trace, settings[name], cost, how, fleet) for name in names}
     show: Callable[[Trace, Cost, dict[str, Run], str], None] = options.show
     show(trace, cost, runs, options.mode)
     if options.plot:
@@ -78,9 +79,10 @@ def _trace(options: argparse.Namespace) -> Trace:
     return at_rate(cut, options.rate)
 
 
-def _run(trace: Trace, settings: SchedulerSettings, cost: Cost, how: Options) -> Run:
+def _run(trace: Trace, settings: SchedulerSettings, cost: Cost, how: Options, fleet: bool) -> Run:
     began = time.perf_counter()
-    replayed = Replay(trace, settings, SimulatedDevice(trace.requests, cost), how).run()
+    device = SimulatedDevice(trace.requests, cost)
+    replayed = Replay(trace, settings, device, how, device if fleet else None).run()
     summary = summarise(replayed.record, replayed.status)
     return Run(settings, replayed.record, summary, time.perf_counter() - began)
 

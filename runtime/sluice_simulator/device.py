@@ -6,14 +6,17 @@ same virtual clock.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.step_shape import StepShape, shape_of
 
 from sluice_simulator.costs import Cost
-from sluice_simulator.rows import SimulatedRows
+from sluice_simulator.rows import Row, SimulatedRows
 from sluice_simulator.traces.request import TraceRequest
 
 
@@ -27,6 +30,37 @@ class Device(Protocol):
 
     def run(self, batch: Batch) -> tuple[SampledTokens, float]:
         """The batch's tokens, and how long they took."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """Decode steps taken at once: each a little longer than the one before, as contexts grow."""
+
+    requests: tuple[int, ...]
+    """Those that got a token in every step."""
+    steps: int
+    first_seconds: float
+    last_seconds: float
+
+    @property
+    def mean_seconds(self) -> float:
+        return (self.first_seconds + self.last_seconds) / 2
+
+    @property
+    def seconds(self) -> float:
+        return self.mean_seconds * self.steps
+
+
+class Leaper(Protocol):
+    """A device whose decode steps can be known in advance."""
+
+    def foresee(self, seconds: float) -> int:
+        """Decode steps that begin within `seconds` and end no answer."""
+        ...
+
+    def leap(self, steps: int) -> Leap:
+        """Takes so many at once; not more than were foreseen."""
         ...
 
 
@@ -46,3 +80,29 @@ class SimulatedDevice:
         if not (shape.extend_tokens or shape.decode_rows):
             return 0.0
         return self._cost.seconds(shape)
+
+    def foresee(self, seconds: float) -> int:
+        rows = self._rows.answering()
+        most = min((row.steps_left for row in rows), default=0)
+        if most < 1 or seconds == math.inf:
+            return max(most, 0)
+        # The last one may begin just before the time is over, and end after it.
+        begun = bisect_left(
+            range(1, most), seconds, key=lambda steps: self._leap(rows, steps).seconds
+        )
+        return begun + 1
+
+    def leap(self, steps: int) -> Leap:
+        rows = self._rows.answering()
+        taken = self._leap(rows, steps)
+        for row in rows:
+            row.length += steps
+        return taken
+
+    def _leap(self, rows: Sequence[Row], steps: int) -> Leap:
+        count, context = len(rows), sum([row.length + 1 for row in rows])
+        first, last = (
+            self.seconds(StepShape(0, 0, count, context + count * step)) + self.host_seconds
+            for step in (0, steps - 1)
+        )
+        return Leap(tuple([row.request for row in rows]), steps, first, last)

@@ -12,6 +12,7 @@ from sluice_runtime.messages import TokenDelta
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.status import Status
 
+from sluice_simulator.device import Leap
 from sluice_simulator.traces.request import TraceRequest
 
 
@@ -84,28 +85,27 @@ class Record:
         self.busy_seconds += ended - began
         self.ended_seconds = ended
 
-    def leap(
-        self, indices: Iterable[int], steps: int, first: float, last: float, ended: float
-    ) -> None:
-        """`steps` decode steps whose gaps grew evenly from `first` to `last` seconds."""
-        rows = 0
-        for index in indices:
+    def leap(self, leap: Leap, ended: float) -> None:
+        """Decode steps taken at once, the last of which ended at `ended`."""
+        first_token = ended - leap.seconds + leap.first_seconds
+        for index in leap.requests:
             timeline = self.timelines[index]
-            self.gaps.add(ended - (first + last) / 2 * steps + first - timeline.last_token_seconds)
+            self.gaps.add(first_token - timeline.last_token_seconds)
             timeline.last_token_seconds = ended
-            timeline.tokens += steps
-            rows += 1
-        if steps > 1:
-            self.gaps.add((first + last) / 2, rows * (steps - 1))
-        self.busy_seconds += (first + last) / 2 * steps
+            timeline.tokens += leap.steps
+        if leap.steps > 1:
+            rest = (leap.seconds - leap.first_seconds) / (leap.steps - 1)
+            self.gaps.add(rest, len(leap.requests) * (leap.steps - 1))
+        self.busy_seconds += leap.seconds
         self.ended_seconds = ended
 
     def open_requests(self, arrived: int) -> int:
         """Of the first `arrived` requests, those that have not ended."""
         return arrived - self._ended_requests
 
-    def wants_sample(self, now: float) -> bool:
-        return now >= self._next_sample
+    @property
+    def next_sample_seconds(self) -> float:
+        return self._next_sample
 
     def sample(self, status: Status, now: float) -> None:
         """The state at `now`; the next one is wanted an interval later."""

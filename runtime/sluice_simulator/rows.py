@@ -6,7 +6,7 @@ only, so chunks, retractions and steps in flight change no answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
@@ -19,10 +19,17 @@ from sluice_simulator.traces.tokens import END_OF_ANSWER, answer_id
 class Row:
     """A request while it has a row; lengths in tokens."""
 
+    request: int
+    """Its number in the trace."""
     length: int
     last_length: int
     """Length of the row when its answer's last token is drawn."""
     token: int
+
+    @property
+    def steps_left(self) -> int:
+        """Decode steps that do not end the answer; negative when it has ended."""
+        return self.last_length - self.length - 1
 
     def next_token(self) -> int:
         return END_OF_ANSWER if self.length >= self.last_length else self.token
@@ -53,12 +60,11 @@ class SimulatedRows:
             drawn.append(row.next_token())
         return SampledTokens(batch.step, tuple(drawn))
 
-    def advance(self, numbers: Iterable[int], steps: int) -> None:
-        """`steps` decode steps at once, none of which ends an answer."""
-        for number in numbers:
-            self._rows[number].length += steps
+    def answering(self) -> list[Row]:
+        """Rows whose answer has not ended."""
+        return [row for row in self._rows.values() if row.length < row.last_length]
 
     def _row(self, index: int) -> Row:
         request = self._requests[index]
         last = request.prompt_tokens + request.output_tokens - 1
-        return Row(0, last, answer_id(index))
+        return Row(index, 0, last, answer_id(index))

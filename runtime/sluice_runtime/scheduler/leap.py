@@ -1,8 +1,8 @@
 """Many decode steps at once, where they would change nothing but lengths: for simulations.
 
 Between two arrivals or ends of answers every step is the one before with one token more in each
-row. Taking a run of them at once leaves what requests hold as the steps themselves would. Knows no
-queue and no time.
+row. Taking a run of them at once leaves what requests hold as the steps themselves would. Knows
+neither the queue nor time.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ and whatever needs to know it waits for the results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -22,6 +22,7 @@ from typing import Final
 from sluice_runtime.messages import FinishReason, Generate, TokenDelta
 from sluice_runtime.scheduler import leap
 from sluice_runtime.scheduler.admission import (
+    AdmitResult,
     PrefillAdder,
     PrefillItem,
     PrefillPlan,
@@ -147,16 +148,21 @@ class Scheduler:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def leap(self, most: int) -> int:
+    def leap(self, most: int, now: float) -> int:
         """Takes decode steps at once that would change nothing but lengths, `most` at most; returns
-        how many. For simulations: every row repeats its last token, and nobody is admitted."""
+        how many. For simulations: every row repeats its last token, and the queue keeps the order
+        that it has now."""
         if self._flights or self._aborting or self._outcomes or self._roster.prefilling:
             return 0
         running, size = self._roster.running, self._settings.page_size
-        steps = leap.alike_steps(running, self._holdings.available_pages, size, most)
-        leap.take(running, self._holdings, size, steps)
-        for _ in range(steps):
-            self._ratio.decay()
+        most = leap.alike_steps(running, self._holdings.available_pages, size, most)
+        head, steps = next(self._in_order(now), None), 0
+        while steps < most and not (head and self._would_admit(head)):
+            stride = 1 if head else most
+            leap.take(running, self._holdings, size, stride)
+            for _ in range(stride):
+                self._ratio.decay()
+            steps += stride
         self._step += steps
         self._steps[ForwardMode.DECODE] += steps
         self._pacing.rest()
@@ -233,6 +239,15 @@ class Scheduler:
     def _plan_prefill(self, now: float, *, admits: bool) -> PrefillPlan:
         if not (self._roster.prefilling or (admits and len(self._roster.waiting))):
             return PrefillPlan((), "Continue", "nothing waits")
+        order = self._in_order(now) if admits else ()
+        launched = [item.request for flight in self._flights.values() for item in flight.prefill]
+        continuing = [self._roster.prefilling] if self._roster.prefilling else []
+        computing = BeingComputed(self._settings, [*continuing, *launched])
+        adder, match = self._adder(), self._holdings.match
+        return plan_prefill(adder, self._roster.prefilling, order, match, computing)
+
+    def _adder(self) -> PrefillAdder:
+        """With what the next step has left for prompts."""
         room = room_beside(
             list(self._roster.running),
             self._roster.prefilling,
@@ -243,13 +258,19 @@ class Scheduler:
         )
         budget = self._pacing.budget(self._roster.running, self._roster.prefilling)
         settings = replace(self._settings, chunk_size=budget.tokens)
-        adder = PrefillAdder(settings, room, self._ratio.value)
-        waiting = self._roster.waiting if admits else ()
-        order = self._order(waiting, partial(self._policy_context, now))
-        launched = [item.request for flight in self._flights.values() for item in flight.prefill]
-        continuing = [self._roster.prefilling] if self._roster.prefilling else []
-        computing = BeingComputed(self._settings, [*continuing, *launched])
-        return plan_prefill(adder, self._roster.prefilling, order, self._holdings.match, computing)
+        return PrefillAdder(settings, room, self._ratio.value)
+
+    def _would_admit(self, request: Request) -> bool:
+        """Whether the next step had room for a request that goes first."""
+        adder = self._adder()
+        if adder.closed:
+            return False
+        return adder.add(request, self._holdings.match(request)) is AdmitResult.CONTINUE
+
+    def _in_order(self, now: float) -> Iterator[Request]:
+        """The waiting requests, as the policy has them; nothing is done before the first is asked
+        for."""
+        return self._order(self._roster.waiting, partial(self._policy_context, now))
 
     def _policy_context(self, now: float) -> PolicyContext:
         rows = 1 - self._holdings.free_rows / self._settings.max_running_requests

@@ -59,9 +59,7 @@ def _step(scheduler: Scheduler) -> Batch | None:
 @given(SIZES, st.integers(1, 80), st.integers(30, 120))
 def test_a_leap_is_its_steps(sizes: list[tuple[int, int]], most: int, pages: int) -> None:
     leaping, stepping = (_started(sizes, pages) for _ in range(2))
-    if leaping.status().queued_requests:
-        return
-    steps = leaping.leap(most)
+    steps = leaping.leap(most, 0.0)
     for _ in range(steps):
         _step(stepping)
     leaping.check_integrity()
@@ -78,17 +76,27 @@ def test_a_leap_is_its_steps(sizes: list[tuple[int, int]], most: int, pages: int
 
 def test_it_ends_before_the_first_answer_does() -> None:
     scheduler = _started([(5, 30), (5, 12)], 100)
-    assert scheduler.leap(1_000) == 10
-    assert scheduler.leap(1_000) == 0
+    assert scheduler.leap(1_000, 0.0) == 10
+    assert scheduler.leap(1_000, 0.0) == 0
 
 
 def test_it_ends_before_pages_are_short() -> None:
     scheduler = _started([(4, 60)] * 3, 12)
-    steps = scheduler.leap(1_000)
+    steps = scheduler.leap(1_000, 0.0)
     assert scheduler.status().pages_available < 3
     assert steps >= 8
     _step(scheduler)
-    assert scheduler.leap(1_000) == 0 or scheduler.status().retractions == 0
+    assert scheduler.leap(1_000, 0.0) == 0 or scheduler.status().retractions == 0
+
+
+def test_it_ends_where_the_first_in_the_queue_is_admitted() -> None:
+    """Each token of an answer is one that need not be reserved, until the answer opens a page."""
+    scheduler = _started([(4, 20), (1, 20)], 13)
+    assert scheduler.status().queued_requests == 1
+    assert scheduler.leap(1_000, 0.0) == 1
+    batch = _step(scheduler)
+    assert batch is not None
+    assert [row.request_id for row in batch.added_rows] == ["1"]
 
 
 def test_cached_pages_make_room_as_they_do_for_steps() -> None:
@@ -98,14 +106,14 @@ def test_cached_pages_make_room_as_they_do_for_steps() -> None:
     assert scheduler.status().pages_evictable > 5
     scheduler.add(Generate("next", [9] * 30, 40, Sampling(), ignore_eos=True))
     _step(scheduler)
-    assert scheduler.leap(38) == 38
+    assert scheduler.leap(38, 0.0) == 38
     scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("state", ["idle", "cut", "aborting"])
 def test_there_is_nothing_to_leap_over(state: str) -> None:
     if state == "idle":
-        assert _scheduler(10).leap(5) == 0
+        assert _scheduler(10).leap(5, 0.0) == 0
         return
     scheduler = _started([(5, 30)], 100)
     if state == "aborting":
@@ -114,4 +122,4 @@ def test_there_is_nothing_to_leap_over(state: str) -> None:
         scheduler = Scheduler(replace(scheduler._settings, chunk_size=8), PageAllocator(100))
         scheduler.add(Generate("0", [1] * 30, 5, Sampling()))
         _step(scheduler)
-    assert scheduler.leap(5) == 0
+    assert scheduler.leap(5, 0.0) == 0
