@@ -100,3 +100,15 @@ def paged_attention(
 def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
     """See `reference.draw`."""
     return cast(Tensor, torch.ops.sluice.draw.default(logits, temperatures, uniforms))
+
+
+def best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `reference.best`."""
+    return cast(tuple[Tensor, Tensor], torch.ops.sluice.best.default(logits))
+
+
+def to_float(x: Tensor) -> Tensor:
+    """float32: only bfloat16 is converted."""
+    if x.dtype != torch.bfloat16:
+        return x.float()
+    return cast(Tensor, torch.ops.sluice.to_float.default(x))

@@ -89,6 +89,15 @@ def paged_attention(
     return out
 
 
+def best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest logit of each row and the first token that has it: [m, vocabulary] → [m], [m].
+
+    The largest is NaN, and the token any, where a logit is.
+    """
+    peaks, tokens = logits.max(-1)
+    return peaks, tokens
+
+
 def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
     """One token a row of softmax(logits / temperature), by inverting its distribution.
 

@@ -54,6 +54,26 @@ def test_what_is_no_number_stays_none() -> None:
     assert native.rms_norm(x, x[0], 1e-6).isnan().all(1).tolist() == [False, True]
 
 
+@pytest.mark.parametrize("vocabulary", [1, 5, 259, 16_384])
+def test_best_is_the_first_of_the_largest(vocabulary: int) -> None:
+    logits = torch.randint(-9, 9, (40, vocabulary)).float()
+    logits[3] = float("-inf")
+    broken = [5, 6]
+    logits[broken, [vocabulary // 2, vocabulary - 1]] = float("nan")
+    logits[7, vocabulary // 3] = float("inf")
+    actual, wanted = native.best(logits), reference.best(logits)
+    torch.testing.assert_close(actual[0], wanted[0], equal_nan=True)
+    whole = [i for i in range(len(logits)) if i not in broken]
+    assert actual[1][whole].tolist() == [logits[i].tolist().index(wanted[0][i]) for i in whole]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 33), (64, 16_384)])
+def test_widening_is_exact(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape).bfloat16()
+    assert torch.equal(native.to_float(x), x.float())
+    assert torch.equal(native.to_float(x.double()), x.float())
+
+
 @pytest.mark.parametrize("vocabulary", [5, 259, 16_384])
 @pytest.mark.parametrize("temperature", [0.05, 0.6, 2.0])
 def test_draws_are_the_distributions(vocabulary: int, temperature: float) -> None:

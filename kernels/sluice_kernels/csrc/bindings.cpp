@@ -110,6 +110,16 @@ Tensor silu_and_multiply(const Tensor& gate_up) {
   return out;
 }
 
+Tensor to_float(const Tensor& x) {
+  check(x, at::kBFloat16, x.sizes(), "x");
+  Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat));
+  const ToFloat call{x.const_data_ptr(), out.mutable_data_ptr<float>()};
+  at::parallel_for(0, x.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+    variant().to_float(call, begin, end);
+  });
+  return out;
+}
+
 // pool: [page, layer, 2, token, kv_head, dim].
 Pool layer_of(const Tensor& pool, int64_t layer) {
   TORCH_CHECK(pool.dim() == 6 && pool.is_contiguous() && pool.device().is_cpu() &&
@@ -221,6 +231,19 @@ Tensor paged_attention(const Tensor& queries, const Tensor& pool, int64_t layer,
   return out;
 }
 
+std::tuple<Tensor, Tensor> best(const Tensor& logits) {
+  const int64_t rows = logits.size(0), vocabulary = logits.size(1);
+  check(logits, at::kFloat, {rows, vocabulary}, "logits");
+  Tensor peaks = at::empty({rows}, logits.options());
+  Tensor tokens = at::empty({rows}, logits.options().dtype(at::kLong));
+  const Best call{logits.const_data_ptr<float>(), peaks.mutable_data_ptr<float>(),
+                  tokens.mutable_data_ptr<int64_t>(), vocabulary};
+  at::parallel_for(0, rows, grain(vocabulary), [&](int64_t begin, int64_t end) {
+    variant().best(call, begin, end);
+  });
+  return {peaks, tokens};
+}
+
 Tensor draw(const Tensor& logits, const Tensor& temperatures, const Tensor& uniforms) {
   const int64_t rows = logits.size(0), vocabulary = logits.size(1);
   check(logits, at::kFloat, {rows, vocabulary}, "logits");
@@ -251,6 +274,8 @@ TORCH_LIBRARY(sluice, library) {
   library.def(
       "paged_attention(Tensor queries, Tensor pool, int layer, Tensor page_table, Tensor rows, "
       "Tensor begins, Tensor contexts, float scale) -> Tensor");
+  library.def("to_float(Tensor x) -> Tensor");
+  library.def("best(Tensor logits) -> (Tensor, Tensor)");
   library.def("draw(Tensor logits, Tensor temperatures, Tensor uniforms) -> Tensor");
 }
 
@@ -260,5 +285,7 @@ TORCH_LIBRARY_IMPL(sluice, CPU, library) {
   library.impl("silu_and_multiply", silu_and_multiply);
   library.impl("rotate_and_store", rotate_and_store);
   library.impl("paged_attention", paged_attention);
+  library.impl("to_float", to_float);
+  library.impl("best", best);
   library.impl("draw", draw);
 }

@@ -1,9 +1,10 @@
-// Draws from softmax(logits / temperature) without writing the distribution down.
+// The most probable token, and one drawn from softmax(logits / temperature) without writing the
+// distribution down.
 #pragma once
 
 #include <cmath>
 
-#include "number.h"
+#include "pointwise.h"
 #include "variant.h"
 
 namespace {
@@ -11,18 +12,41 @@ namespace {
 // Sums are taken in blocks: float32 within one, float64 over them.
 constexpr int64_t BLOCK = 256;
 
+// Not a number if any of the logits is none.
 inline float peak_of(const float* logits, int64_t count) {
-  float peak = logits[0];
-#pragma omp simd reduction(max : peak)
-  for (int64_t i = 0; i < count; ++i) peak = logits[i] > peak ? logits[i] : peak;
-  return peak;
+  Vector most = fill(-INFINITY), unordered = fill(0.0f);
+  float last = -INFINITY, broken = 0;
+  each(
+      count,
+      [&](int64_t i) {
+        const Vector x = load(logits + i);
+        most = larger(x, most);
+        unordered = x == x ? unordered : x;
+      },
+      [&](int64_t i) {
+        last = logits[i] > last ? logits[i] : last;
+        broken = logits[i] == logits[i] ? broken : logits[i];
+      });
+  return std::max(last, largest(most)) + (sum(unordered) + broken);
 }
 
 inline float mass_of(const float* logits, int64_t count, float peak, float inverse) {
-  float mass = 0;
-#pragma omp simd reduction(+ : mass)
-  for (int64_t i = 0; i < count; ++i) mass += exponential((logits[i] - peak) * inverse);
-  return mass;
+  Vector sums = fill(0.0f);
+  float total = 0;
+  each(
+      count, [&](int64_t i) { sums += exponential((load(logits + i) - peak) * inverse); },
+      [&](int64_t i) { total += exponential((logits[i] - peak) * inverse); });
+  return total + sum(sums);
+}
+
+inline void best(const sluice::Best& call, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float* logits = call.logits + row * call.vocabulary;
+    const float peak = peak_of(logits, call.vocabulary);
+    const float* at = std::find(logits, logits + call.vocabulary, peak);
+    call.peaks[row] = peak;
+    call.tokens[row] = at == logits + call.vocabulary ? 0 : at - logits;
+  }
 }
 
 // First of `count` at which the running mass exceeds `target`; the last that has any mass if

@@ -1,29 +1,37 @@
-// Norm, gate, rotation: kernels that read every number once. Loops are left to the compiler to
-// vectorise; sums in float32.
+// Norm, gate, rotation: kernels that read every number once, and compute in float32.
 #pragma once
 
 #include <cmath>
 
 #include "number.h"
 #include "variant.h"
+#include "vector.h"
 
 namespace {
 
-template <typename T>
-float inverse_rms(const T* x, int64_t width, float eps) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < width; ++i) {
-    const float value = widen(x[i]);
-    sum += value * value;
-  }
-  return 1.0f / std::sqrt(sum / static_cast<float>(width) + eps);
+// Calls `work` with the place of every whole vector below `width`, then with every place left over.
+template <typename Whole, typename Rest>
+inline void each(int64_t width, const Whole& whole, const Rest& rest) {
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES) whole(i);
+  for (; i < width; ++i) rest(i);
 }
 
 template <typename T>
-void add(T* __restrict x, const T* __restrict delta, int64_t width) {
-#pragma omp simd
-  for (int64_t i = 0; i < width; ++i) narrow(widen(x[i]) + widen(delta[i]), x[i]);
+float inverse_rms(const T* x, int64_t width, float eps) {
+  Vector sums = fill(0.0f);
+  float total = 0;
+  each(
+      width, [&](int64_t i) { sums += load(x + i) * load(x + i); },
+      [&](int64_t i) { total += widen(x[i]) * widen(x[i]); });
+  return 1.0f / std::sqrt((total + sum(sums)) / static_cast<float>(width) + eps);
+}
+
+template <typename T>
+void add(T* x, const T* delta, int64_t width) {
+  each(
+      width, [&](int64_t i) { store(load(x + i) + load(delta + i), x + i); },
+      [&](int64_t i) { narrow(widen(x[i]) + widen(delta[i]), x[i]); });
 }
 
 template <typename T>
@@ -31,28 +39,39 @@ void add_norm(const sluice::AddNorm& call, int64_t begin, int64_t end) {
   const T* weight = static_cast<const T*>(call.weight);
   for (int64_t row = begin; row < end; ++row) {
     T* x = static_cast<T*>(call.x) + row * call.width;
-    T* __restrict normed = static_cast<T*>(call.normed) + row * call.width;
+    T* normed = static_cast<T*>(call.normed) + row * call.width;
     if (call.delta) add(x, static_cast<const T*>(call.delta) + row * call.width, call.width);
     const float scale = inverse_rms(x, call.width, call.eps);
-#pragma omp simd
-    for (int64_t i = 0; i < call.width; ++i) {
-      narrow(widen(x[i]) * scale * widen(weight[i]), normed[i]);
-    }
+    each(
+        call.width, [&](int64_t i) { store(load(x + i) * scale * load(weight + i), normed + i); },
+        [&](int64_t i) { narrow(widen(x[i]) * scale * widen(weight[i]), normed[i]); });
   }
 }
 
 template <typename T>
 void gate(const sluice::Gate& call, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
-    const T* __restrict gates = static_cast<const T*>(call.gate_up) + row * 2 * call.width;
-    const T* __restrict ups = gates + call.width;
-    T* __restrict out = static_cast<T*>(call.out) + row * call.width;
-#pragma omp simd
-    for (int64_t i = 0; i < call.width; ++i) {
-      const float x = widen(gates[i]);
-      narrow(x / (1.0f + exponential(-x)) * widen(ups[i]), out[i]);
-    }
+    const T* gates = static_cast<const T*>(call.gate_up) + row * 2 * call.width;
+    const T* ups = gates + call.width;
+    T* out = static_cast<T*>(call.out) + row * call.width;
+    each(
+        call.width,
+        [&](int64_t i) {
+          const Vector x = load(gates + i);
+          store(x / (1.0f + exponential(-x)) * load(ups + i), out + i);
+        },
+        [&](int64_t i) {
+          const float x = widen(gates[i]);
+          narrow(x / (1.0f + exponential(-x)) * widen(ups[i]), out[i]);
+        });
   }
+}
+
+inline void to_float(const sluice::ToFloat& call, int64_t begin, int64_t end) {
+  const bf16* from = static_cast<const bf16*>(call.from);
+  each(
+      end - begin, [&](int64_t i) { store(load(from + begin + i), call.to + begin + i); },
+      [&](int64_t i) { call.to[begin + i] = widen(from[begin + i]); });
 }
 
 // The first and the second half of a head are one pair each.

@@ -73,9 +73,11 @@ extern const Variant EXPAND(variant_, SLUICE_VARIANT) = {
     runs_here,
     by_type<AddNorm, add_norm<float>, add_norm<bf16>>,
     by_type<Gate, gate<float>, gate<bf16>>,
+    to_float,
     by_type<RotateAndStore, rotate_and_store<float>, rotate_and_store<bf16>>,
     attend_scratch,
     attend,
+    best,
     draw,
 };
 

@@ -25,6 +25,11 @@ struct Gate {
   int64_t width;
 };
 
+struct ToFloat {
+  const void* from;  // bfloat16
+  float* to;
+};
+
 // Where keys and values lie: [page, layer, 2, token, kv_head, dim], of which `base` is one layer.
 struct Pool {
   void* base;
@@ -69,6 +74,14 @@ struct Attention {
   float scale;
 };
 
+// The largest logit of each row, and the first token that has it.
+struct Best {
+  const float* logits;  // [m, vocabulary]
+  float* peaks;         // [m], no number if any logit is none
+  int64_t* tokens;      // [m]
+  int64_t vocabulary;
+};
+
 // One token a row, by inverting the distribution softmax(logits / temperature).
 struct Draw {
   const float* logits;         // [m, vocabulary]
@@ -83,10 +96,12 @@ struct Variant {
   bool (*runs_here)();
   void (*add_norm)(const AddNorm&, Dtype, int64_t begin, int64_t end);
   void (*gate)(const Gate&, Dtype, int64_t begin, int64_t end);
+  void (*to_float)(const ToFloat&, int64_t begin, int64_t end);
   void (*rotate_and_store)(const RotateAndStore&, Dtype, int64_t begin, int64_t end);
   // Numbers of `scratch` that one call of `attend` needs for a task of so many tokens.
   int64_t (*attend_scratch)(const Attention&, const AttentionTask&);
   void (*attend)(const Attention&, Dtype, const AttentionTask&, float* scratch);
+  void (*best)(const Best&, int64_t begin, int64_t end);
   void (*draw)(const Draw&, int64_t begin, int64_t end);
 };
 

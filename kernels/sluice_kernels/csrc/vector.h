@@ -51,11 +51,27 @@ inline Vector load(const bf16* from) {
 
 inline void store(Vector value, float* to) { std::memcpy(to, &value, sizeof value); }
 
+// Rounds as `narrow` does.
+#if defined(__AVX512BF16__)
+inline void store(Vector value, bf16* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)value));
+}
+#else
+inline void store(Vector value, bf16* to) {
+  const VectorBits bits = reinterpret_cast<VectorBits>(value);
+  const VectorBits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const VectorBits checked = (bits & 0x7fffffff) <= 0x7f800000 ? rounded : VectorBits{} + 0x7fc0;
+  const VectorHalves halves = __builtin_convertvector(checked, VectorHalves);
+  std::memcpy(to, &halves, sizeof halves);
+}
+#endif
+
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
 // See `exponential` in number.h.
 inline Vector exponential(Vector x) {
   x = x < -87.0f ? fill(-87.0f) : x;  // no number stays none
+  x = x > 88.0f ? fill(88.0f) : x;
   const Vector magic = fill(12582912.0f);
   const Vector whole = (x * 1.44269504f + magic) - magic;
   const Vector rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;

@@ -50,7 +50,7 @@ class Runner:
         self._on_logits = on_logits
         max_pages = -(-settings.context_length_tokens // pool.page_size)
         self._rows = RowTable(settings.rows, max_pages, pool)
-        self._sampling = SamplingTable(settings.rows, model.spec.vocabulary_size)
+        self._sampling = SamplingTable(settings.rows, model.spec.vocabulary_size, model.backend)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> SampledTokens:

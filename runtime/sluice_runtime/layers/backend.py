@@ -1,4 +1,4 @@
-"""Who computes the parts of a layer that are not matrix products: compiled kernels, or torch.
+"""Who computes what is not a matrix product: compiled kernels, or torch.
 
 The registry, and the choice among it. Plain torch is the reference and serves everywhere; the
 kernels serve a CPU for which they were built, in the number types that they know.
@@ -18,6 +18,7 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import Attention
 from sluice_runtime.layers.attention_native import NativeAttention
 from sluice_runtime.layers.attention_torch import TorchAttention
+from sluice_runtime.layers.draw import best, draw
 from sluice_runtime.layers.mlp import silu_and_multiply
 from sluice_runtime.layers.norm import add_rms_norm, rms_norm
 from sluice_runtime.layers.rope import Angles
@@ -36,15 +37,32 @@ class Backend:
     silu_and_multiply: Callable[[Tensor], Tensor]
     """[n, 2 x width] → [n, width]."""
     attention: Callable[[PagePool, TokenLayout, Angles], Attention]
+    to_float: Callable[[Tensor], Tensor]
+    best: Callable[[Tensor], tuple[Tensor, Tensor]]
+    """logits [m, v] → the largest of each row and its token."""
+    draw: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """logits [m, v], temperatures and uniform random numbers [m] → tokens [m]."""
 
 
-TORCH: Final = Backend("torch", rms_norm, add_rms_norm, silu_and_multiply, TorchAttention)
+TORCH: Final = Backend(
+    name="torch",
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    silu_and_multiply=silu_and_multiply,
+    attention=TorchAttention,
+    to_float=Tensor.float,
+    best=best,
+    draw=draw,
+)
 NATIVE: Final = Backend(
-    "native",
-    native.rms_norm,
-    native.add_rms_norm,
-    native.silu_and_multiply,
-    NativeAttention,
+    name="native",
+    rms_norm=native.rms_norm,
+    add_rms_norm=native.add_rms_norm,
+    silu_and_multiply=native.silu_and_multiply,
+    attention=NativeAttention,
+    to_float=native.to_float,
+    best=native.best,
+    draw=native.draw,
 )
 BACKENDS: Final[Mapping[str, Backend]] = {backend.name: backend for backend in (TORCH, NATIVE)}
 

@@ -74,7 +74,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, h] → [m, vocabulary], float32."""
-        return self.head(self.backend.rms_norm(hidden, self.norm, self.spec.norm_eps)).float()
+        normed = self.backend.rms_norm(hidden, self.norm, self.spec.norm_eps)
+        return self.backend.to_float(self.head(normed))
 
     def _attend(self, layer: DecoderLayer, x: Tensor, attention: Attention) -> Tensor:
         # [n, query heads + key heads + value heads, d]

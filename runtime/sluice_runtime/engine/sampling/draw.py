@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from sluice_runtime.engine.sampling.randomness import uniform
 from sluice_runtime.engine.sampling.restriction import restrict
+from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.scheduler.batch import NO_TOKEN
 
 GREEDY_BELOW: Final = 1e-5
@@ -34,32 +34,30 @@ class SamplingRows:
     position: Tensor
     """Of the token to be drawn."""
 
+    @property
+    def restricted(self) -> bool:
+        """Whether any row leaves tokens out."""
+        return bool(((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)).any())
+
     def take(self, chosen: Tensor) -> SamplingRows:
         """These rows of it."""
         return SamplingRows(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+def sample(logits: Tensor, rows: SamplingRows, backend: Backend = TORCH) -> Tensor:
     """logits: [m, vocabulary], float32 → [m] token ids, NO_TOKEN where no distribution is."""
-    peaks, tokens = logits.max(-1)
+    peaks, tokens = backend.best(logits)
     finite = peaks.isfinite()
     tokens[~finite] = NO_TOKEN
     drawn = ((rows.temperature >= GREEDY_BELOW) & finite).nonzero().squeeze(1)
-    if len(drawn):
-        chosen = rows.take(drawn)
-        kept = restrict(logits[drawn], chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p)
-        tokens[drawn] = draw(kept, chosen.temperature, uniform(chosen.seed, chosen.position))
+    if not len(drawn):
+        return tokens
+    chosen = rows.take(drawn)
+    # The common case copies nothing: every row is drawn, from all tokens.
+    kept = logits if len(drawn) == len(logits) else logits[drawn]
+    if chosen.restricted:
+        kept = kept.clone() if kept is logits else kept
+        restrict(kept, chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p)
+    uniforms = uniform(chosen.seed, chosen.position)
+    tokens[drawn] = backend.draw(kept, chosen.temperature, uniforms)
     return tokens
-
-
-def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse of the cumulative distribution of softmax(logits / temperature), in the order of
-    token ids: [m, v], [m], [m] → [m]."""
-    # The largest logit is 0 before the division, so that no quotient exceeds it.
-    below = logits - logits.amax(-1, keepdim=True)
-    probabilities = torch.softmax(below / temperatures[:, None], dim=-1)
-    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    mass = cumulative[:, -1:]
-    # Rounding must not put the target at the end of the range, where no token is.
-    targets = torch.minimum(uniforms[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(1)

@@ -13,13 +13,15 @@ from torch import Tensor
 from sluice_runtime.engine.sampling.bias import LogitBias
 from sluice_runtime.engine.sampling.draw import SamplingRows, sample
 from sluice_runtime.engine.sampling.penalties import Penalties
+from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.scheduler.batch import Batch, RowAdded
 
 
 class SamplingTable:
     """`rows` rows over one vocabulary."""
 
-    def __init__(self, rows: int, vocabulary_size: int) -> None:
+    def __init__(self, rows: int, vocabulary_size: int, backend: Backend = TORCH) -> None:
+        self._backend = backend
         self._temperatures = torch.zeros(rows)
         self._top_ps = torch.zeros(rows)
         self._top_ks = torch.zeros(rows, dtype=torch.int64)
@@ -41,7 +43,7 @@ class SamplingTable:
         [m] → [m] tokens."""
         self._bias.apply(logits, rows, positions)
         self._penalties.apply(logits, rows)
-        tokens = sample(logits, self._parameters_of(rows, positions))
+        tokens = sample(logits, self._parameters_of(rows, positions), self._backend)
         self._penalties.count(rows, tokens)
         return tokens
 
