@@ -46,16 +46,20 @@ class ChatTemplate:
 
     template: jinja2.Template
     special_tokens: Mapping[str, str]
+    source: str
+    """Its text: what a model family is known by."""
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, ending where the assistant's answer begins.
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """The prompt, ending where the assistant's answer begins. `tools` are OpenAI's objects.
 
         Raises:
             InvalidRequestError: the template refuses these messages.
         """
         try:
             return self.template.render(
-                messages=messages, add_generation_prompt=True, **self.special_tokens
+                messages=messages, tools=tools, add_generation_prompt=True, **self.special_tokens
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
             raise InvalidRequestError(
@@ -109,7 +113,7 @@ def _compile(source: str, config: Mapping[str, Any], origin: str) -> ChatTemplat
     except jinja2.TemplateError as error:
         raise ModelLoadError(f"model.uri: chat template in {origin}: {error}") from None
     special = {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))}
-    return ChatTemplate(template, special)
+    return ChatTemplate(template, special, source)
 
 
 def _text_of(token: object) -> str:

@@ -16,6 +16,7 @@ from sluice_runtime.server.detokenizer import Detokenizer
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.stop_strings import StopStrings
 from sluice_runtime.server.token_text import ScoredToken, TokenTexts
+from sluice_runtime.server.tools.calls import ToolCall
 from sluice_runtime.tokenizer import Tokenizer
 
 
@@ -28,7 +29,7 @@ class Piece:
     tokens: int
     """Tokens of the engine that this piece accounts for, the stop token included."""
     cached_tokens: int = 0
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
     token_ids: tuple[int, ...] = ()
     """Tokens of which some text is out by now. Neither the stop token nor what lies beyond a stop
     string is ever among them."""
@@ -36,6 +37,8 @@ class Piece:
     """Of `token_ids`, and before them of an echoed prompt; None when nobody asked."""
     prompt_scores: tuple[ScoredToken, ...] | None = None
     """Of the prompt's tokens, on the first piece; None when nobody asked."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tool calls that are complete with it; their text is no part of the answer's."""
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -48,6 +51,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         finish_reason=pieces[-1].finish_reason,
         token_ids=tuple(chain.from_iterable(piece.token_ids for piece in pieces)),
         scores=tuple(chain.from_iterable(scores)) if scores else None,
+        calls=tuple(chain.from_iterable(piece.calls for piece in pieces)),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from sluice_runtime.server.answer_text import Piece, joined
 from sluice_runtime.server.logprobs_json import chat_logprobs, completion_logprobs, prompt_logprobs
+from sluice_runtime.server.tools.calls import ToolCall
 
 
 @dataclass
@@ -104,7 +105,10 @@ class ChatShape:
     chunk_object = "chat.completion.chunk"
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.calls:
+            message["content"] = answer.text or None
+            message["tool_calls"] = [_call(call) for call in answer.calls]
         return {
             "index": answer.index,
             "message": message,
@@ -114,15 +118,22 @@ class ChatShape:
         }
 
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        delta: dict[str, str] = {"role": "assistant", "content": piece.text} if first else {}
+        delta: dict[str, Any] = {"role": "assistant", "content": piece.text} if first else {}
         if piece.text:
             delta["content"] = piece.text
+        if piece.calls:
+            delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in piece.calls]
         return {
             "index": piece.index,
             "delta": delta,
             "logprobs": chat_logprobs(piece.scores or None),
             "finish_reason": piece.finish_reason,
         }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
 
 
 def _prompt_scores(piece: Piece) -> dict[str, Any]:
@@ -146,7 +157,7 @@ class Chunks:
         """The chunk for a piece; None when it has nothing to tell."""
         self.usage.add(piece)
         first = piece.index not in self._begun
-        if not (piece.text or piece.scores or piece.finish_reason):
+        if not (piece.text or piece.scores or piece.calls or piece.finish_reason):
             return None
         self._begun.add(piece.index)
         choices = [self.shape.chunk_choice(piece, first=first)]

@@ -16,6 +16,8 @@ from sluice_runtime.server.answer_text import AnswerText, Piece
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, EngineClient, TokenStream
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.token_text import TokenTexts
+from sluice_runtime.server.tools.calls import CallParser
+from sluice_runtime.server.tools.pieces import with_calls
 from sluice_runtime.tokenizer import Tokenizer
 
 _MERGED_PIECES: Final = 64
@@ -45,8 +47,7 @@ class Generator:
             for plan in plans:
                 streams.append(self.client.open(self._message(plan, arrival_seconds, routing_key)))
             choices = [
-                self._choice(stream, AnswerText(plan, self.tokenizer, self.texts))
-                for stream, plan in zip(streams, plans, strict=True)
+                self._choice(stream, plan) for stream, plan in zip(streams, plans, strict=True)
             ]
             async with aclosing(choices[0] if len(choices) == 1 else _merged(choices)) as pieces:
                 async for piece in pieces:
@@ -55,19 +56,26 @@ class Generator:
             for stream in streams:
                 self.client.close(stream)
 
-    async def _choice(self, stream: TokenStream, answer: AnswerText) -> AsyncGenerator[Piece, None]:
+    async def _choice(self, stream: TokenStream, plan: ChoicePlan) -> AsyncGenerator[Piece, None]:
         """One choice's pieces; its pages are free as soon as it ends, whatever the others do."""
+        answer = AnswerText(plan, self.tokenizer, self.texts)
+        parser = CallParser(plan.tool_format, self._draw_call_id) if plan.tool_format else None
         while True:
             delta = await stream.next()
             if delta.prompt_logprobs is None:
                 piece = answer.push(delta)
             else:  # thousands of tokens to name
                 piece = await asyncio.to_thread(answer.push, delta)
+            if parser is not None:
+                piece = with_calls(piece, parser)
             if piece.finish_reason is not None:
                 self.client.close(stream)
             yield piece
             if piece.finish_reason is not None:
                 return
+
+    def _draw_call_id(self) -> str:
+        return f"call_{self.draw_id()}"
 
     def _message(self, plan: ChoicePlan, arrival_seconds: float, routing_key: str) -> Generate:
         return Generate(

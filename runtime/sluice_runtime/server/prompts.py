@@ -22,6 +22,8 @@ from sluice_runtime.server.sampling_plan import (
 )
 from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.server.token_text import TokenTexts
+from sluice_runtime.server.tools.formats import ToolFormat
+from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 from sluice_runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class ChoicePlan:
     """Whether the stop string that was found is part of the answer."""
     priority: int = 0
     grammar: Grammar | None = None
+    tool_format: ToolFormat | None = None
+    """Set when the answer may hold tool calls."""
     cache_salt: str = ""
     logprobs: int = -1
     """Most probable tokens told beside each token; -1: none, nor the token's own."""
@@ -96,9 +100,11 @@ class Planner:
             raise InvalidRequestError(
                 "messages: the model has no chat template; use /v1/completions", "messages"
             )
-        prompt = self.text.template.render([m.for_template() for m in request.messages])
+        tools = plan_tools(request, self.text.template.source)
+        messages = [message.for_template() for message in request.messages]
+        prompt = self.text.template.render(messages, tools.shown if tools else None)
         ids = self.text.tokenizer.encode(prompt, add_special_tokens=False)
-        return self._plans(request, [ids], "messages")
+        return self._plans(request, [ids], "messages", tools)
 
     def _prompts(self, request: CompletionRequest) -> list[list[int]]:
         given = request.prompt
@@ -112,7 +118,11 @@ class Planner:
         return entry
 
     def _plans(
-        self, request: GenerationRequest, prompts: Sequence[list[int]], param: str
+        self,
+        request: GenerationRequest,
+        prompts: Sequence[list[int]],
+        param: str,
+        tools: ToolPlan | None = None,
     ) -> list[ChoicePlan]:
         for ids in prompts:
             if reason := refusal(self.limits, len(ids)):
@@ -121,7 +131,7 @@ class Planner:
         base = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
         eos = self._eos_token_ids(request)
         stop_ids = sorted({*eos, *self._own_stop_token_ids(request)})
-        grammar = grammar_of(request, eos)
+        grammar = grammar_of(request, eos, tools.wish if tools else None, request.min_tokens)
         return [
             ChoicePlan(
                 index=number * request.choices + choice,
@@ -134,6 +144,7 @@ class Planner:
                 keeps_stop=bool(request.include_stop_str_in_output),
                 priority=request.priority or 0,
                 grammar=grammar,
+                tool_format=tools.form if tools else None,
                 cache_salt=request.cache_salt or "",
             )
             for number, ids in enumerate(prompts)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from sluice_runtime.server.request_model import RequestModel, Text, without_nul
 from sluice_runtime.server.structured import StructuredFields
+from sluice_runtime.server.tools.request import MadeCall, ToolFields
 
 MAX_CHOICES: Final = 16
 MAX_PROMPTS: Final = 256
@@ -123,18 +124,39 @@ class TextPart(RequestModel):
 class ChatMessage(RequestModel):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
     name: Text | None = None
+    tool_calls: Annotated[list[MadeCall], Field(min_length=1, fail_fast=True)] | None = None
+    tool_call_id: Text | None = None
+    refusal: Text | None = None
+    """Of an assistant, as it was answered; not shown to the model."""
 
-    def for_template(self) -> dict[str, str]:
-        """As chat templates know it: the content as one string."""
-        parts = [self.content] if isinstance(self.content, str) else [p.text for p in self.content]
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": "".join(parts), **named}
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> ChatMessage:
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError("tool_calls with role assistant only")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id with role tool, and with no other")
+        if self.content is None and self.tool_calls is None:
+            raise ValueError("a message with content, or with tool_calls")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates know it: the content as one string, arguments as objects."""
+        given = self.content or ""
+        text = given if isinstance(given, str) else "".join(part.text for part in given)
+        message: dict[str, Any] = {"role": self.role, "content": text}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.tool_calls is not None:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return message
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, ToolFields):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]

@@ -73,28 +73,30 @@ class Wish(NamedTuple):
     text: str
 
 
-def grammar_of(request: StructuredFields, end_token_ids: Sequence[int]) -> Grammar | None:
-    """The grammar for the engine; None when any text will do.
+def grammar_of(
+    request: StructuredFields,
+    end_token_ids: Sequence[int],
+    tools: Wish | None = None,
+    min_tokens: int | None = None,
+) -> Grammar | None:
+    """The grammar for the engine; None when any text will do. `tools`: what its tools demand.
 
     Raises:
-        InvalidRequestError: two fields ask for one, it is too large or not implemented.
+        InvalidRequestError: two fields ask for one, it is too large or not implemented, or no
+            token ends answers.
     """
-    wishes = list(_wishes(request))
+    wishes = [*_wishes(request), *([] if tools is None else [tools])]
     if not wishes:
         return None
     if len(wishes) > 1:
         first, second = wishes[0].field, wishes[1].field
         raise InvalidRequestError(f"{second}: given beside {first}; allowed: one of them", second)
-    return as_grammar(wishes[0], end_token_ids)
-
-
-def as_grammar(wish: Wish, end_token_ids: Sequence[int]) -> Grammar:
-    """What was wished for, where an answer can also end.
-
-    Raises:
-        InvalidRequestError: it is too large, or no token ends answers.
-    """
-    field, kind, text = wish
+    field, kind, text = wishes[0]
+    if min_tokens:
+        raise InvalidRequestError(
+            f"min_tokens: given beside {field}, which says where the answer ends; allowed: 0",
+            "min_tokens",
+        )
     if len(text) > MOST_CHARACTERS:
         raise InvalidRequestError(
             f"{field}: {len(text)} characters are not allowed; allowed: at most {MOST_CHARACTERS}",
@@ -109,18 +111,21 @@ def as_grammar(wish: Wish, end_token_ids: Sequence[int]) -> Grammar:
     return Grammar(kind, text, list(end_token_ids), field)
 
 
-def schema_wish(field: str, schema: object, *, closed: bool = True) -> Wish:
+def checked_schema(field: str, schema: object) -> Any:
     """A JSON schema, as the library gets it.
 
     Raises:
         InvalidRequestError: it is not implemented; names the field and the place in the schema.
     """
     try:
-        usable = usable_schema(schema)
+        return usable_schema(schema)
     except GrammarError as error:
         raise InvalidRequestError(f"{field}: {error}", field) from None
+
+
+def _schema_wish(field: str, schema: object, *, closed: bool = True) -> Wish:
     kind: GrammarKind = "json_schema" if closed else "open_json_schema"
-    return Wish(field, kind, msgspec.json.encode(usable).decode())
+    return Wish(field, kind, msgspec.json.encode(checked_schema(field, schema)).decode())
 
 
 def _wishes(request: StructuredFields) -> Iterator[Wish]:
@@ -138,7 +143,7 @@ def _wishes(request: StructuredFields) -> Iterator[Wish]:
         ),
     ):
         if json_ is not None:
-            yield schema_wish(f"{prefix}json", _as_schema(f"{prefix}json", json_))
+            yield _schema_wish(f"{prefix}json", _as_schema(f"{prefix}json", json_))
         if regex is not None:
             yield Wish(f"{prefix}regex", "regex", regex)
         if choice is not None:
@@ -146,7 +151,7 @@ def _wishes(request: StructuredFields) -> Iterator[Wish]:
         if ebnf is not None:
             yield Wish(f"{prefix}grammar", "ebnf", ebnf)
     if given.json_object:
-        yield schema_wish("structured_outputs.json_object", _ANY_OBJECT)
+        yield _schema_wish("structured_outputs.json_object", _ANY_OBJECT)
 
 
 def _response_format(wanted: ResponseFormat) -> Iterator[Wish]:
@@ -156,11 +161,11 @@ def _response_format(wanted: ResponseFormat) -> Iterator[Wish]:
             "response_format.json_schema",
         )
     if wanted.type == "json_object":
-        yield schema_wish("response_format", _ANY_OBJECT)
+        yield _schema_wish("response_format", _ANY_OBJECT)
     if wanted.json_schema is not None:
         schema = _ANY_OBJECT if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
         closed = wanted.json_schema.strict is not False
-        yield schema_wish("response_format.json_schema.schema", schema, closed=closed)
+        yield _schema_wish("response_format.json_schema.schema", schema, closed=closed)
 
 
 def _as_schema(field: str, given: JsonObject | str) -> object:

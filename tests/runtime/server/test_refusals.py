@@ -15,6 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+TOOL = {"type": "function", "function": {"name": "f"}}
 _USER = [{"role": "user", "content": "hi"}]
 
 
@@ -71,8 +72,9 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, completion(min_tokens=9, max_tokens=8), "min_tokens", "at most 8"),
     (COMPLETIONS, completion(messages=_USER), "messages", "not a known field"),
     (CHAT, chat(messages=[]), "messages", "at least 1"),
-    (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "messages[0].role", "'user'"),
-    (CHAT, chat(messages=[{"role": "user"}]), "messages[0].content", "required"),
+    (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "messages[0]", "tool_call_id"),
+    (CHAT, chat(messages=[{"role": "user"}]), "messages[0]", "a message with content"),
+    (CHAT, chat(messages=[{"role": "judge", "content": "a"}]), "messages[0].role", "'user'"),
     (CHAT, chat(messages=[{"role": "user", "content": "\0"}]), "messages[0].content", "NUL"),
     (
         CHAT,
@@ -82,7 +84,19 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     ),
     (CHAT, chat(messages=[*_USER, {**_USER[0], "x": 1}]), "messages[1].x", "not a known field"),
     (CHAT, chat(max_completion_tokens=600), "max_completion_tokens", "after a prompt of"),
-    (CHAT, chat(tools=[{"type": "function"}]), "tools", "[]"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools[0].function", "required"),
+    (CHAT, chat(tools=[{"type": "custom"}]), "tools[0].type", "'function'"),
+    (CHAT, chat(tools=[TOOL], tool_choice="auto"), "tool_choice", "required"),
+    (CHAT, chat(tool_choice="required"), "tool_choice", "without tools"),
+    (CHAT, chat(tools=[TOOL, TOOL], tool_choice="required"), "tools", "'f'"),
+    (
+        CHAT,
+        chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
+        "tool_choice.function.name",
+        "not among",
+    ),
+    (CHAT, chat(tools=[TOOL], tool_choice="required", guided_regex="a"), "tools", "beside"),
+    (CHAT, chat(guided_regex="a", min_tokens=2), "min_tokens", "beside guided_regex"),
     (CHAT, chat(response_format={"type": "xml"}), "response_format.type", "'json_object'"),
     (CHAT, chat(logprobs=True), "logprobs", "false"),
     (CHAT, chat(top_logprobs=1), "top_logprobs", "0"),

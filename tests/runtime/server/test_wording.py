@@ -57,9 +57,9 @@ COMPLETION_CASES: list[tuple[str, Any, str]] = [
 CHAT_CASES: list[tuple[str, Any, str]] = [
     (
         "messages",
-        [{"role": "tool", "content": "a"}],
-        'messages[0].role: "tool" is not allowed; '
-        "allowed: 'system', 'developer', 'user' or 'assistant'",
+        [{"role": "judge", "content": "a"}],
+        'messages[0].role: "judge" is not allowed; '
+        "allowed: 'system', 'developer', 'user', 'assistant' or 'tool'",
     ),
     ("messages", ["hi"], 'messages[0]: "hi" is not allowed; allowed: an object'),
     ("messages", [{"content": "a"}], "messages[0].role: is required"),

@@ -1,0 +1,89 @@
+"""The fields of a chat request that offer tools, and those of messages that report calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from sluice_runtime.server.request_model import RequestModel, Text
+
+MOST_TOOLS: Final = 128
+
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+def _json_object(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object, as text")
+    return text
+
+
+class Function(RequestModel):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema; None: it takes none."""
+    strict: bool | None = None
+    """Whether a call's arguments must validate, also where the model chooses whether to call."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The schema of a call's arguments."""
+        return {"type": "object", "properties": {}} if self.parameters is None else self.parameters
+
+
+class Tool(RequestModel):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(RequestModel):
+    """`tool_choice.function`."""
+
+    name: FunctionName
+
+
+class NamedTool(RequestModel):
+    """`tool_choice`, when it names a function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ToolFields(RequestModel):
+    """The fields of a chat request that are about tools."""
+
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class CalledFunction(RequestModel):
+    """`tool_calls[].function` of a message."""
+
+    name: FunctionName
+    arguments: Annotated[Text, AfterValidator(_json_object)]
+
+
+class MadeCall(RequestModel):
+    """A call that the assistant made earlier in the conversation."""
+
+    id: Text
+    type: Literal["function"]
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates know it: arguments are an object."""
+        arguments = json.loads(self.function.arguments)
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}

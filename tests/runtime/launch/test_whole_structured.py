@@ -1,0 +1,135 @@
+"""Structured output of the whole program: API process, engine and compile process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import openai
+import pydantic
+import pytest
+
+from tests.runtime.launch.processes import (
+    HANG_SECONDS,
+    Process,
+    command_line,
+    descendants,
+    running,
+    until,
+    write_config,
+)
+
+NEVER_DONE = {
+    "type": "object",
+    "properties": {f"p{i}": {"type": "string"} for i in range(1500)},
+}
+WORKER = "sluice_runtime.grammar.worker"
+
+
+class City(pydantic.BaseModel):
+    """What a client wants to know."""
+
+    kind: Literal["town", "city"]
+    founded: int = pydantic.Field(ge=0, le=2100)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, openai.OpenAI]]:
+    config = write_config(tmp_path_factory.mktemp("engine"), threads=1, kvPoolTokens=32768)
+    with running([sys.executable, "-m", "sluice_runtime", "--config", str(config)]) as process:
+        url = f"{process.ready_url()}/v1"
+        with openai.OpenAI(
+            base_url=url, api_key="none", max_retries=0, timeout=HANG_SECONDS
+        ) as sdk:
+            yield process, sdk
+
+
+def workers(process: Process) -> set[int]:
+    return {pid for pid in descendants(process.popen.pid) if WORKER in command_line(pid)}
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def test_no_compile_process_runs_before_it_is_needed(
+    engine: tuple[Process, openai.OpenAI],
+) -> None:
+    process, sdk = engine
+    sdk.completions.create(model="tiny", prompt="a", max_tokens=2)
+    assert workers(process) == set()
+    sdk.completions.create(model="tiny", prompt="a", extra_body={"guided_regex": "[ab]"})
+    assert len(workers(process)) == 1
+
+
+def test_the_client_parses_what_it_asked_for(engine: tuple[Process, openai.OpenAI]) -> None:
+    answer = engine[1].chat.completions.parse(
+        model="tiny", messages=user("Where?"), response_format=City, n=3, seed=5
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        assert isinstance(choice.message.parsed, City)
+
+
+def test_a_required_tool_is_called(engine: tuple[Process, openai.OpenAI]) -> None:
+    parameters = City.model_json_schema()
+    tool: Any = {"type": "function", "function": {"name": "tell", "parameters": parameters}}
+    with engine[1].chat.completions.stream(
+        model="tiny",
+        messages=user("Where?"),
+        tools=[tool],
+        tool_choice="required",
+        seed=7,
+        parallel_tool_calls=False,
+    ) as stream:
+        final = stream.get_final_completion()
+    (choice,) = final.choices
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls or []
+    assert call.function.name == "tell"
+    City.model_validate_json(call.function.arguments)
+
+
+def test_a_grammar_that_never_compiles_is_a_400_and_hurts_nobody(
+    engine: tuple[Process, openai.OpenAI],
+) -> None:
+    process, sdk = engine
+    before = workers(process)
+    with ThreadPoolExecutor(1) as threads:
+        bad = threads.submit(
+            sdk.completions.create,
+            model="tiny",
+            prompt="a",
+            extra_body={"structured_outputs": {"json": NEVER_DONE}},
+        )
+        until(lambda: _waits(process, sdk))
+        assert sdk.completions.create(model="tiny", prompt="a", max_tokens=4).choices
+        yes = sdk.completions.create(
+            model="tiny", prompt="a", extra_body={"guided_choice": ["yes", "no"]}
+        )
+        assert yes.choices[0].text in ("yes", "no")
+        assert not bad.done()
+        with pytest.raises(openai.BadRequestError) as error:
+            bad.result()
+    assert error.value.param == "structured_outputs.json"
+    assert "more than 5 s" in str(error.value)
+    until(lambda: not before <= workers(process))
+    again = sdk.completions.create(model="tiny", prompt="a", extra_body={"guided_regex": "[xyz]"})
+    assert again.choices[0].text in "xyz"
+
+
+def _waits(process: Process, sdk: openai.OpenAI) -> bool:
+    response = sdk._client.get(str(sdk.base_url).replace("/v1/", "/load"))
+    return bool(json.loads(response.content)["queuedRequests"])
+
+
+def test_a_pattern_with_a_mistake_is_a_400(engine: tuple[Process, openai.OpenAI]) -> None:
+    with pytest.raises(openai.BadRequestError) as error:
+        engine[1].completions.create(
+            model="tiny", prompt="a", extra_body={"guided_regex": "(a"}, stream=True
+        )
+    assert error.value.param == "guided_regex"
+    assert "parenthesis" in str(error.value)

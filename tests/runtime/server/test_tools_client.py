@@ -1,0 +1,146 @@
+"""Tool calls through OpenAI's client, whole and streamed. The engine answers with the prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jinja2
+import pytest
+from openai import BadRequestError
+from sluice_runtime.chat_template import ChatTemplate
+from sluice_runtime.messages import Generate
+
+from tests.runtime.server.conftest import MODEL, Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SOURCE = (
+    "{% if tools %}{# answer with <tool_call> #}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+)
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+TWO_CALLS = "\n".join(
+    f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+    for city in ("Rome", "Kyōto")
+)
+
+
+@pytest.fixture
+def calling(server: Server) -> Iterator[Server]:
+    """The server, with a model of a family that is known."""
+    text = server.service.text
+    assert text is not None
+    template = ChatTemplate(jinja2.Template(SOURCE), {}, SOURCE)
+    server.service.text = replace(text, template=template)
+    yield server
+    server.service.text = text
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+async def test_calls_come_beside_the_text(calling: Server) -> None:
+    answer = await calling.openai.chat.completions.create(
+        model=MODEL, messages=user(f"Let me see.\n{TWO_CALLS}"), tools=[WEATHER]
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    calls = choice.message.tool_calls or []
+    assert [call.function.name for call in calls] == ["weather", "weather"]  # type: ignore[union-attr]
+    assert [json.loads(call.function.arguments) for call in calls] == [  # type: ignore[union-attr]
+        {"city": "Rome"},
+        {"city": "Kyōto"},
+    ]
+    assert len({call.id for call in calls}) == 2
+
+
+async def test_an_answer_without_calls_is_text(calling: Server) -> None:
+    answer = await calling.openai.chat.completions.create(
+        model=MODEL, messages=user("Sunny <tool"), tools=[WEATHER]
+    )
+    (choice,) = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("stop", "Sunny <tool")
+    assert choice.message.tool_calls is None
+
+
+async def test_only_calls_are_no_text(calling: Server) -> None:
+    answer = await calling.openai.chat.completions.create(
+        model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER]
+    )
+    assert answer.choices[0].message.content is None
+
+
+async def test_a_stream_tells_each_call_once(calling: Server) -> None:
+    async with calling.openai.chat.completions.stream(
+        model=MODEL, messages=user(f"So: {TWO_CALLS}"), tools=[WEATHER]
+    ) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_completion()
+    text = "".join(event.delta for event in events if event.type == "content.delta")
+    assert text == "So:"
+    (choice,) = final.choices
+    assert choice.finish_reason == "tool_calls"
+    calls = choice.message.tool_calls or []
+    assert [json.loads(call.function.arguments)["city"] for call in calls] == ["Rome", "Kyōto"]
+
+
+async def test_an_answer_that_is_cut_says_so(calling: Server) -> None:
+    answer = await calling.openai.chat.completions.create(
+        model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER], max_tokens=80
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "length"
+    assert len(choice.message.tool_calls or []) == 1
+
+
+async def test_a_conversation_goes_on_with_what_the_client_was_given(calling: Server) -> None:
+    sdk = calling.openai.chat.completions
+    first = await sdk.create(model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER])
+    message = first.choices[0].message
+    results: list[Any] = [
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        for call in message.tool_calls or []
+    ]
+    history: list[Any] = [*user("a"), message, *results, *user("b")]
+    second = await sdk.create(model=MODEL, messages=history, tools=[WEATHER])
+    assert second.choices[0].message.content == "ab"
+
+
+async def test_none_shows_no_tools_and_reads_no_calls(calling: Server) -> None:
+    answer = await calling.openai.chat.completions.create(
+        model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER], tool_choice="none"
+    )
+    assert answer.choices[0].message.content == TWO_CALLS
+
+
+async def test_a_model_that_must_call_is_held_to_it(calling: Server) -> None:
+    await calling.openai.chat.completions.create(
+        model=MODEL, messages=user("a"), tools=[WEATHER], tool_choice="required"
+    )
+    (asked,) = [message for message in calling.engine.heard if isinstance(message, Generate)]
+    assert asked.grammar is not None
+    assert asked.grammar.kind == "tags"
+
+
+async def test_a_family_that_is_not_known_is_refused_by_name(server: Server) -> None:
+    with pytest.raises(BadRequestError) as error:
+        await server.openai.chat.completions.create(
+            model=MODEL, messages=user("a"), tools=[WEATHER]
+        )
+    assert error.value.param == "tool_choice"
