@@ -95,8 +95,9 @@ bench-batching: setup ## continuous or static, chunks, mixed, overlap: when each
 	$(PYTHON) -m benchmarks.batching
 
 .PHONY: bench-scheduler
-bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requests
+bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requests, and of its tree
 	$(PYTHON) -m benchmarks.scheduler_step
+	$(PYTHON) -m benchmarks.prefix_tree $(if $(SGLANG),--sglang $(SGLANG))
 
 .PHONY: bench-startup
 bench-startup: setup ## process start to /health and to the first token

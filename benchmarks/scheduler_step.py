@@ -1,8 +1,9 @@
 """CPU time of one scheduler step, `next_batch` and `process` together, at 256 running requests.
 
-A pool that is a little too small, 16-token pages, mixed batches: requests arrive as others finish,
-a long prompt is always being cut, and rows are retracted. A stand-in draws the tokens. The garbage
-collector stays on. Prints one JSON line a figure.
+A pool that is a little too small, 16-token pages, mixed batches, prefix cache: requests arrive as
+others finish, every other one begins with one of eight system prompts, a long prompt is always
+being cut, finished answers are inserted, prefixes evicted and rows retracted. A stand-in draws the
+tokens. The garbage collector stays on. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ RUNNING = 256
 PAGE_SIZE = 16
 CHUNK_SIZE = 1024
 LONG_PROMPT_TOKENS = 2_048
-POOL_PAGES = 10400
+SYSTEM_PROMPTS = 8
+SYSTEM_TOKENS = 96
+POOL_PAGES = 9800
 
 
 @dataclass
@@ -34,14 +37,22 @@ class Traffic:
 
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     made: int = 0
+    systems: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.systems = [self._tokens(SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
 
     def next(self) -> Generate:
         self.made += 1
         long = self.made % 32 == 0
         length = LONG_PROMPT_TOKENS if long else self.draw.randint(32, 256)
         answer = self.draw.randint(256, 768)
-        prompt = [self.draw.randrange(50_000) for _ in range(length)]
+        system = self.draw.choice(self.systems) if self.made % 2 else []
+        prompt = [*system, *self._tokens(length)]
         return Generate(f"r{self.made}", prompt, answer, Sampling())
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.draw.randrange(50_000) for _ in range(count)]
 
 
 def scheduler() -> Scheduler:
@@ -68,6 +79,8 @@ class Measured:
     requests: int = 0
     cuts: int = 0
     retractions: int = 0
+    evicted_pages: int = 0
+    cached_tokens: int = 0
 
 
 def measure(steps: int, warm_up: int) -> Measured:
@@ -86,9 +99,11 @@ def measure(steps: int, warm_up: int) -> Measured:
         if step >= warm_up:
             measured.seconds.append((planned - began) + (ended - resumed))
             measured.running.append(len(batch.decode_rows))
+        measured.cached_tokens += batch.cached_tokens
     status = engine.status()
     measured.requests = traffic.made
     measured.cuts, measured.retractions = status.chunk_cuts, status.retractions
+    measured.evicted_pages = status.evicted_pages
     return measured
 
 
@@ -111,6 +126,8 @@ def main() -> None:
         "running": round(statistics.mean(measured.running)),
         "chunk_cuts": measured.cuts,
         "retractions": measured.retractions,
+        "evicted_pages": measured.evicted_pages,
+        "cached_tokens": measured.cached_tokens,
         "requests": measured.requests,
     }
     report("scheduler_step.p50", milliseconds[len(milliseconds) // 2], **facts)

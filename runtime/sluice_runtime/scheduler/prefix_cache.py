@@ -134,7 +134,7 @@ class PrefixCache:
     def extend(self, lock: Lock, key: bytes, page_ids: list[int]) -> list[int]:
         """Adds computed pages behind a locked path; the lock covers them afterwards.
 
-        `key` are the tokens of `page_ids`, whole pages. Returns the tree's own pages for the first
+        `key` are the tokens of `page_ids`, whole pages; the list is the tree's from now on. Returns the tree's own pages for the first
         tokens, where it had them already: the caller's are duplicates. After a flush nothing is
         added, and `lock.pages` stays as it was.
         """
@@ -147,7 +147,7 @@ class PrefixCache:
             child = node.children.get(edge)
             if child is None:
                 child = node.children[edge] = self._node(node, edge)
-                child.key, child.page_ids = key[at:], page_ids[at // width :]
+                child.key, child.page_ids = key[at:], page_ids[at // width :] if at else page_ids
                 self.evictable_pages += len(child.page_ids)
                 node = child
                 break
