@@ -30,6 +30,7 @@ class Run:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logits: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     """One [vocabulary] tensor for each token, in order."""
+    deltas: list[TokenDelta] = field(default_factory=list)
     terminals: dict[str, list[TokenDelta]] = field(default_factory=dict)
     modes: Counter[str] = field(default_factory=Counter)
     chunks: dict[str, list[int]] = field(default_factory=dict)
@@ -142,6 +143,7 @@ def drive(
             continue
         landing, result = in_flight.popleft()
         for delta in engine.scheduler.process(landing, result(), 0.0):
+            run.deltas.append(delta)
             run.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
             if delta.finish_reason:
                 run.terminals.setdefault(delta.request_id, []).append(delta)

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.messages import TokenDelta
+from sluice_runtime.messages import TokenDelta, TokenLogprob
 
 MOST_WITHHELD_TOKENS: Final = 4096
 
@@ -21,6 +21,15 @@ MOST_WITHHELD_TOKENS: Final = 4096
 class _Account:
     credit: int
     withheld: list[int] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
+    """Of what is withheld, if the request asked for any."""
+
+    def take(self, delta: TokenDelta, most_tokens: int | None = None) -> TokenDelta:
+        """`delta` with the first of what waits, its own tokens last; the rest waits on."""
+        tokens, scores = [*self.withheld, *delta.token_ids], [*self.scores, *delta.logprobs]
+        sent = len(tokens) if most_tokens is None else max(most_tokens, 0)
+        self.withheld, self.scores = tokens[sent:], scores[sent:]
+        return msgspec.structs.replace(delta, token_ids=tokens[:sent], logprobs=scores[:sent])
 
 
 class Outbox:
@@ -51,7 +60,7 @@ class Outbox:
             return delta
         if delta.finish_reason is not None:
             del self._accounts[delta.request_id]
-            return _with_tokens(delta, account.withheld) if account.withheld else delta
+            return account.take(delta) if account.withheld else delta
         if account.credit > 0 and not account.withheld:
             account.credit -= len(delta.token_ids)
             return delta
@@ -63,11 +72,6 @@ class Outbox:
         return account is not None and len(account.withheld) > self._most_withheld
 
     def _pay(self, account: _Account, delta: TokenDelta) -> TokenDelta | None:
-        waiting = [*account.withheld, *delta.token_ids]
-        sent, account.withheld = waiting[: account.credit], waiting[account.credit :]
-        account.credit -= len(sent)
-        return msgspec.structs.replace(delta, token_ids=sent) if sent else None
-
-
-def _with_tokens(delta: TokenDelta, before: list[int]) -> TokenDelta:
-    return msgspec.structs.replace(delta, token_ids=[*before, *delta.token_ids])
+        paid = account.take(delta, account.credit)
+        account.credit -= len(paid.token_ids)
+        return paid if paid.token_ids else None

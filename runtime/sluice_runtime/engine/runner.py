@@ -18,9 +18,12 @@ from sluice_runtime.engine.sampling.table import SamplingTable
 from sluice_runtime.errors import StepOutOfMemoryError
 from sluice_runtime.grammar.matchers import Matchers
 from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 
+Scores = dict[int, TokenLogprob]
+"""By place among the step's sampling rows."""
 LogitsSeen = Callable[[Batch, Tensor], None]
 """Called with each step's logits [m, vocabulary]; agreement tests listen here."""
 
@@ -68,27 +71,37 @@ class Runner:
             "chunkSize or kvPoolTokens",
             StepOutOfMemoryError,
         ):
-            tokens = self._compute(batch, inputs)
+            tokens, scores = self._compute(batch, inputs)
         self._advance(inputs, tokens)
         drawn = tuple(tokens.tolist())
         self._matchers.advance(batch.sampling_rows, drawn)
-        return SampledTokens(batch.step, drawn)
+        prompts = self._sampling.logprobs.finished(batch)
+        return SampledTokens(
+            batch.step,
+            drawn,
+            tuple(map(scores.get, range(len(drawn)))) if scores else (),
+            tuple(map(prompts.get, batch.sampling_rows)) if prompts else (),
+        )
 
-    def _compute(self, batch: Batch, inputs: StepInputs) -> Tensor:
+    def _compute(self, batch: Batch, inputs: StepInputs) -> tuple[Tensor, Scores]:
         angles = self._model.angles(inputs.positions)
         attention = self._model.backend.attention(self._pool, inputs.layout, angles)
         hidden = self._model.hidden(inputs.token_ids, attention)
+        self._sampling.logprobs.read(batch, hidden, self._model.logits)
         return self._sample(batch, inputs, hidden)
 
-    def _sample(self, batch: Batch, inputs: StepInputs, hidden: Tensor) -> Tensor:
-        """[n, h] → [m] tokens; logits are computed for the m rows that sample and no others."""
+    def _sample(self, batch: Batch, inputs: StepInputs, hidden: Tensor) -> tuple[Tensor, Scores]:
+        """[n, h] → [m] tokens, and scores by place for rows that ask; logits are computed for the m
+        rows that sample and no others."""
         if not len(inputs.sampled_rows):
-            return inputs.sampled_rows
+            return inputs.sampled_rows, {}
         logits = self._model.logits(hidden[inputs.sampled_tokens])
         if self._on_logits is not None:
             self._on_logits(batch, logits)
+        seen = self._sampling.logprobs.see(logits, batch.sampling_rows)
         self._matchers.mask(logits, batch.sampling_rows, inputs.contexts)
-        return self._sampling.sample(logits, inputs.sampled_rows, inputs.contexts)
+        tokens = self._sampling.sample(logits, inputs.sampled_rows, inputs.contexts)
+        return tokens, seen.of(tokens) if seen else {}
 
     def _advance(self, inputs: StepInputs, tokens: Tensor) -> None:
         self._rows.lengths[inputs.layout.rows] = inputs.layout.contexts

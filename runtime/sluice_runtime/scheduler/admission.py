@@ -58,6 +58,11 @@ class PrefillPlan:
     reason: str
     message: str
 
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether decode rows must keep out of the step."""
+        return any(item.request.scores_prompt for item in self.items)
+
 
 @dataclass(frozen=True, slots=True)
 class Room:

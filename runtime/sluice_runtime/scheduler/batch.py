@@ -11,11 +11,11 @@ keeps. So a batch can be made before the results of the one before it have been 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from sluice_runtime.messages import Sampling
+from sluice_runtime.messages import Sampling, TokenLogprob
 
 NO_TOKEN: Final = -1
 """In place of a token id: the row's logits are not finite, so nothing could be drawn."""
@@ -42,6 +42,10 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     """All tokens of the request so far, if its sampling looks back at them."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that would end it, if some may not be drawn at first."""
+    logprobs: int = -1
+    """Most probable tokens to tell beside each token drawn; -1: nothing."""
+    prompt_logprobs: int = -1
+    """The same of the prompt's tokens; with it all of the prompt is computed for this row."""
 
 
 class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):
@@ -104,11 +108,29 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(len(extend.token_ids) for extend in self.extend_rows)
 
 
+class Drawn(NamedTuple):
+    """What one row got from a step."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+
+
 class SampledTokens(msgspec.Struct, frozen=True):
     """Result of a step: one token, or NO_TOKEN, for each of its `sampling_rows`, in that order."""
 
     step: int
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob | None, ...] = ()
+    """Empty when no row asks, else one entry for each token; so are the next."""
+    prompt_logprobs: tuple[list[TokenLogprob] | None, ...] = ()
+    """Of a whole prompt, with the token drawn after it."""
+
+    def drawn(self) -> list[Drawn]:
+        """What each of the step's sampling rows got."""
+        nothing = (None,) * len(self.token_ids)
+        columns = (self.token_ids, self.logprobs or nothing, self.prompt_logprobs or nothing)
+        return [Drawn(*entry) for entry in zip(*columns, strict=True)]
 
 
 def forward_mode(extends: bool, decodes: bool) -> ForwardMode:

@@ -64,8 +64,9 @@ class Holdings:
         return self._allocator.free_pages + self._cache.evictable_pages
 
     def match(self, request: Request) -> Match:
-        """The cached prefix of a waiting request: at most all tokens but the last."""
-        most = (len(request.token_ids) - 1) // self._page_size
+        """The cached prefix of a waiting request: at most all tokens but the last, and none of a
+        prompt that is to be scored."""
+        most = 0 if request.scores_prompt else (len(request.token_ids) - 1) // self._page_size
         return self._cache.match(request.namespace, request.key, most)
 
     def matched_tokens(self, request: Request) -> int:

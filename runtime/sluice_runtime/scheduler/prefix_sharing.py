@@ -33,7 +33,7 @@ class BeingComputed:
         """Whether the tree will soon have much more of the request than `match`."""
         more_pages = pages_for(WORTH_WAITING_TOKENS, self._page_size)
         reach = (match.pages + more_pages) * self._page_size
-        if not self._caches or reach >= len(request.token_ids):
+        if not self._caches or request.scores_prompt or reach >= len(request.token_ids):
             return False
         head = request.key[: reach * TOKEN_BYTES]
         return any(

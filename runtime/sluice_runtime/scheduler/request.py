@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from sluice_runtime.messages import FinishReason, Generate, Sampling, TokenDelta
-from sluice_runtime.scheduler.batch import RowAdded
+from sluice_runtime.scheduler.batch import Drawn, RowAdded
 from sluice_runtime.scheduler.prefix_cache import Lock, key_of
 
 
@@ -49,6 +51,9 @@ class Request:
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
     landed_tokens: int = 0
     """Of these, the ones of batches whose results are in."""
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+    """As in `Generate`, until its prompt's scores were told."""
     cached_tokens: int = 0
     """Prompt tokens that it found computed when it first started."""
     page_ids: list[int] = field(default_factory=list)
@@ -62,6 +67,11 @@ class Request:
     @property
     def ended(self) -> bool:
         return self.phase is Phase.ENDED
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether all of its prompt must be computed, in steps without decode rows."""
+        return self.prompt_logprobs >= 0
 
     @property
     def output_tokens(self) -> int:
@@ -95,25 +105,35 @@ def request_from(message: Generate, max_tokens: int) -> Request:
         waiting_since_seconds=message.arrival_seconds,
         namespace=(message.cache_salt,),
         key=key_of(message.prompt_ids),
+        logprobs=message.logprobs,
+        prompt_logprobs=message.prompt_logprobs,
     )
 
 
 def outcome_of(
     request: Request,
-    token_ids: list[int],
+    drawn: Drawn | None,
     reason: FinishReason | None = None,
     error: str | None = None,
 ) -> TokenDelta:
     """What its client is told; with the first token also how long it waited for its first step,
-    and how much of its prompt was cached."""
-    if not (token_ids and request.output_tokens == 1):
-        return TokenDelta(request.request_id, token_ids, reason, error)
-    assert request.started_seconds is not None, "a token without a step"
-    return TokenDelta(
+    and how much of its prompt was cached. A request for no tokens gets none of those drawn."""
+    if drawn is None:
+        return TokenDelta(request.request_id, [], reason, error)
+    token_ids = [drawn.token] if request.max_tokens else []
+    delta = TokenDelta(
         request.request_id,
         token_ids,
         reason,
         error,
+        logprobs=[drawn.logprob] if drawn.logprob and token_ids else [],
+        prompt_logprobs=drawn.prompt_logprobs,
+    )
+    if request.output_tokens > 1:
+        return delta
+    assert request.started_seconds is not None, "a token without a step"
+    return msgspec.structs.replace(
+        delta,
         cached_tokens=request.cached_tokens,
         queue_seconds=request.started_seconds - request.arrival_seconds,
     )
@@ -127,8 +147,10 @@ def row_added(request: Request) -> RowAdded:
         request.request_id,
         sampling,
         request.prompt_tokens,
-        history=tuple(request.token_ids) if sampling.penalises else (),
+        history=tuple(request.token_ids) if sampling.penalises or request.scores_prompt else (),
         stop_token_ids=tuple(sorted(request.stop_token_ids)) if sampling.min_tokens else (),
+        logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
     )
 
 

@@ -32,6 +32,7 @@ from sluice_runtime.scheduler.admission import (
 from sluice_runtime.scheduler.batch import (
     NO_TOKEN,
     Batch,
+    Drawn,
     ExtendRow,
     ForwardMode,
     PagesAppended,
@@ -111,7 +112,7 @@ class Scheduler:
     def fail(self, request_id: str, error: str) -> None:
         """Ends a request with an error; unknown ids are ignored."""
         if request := self._roster.get(request_id):
-            self._end(request, [], "error", error)
+            self._end(request, "error", error)
 
     def flush_cache(self) -> None:
         """What was computed before is not found by requests that start from now on."""
@@ -126,7 +127,7 @@ class Scheduler:
             return None
         self._carry_out(shortage, now)
         prefill = self._plan_prefill(now, admits=not shortage.needed)
-        decodes = self._settings.mixed or not prefill.items
+        decodes = not prefill.items or (self._settings.mixed and not prefill.scores_prompts)
         decode = self._ready_to_decode() if decodes else []
         if prefill.items or decode or (self._outcomes and not self._flights):
             return self._build(prefill.items, decode, now)
@@ -137,14 +138,14 @@ class Scheduler:
 
     def process(self, batch: Batch, result: SampledTokens, now: float) -> list[TokenDelta]:
         """Takes the tokens of a batch in; returns what became of requests since the last call."""
-        flight, tokens = self._flights.pop(batch.step), iter(result.token_ids)
+        flight, rows = self._flights.pop(batch.step), iter(result.drawn())
         self._holdings.landed(batch.step)
         self._pacing.landed(batch, now)
         for item in flight.prefill:
-            self._prefilled(item, None if item.cut else next(tokens))
-        for request, token in zip(flight.decode, tokens, strict=True):
+            self._prefilled(item, None if item.cut else next(rows))
+        for request, drawn in zip(flight.decode, rows, strict=True):
             request.landed_tokens += 1
-            self._accept(request, token)
+            self._accept(request, drawn)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -198,14 +199,14 @@ class Scheduler:
     def _refusal(self, message: Generate) -> str | None:
         if message.request_id in self._roster:
             return f"request id {message.request_id!r} is in use"
-        if message.max_tokens < 1:
-            return f"max_tokens {message.max_tokens} is not allowed; allowed: at least 1"
+        if message.max_tokens < 0:
+            return f"max_tokens {message.max_tokens} is not allowed; allowed: at least 0"
         return refusal(self._settings.limits, len(message.prompt_ids))
 
     def _drop_aborted(self) -> None:
         for request in self._aborting:
             if not request.ended:
-                self._end(request, [], "abort")
+                self._end(request, "abort")
         self._aborting.clear()
 
     def _ready_to_decode(self) -> list[Request]:
@@ -228,7 +229,7 @@ class Scheduler:
         for victim in plan.victims:
             self._retract(victim, now)
         if plan.stuck:
-            self._end(plan.stuck, [], "error", f"{plan.message}; raise kvPoolTokens")
+            self._end(plan.stuck, "error", f"{plan.message}; raise kvPoolTokens")
         if plan.needed:
             self._ratio.raise_after_retraction(self._roster.running)
         elif self._roster.running:
@@ -336,31 +337,33 @@ class Scheduler:
 
     # After a batch, and on the way out.
 
-    def _prefilled(self, item: PrefillItem, token: int | None) -> None:
+    def _prefilled(self, item: PrefillItem, drawn: Drawn | None) -> None:
         """A whole prompt or a chunk of one: others find it from now on."""
         request = item.request
         if request.ended:
             return
         request.landed_tokens = item.end
-        if token is not None:
-            self._accept(request, token)
+        if drawn is not None:
+            self._accept(request, drawn)
         if not request.ended:
             self._holdings.keep(request)
 
-    def _accept(self, request: Request, token: int) -> None:
+    def _accept(self, request: Request, drawn: Drawn) -> None:
         """A sampled token; nothing of a request that ended or is about to be dropped."""
         if request.ended or request.aborting:
             return
-        if token == NO_TOKEN:
-            self._end(request, [], "error", NOT_FINITE, trusted=False)
+        if drawn.token == NO_TOKEN:
+            self._end(request, "error", NOT_FINITE, trusted=False)
             return
-        request.token_ids.append(token)
-        if token in request.stop_token_ids:
-            self._end(request, [token], "stop")
-        elif len(request.token_ids) - request.prompt_tokens >= request.max_tokens:
-            self._end(request, [token], "length")
+        if request.max_tokens:
+            request.token_ids.append(drawn.token)
+        if request.max_tokens and drawn.token in request.stop_token_ids:
+            self._end(request, "stop", drawn=drawn)
+        elif request.output_tokens >= request.max_tokens:
+            self._end(request, "length", drawn=drawn)
         else:
-            self._outcomes.append(outcome_of(request, [token]))
+            self._outcomes.append(outcome_of(request, drawn))
+            request.prompt_logprobs = -1  # told, and not again after a retraction
 
     def _retract(self, request: Request, now: float) -> None:
         """Back to the head of the queue; what it generated is prefilled again with its prompt."""
@@ -371,10 +374,10 @@ class Scheduler:
     def _end(
         self,
         request: Request,
-        token_ids: list[int],
         reason: FinishReason,
         error: str | None = None,
         *,
+        drawn: Drawn | None = None,
         trusted: bool = True,
     ) -> None:
         """The one terminal event of a request; `trusted`: what it computed may serve others."""
@@ -383,4 +386,4 @@ class Scheduler:
         if reason in ("stop", "length") and not request.ignore_eos:
             self._ratio.learn(request.output_tokens, request.max_tokens)
         self._roster.end(request)
-        self._outcomes.append(outcome_of(request, token_ids, reason, error))
+        self._outcomes.append(outcome_of(request, drawn, reason, error))

@@ -61,6 +61,7 @@ class Bench:
         self.answers: dict[str, list[int]] = {}
         self.terminals: dict[str, list[TokenDelta]] = {}
         self.cached: dict[str, int] = {}
+        self.deltas: list[TokenDelta] = []
 
     def add(self, *requests: Generate) -> None:
         for one in requests:
@@ -83,6 +84,7 @@ class Bench:
         """The second half, of the oldest step in flight."""
         batch = self.in_flight.popleft()
         deltas = self.scheduler.process(batch, self.runner.forward(batch), 0.0)
+        self.deltas += deltas
         for delta in deltas:
             if delta.token_ids and delta.request_id not in self.answers:
                 self.cached[delta.request_id] = delta.cached_tokens

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens, forward_mode
 
 VOCABULARY = 50
@@ -34,6 +35,8 @@ class FakeRow:
     pages: list[int] = field(default_factory=list)
     length: int = 0
     last_token: int | None = None
+    scored: tuple[int, ...] = ()
+    """The prompt, when it is to be scored."""
 
 
 class FakeRunner:
@@ -62,7 +65,14 @@ class FakeRunner:
             self._write(row, [token])
         if batch.mode is ForwardMode.IDLE:
             assert not scheduled
-        return SampledTokens(batch.step, tuple(self._sample(row) for row in batch.sampling_rows))
+        tokens = tuple(self._sample(row) for row in batch.sampling_rows)
+        scores = tuple(self._scores(row) for row in batch.sampling_rows)
+        return SampledTokens(batch.step, tokens, (), scores if any(scores) else ())
+
+    def _scores(self, number: int) -> list[TokenLogprob] | None:
+        row = self.rows[number]
+        prompt, row.scored = row.scored, ()
+        return [TokenLogprob(token, -1.0, 1, []) for token in prompt[1:]] or None
 
     def _apply(self, batch: Batch) -> None:
         for replaced in batch.replaced_pages:
@@ -72,7 +82,8 @@ class FakeRunner:
             del self.rows[row]
         for added in batch.added_rows:
             assert added.row not in self.rows, "a row is added while another request has it"
-            self.rows[added.row] = FakeRow()
+            asked = added.prompt_logprobs >= 0
+            self.rows[added.row] = FakeRow(scored=added.history if asked else ())
         starts = {extend.row: extend.start for extend in batch.extend_rows}
         for appended in batch.appended_pages:
             row = self.rows[appended.row]

@@ -56,7 +56,7 @@ def test_a_stop_token_is_delivered_and_wins_over_length() -> None:
     [
         (0, 5, "0 tokens"),
         (64, 5, "KV pool of 64 tokens"),
-        (5, 0, "max_tokens 0"),
+        (5, -1, "max_tokens -1"),
     ],
 )
 def test_impossible_requests_end_at_once_with_the_numbers(

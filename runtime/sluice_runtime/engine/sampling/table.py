@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sluice_runtime.engine.sampling.bias import LogitBias
 from sluice_runtime.engine.sampling.draw import SamplingRows, sample
+from sluice_runtime.engine.sampling.logprobs import Logprobs
 from sluice_runtime.engine.sampling.penalties import Penalties
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.scheduler.batch import Batch, RowAdded
@@ -29,12 +30,14 @@ class SamplingTable:
         self._seeds = torch.zeros(rows, dtype=torch.int64)
         self._bias = LogitBias(rows)
         self._penalties = Penalties(rows, vocabulary_size)
+        self.logprobs = Logprobs()
 
     def apply(self, batch: Batch) -> None:
         """Rows dropped, then rows added."""
         for row in batch.dropped_rows:
             self._bias.drop(row)
             self._penalties.drop(row)
+            self.logprobs.drop(row)
         for added in batch.added_rows:
             self._add(added)
 
@@ -56,6 +59,7 @@ class SamplingTable:
         self._seeds[row] = sampling.seed
         self._bias.add(row, sampling.logit_bias)
         self._bias.forbid(row, added.stop_token_ids, prompt + sampling.min_tokens)
+        self.logprobs.add(added)
         if sampling.penalises:
             self._penalties.add(row, sampling, added.history[:prompt], added.history[prompt:])
 
