@@ -21,15 +21,15 @@ PairOf = Callable[[str], tuple[Any, Any]]
 SAMPLED = Sampling(temperature=1.3, top_p=0.9, seed=3, presence_penalty=1.0, logit_bias=[(9, 2.0)])
 
 
-def requests_of(count: int) -> list[Generate]:
+def requests_of(count: int, head: int, rest: int, answer: int) -> list[Generate]:
     """Some score their prompts, some their answers, some both, some nothing."""
     draw = random.Random(8)
-    head = [draw.randrange(256) for _ in range(48)]
+    shared = [draw.randrange(256) for _ in range(head)]
     return [
         generate(
             f"r{index}",
-            [*head, *(draw.randrange(256) for _ in range(draw.randint(1, 90)))],
-            draw.randint(0 if index % 3 == 0 else 1, 90),
+            [*shared, *(draw.randrange(256) for _ in range(draw.randint(1, rest)))],
+            draw.randint(0 if index % 3 == 0 else 1, answer),
             sampling=SAMPLED,
             logprobs=(-1, 0, 5)[index % 3],
             prompt_logprobs=(2, -1)[index % 2],
@@ -72,7 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"chunk_size": -1, "mixed_chunk": False},
     "cut and mixed": {"chunk_size": 16},
     "cached": {"chunk_size": 64, "prefix_cache": True},
-    "small": {"chunk_size": 32, "kv_pool_tokens": 272, "schedule_conservativeness": 0.1},
+    "small": {"chunk_size": 32, "kv_pool_tokens": 256, "schedule_conservativeness": 0.1},
 }
 
 
@@ -82,7 +82,7 @@ def test_scores_are_the_oracles(pair_of: PairOf, case: str, overlap: bool) -> No
     folder, oracle = pair_of("qwen3")
     settings = {"prefix_cache": False, "kv_pool_tokens": 4096, **CASES[case]}
     config = engine_config(str(folder), dtype="float32", page_size=16, **settings)
-    requests = requests_of(12)
+    requests = requests_of(12, 8, 40, 110) if case == "small" else requests_of(12, 48, 90, 40)
     run = run_engine(config, requests, hooks=EngineHooks(poison_freed_pages=True), overlap=overlap)
     check(oracle, requests, run)
     assert (run.cuts > 0) == (case != "plain")
