@@ -27,7 +27,6 @@ NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
             "InvalidConfig",
             "fcfs",
         ),
-        ({"model": DUMMY, "overlap": True}, "InvalidConfig", "overlap"),
         ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", "role: 'prefill'"),
         ({"model": DUMMY, "cudaGraphMaxBatch": 8}, "InvalidConfig", "cudaGraphMaxBatch: 8"),
         ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", "model.revision: 'v1'"),
