@@ -14,7 +14,7 @@ is going to use cannot be, so it is taken off before the request is weighed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -24,7 +24,7 @@ from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
-from sluice_runtime.scheduler.retraction import opens_page
+from sluice_runtime.scheduler.retraction import opening
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 RESERVED_TOKENS_CLIP: Final = 4096
@@ -80,14 +80,20 @@ class Room:
     """Nothing else holds or needs a page."""
 
 
-def reserved_tokens(request: Request, ratio: float) -> float:
-    """Tokens that a running request is expected to generate still."""
-    share = 1.0 if request.ignore_eos else ratio
-    return min(request.remaining_tokens, RESERVED_TOKENS_CLIP) * share
+def reserved_tokens(requests: Iterable[Request], ratio: float) -> float:
+    """Tokens that requests are expected to generate still."""
+    may_end = whole = 0
+    for request in requests:
+        tokens = min(request.remaining_tokens, RESERVED_TOKENS_CLIP)
+        if request.ignore_eos:
+            whole += tokens
+        else:
+            may_end += tokens
+    return whole + may_end * ratio
 
 
 def room_beside(
-    running: Sequence[Request],
+    running: Collection[Request],
     prefilling: Request | None,
     settings: SchedulerSettings,
     ratio: float,
@@ -96,10 +102,9 @@ def room_beside(
 ) -> Room:
     """What a step has left for prefill beside what runs; `ratio` is the new-token ratio."""
     held = [*running, *([prefilling] if prefilling else [])]
-    opening = sum(opens_page(request, settings.page_size) for request in running)
     return Room(
-        available_pages=available_pages - opening,
-        reserved_tokens=sum(reserved_tokens(request, ratio) for request in held),
+        available_pages=available_pages - len(opening(running, settings.page_size)),
+        reserved_tokens=reserved_tokens(held, ratio),
         decode_rows=len(running) if settings.mixed else 0,
         rows=free_rows,
         alone=not held,
@@ -159,7 +164,7 @@ class PrefillAdder:
         self._locking.add(match)
         self._available_pages -= pages + locked_pages
         self._rem_total -= (pages + 1 + locked_pages) * self._page_size
-        self._rem_total -= reserved_tokens(request, self._ratio)
+        self._rem_total -= reserved_tokens([request], self._ratio)
         self._rem_rows -= 1
         self._take(PrefillItem(request, start, end, cut))
         return AdmitResult.CONTINUE

@@ -130,7 +130,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
         """What each of the step's sampling rows got."""
         nothing = (None,) * len(self.token_ids)
         columns = (self.token_ids, self.logprobs or nothing, self.prompt_logprobs or nothing)
-        return [Drawn(*entry) for entry in zip(*columns, strict=True)]
+        return list(map(Drawn._make, zip(*columns, strict=True)))
 
 
 def forward_mode(extends: bool, decodes: bool) -> ForwardMode:

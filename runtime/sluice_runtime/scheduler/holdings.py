@@ -50,6 +50,10 @@ class Holdings:
         return len(self._free_rows)
 
     @property
+    def total_pages(self) -> int:
+        return self._allocator.total_pages
+
+    @property
     def free_pages(self) -> int:
         return self._allocator.free_pages
 

@@ -134,9 +134,9 @@ class PrefixCache:
     def extend(self, lock: Lock, key: bytes, page_ids: list[int]) -> list[int]:
         """Adds computed pages behind a locked path; the lock covers them afterwards.
 
-        `key` are the tokens of `page_ids`, whole pages; the list is the tree's from now on. Returns the tree's own pages for the first
-        tokens, where it had them already: the caller's are duplicates. After a flush nothing is
-        added, and `lock.pages` stays as it was.
+        `key` are the tokens of `page_ids`, whole pages; the list becomes the tree's. Returns the
+        tree's own pages for the first tokens, where it had them already: the caller's are
+        duplicates. After a flush nothing is added, and `lock.pages` stays as it was.
         """
         if lock.epoch != self._epoch:
             return []

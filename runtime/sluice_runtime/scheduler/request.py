@@ -64,6 +64,12 @@ class Request:
     started_seconds: float | None = None
     """When its first step was scheduled."""
 
+    most_tokens: int = field(init=False)
+    """Prompt and answer, if no stop token comes."""
+
+    def __post_init__(self) -> None:
+        self.most_tokens = self.prompt_tokens + self.max_tokens
+
     @property
     def ended(self) -> bool:
         return self.phase is Phase.ENDED
@@ -80,8 +86,8 @@ class Request:
     @property
     def remaining_tokens(self) -> int:
         """Tokens it may still generate, besides one that a batch in flight samples."""
-        known_tokens = max(len(self.token_ids), self.computed_tokens + 1)
-        return self.max_tokens - (known_tokens - self.prompt_tokens)
+        known, scheduled = len(self.token_ids), self.computed_tokens + 1
+        return self.most_tokens - (known if known > scheduled else scheduled)
 
     @property
     def uncomputed_tokens(self) -> int:

@@ -5,7 +5,7 @@ Pure: values in, a frozen plan out; the scheduler carries it out. Compares pages
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sluice_runtime.scheduler.lock_costs import Unlocking
@@ -27,9 +27,9 @@ class RetractionPlan:
         return bool(self.victims or self.stuck)
 
 
-def opens_page(request: Request, page_size: int) -> bool:
-    """Whether the request's next token is the first of a page that it does not have yet."""
-    return request.computed_tokens >= len(request.page_ids) * page_size
+def opening(requests: Iterable[Request], page_size: int) -> list[Request]:
+    """Those whose next token is the first of a page that they do not have yet."""
+    return [r for r in requests if r.computed_tokens >= len(r.page_ids) * page_size]
 
 
 def plan_retraction(
@@ -43,7 +43,7 @@ def plan_retraction(
     """
     if len(running) <= available_pages:
         return RetractionPlan()
-    wanted = sum(opens_page(request, page_size) for request in running)
+    wanted = len(opening(running, page_size))
     if wanted <= available_pages:
         return RetractionPlan()
     message = f"decode wants {wanted} pages, {available_pages} are free or cached"
@@ -55,7 +55,7 @@ def plan_retraction(
         victims.append(victim)
         available_pages += len(victim.page_ids) - lock_of(victim).pages
         available_pages += unlocking.add(lock_of(victim))
-        wanted -= victim is not prefilling and opens_page(victim, page_size)
+        wanted -= victim is not prefilling and len(opening([victim], page_size))
         if wanted <= available_pages:
             return RetractionPlan(tuple(victims), None, "PoolFull", message)
     return RetractionPlan(tuple(victims), order[-1], "PoolTooSmall", message)

@@ -14,52 +14,27 @@ and whatever needs to know it waits for the results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Final
 
 from sluice_runtime.messages import FinishReason, Generate, TokenDelta
 from sluice_runtime.scheduler import leap
-from sluice_runtime.scheduler.admission import (
-    AdmitResult,
-    PrefillAdder,
-    PrefillItem,
-    PrefillPlan,
-    plan_prefill,
-    room_beside,
-)
-from sluice_runtime.scheduler.batch import (
-    NO_TOKEN,
-    Batch,
-    Drawn,
-    ExtendRow,
-    ForwardMode,
-    PagesAppended,
-    RowAdded,
-    SampledTokens,
-    forward_mode,
-)
+from sluice_runtime.scheduler.admission import PrefillItem
+from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, Drawn, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.holdings import Holdings
+from sluice_runtime.scheduler.joining import Joining
 from sluice_runtime.scheduler.limits import most_new_tokens, queue_full, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.pages import PageAllocator
-from sluice_runtime.scheduler.policies import POLICIES, AdmissionOrder, PolicyContext
-from sluice_runtime.scheduler.prefix_sharing import BeingComputed
-from sluice_runtime.scheduler.request import (
-    Phase,
-    Request,
-    outcome_of,
-    request_from,
-    row_added,
-    row_of,
-)
-from sluice_runtime.scheduler.retraction import RetractionPlan, opens_page, plan_retraction
+from sluice_runtime.scheduler.request import Phase, Request, outcome_of, request_from
+from sluice_runtime.scheduler.retraction import RetractionPlan, plan_retraction
 from sluice_runtime.scheduler.roster import Roster
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status, progress_of
+from sluice_runtime.scheduler.writing import BatchWriter
 
+ENDED: Final = Phase.ENDED
 NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn"
 
 
@@ -68,7 +43,7 @@ class Flight:
     """A step whose results are not in."""
 
     prefill: tuple[PrefillItem, ...]
-    decode: tuple[Request, ...]
+    decode: list[Request]
 
 
 class Scheduler:
@@ -78,11 +53,11 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, allocator: PageAllocator) -> None:
         self._settings = settings
         self._holdings = Holdings(settings, allocator)
-        self._pages_total = allocator.total_pages
-        self._order = AdmissionOrder(POLICIES[settings.policy], settings.seed)
         self._ratio = NewTokenRatio(settings.conservativeness)
         self._pacing = Pacing(settings)
         self._roster = Roster()
+        self._joining = Joining(settings, self._roster, self._holdings, self._pacing, self._ratio)
+        self._writer = BatchWriter(settings.page_size, self._roster, self._holdings)
         self._aborting: list[Request] = []
         self._flights: dict[int, Flight] = {}
         self._outcomes: list[TokenDelta] = []
@@ -126,11 +101,12 @@ class Scheduler:
         if shortage.needed and self._flights:
             return None
         self._carry_out(shortage, now)
-        prefill = self._plan_prefill(now, admits=not shortage.needed)
+        launched = [item.request for flight in self._flights.values() for item in flight.prefill]
+        prefill = self._joining.plan(now, launched, admits=not shortage.needed)
         decodes = not prefill.items or (self._settings.mixed and not prefill.scores_prompts)
         decode = self._ready_to_decode() if decodes else []
         if prefill.items or decode or (self._outcomes and not self._flights):
-            return self._build(prefill.items, decode, now)
+            return self._launch(prefill.items, decode, now)
         if not self._flights:
             self._ratio.reset()
             self._pacing.rest()
@@ -157,8 +133,8 @@ class Scheduler:
             return 0
         running, size = self._roster.running, self._settings.page_size
         most = leap.alike_steps(running, self._holdings.available_pages, size, most)
-        head, steps = next(self._in_order(now), None), 0
-        while steps < most and not (head and self._would_admit(head)):
+        head, steps = next(self._joining.in_order(now), None), 0
+        while steps < most and not (head and self._joining.would_admit(head)):
             stride = 1 if head else most
             leap.take(running, self._holdings, size, stride)
             for _ in range(stride):
@@ -177,7 +153,7 @@ class Scheduler:
             queued_requests=len(self._roster.waiting),
             queued_tokens=self._roster.waiting.tokens + uncomputed,
             running_requests=len(self._roster.running) + (prefilling is not None),
-            pages_total=self._pages_total,
+            pages_total=self._holdings.total_pages,
             pages_free=self._holdings.free_pages,
             pages_evictable=self._holdings.evictable_pages,
             evicted_pages=self._holdings.evicted_pages,
@@ -235,105 +211,16 @@ class Scheduler:
         elif self._roster.running:
             self._ratio.decay()
 
-    # The batch: who joins, what each row does.
-
-    def _plan_prefill(self, now: float, *, admits: bool) -> PrefillPlan:
-        if not (self._roster.prefilling or (admits and len(self._roster.waiting))):
-            return PrefillPlan((), "Continue", "nothing waits")
-        order = self._in_order(now) if admits else ()
-        launched = [item.request for flight in self._flights.values() for item in flight.prefill]
-        continuing = [self._roster.prefilling] if self._roster.prefilling else []
-        computing = BeingComputed(self._settings, [*continuing, *launched])
-        adder, match = self._adder(), self._holdings.match
-        return plan_prefill(adder, self._roster.prefilling, order, match, computing)
-
-    def _adder(self) -> PrefillAdder:
-        """With what the next step has left for prompts."""
-        room = room_beside(
-            list(self._roster.running),
-            self._roster.prefilling,
-            self._settings,
-            self._ratio.value,
-            self._holdings.available_pages,
-            self._holdings.free_rows,
-        )
-        budget = self._pacing.budget(self._roster.running, self._roster.prefilling)
-        settings = replace(self._settings, chunk_size=budget.tokens)
-        return PrefillAdder(settings, room, self._ratio.value)
-
-    def _would_admit(self, request: Request) -> bool:
-        """Whether the next step had room for a request that goes first."""
-        adder = self._adder()
-        if adder.closed:
-            return False
-        return adder.add(request, self._holdings.match(request)) is AdmitResult.CONTINUE
-
-    def _in_order(self, now: float) -> Iterator[Request]:
-        """The waiting requests, as the policy has them; nothing is done before the first is asked
-        for."""
-        return self._order(self._roster.waiting, partial(self._policy_context, now))
-
-    def _policy_context(self, now: float) -> PolicyContext:
-        rows = 1 - self._holdings.free_rows / self._settings.max_running_requests
-        pages = 1 - self._holdings.available_pages / self._pages_total
-        view = PolicyContext(now, max(rows, pages), self._roster.running)
-        if not self._settings.prefix_cache:
-            return view
-        tokens, path = self._holdings.matched_tokens, self._holdings.matched_path
-        return replace(view, matched_tokens=tokens, matched_path=path)
-
-    def _build(
-        self, prefill: Sequence[PrefillItem], decode: Sequence[Request], now: float
-    ) -> Batch:
-        """Takes rows and pages, and writes the step down."""
+    def _launch(self, prefill: tuple[PrefillItem, ...], decode: list[Request], now: float) -> Batch:
         self._step += 1
-        starting = [item.request for item in prefill if item.request.row is None]
-        added = self._start(starting, now)
-        started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
-        opened = [pages for request in decode if (pages := self._advance(request))]
-        mode = forward_mode(bool(prefill), bool(decode))
-        self._steps[mode.value] += 1
-        self._flights[self._step] = Flight(tuple(prefill), tuple(decode))
+        starting = self._joining.start(prefill, now)
+        batch = self._writer.write(self._step, starting, prefill, decode)
+        self._flights[self._step] = Flight(prefill, decode)
         self._holdings.launched(self._step)
-        batch = Batch(
-            step=self._step,
-            mode=mode,
-            replaced_pages=self._holdings.take_replaced_pages(),
-            dropped_rows=self._holdings.take_dropped_rows(),
-            added_rows=tuple(added),
-            appended_pages=(*started, *opened),
-            extend_rows=tuple([self._extend(item) for item in prefill]),
-            decode_rows=tuple([row_of(request) for request in decode]),
-            decode_context_tokens=sum([request.computed_tokens for request in decode]),
-        )
         self._pacing.made(batch, now)
+        self._steps[batch.mode] += 1
+        self._chunk_cuts += sum(item.cut for item in prefill)
         return batch
-
-    def _start(self, requests: Sequence[Request], now: float) -> list[RowAdded]:
-        """Out of the queue, with a row and with pages for all of the prompt, also when it is cut.
-        What of it was cached when it first started is what its client is told."""
-        for request in requests:
-            self._roster.waiting.remove(request)
-            self._order.admitted(request)
-        self._holdings.take(requests)
-        for request in requests:
-            if request.started_seconds is None:
-                request.started_seconds, request.cached_tokens = now, request.computed_tokens
-        return [row_added(request) for request in requests]
-
-    def _extend(self, item: PrefillItem) -> ExtendRow:
-        self._roster.prefill(item.request, item.end, cut=item.cut)
-        self._chunk_cuts += item.cut
-        tokens = tuple(item.request.token_ids[item.start : item.end])
-        return ExtendRow(row_of(item.request), item.start, tokens, samples=not item.cut)
-
-    def _advance(self, request: Request) -> PagesAppended | None:
-        """One token further; the page it opens, if it opens one."""
-        opens = opens_page(request, self._settings.page_size)
-        request.computed_tokens += 1
-        if not opens:
-            return None
-        return PagesAppended(row_of(request), (self._holdings.open_page(request),))
 
     # After a batch, and on the way out.
 
@@ -350,7 +237,7 @@ class Scheduler:
 
     def _accept(self, request: Request, drawn: Drawn) -> None:
         """A sampled token; nothing of a request that ended or is about to be dropped."""
-        if request.ended or request.aborting:
+        if request.phase is ENDED or request.aborting:
             return
         if drawn.token == NO_TOKEN:
             self._end(request, "error", NOT_FINITE, trusted=False)
@@ -359,7 +246,7 @@ class Scheduler:
             request.token_ids.append(drawn.token)
         if request.max_tokens and drawn.token in request.stop_token_ids:
             self._end(request, "stop", drawn=drawn)
-        elif request.output_tokens >= request.max_tokens:
+        elif len(request.token_ids) >= request.most_tokens:
             self._end(request, "length", drawn=drawn)
         else:
             self._outcomes.append(outcome_of(request, drawn))

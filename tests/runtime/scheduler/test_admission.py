@@ -155,11 +155,11 @@ def test_no_row_is_left() -> None:
 
 
 def test_reserved_tokens_are_clipped_and_whole_without_eos() -> None:
-    assert reserved_tokens(waiting(5, 100), 0.25) == 25
-    assert reserved_tokens(waiting(5, 100_000), 0.25) == 1024
+    assert reserved_tokens([waiting(5, 100)], 0.25) == 25
+    assert reserved_tokens([waiting(5, 100_000)], 0.25) == 1024
     free_to_end = waiting(5, 100)
     free_to_end.ignore_eos = True
-    assert reserved_tokens(free_to_end, 0.25) == 100
+    assert reserved_tokens([free_to_end], 0.25) == 100
 
 
 def test_what_a_cut_leaves_of_the_budget_is_not_cut_again() -> None:

@@ -1,0 +1,106 @@
+"""Which waiting requests join the next step: the policy's order, the step's room, the admission.
+
+What fits is weighed by `admission`, what comes first by `policies`; here they are given what they
+look at, and what they decide is carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from sluice_runtime.scheduler.admission import (
+    AdmitResult,
+    PrefillAdder,
+    PrefillItem,
+    PrefillPlan,
+    plan_prefill,
+    room_beside,
+)
+from sluice_runtime.scheduler.holdings import Holdings
+from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
+from sluice_runtime.scheduler.pacing import Pacing
+from sluice_runtime.scheduler.policies import POLICIES, AdmissionOrder, PolicyContext
+from sluice_runtime.scheduler.prefix_sharing import BeingComputed
+from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.roster import Roster
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+
+class Joining:
+    """One engine's door."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        roster: Roster,
+        holdings: Holdings,
+        pacing: Pacing,
+        ratio: NewTokenRatio,
+    ) -> None:
+        self._settings = settings
+        self._roster = roster
+        self._holdings = holdings
+        self._pacing = pacing
+        self._ratio = ratio
+        self._order = AdmissionOrder(POLICIES[settings.policy], settings.seed)
+
+    def plan(self, now: float, launched: Iterable[Request], *, admits: bool) -> PrefillPlan:
+        """What of which prompts the next step computes; `launched`: whose prompts a step in flight
+        computes. Without `admits` it is only the one that was cut."""
+        prefilling = self._roster.prefilling
+        if not (prefilling or (admits and len(self._roster.waiting))):
+            return PrefillPlan((), "Continue", "nothing waits")
+        order = self.in_order(now) if admits else ()
+        continuing = [prefilling] if prefilling else []
+        computing = BeingComputed(self._settings, [*continuing, *launched])
+        return plan_prefill(self._adder(), prefilling, order, self._holdings.match, computing)
+
+    def start(self, items: Sequence[PrefillItem], now: float) -> list[Request]:
+        """Those of them that waited leave the queue and get what they need. What of a prompt was
+        cached when it first started is what its client is told."""
+        starting = [item.request for item in items if item.request.row is None]
+        for request in starting:
+            self._roster.waiting.remove(request)
+            self._order.admitted(request)
+        self._holdings.take(starting)
+        for request in starting:
+            if request.started_seconds is None:
+                request.started_seconds, request.cached_tokens = now, request.computed_tokens
+        return starting
+
+    def in_order(self, now: float) -> Iterator[Request]:
+        """The waiting requests, as the policy has them; nothing is done before the first is asked
+        for."""
+        return self._order(self._roster.waiting, partial(self._policy_context, now))
+
+    def would_admit(self, request: Request) -> bool:
+        """Whether the next step had room for a request that goes first."""
+        adder = self._adder()
+        if adder.closed:
+            return False
+        return adder.add(request, self._holdings.match(request)) is AdmitResult.CONTINUE
+
+    def _adder(self) -> PrefillAdder:
+        """With what the next step has left for prompts."""
+        room = room_beside(
+            self._roster.running,
+            self._roster.prefilling,
+            self._settings,
+            self._ratio.value,
+            self._holdings.available_pages,
+            self._holdings.free_rows,
+        )
+        budget = self._pacing.budget(self._roster.running, self._roster.prefilling)
+        settings = replace(self._settings, chunk_size=budget.tokens)
+        return PrefillAdder(settings, room, self._ratio.value)
+
+    def _policy_context(self, now: float) -> PolicyContext:
+        rows = 1 - self._holdings.free_rows / self._settings.max_running_requests
+        pages = 1 - self._holdings.available_pages / self._holdings.total_pages
+        view = PolicyContext(now, max(rows, pages), self._roster.running)
+        if not self._settings.prefix_cache:
+            return view
+        tokens, path = self._holdings.matched_tokens, self._holdings.matched_path
+        return replace(view, matched_tokens=tokens, matched_path=path)
