@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any
 
@@ -97,12 +97,9 @@ def run_engine(
     """
     run = Run()
     recorder = Recorder(run)
-    given = hooks or EngineHooks()
     config = resolved(config)
     files = resolve(config.model.uri)
-    engine = build_engine(
-        config, files, EngineHooks(given.page_order, given.poison_freed_pages, recorder)
-    )
+    engine = build_engine(config, files, replace(hooks or EngineHooks(), on_logits=recorder))
     drive(engine, run, recorder, requests, chunk_sizes, overlap=overlap)
     status = engine.scheduler.status()
     run.cuts, run.retractions = status.chunk_cuts, status.retractions

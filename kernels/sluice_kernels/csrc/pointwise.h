@@ -74,19 +74,30 @@ inline void to_float(const sluice::ToFloat& call, int64_t begin, int64_t end) {
       [&](int64_t i) { call.to[begin + i] = widen(from[begin + i]); });
 }
 
-// The first and the second half of a head are one pair each.
+// The first and the second half of a head are one pair each. weight may be null.
 template <typename T>
-void rotate_head(const T* __restrict x, const T* __restrict weight, const float* __restrict cos,
-                 const float* __restrict sin, T* __restrict out, int64_t dim, float eps) {
+void rotate_head(const T* x, const T* weight, const float* cos, const float* sin, T* out,
+                 int64_t dim, float eps) {
   const int64_t half = dim / 2;
   const float scale = weight ? inverse_rms(x, dim, eps) : 1.0f;
-#pragma omp simd
-  for (int64_t i = 0; i < half; ++i) {
-    const float first = widen(x[i]) * scale * (weight ? widen(weight[i]) : 1.0f);
-    const float second = widen(x[half + i]) * scale * (weight ? widen(weight[half + i]) : 1.0f);
-    narrow(first * cos[i] - second * sin[i], out[i]);
-    narrow(second * cos[i] + first * sin[i], out[half + i]);
-  }
+  each(
+      half,
+      [&](int64_t i) {
+        Vector first = load(x + i), second = load(x + half + i);
+        if (weight) {
+          first *= scale * load(weight + i);
+          second *= scale * load(weight + half + i);
+        }
+        const Vector c = load(cos + i), s = load(sin + i);
+        store(first * c - second * s, out + i);
+        store(second * c + first * s, out + half + i);
+      },
+      [&](int64_t i) {
+        const float first = widen(x[i]) * scale * (weight ? widen(weight[i]) : 1.0f);
+        const float second = widen(x[half + i]) * scale * (weight ? widen(weight[half + i]) : 1.0f);
+        narrow(first * cos[i] - second * sin[i], out[i]);
+        narrow(second * cos[i] + first * sin[i], out[half + i]);
+      });
 }
 
 template <typename T>

@@ -101,6 +101,10 @@ inline Vector sums(Vector* of) {
   return of[0];
 }
 
+#if defined(__AVX512F__)
+inline float sum(Vector value) { return _mm512_reduce_add_ps((__m512)value); }
+inline float largest(Vector value) { return _mm512_reduce_max_ps((__m512)value); }
+#else
 inline float sum(Vector value) {
   float total = 0;
   for (int i = 0; i < LANES; ++i) total += value[i];
@@ -112,5 +116,7 @@ inline float largest(Vector value) {
   for (int i = 1; i < LANES; ++i) found = value[i] > found ? value[i] : found;
   return found;
 }
+
+#endif
 
 }  // namespace

@@ -30,6 +30,8 @@ class Case:
     """Budgets that the steps have in turn, instead of `chunk_size`."""
     prefix_cache: bool = True
     overlap: bool = False
+    backend: str | None = None
+    """None: the compiled kernels, where they were built."""
 
     def __str__(self) -> str:
         pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
@@ -37,6 +39,7 @@ class Case:
         chunk = "+".join(map(str, self.chunk_sizes or (self.chunk_size,)))
         more = "" if self.prefix_cache else "-uncached"
         more += "-overlap" if self.overlap else ""
+        more += f"-{self.backend}" if self.backend else ""
         return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}{more}"
 
 
@@ -77,7 +80,7 @@ def compare(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) 
     )
     pages = pool // case.page_size
     order = random.Random(3).sample(range(pages), pages)
-    hooks = EngineHooks(order, poison_freed_pages=True)
+    hooks = EngineHooks(order, poison_freed_pages=True, backend=case.backend)
     run = run_engine(
         config, requests, hooks=hooks, chunk_sizes=case.chunk_sizes, overlap=case.overlap
     )

@@ -31,6 +31,9 @@ SOME = [
     Case(overlap=True),
     Case(page_size=1, chunk_size=16, mixed=False, overlap=True),
     Case(chunk_size=-1, mixed=False, overlap=True),
+    Case(backend="torch"),
+    Case("llama", page_size=1, chunk_size=16, backend="torch"),
+    Case(chunk_size=-1, mixed=False, backend="torch"),
 ]
 SMALL_POOLS = [
     Case(chunk_size=32, pool_tokens=256),
@@ -38,14 +41,15 @@ SMALL_POOLS = [
     Case("llama3-rope-sharded", chunk_size=16, mixed=False, pool_tokens=256),
     Case(chunk_size=32, pool_tokens=256, prefix_cache=False),
     Case(chunk_size=32, pool_tokens=256, overlap=True),
+    Case(chunk_size=32, pool_tokens=256, backend="torch"),
     Case(page_size=1, chunk_size=16, pool_tokens=200, overlap=True),
 ]
 ALL = [
-    Case(kind, page_size, chunk_size, mixed, overlap=overlap)
-    for kind, page_size, chunk_size, mixed, overlap in product(
-        KINDS, (1, 16), (1, 16, 64, -1), (True, False), (True, False)
+    Case(kind, page_size, chunk_size, mixed, overlap=overlap, backend=backend)
+    for kind, page_size, chunk_size, mixed, overlap, backend in product(
+        KINDS, (1, 16), (1, 16, 64, -1), (True, False), (True, False), ("torch", None)
     )
-    if chunk_size == -1 or chunk_size >= page_size
+    if (chunk_size == -1 or chunk_size >= page_size) and not (overlap and backend)
 ]
 ALL_SMALL_POOLS = [replace(case, pool_tokens=240) for case in ALL if case.chunk_size > 0]
 
@@ -88,6 +92,7 @@ TRAINED = [
     Case("trained", mixed=False),
     Case("trained", chunk_size=-1, mixed=False),
     Case("trained", chunk_size=32, pool_tokens=192),
+    Case("trained", backend="torch"),
 ]
 
 

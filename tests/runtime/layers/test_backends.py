@@ -1,0 +1,92 @@
+"""Every backend computes the same, and the best that was built is chosen and named."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from sluice_kernels import native
+from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers import backend as backends
+from sluice_runtime.layers.backend import NATIVE, TORCH, Backend, choose_backend
+from sluice_runtime.layers.norm import HeadNorm
+from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
+from sluice_runtime.layers.token_layout import TokenLayout
+from sluice_runtime.model.load import load_model
+from sluice_runtime.model_files import resolve
+from torch import Tensor
+
+MISSING = native.load()
+needs_kernels = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
+DIM, HEADS, KV_HEADS = 64, 4, 2
+ROWS = ((40, 40), (7, 30), (1, 1), (1, 17), (1, 100))
+"""(tokens, context): two rows extend, three decode."""
+
+
+def layout(page_size: int) -> TokenLayout:
+    counts = torch.tensor([count for count, _ in ROWS])
+    contexts = torch.tensor([context for _, context in ROWS])
+    ends = counts.cumsum(0)
+    most = -(-int(contexts.max()) // page_size)
+    table = torch.randperm(len(ROWS) * most).view(len(ROWS), most)
+    rows = torch.arange(len(ROWS))
+    positions = torch.arange(int(ends[-1])) + (contexts - ends).repeat_interleave(counts)
+    pages = table[rows.repeat_interleave(counts), positions // page_size]
+    begins = torch.cat((torch.zeros(1, dtype=torch.int64), ends))
+    return TokenLayout(pages, positions % page_size, table, rows, begins, contexts, extends=2)
+
+
+def attended(backend: Backend, page_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Output and pool of one step over a pool that holds the rows' earlier tokens."""
+    torch.manual_seed(0)
+    where = layout(page_size)
+    pool = PagePool(KvShape(2, KV_HEADS, DIM, dtype), where.page_table.numel(), page_size)
+    pool.data.copy_(torch.randn(pool.data.shape))
+    n = int(where.begins[-1])
+    angles = angles_of(inverse_frequencies(Rope(10_000.0), DIM), torch.arange(n))
+    qkv = torch.randn(n, HEADS + 2 * KV_HEADS, DIM).to(dtype)
+    norm = HeadNorm(torch.rand(HEADS + KV_HEADS, DIM).to(dtype), 1e-6)
+    return backend.attention(pool, where, angles).attend(1, qkv, norm), pool.data
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_attention_of_the_backends_agrees(page_size: int, dtype: torch.dtype) -> None:
+    seen, wanted = (attended(backend, page_size, dtype) for backend in (NATIVE, TORCH))
+    for actual, expected in zip(seen, wanted, strict=True):
+        torch.testing.assert_close(
+            actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True
+        )
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends.native, "load", lambda: native.Missing("_native.so was not built"))
+
+
+@needs_kernels
+def test_kernels_that_were_built_are_used_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sluice.engine")
+    model = load_model(resolve("dummy://qwen3-tiny"), "bfloat16", 0)
+    assert model.backend is NATIVE
+    assert f"kernels: native for {native.isa()}" in caplog.messages
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_them_plain_torch_computes_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sluice.engine")
+    model = load_model(resolve("dummy://qwen3-tiny"), "bfloat16", 0)
+    assert model.backend is TORCH
+    said = "kernels: plain torch, several times slower: _native.so was not built"
+    assert said in caplog.messages
+
+
+@needs_kernels
+def test_a_type_that_the_kernels_do_not_know_is_left_to_torch() -> None:
+    choice = choose_backend(torch.float16)
+    assert choice.backend is TORCH
+    assert "torch.float16" in choice.message
