@@ -22,7 +22,6 @@ class NeutralOnly:
 
 _ABSENT: Final = NeutralOnly((None,), "leaving it out")
 _FALSE: Final = NeutralOnly((None, False), "false")
-_ZERO: Final = NeutralOnly((None, 0), "0")
 _ONE: Final = NeutralOnly((None, 1), "1")
 _EMPTY_LIST: Final = NeutralOnly((None, []), "[]")
 _EMPTY_OBJECT: Final = NeutralOnly((None, {}), "{}")
@@ -31,19 +30,15 @@ _NO_TOOL: Final = NeutralOnly((None, "none", "auto"), '"none" or "auto"')
 ROWS: Final[Mapping[str, NeutralOnly]] = {
     "audio": _ABSENT,
     "best_of": _ONE,
-    "echo": _FALSE,
     "function_call": _NO_TOOL,
     "functions": _EMPTY_LIST,
-    "logprobs": _FALSE,
     "metadata": _EMPTY_OBJECT,
     "modalities": NeutralOnly((None, ["text"]), '["text"]'),
     "prediction": _ABSENT,
-    "prompt_logprobs": _ABSENT,
     "reasoning_effort": NeutralOnly((None, "none"), '"none"'),
     "service_tier": NeutralOnly((None, "auto", "default"), '"auto" or "default"'),
     "store": _FALSE,
     "suffix": NeutralOnly((None, ""), '""'),
-    "top_logprobs": _ZERO,
     "verbosity": _ABSENT,
     "web_search_options": _ABSENT,
 }

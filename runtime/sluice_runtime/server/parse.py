@@ -43,11 +43,9 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
         request = kind.model_validate(accepted)
     except ValidationError as error:
         raise _refusal(kind, error) from None
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequestError(
-            "stream_options: given without stream; allowed: only with stream true",
-            "stream_options",
-        )
+    if misfit := request.misfit():
+        field, words = misfit
+        raise InvalidRequestError(f"{field}: {words}", field)
     return request
 
 

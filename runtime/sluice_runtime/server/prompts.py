@@ -63,6 +63,15 @@ class ChoicePlan:
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """One prompt of a request."""
+
+    token_ids: list[int]
+    echo: str | None = None
+    """Its text, when the answer begins with it."""
+
+
+@dataclass(frozen=True)
 class ModelText:
     """What the model's files say about text, loaded once."""
 
@@ -104,30 +113,31 @@ class Planner:
         messages = [message.for_template() for message in request.messages]
         prompt = self.text.template.render(messages, tools.shown if tools else None)
         ids = self.text.tokenizer.encode(prompt, add_special_tokens=False)
-        return self._plans(request, [ids], "messages", tools)
+        return self._plans(request, [Prompt(ids)], "messages", tools)
 
-    def _prompts(self, request: CompletionRequest) -> list[list[int]]:
+    def _prompts(self, request: CompletionRequest) -> list[Prompt]:
         given = request.prompt
         entries = [given] if isinstance(given, str) or isinstance(given[0], int) else given
-        return [self._prompt_ids(entry) for entry in entries]
+        return [self._prompt(entry, echoes=request.echoes) for entry in entries]
 
-    def _prompt_ids(self, entry: object) -> list[int]:
+    def _prompt(self, entry: object, *, echoes: bool) -> Prompt:
         if isinstance(entry, str):
-            return self.text.tokenizer.encode(entry, add_special_tokens=True)
+            ids = self.text.tokenizer.encode(entry, add_special_tokens=True)
+            return Prompt(ids, entry if echoes else None)
         assert isinstance(entry, list)
-        return entry
+        return Prompt(entry, self.text.tokenizer.decode(entry) if echoes else None)
 
     def _plans(
         self,
         request: GenerationRequest,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[Prompt],
         param: str,
         tools: ToolPlan | None = None,
     ) -> list[ChoicePlan]:
-        for ids in prompts:
-            if reason := refusal(self.limits, len(ids)):
+        for prompt in prompts:
+            if reason := refusal(self.limits, len(prompt.token_ids)):
                 raise InvalidRequestError(f"{param}: {reason}", param)
-            refuse_unknown_tokens(param, ids, self.vocabulary_size)
+            refuse_unknown_tokens(param, prompt.token_ids, self.vocabulary_size)
         base = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
         eos = self._eos_token_ids(request)
         stop_ids = sorted({*eos, *self._own_stop_token_ids(request)})
@@ -135,8 +145,8 @@ class Planner:
         return [
             ChoicePlan(
                 index=number * request.choices + choice,
-                prompt_ids=ids,
-                max_tokens=self._max_tokens(request, len(ids)),
+                prompt_ids=prompt.token_ids,
+                max_tokens=self._max_tokens(request, len(prompt.token_ids)),
                 sampling=for_choice(base, choice),
                 stop_token_ids=stop_ids,
                 ignore_eos=bool(request.ignore_eos),
@@ -146,8 +156,11 @@ class Planner:
                 grammar=grammar,
                 tool_format=tools.form if tools else None,
                 cache_salt=request.cache_salt or "",
+                logprobs=request.told_logprobs,
+                prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
+                echo=prompt.echo,
             )
-            for number, ids in enumerate(prompts)
+            for number, prompt in enumerate(prompts)
             for choice in range(request.choices)
         ]
 

@@ -21,6 +21,8 @@ MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_SALT_CHARACTERS: Final = 256
+MOST_LOGPROBS: Final = 20
+MOST_COMPLETION_LOGPROBS: Final = 5
 MAX_BIASED_TOKENS: Final = 1024
 MOST_BIAS: Final = 100
 _TOKEN_ID: Final = re.compile("[0-9]{1,9}")
@@ -82,6 +84,8 @@ class GenerationRequest(StructuredFields):
     ignore_eos: bool | None = None
     priority: int | None = Field(default=None, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
     """Larger is more urgent; 0 when left out."""
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    """Most probable tokens to tell beside each token of the prompt."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[Text, Field(max_length=MAX_SALT_CHARACTERS)] | None = None
@@ -102,9 +106,34 @@ class GenerationRequest(StructuredFields):
         """The field that bounds the answer, and its value; None: as much as there is room for."""
         return "max_tokens", self.max_tokens
 
+    @property
+    def told_logprobs(self) -> int:
+        """Most probable tokens to tell beside each token of the answer; -1: tell nothing."""
+        return -1
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
+
+    def misfit(self) -> tuple[str, str] | None:
+        """A field that does not go with the others, and with what it would."""
+        if self.stream_options is not None and not self.stream:
+            return "stream_options", "given without stream; allowed: only with stream true"
+        if self.prompt_logprobs is not None and self.stream:
+            return "prompt_logprobs", "given with stream; allowed: only without"
+        return None
+
 
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
+
+    max_tokens: int | None = Field(default=None, ge=0)
+    """0: only the prompt is read, and scored or echoed."""
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_COMPLETION_LOGPROBS)
+    """Most probable tokens to tell beside each token, and its own."""
+    echo: bool | None = None
+    """Whether the answer begins with the prompt."""
 
     prompt: (
         Text
@@ -112,6 +141,19 @@ class CompletionRequest(GenerationRequest):
         | TokenIds
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
+
+    @property
+    def told_logprobs(self) -> int:
+        return -1 if self.logprobs is None else self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    def misfit(self) -> tuple[str, str] | None:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            return "max_tokens", "0 is not allowed; allowed: 1 or more, or 0 with echo"
+        return super().misfit()
 
 
 class TextPart(RequestModel):
@@ -161,9 +203,22 @@ class ChatRequest(GenerationRequest, ToolFields):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    """Whether the logprob of each token is told."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    """Most probable tokens to tell beside it."""
 
     @property
     def answer_tokens(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return super().answer_tokens
+
+    @property
+    def told_logprobs(self) -> int:
+        return (self.top_logprobs or 0) if self.logprobs else -1
+
+    def misfit(self) -> tuple[str, str] | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            return "top_logprobs", "given without logprobs; allowed: only with logprobs true"
+        return super().misfit()

@@ -28,6 +28,7 @@ from sluice_runtime.messages import (
     ToApi,
     ToEngine,
     TokenDelta,
+    TokenLogprob,
 )
 from sluice_runtime.transport import EngineLink
 
@@ -71,6 +72,12 @@ def load(running: int, queued: int = 0) -> Load:
     )
 
 
+def score_of(token: int, top: int) -> TokenLogprob:
+    """Second best, after the token beside it."""
+    best = [(token ^ 1, -0.25), (token, -0.5), *((other, -9.0) for other in range(20))]
+    return TokenLogprob(token, -0.5, 2, best[:top])
+
+
 @dataclass
 class _Answer:
     generate: Generate
@@ -79,6 +86,8 @@ class _Answer:
 
     def next_delta(self) -> TokenDelta:
         asked = self.generate
+        if asked.max_tokens == 0:
+            return TokenDelta(asked.request_id, [], "length", prompt_logprobs=self._prompt_scores())
         ended = self.sent == len(asked.prompt_ids)
         token = EOS if ended else asked.prompt_ids[self.sent]
         self.sent += 1
@@ -87,15 +96,22 @@ class _Answer:
             reason = "stop"
         elif self.sent == asked.max_tokens or ended:
             reason = "length"
+        scores = [score_of(token, asked.logprobs)] if asked.logprobs >= 0 else []
         if self.sent > 1:
-            return TokenDelta(asked.request_id, [token], reason)
+            return TokenDelta(asked.request_id, [token], reason, logprobs=scores)
         return TokenDelta(
             asked.request_id,
             [token],
             reason,
+            logprobs=scores,
+            prompt_logprobs=self._prompt_scores(),
             cached_tokens=self.cached_tokens,
             queue_seconds=QUEUE_SECONDS,
         )
+
+    def _prompt_scores(self) -> list[TokenLogprob] | None:
+        top = self.generate.prompt_logprobs
+        return None if top < 0 else [score_of(t, top) for t in self.generate.prompt_ids[1:]]
 
 
 @dataclass

@@ -196,5 +196,5 @@ async def test_errors_have_openais_classes(server: Server) -> None:
         await server.openai.completions.create(model="other", prompt="a")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        await server.openai.completions.create(model=MODEL, prompt="a", logprobs=3)
+        await server.openai.completions.create(model=MODEL, prompt="a", logprobs=6)
     assert bad.value.param == "logprobs"

@@ -1,0 +1,142 @@
+"""Logprobs as the `openai` client reads them: tokens, bytes, offsets; whole and streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_runtime.messages import Generate
+
+from tests.runtime.server.conftest import MODEL, Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT: Any = [{"role": "user", "content": "h€y"}]
+CHAT_TEXT = "user: h€y\nassistant: "
+
+
+async def chat_tokens(server: Server, *, stream: bool, **fields: Any) -> tuple[str, list[Any]]:
+    """The text of an answer, and the entries of its logprobs."""
+    if not stream:
+        answer = await server.openai.chat.completions.create(
+            model=MODEL, messages=CHAT, logprobs=True, **fields
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        return answer.choices[0].message.content or "", list(logprobs.content or [])
+    text, entries = "", []
+    async for chunk in await server.openai.chat.completions.create(
+        model=MODEL, messages=CHAT, logprobs=True, stream=True, **fields
+    ):
+        choice = chunk.choices[0]
+        text += choice.delta.content or ""
+        entries += (choice.logprobs.content or []) if choice.logprobs else []
+    return text, entries
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_bytes_of_all_tokens_are_the_answer(server: Server, stream: bool) -> None:
+    """Also where a character is split over tokens; the end token is not among them."""
+    text, entries = await chat_tokens(server, stream=stream, top_logprobs=2)
+    assert text == CHAT_TEXT
+    assert bytes(value for entry in entries for value in entry.bytes) == CHAT_TEXT.encode()
+    first = entries[0]
+    assert (first.token, first.logprob) == ("u", -0.5)
+    assert [(top.token, top.logprob) for top in first.top_logprobs] == [("t", -0.25), ("u", -0.5)]
+    euro = entries[CHAT_TEXT.encode().index("€".encode())]
+    assert (euro.token, euro.bytes) == ("\ufffd", [0xE2])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_token_of_a_stop_string_is_told(server: Server, stream: bool) -> None:
+    text, entries = await chat_tokens(server, stream=stream, stop=["h€"])
+    assert text == "user: "
+    assert [entry.token for entry in entries] == list("user: ")
+    assert entries[0].top_logprobs == []
+
+
+async def test_a_chat_that_does_not_ask_is_told_nothing(server: Server) -> None:
+    answer = await server.openai.chat.completions.create(model=MODEL, messages=CHAT)
+    assert answer.choices[0].logprobs is None
+
+
+async def test_a_completions_lists_lie_side_by_side(server: Server) -> None:
+    answer = await server.openai.completions.create(model=MODEL, prompt="a€b", logprobs=1)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == ["a", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "b"]
+    assert logprobs.token_logprobs == [-0.5] * 5
+    assert logprobs.text_offset == [0, 1, 1, 1, 2]
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[0] == {"`": -0.25, "a": -0.5}
+
+
+async def test_zero_logprobs_tell_the_token_alone(server: Server) -> None:
+    answer = await server.openai.completions.create(model=MODEL, prompt="ab", logprobs=0)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.top_logprobs == [{"a": -0.5}, {"b": -0.5}]
+
+
+@pytest.mark.parametrize("prompt", ["ab€", list("ab€".encode())])
+async def test_an_echoed_prompt_is_scored_with_the_answer(
+    server: Server, prompt: str | list[int]
+) -> None:
+    answer = await server.openai.completions.create(
+        model=MODEL, prompt=prompt, logprobs=0, echo=True, max_tokens=2
+    )
+    choice = answer.choices[0]
+    assert choice.text == "ab€ab"
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs == [None, -0.5, -0.5, -0.5, -0.5, -0.5, -0.5]
+    assert choice.logprobs.text_offset == [0, 1, 2, 2, 2, 3, 4]
+    assert choice.logprobs.top_logprobs is not None
+    assert choice.logprobs.top_logprobs[0] is None
+
+
+async def test_a_prompt_is_scored_without_an_answer(server: Server) -> None:
+    answer = await server.openai.completions.create(
+        model=MODEL, prompt=["ab", "c"], logprobs=1, echo=True, max_tokens=0
+    )
+    assert [choice.text for choice in answer.choices] == ["ab", "c"]
+    assert [choice.finish_reason for choice in answer.choices] == ["length"] * 2
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs == [None, -0.5]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 0)
+    asked = [g for g in server.engine.of(Generate) if isinstance(g, Generate)]
+    assert [(g.max_tokens, g.prompt_logprobs) for g in asked] == [(0, 1), (0, 1)]
+
+
+async def test_an_echo_streams_first(server: Server) -> None:
+    stream = await server.openai.completions.create(
+        model=MODEL, prompt="ab", echo=True, stream=True, logprobs=0
+    )
+    chunks = [chunk.choices[0] async for chunk in stream]
+    assert [chunk.text for chunk in chunks] == ["aba", "b", ""]
+    first = chunks[0].logprobs
+    assert first is not None
+    assert first.token_logprobs == [None, -0.5, -0.5]
+    assert first.text_offset == [0, 1, 2]
+
+
+async def test_an_echo_is_not_searched_for_stop_strings(server: Server) -> None:
+    answer = await server.openai.completions.create(
+        model=MODEL, prompt="abc", echo=True, stop=["ca", "b"]
+    )
+    assert answer.choices[0].text == "abca"
+
+
+async def test_prompt_logprobs_are_told_by_token_id(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "ab", "prompt_logprobs": 1, "max_tokens": 1}
+    response = await server.http.post("/v1/completions", json=body)
+    (choice,) = response.json()["choices"]
+    assert choice["logprobs"] is None
+    assert choice["prompt_logprobs"] == [
+        None,
+        {
+            "98": {"logprob": -0.5, "rank": 2, "decoded_token": "b"},
+            "99": {"logprob": -0.25, "rank": 1, "decoded_token": "c"},
+        },
+    ]
