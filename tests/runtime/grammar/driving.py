@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.device import Inline
+from sluice_runtime.engine.device import device_of
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
@@ -92,14 +92,20 @@ def engine_of(**settings: Any) -> Iterator[Engine]:
         engine.grammars.close()
 
 
-def run(engine: Engine, requests: Sequence[ToEngine], until: int | None = None) -> Answers:
+def run(
+    engine: Engine,
+    requests: Sequence[ToEngine],
+    until: int | None = None,
+    *,
+    overlap: bool = False,
+) -> Answers:
     """Turns of the loop until all requests, or `until` of them, have ended."""
     answers = Answers(coming=list(requests))
     page_size = engine.settings.page_size
     loop = EngineLoop(
         answers,
         engine.scheduler,
-        Inline(engine.runner),
+        device_of(engine.runner, overlap=overlap),
         engine.grammars,
         lambda pace: StepLog(page_size, pace),
     )

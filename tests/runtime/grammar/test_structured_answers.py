@@ -70,6 +70,14 @@ def test_a_complete_answer_ends(engine: Engine) -> None:
     assert answers.tokens["end"][-1] == EOS
 
 
+def test_with_overlap_answers_are_the_same(engine: Engine) -> None:
+    names = ["record", "array of records", "date-time", "enum"]
+    asked = [ask(name, schema_of(name)) for name in names]
+    free = [ask(f"free {i}", None, 40) for i in range(2)]
+    plain = run(engine, [*asked, *free])
+    assert run(engine, [*asked, *free], overlap=True).tokens == plain.tokens
+
+
 def test_a_step_with_a_grammar_leaves_other_rows_alone(engine: Engine) -> None:
     free = [ask(f"free {i}", None, 24, sampling=Sampling(temperature=0.0)) for i in range(3)]
     alone = run(engine, free)
@@ -80,7 +88,8 @@ def test_a_step_with_a_grammar_leaves_other_rows_alone(engine: Engine) -> None:
     assert all(re.fullmatch("[0-9]{20}", both.text(f"bound {i}")) for i in range(3))
 
 
-def test_an_answer_that_was_retracted_goes_on_where_it_was() -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+def test_an_answer_that_was_retracted_goes_on_where_it_was(overlap: bool) -> None:
     wanted = grammar("regex", "([0-9]{3} [a-z]{3}, ){12}end")
     asked = [ask(f"{i}", wanted, 120, sampling=Sampling(1.0, seed=i)) for i in range(6)]
     with engine_of(kv_pool_tokens=4096) as roomy:
@@ -88,7 +97,7 @@ def test_an_answer_that_was_retracted_goes_on_where_it_was() -> None:
     with engine_of(
         kv_pool_tokens=256, page_size=4, chunk_size=8, schedule_conservativeness=0.1
     ) as tight:
-        answers = run(tight, asked)
+        answers = run(tight, asked, overlap=overlap)
         assert tight.scheduler.status().retractions > 0
         assert tight.scheduler.status().chunk_cuts > 0
     for request in asked:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -26,6 +27,7 @@ NEVER_DONE = {
     "type": "object",
     "properties": {f"p{i}": {"type": "string"} for i in range(1500)},
 }
+ENGINE = "sluice_runtime.engine"
 WORKER = "sluice_runtime.grammar.worker"
 
 
@@ -61,6 +63,7 @@ def test_no_compile_process_runs_before_it_is_needed(
     process, sdk = engine
     sdk.completions.create(model="tiny", prompt="a", max_tokens=2)
     assert workers(process) == set()
+    assert "libxgrammar" not in Path(f"/proc/{process.child(ENGINE)}/maps").read_text()
     sdk.completions.create(model="tiny", prompt="a", extra_body={"guided_regex": "[ab]"})
     assert len(workers(process)) == 1
 

@@ -1,0 +1,231 @@
+"""The compile process, and what becomes of one that takes too long or too much."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.pool import Compiled, CompilePool, GrammarKey
+from sluice_runtime.grammar.process import CompileLimits, CompileProcess
+from sluice_runtime.messages import GrammarKind
+
+WORKER = (
+    sys.executable, "-m", "sluice_runtime.grammar.worker",
+    "--model", "dummy://qwen3-tiny", "--vocabulary-size", "259",
+)  # fmt: skip
+NEVER_DONE = json.dumps(
+    {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}
+)
+
+
+def job(kind: GrammarKind, text: str) -> bytes:
+    return json.dumps({"kind": kind, "text": text}).encode()
+
+
+GOOD = job("regex", "[a-f]+")
+
+
+@contextmanager
+def process_of(command: Any = WORKER, **limits: float) -> Iterator[CompileProcess]:
+    process = CompileProcess(command, CompileLimits(**limits))
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[CompileProcess]:
+    with process_of() as running:
+        yield running
+
+
+def stub(script: str) -> tuple[str, ...]:
+    """A process that says it has started and then does as the script says."""
+    head = "import os, sys, time\nfrom sluice_runtime.grammar.frames import *\n"
+    return (sys.executable, "-c", head + textwrap.dedent(script))
+
+
+def pid_of(process: CompileProcess) -> int:
+    assert process._process is not None
+    return process._process.pid
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", '{"type": "integer"}'),
+        ("open_json_schema", '{"type": "object"}'),
+        ("regex", "[0-9]+(a|b)"),
+        ("ebnf", 'root ::= "a" rest\nrest ::= "b"*'),
+        (
+            "tags",
+            '{"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}',
+        ),
+    ],
+)
+def test_each_kind_of_grammar_is_compiled(
+    process: CompileProcess, kind: GrammarKind, text: str
+) -> None:
+    assert json.loads(process.compile(job(kind, text)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "says"),
+    [
+        ("regex", "(a", "parenthesis"),
+        ("regex", "a(?=b)", "Lookahead is not supported"),
+        ("regex", "a\\b", ""),
+        ("json_schema", "{", "JSON"),
+        ("json_schema", '{"type": "strin"}', 'Unsupported type "strin"'),
+        ("json_schema", '{"$ref": "#/nowhere"}', "nowhere"),
+        ("json_schema", "false", "cannot accept any value"),
+        ("json_schema", '{"type": "number", "multipleOf": 0.5}', "multipleOf is not supported"),
+        ("json_schema", '{"$ref": "#"}', ""),
+        ("ebnf", "root ::= missing", '"missing" is not defined'),
+        ("ebnf", 'other ::= "a"', "root"),
+        ("ebnf", "", ""),
+        ("tags", "{}", ""),
+    ],
+)
+def test_a_mistake_is_told_in_one_plain_line(
+    process: CompileProcess, kind: GrammarKind, text: str, says: str
+) -> None:
+    with pytest.raises(GrammarError) as error:
+        process.compile(job(kind, text))
+    said = str(error.value)
+    assert says in said
+    assert said
+    assert "\n" not in said
+    assert ".cc" not in said
+    assert process.compile(GOOD)
+
+
+def test_one_that_takes_too_long_is_killed_and_the_next_is_compiled() -> None:
+    with process_of(compile_seconds=0.5) as process:
+        process.compile(GOOD)
+        first = pid_of(process)
+        began = time.monotonic()
+        with pytest.raises(GrammarError, match=r"takes more than 0\.5 s"):
+            process.compile(job("json_schema", NEVER_DONE))
+        assert time.monotonic() - began < 3.0
+        assert not Path(f"/proc/{first}").exists()
+        assert process.compile(GOOD)
+        assert pid_of(process) != first
+
+
+def test_one_that_dies_of_its_work_is_started_again(tmp_path: Path) -> None:
+    script = f"""
+        write_frame(1, DONE)
+        read_frame(0)
+        if not os.path.exists("{tmp_path}/died"):
+            open("{tmp_path}/died", "w").close()
+            os.abort()
+        write_frame(1, DONE + b"fine")
+    """
+    with process_of(stub(script)) as process:
+        with pytest.raises(GrammarError, match="too much memory"):
+            process.compile(GOOD)
+        assert process.compile(GOOD) == b"fine"
+
+
+def test_memory_is_bounded() -> None:
+    script = """
+        import resource
+        from sluice_runtime.grammar import worker
+        worker._bound_this_process()
+        write_frame(1, DONE)
+        read_frame(0)
+        try:
+            bytearray(worker.MEMORY_BYTES)
+        except MemoryError:
+            write_frame(1, FAILED + open("/proc/self/oom_score_adj").read().strip().encode())
+    """
+    with process_of(stub(script)) as process, pytest.raises(GrammarError, match=r"^1000$"):
+        process.compile(GOOD)
+
+
+def test_an_answer_without_end_is_refused() -> None:
+    script = """
+        write_frame(1, DONE)
+        read_frame(0)
+        os.write(1, b"\\xff\\xff\\xff\\xff")
+        time.sleep(60)
+    """
+    with process_of(stub(script)) as process, pytest.raises(GrammarError, match="64 MiB"):
+        process.compile(GOOD)
+
+
+def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text('{"decoder": {"type": "WordPiece"}}')
+    command = (*WORKER[:4], str(tmp_path), *WORKER[5:])
+    with process_of(command) as process, pytest.raises(GrammarError, match="WordPiece"):
+        process.compile(GOOD)
+    with process_of(stub("sys.exit(3)")) as process, pytest.raises(GrammarError, match="start"):
+        process.compile(GOOD)
+    with (
+        process_of(stub("time.sleep(60)"), start_seconds=0.2) as process,
+        pytest.raises(GrammarError, match="start"),
+    ):
+        process.compile(GOOD)
+
+
+def test_it_ends_when_the_engine_is_gone() -> None:
+    with process_of() as process:
+        process.compile(GOOD)
+        popen = process._process
+        assert popen is not None
+        assert popen.stdin is not None
+        popen.stdin.close()
+        assert popen.wait(10) == 0
+
+
+def test_it_loads_no_torch() -> None:
+    with process_of() as process:
+        process.compile(GOOD)
+        maps = Path(f"/proc/{pid_of(process)}/maps").read_text()
+    assert "libxgrammar" in maps
+    assert "libtorch" not in maps
+
+
+def test_a_pool_starts_as_many_processes_as_it_needs_and_ends_them() -> None:
+    made: list[CompileProcess] = []
+
+    def make() -> CompileProcess:
+        made.append(CompileProcess(WORKER, CompileLimits(compile_seconds=2.0)))
+        return made[-1]
+
+    pool = CompilePool(make, most_processes=2)
+    assert pool.finished() == []
+    slow, quick = GrammarKey("json_schema", NEVER_DONE), GrammarKey("regex", "[a-c]")
+    for key in (slow, quick, GrammarKey("regex", "[")):
+        pool.submit(key)
+    done = collect(pool, 3)
+    assert len(made) == 2
+    assert done[-1].key == slow
+    assert "more than 2 s" in done[-1].error
+    by_key = {one.key: one for one in done}
+    assert by_key[quick].grammar is not None
+    assert by_key[GrammarKey("regex", "[")].error
+    pool.submit(quick)
+    assert collect(pool, 1)[0].grammar is not None
+    pool.close()
+    assert all(process._process is None for process in made)
+
+
+def collect(pool: CompilePool, number: int) -> list[Compiled]:
+    done: list[Compiled] = []
+    deadline = time.monotonic() + 60
+    while len(done) < number and time.monotonic() < deadline:
+        done += pool.finished()
+        time.sleep(0.002)  # as the engine's loop looks between its steps
+    return done

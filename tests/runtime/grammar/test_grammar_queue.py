@@ -1,0 +1,177 @@
+"""Who waits for a grammar, who passes, and what the queue remembers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+from sluice_runtime.grammar.cache import GrammarCache
+from sluice_runtime.grammar.matchers import Matchers
+from sluice_runtime.grammar.pool import Compiled, GrammarKey
+from sluice_runtime.grammar.waiting import GrammarQueue
+from sluice_runtime.messages import Generate, Grammar, Sampling
+
+from tests.runtime.grammar.fake_compiler import FakeCompiler
+
+COMPILED = cast(Any, object())
+
+
+class Opened(Matchers):
+    """Remembers which requests were opened and closed."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.live: list[str] = []
+
+    def open(self, message: Generate, compiled: object) -> None:
+        assert compiled is COMPILED
+        self.live.append(message.request_id)
+
+    def close(self, request_id: str) -> None:
+        if request_id in self.live:
+            self.live.remove(request_id)
+
+
+def ask(name: str, text: str = "a") -> Generate:
+    return Generate(name, [1, 2, 3], 5, Sampling(), grammar=Grammar("regex", text, [9], "field"))
+
+
+def key(text: str = "a") -> GrammarKey:
+    return GrammarKey("regex", text)
+
+
+@pytest.fixture
+def compiler() -> FakeCompiler:
+    return FakeCompiler()
+
+
+@pytest.fixture
+def matchers() -> Opened:
+    return Opened()
+
+
+@pytest.fixture
+def queue(compiler: FakeCompiler, matchers: Opened) -> GrammarQueue:
+    return GrammarQueue(compiler, matchers, most_requests=4)
+
+
+def ready(queue: GrammarQueue) -> list[str]:
+    return [message.request_id for message in queue.released().ready]
+
+
+def test_a_request_waits_until_its_grammar_is_compiled(
+    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened
+) -> None:
+    queue.add(ask("one"))
+    assert ready(queue) == []
+    assert (len(queue), queue.prompt_tokens) == (1, 3)
+    compiler.done.append(Compiled(key(), COMPILED))
+    assert ready(queue) == ["one"]
+    assert matchers.live == ["one"]
+    assert (len(queue), queue.prompt_tokens) == (0, 0)
+    assert ready(queue) == []
+
+
+def test_requests_for_one_grammar_share_its_compilation(
+    queue: GrammarQueue, compiler: FakeCompiler
+) -> None:
+    for name in ("one", "two"):
+        queue.add(ask(name))
+    queue.add(ask("other", "b"))
+    assert compiler.submitted == [key("a"), key("b")]
+    compiler.done.append(Compiled(key("a"), COMPILED))
+    assert ready(queue) == ["one", "two"]
+    assert len(queue) == 1
+
+
+def test_a_grammar_that_is_known_is_not_waited_for(
+    queue: GrammarQueue, compiler: FakeCompiler
+) -> None:
+    queue.add(ask("one"))
+    compiler.done.append(Compiled(key(), COMPILED))
+    queue.released()
+    queue.add(ask("two"))
+    assert compiler.submitted == [key()]
+    assert ready(queue) == ["two"]
+
+
+def test_what_cannot_be_compiled_ends_the_request_and_names_its_field(
+    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened
+) -> None:
+    queue.add(ask("one"))
+    compiler.done.append(Compiled(key(), error="no way"))
+    (end,) = queue.released().ended
+    assert (end.request_id, end.finish_reason, end.refusal) == ("one", "error", "invalid")
+    assert end.error == "field: no way"
+    queue.add(ask("two"))
+    (end,) = queue.released().ended
+    assert end.error == "field: no way"
+    assert compiler.submitted == [key()]
+    assert matchers.live == []
+
+
+def test_an_aborted_request_leaves_and_the_others_stay(
+    queue: GrammarQueue, compiler: FakeCompiler
+) -> None:
+    for name in ("one", "two"):
+        queue.add(ask(name))
+    queue.abort("one")
+    queue.abort("one")
+    queue.abort("never heard of")
+    (end,) = queue.released().ended
+    assert (end.request_id, end.finish_reason) == ("one", "abort")
+    compiler.done.append(Compiled(key(), COMPILED))
+    assert ready(queue) == ["two"]
+
+
+def test_a_compilation_that_nobody_waits_for_any_more_is_remembered(
+    queue: GrammarQueue, compiler: FakeCompiler
+) -> None:
+    queue.add(ask("one"))
+    queue.abort("one")
+    queue.released()
+    compiler.done.append(Compiled(key(), COMPILED))
+    assert ready(queue) == []
+    queue.add(ask("two"))
+    assert ready(queue) == ["two"]
+    assert compiler.submitted == [key()]
+
+
+def test_the_queue_is_bounded(queue: GrammarQueue) -> None:
+    for number in range(5):
+        queue.add(ask(str(number), str(number)))
+    (end,) = queue.released().ended
+    assert (end.request_id, end.refusal) == ("4", "overloaded")
+    assert len(queue) == 4
+
+
+def test_an_ended_request_gives_its_matcher_back(
+    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened
+) -> None:
+    queue.add(ask("one"))
+    compiler.done.append(Compiled(key(), COMPILED))
+    queue.released()
+    queue.ended("one")
+    queue.ended("one")
+    assert matchers.live == []
+
+
+def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
+    cache = GrammarCache(most_bytes=30, most_entries=3)
+    for text in ("a", "b"):
+        cache.put(Compiled(key(text), COMPILED, size_bytes=10))
+    assert cache.get(key("a"))
+    cache.put(Compiled(key("c"), COMPILED, size_bytes=10))
+    assert [bool(cache.get(key(text))) for text in "abc"] == [True, False, True]
+    cache.put(Compiled(key("c"), COMPILED, size_bytes=1))
+    for text in "de":
+        cache.put(Compiled(key(text), error="x"))
+    assert [bool(cache.get(key(text))) for text in "acde"] == [False, True, True, True]
+    cache.put(Compiled(key("huge"), COMPILED, size_bytes=100))
+    assert not any(cache.get(key(text)) for text in ("c", "d", "e", "huge"))
+
+
+def test_a_request_crosses_the_process_border_with_its_grammar() -> None:
+    request = ask("one")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Generate) == request

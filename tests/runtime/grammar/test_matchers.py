@@ -1,0 +1,172 @@
+"""Masks: what they let through, and that a matcher follows its answer wherever it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sluice_runtime.engine.sampling.draw import SamplingRows, sample
+from sluice_runtime.grammar.matchers import Matchers
+from sluice_runtime.grammar.native import (
+    RAW,
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarMatcher,
+    TokenizerInfo,
+)
+from sluice_runtime.messages import Generate, Grammar, Sampling
+from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
+
+WORDS = [bytes([value]) for value in range(256)] + [b"ab", b"abc", b"12", b"", b""]
+"""A vocabulary with tokens of several bytes, then two special ones."""
+SIZE, EOS = len(WORDS), len(WORDS) - 1
+PROMPT = [1, 2, 3]
+PATTERNS = ["(ab|12){2,5}c?", "[a-c]*1[0-9]{3}", "x?(abc)+", "a|ab|abc"]
+
+COMPILER = GrammarCompiler(TokenizerInfo(WORDS, RAW, SIZE, [], False), 1, False, 0)
+COMPILED = [COMPILER.compile_regex(pattern) for pattern in PATTERNS]
+
+
+def allowed_after(compiled: CompiledGrammar, tokens: Sequence[int]) -> set[int]:
+    """By a matcher of its own that read all of `tokens`."""
+    matcher = GrammarMatcher(compiled, [EOS], False, -1, None)
+    assert all(matcher.accept_token(token, False) for token in tokens)
+    words = np.zeros((1, -(-SIZE // 32)), np.int32)
+    matcher.fill_next_token_bitmask(words, 0, False)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return {int(token) for token in np.flatnonzero(bits[:SIZE])}
+
+
+def request(name: str) -> Generate:
+    grammar = Grammar("regex", "", [EOS], "field")
+    return Generate(name, PROMPT, 50, Sampling(), grammar=grammar)
+
+
+def batch(added: Sequence[tuple[int, str]] = (), dropped: Sequence[int] = ()) -> Batch:
+    rows = tuple(RowAdded(row, name, Sampling()) for row, name in added)
+    return Batch(1, ForwardMode.DECODE, dropped_rows=tuple(dropped), added_rows=rows)
+
+
+def matchers_of(**names: int) -> Matchers:
+    """One row for each name, with the pattern of that number."""
+    matchers = Matchers(SIZE)
+    for name, pattern in names.items():
+        matchers.open(request(name), COMPILED[pattern])
+    matchers.follow(batch(list(enumerate(names))))
+    return matchers
+
+
+def masked(matchers: Matchers, row: int, answered: int) -> set[int]:
+    logits = torch.zeros(1, SIZE)
+    matchers.mask(logits, [row], torch.tensor([len(PROMPT) + answered]))
+    return set(logits[0].isfinite().nonzero().squeeze(1).tolist())
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(text.encode())
+
+
+ROW = st.tuples(
+    st.sampled_from([0, 1, 2, 3, None]),
+    st.sampled_from([0.0, 0.7, 1.0, 2.0]),
+    st.sampled_from([1.0, 0.9, 0.1]),
+    st.sampled_from([-1, 1, 3]),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ROW, min_size=1, max_size=5), st.integers(0, 2**32), st.integers(0, 4))
+def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
+    rows: list[tuple[int | None, float, float, int]], seed: int, broken: int
+) -> None:
+    """`broken`: the row whose logits are no numbers."""
+    matchers, torch_seed = Matchers(SIZE), torch.Generator().manual_seed(seed)
+    answers: dict[int, list[int]] = {}
+    for row, (pattern, *_) in enumerate(rows):
+        if pattern is not None:
+            matchers.open(request(str(row)), COMPILED[pattern])
+            answers[row] = []
+    matchers.follow(batch([(row, str(row)) for row in range(len(rows))]))
+    live = list(range(len(rows)))
+    for step in range(12):
+        logits = torch.randn(len(live), SIZE, generator=torch_seed) * 10
+        if broken in live:
+            logits[live.index(broken)] = torch.nan
+        contexts = torch.tensor([len(PROMPT) + step] * len(live))
+        before = logits.clone()
+        matchers.mask(logits, live, contexts)
+        columns = zip(*(rows[row][1:] for row in live), strict=True)
+        temperature, top_p, top_k = (torch.tensor(column) for column in columns)
+        parameters = SamplingRows(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=torch.zeros(len(live)),
+            seed=torch.full((len(live),), seed),
+            position=contexts,
+        )
+        drawn = sample(logits, parameters).tolist()
+        matchers.advance(live, drawn)
+        for place, (row, token) in enumerate(zip(live, drawn, strict=True)):
+            pattern = rows[row][0]
+            if row == broken:
+                assert token == NO_TOKEN
+            elif pattern is None:
+                assert torch.equal(before[place], logits[place])
+            else:
+                assert token in allowed_after(COMPILED[pattern], answers[row])
+                answers[row].append(token)
+        live = [row for row, token in zip(live, drawn, strict=True) if token not in (EOS, NO_TOKEN)]
+        if not live:
+            return
+
+
+def test_a_complete_answer_may_only_end() -> None:
+    matchers = matchers_of(one=3)
+    assert masked(matchers, 0, 0) == {ord("a"), WORDS.index(b"ab"), WORDS.index(b"abc")}
+    matchers.advance([0], [WORDS.index(b"ab")])
+    assert masked(matchers, 0, 1) == {ord("c"), EOS}
+    matchers.advance([0], [ord("c")])
+    assert masked(matchers, 0, 2) == {EOS}
+
+
+def test_a_row_in_flight_after_its_end_is_let_go() -> None:
+    matchers = matchers_of(one=3)
+    for token in (ord("a"), EOS):
+        matchers.advance([0], [token])
+    matchers.close("one")
+    assert len(masked(matchers, 0, 2)) == SIZE
+    matchers.advance([0], [5])
+    matchers.follow(batch([(0, "another")], dropped=[0]))
+    assert len(masked(matchers, 0, 0)) == SIZE
+
+
+def test_a_matcher_follows_its_request_into_another_row() -> None:
+    matchers = matchers_of(one=0)
+    for step, token in enumerate(tokens_of("ab1")):
+        assert token in masked(matchers, 0, step)
+        matchers.advance([0], [token])
+    matchers.follow(batch(dropped=[0]))
+    matchers.follow(batch([(4, "one")]))
+    assert masked(matchers, 4, 3) == {ord("2")}
+
+
+@pytest.mark.parametrize("kept", range(7))
+def test_tokens_that_were_drawn_and_not_kept_are_taken_back(kept: int) -> None:
+    matchers, answer = matchers_of(one=0), tokens_of("ab12ab")
+    for step, token in enumerate(answer):
+        masked(matchers, 0, step)
+        matchers.advance([0], [token])
+    matchers.follow(batch([(2, "one")], dropped=[0]))
+    assert masked(matchers, 2, kept) == allowed_after(COMPILED[0], answer[:kept])
+
+
+def test_also_the_end_is_taken_back() -> None:
+    matchers = matchers_of(one=3)
+    for token in (ord("a"), EOS):
+        matchers.advance([0], [token])
+    assert masked(matchers, 0, 1) == {ord("b"), EOS}
