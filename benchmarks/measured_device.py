@@ -27,6 +27,7 @@ class MeasuredDevice:
     """Answers end where the trace says; what the model draws is computed and not used."""
 
     host_seconds = 0.0
+    ahead = 0
 
     def __init__(self, engine: Engine, requests: Sequence[TraceRequest], clock: Clock) -> None:
         self._runner = engine.runner

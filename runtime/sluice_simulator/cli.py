@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,41 +27,61 @@ from sluice_simulator.traces.request import Trace, at_rate, window
 from sluice_simulator.traces.synthetic import WORKLOADS, synthesise
 
 UNUSABLE: Final = 2
+EXACT: Final = "exact"
+FLEET: Final = "fleet"
 
 
 @dataclass(frozen=True)
 class Run:
     """One policy's run, and what it took to simulate."""
 
-    settings: SchedulerSettings
     record: Record
     summary: Summary
     wall_seconds: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Everything that is shown. The settings are those of the first policy."""
+
+    trace: Trace
+    cost: Cost
+    settings: SchedulerSettings
+    overlap: bool
+    mode: str
+    runs: Mapping[str, Run]
+    """By policy."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "sluice simulate") -> int:
     """The command. 0: done; 2: something it was given cannot be used."""
     options = _parser(prog).parse_args(arguments)
     try:
-        if options.plot:
-            check_plot(options.plot)
-        trace = _trace(options)
-        cost = cost_named(options.cost)
-        config = read_config(options.config)
-        names = policies_of(options.policy, config)
-        settings = {name: settings_for(config, cost, name) for name in names}
+        simulation = _simulate(options)
     except SimulatorError as error:
         print(error, file=sys.stderr)
         return UNUSABLE
-    how = Options(max_tokens=options.max_tokens)
-    fleet = options.mode == "fleet"
-    runs = {name: _run(trace, settings[name], cost, how, fleet) for name in names}
-    show: Callable[[Trace, Cost, dict[str, Run], str], None] = options.show
-    show(trace, cost, runs, options.mode)
+    show: Callable[[Simulation], None] = options.show
+    show(simulation)
     if options.plot:
-        records = {name: run.record for name, run in runs.items()}
-        draw(options.plot, f"{trace.name} on {cost.name}", records)
+        records = {name: run.record for name, run in simulation.runs.items()}
+        draw(options.plot, f"{simulation.trace.name} on {simulation.cost.name}", records)
     return 0
+
+
+def _simulate(options: argparse.Namespace) -> Simulation:
+    """Nothing is simulated before all that was given is found usable."""
+    if options.plot:
+        check_plot(options.plot)
+    trace, cost, config = _trace(options), cost_named(options.cost), read_config(options.config)
+    names = policies_of(options.policy, config)
+    settings = {name: settings_for(config, cost, name) for name in names}
+    how, overlap, runs = Options(max_tokens=options.max_tokens), bool(config.overlap), {}
+    for name in names:
+        device = SimulatedDevice(trace.requests, cost, overlap=overlap)
+        leaper = device if options.mode == FLEET else None
+        runs[name] = _run(Replay(trace, settings[name], device, how, leaper))
+    return Simulation(trace, cost, settings[names[0]], overlap, options.mode, runs)
 
 
 def _trace(options: argparse.Namespace) -> Trace:
@@ -79,31 +99,32 @@ def _trace(options: argparse.Namespace) -> Trace:
     return at_rate(cut, options.rate)
 
 
-def _run(trace: Trace, settings: SchedulerSettings, cost: Cost, how: Options, fleet: bool) -> Run:
+def _run(replay: Replay) -> Run:
     began = time.perf_counter()
-    device = SimulatedDevice(trace.requests, cost)
-    replayed = Replay(trace, settings, device, how, device if fleet else None).run()
+    replayed = replay.run()
     summary = summarise(replayed.record, replayed.status)
-    return Run(settings, replayed.record, summary, time.perf_counter() - began)
+    return Run(replayed.record, summary, time.perf_counter() - began)
 
 
-def _show_text(trace: Trace, cost: Cost, runs: dict[str, Run], mode: str) -> None:
-    first = next(iter(runs.values()))
-    print(text.headline(trace, first.settings, cost))
-    wall = sum(run.wall_seconds for run in runs.values())
-    simulated = sum(run.summary.seconds for run in runs.values())
-    took = f"{text.duration(simulated)} simulated in {text.duration(wall)}"
-    print(f"{', '.join(runs)} · {mode} mode · {took}\n")
+def _show_text(simulation: Simulation) -> None:
+    runs = {name: run.summary for name, run in simulation.runs.items()}
+    print(text.headline(simulation.trace, simulation.settings, simulation.cost))
+    wall = sum(run.wall_seconds for run in simulation.runs.values())
+    simulated = text.duration(sum(run.seconds for run in runs.values()))
+    loop = "overlapped loop · " if simulation.overlap else ""
+    took = f"{simulated} simulated in {text.duration(wall)}"
+    print(f"{', '.join(runs)} · {loop}{simulation.mode} mode · {took}\n")
     if len(runs) == 1:
-        print(text.one_run(first.summary))
+        print(text.one_run(*runs.values()))
     else:
-        print(text.comparison("policy", {name: run.summary for name, run in runs.items()}))
+        print(text.comparison("policy", runs))
 
 
-def _show_json(trace: Trace, cost: Cost, runs: dict[str, Run], mode: str) -> None:
-    for name, run in runs.items():
-        facts = {"trace": trace.name, "cost": cost.name, "policy": name, "mode": mode}
-        print(json.dumps(facts | {"wall_seconds": run.wall_seconds} | run.summary.as_json()))
+def _show_json(simulation: Simulation) -> None:
+    facts = {"trace": simulation.trace.name, "cost": simulation.cost.name, "mode": simulation.mode}
+    for name, run in simulation.runs.items():
+        figures = run.summary.as_json() | {"wall_seconds": run.wall_seconds}
+        print(json.dumps(facts | {"policy": name} | figures))
 
 
 def _positive(word: str) -> float:
@@ -136,7 +157,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--policy", help="one or more, with commas; all; default: the configured")
     parser.add_argument(
-        "--mode", choices=("exact", "fleet"), default="exact", help="fleet leaps over equal steps"
+        "--mode", choices=(EXACT, FLEET), default=EXACT, help="fleet leaps over equal steps"
     )
     _add_cut(parser)
     parser.add_argument("--plot", type=Path, help="also draw a picture: FILE.png or FILE.svg")

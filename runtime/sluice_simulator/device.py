@@ -25,7 +25,12 @@ class Device(Protocol):
 
     @property
     def host_seconds(self) -> float:
-        """CPU time between two steps, in which the device waits."""
+        """CPU time a step, in which the device waits unless it has another one to run."""
+        ...
+
+    @property
+    def ahead(self) -> int:
+        """Batches that are launched before the results of the one before are in: 1 or 0."""
         ...
 
     def run(self, batch: Batch) -> tuple[SampledTokens, float]:
@@ -41,7 +46,10 @@ class Leap:
     """Those that got a token in every step."""
     steps: int
     first_seconds: float
+    """From the results before to those of the first step; the device's and the host's part."""
     last_seconds: float
+    busy_seconds: float
+    """The device's part of all steps."""
 
     @property
     def mean_seconds(self) -> float:
@@ -67,10 +75,13 @@ class Leaper(Protocol):
 class SimulatedDevice:
     """No device at all: lengths and a formula."""
 
-    def __init__(self, requests: Sequence[TraceRequest], cost: Cost) -> None:
+    def __init__(
+        self, requests: Sequence[TraceRequest], cost: Cost, *, overlap: bool = False
+    ) -> None:
         self._rows = SimulatedRows(requests)
         self._cost = cost
         self.host_seconds = cost.coefficients.host
+        self.ahead = int(overlap)
 
     def run(self, batch: Batch) -> tuple[SampledTokens, float]:
         return self._rows.forward(batch), self.seconds(shape_of(batch))
@@ -86,11 +97,12 @@ class SimulatedDevice:
         most = min((row.steps_left for row in rows), default=0)
         if most < 1 or seconds == math.inf:
             return max(most, 0)
-        # The last one may begin just before the time is over, and end after it.
+        # The last one may begin just before the time is over, and end after it; a loop that plans
+        # ahead has planned the one after it by then.
         begun = bisect_left(
             range(1, most), seconds, key=lambda steps: self._leap(rows, steps).seconds
         )
-        return begun + 1
+        return min(most, begun + 1 + self.ahead)
 
     def leap(self, steps: int) -> Leap:
         rows = self._rows.answering()
@@ -102,7 +114,16 @@ class SimulatedDevice:
     def _leap(self, rows: Sequence[Row], steps: int) -> Leap:
         count, context = len(rows), sum([row.length + 1 for row in rows])
         first, last = (
-            self.seconds(StepShape(0, 0, count, context + count * step)) + self.host_seconds
-            for step in (0, steps - 1)
+            self.seconds(StepShape(0, 0, count, context + count * step)) for step in (0, steps - 1)
         )
-        return Leap(tuple([row.request for row in rows]), steps, first, last)
+        return Leap(
+            requests=tuple([row.request for row in rows]),
+            steps=steps,
+            first_seconds=self._period(first),
+            last_seconds=self._period(last),
+            busy_seconds=(first + last) / 2 * steps,
+        )
+
+    def _period(self, seconds: float) -> float:
+        """From one step's results to the next one's."""
+        return max(seconds, self.host_seconds) if self.ahead else seconds + self.host_seconds

@@ -69,11 +69,16 @@ class Record:
         self._next_sample = 0.0
 
     def step(
-        self, batch: Batch, outcomes: Iterable[TokenDelta], began: float, ended: float
+        self,
+        batch: Batch,
+        outcomes: Iterable[TokenDelta],
+        planned: float,
+        seconds: float,
+        ended: float,
     ) -> None:
-        """A step that ran from `began` to `ended`."""
+        """A step that was planned at one time, ended at another, and took the device `seconds`."""
         if batch.added_rows:
-            self._start(batch, began)
+            self._start(batch, planned)
         for outcome in outcomes:
             timeline = self.timelines[int(outcome.request_id)]
             if outcome.token_ids:
@@ -82,7 +87,7 @@ class Record:
                 timeline.finished_seconds = ended
                 timeline.error = outcome.error
                 self._ended_requests += 1
-        self.busy_seconds += ended - began
+        self.busy_seconds += seconds
         self.ended_seconds = ended
 
     def leap(self, leap: Leap, ended: float) -> None:
@@ -96,7 +101,7 @@ class Record:
         if leap.steps > 1:
             rest = (leap.seconds - leap.first_seconds) / (leap.steps - 1)
             self.gaps.add(rest, len(leap.requests) * (leap.steps - 1))
-        self.busy_seconds += leap.seconds
+        self.busy_seconds += leap.busy_seconds
         self.ended_seconds = ended
 
     def open_requests(self, arrived: int) -> int:

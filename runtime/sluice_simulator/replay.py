@@ -6,11 +6,12 @@ but lengths is taken in one leap, so that the price of a simulation is that of i
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 from sluice_runtime.messages import Generate, Sampling
-from sluice_runtime.scheduler.batch import Batch, ForwardMode
+from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -23,6 +24,8 @@ from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
 
 GREEDY: Final = Sampling(temperature=0.0)
 LEAST_LEAP: Final = 2
+LEAST_OVERLAPPED_LEAP: Final = 6
+"""The step in flight lands before a leap, so that the next one is planned while none runs."""
 MOST_BESIDE_QUEUE: Final = 32
 """Decode steps after which a queue is put in order again: it may depend on the time."""
 
@@ -47,6 +50,17 @@ class Replayed:
     status: Status
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A batch that the device has."""
+
+    batch: Batch
+    tokens: SampledTokens
+    seconds: float
+    planned_seconds: float
+    ended_seconds: float
+
+
 class Replay:
     """One run; made anew for each."""
 
@@ -66,6 +80,9 @@ class Replay:
         self._options = options
         self._most_at_once = settings.max_running_requests if options.static else None
         self._record = Record(trace.requests, options.sample_seconds)
+        self._flying: deque[Flight] = deque()
+        self._free_seconds = 0.0
+        """When the device has nothing more to do."""
         self._arrived = 0
         self._now = 0.0
 
@@ -73,12 +90,12 @@ class Replay:
         """Until every request of the trace has ended."""
         while True:
             self._arrive()
-            batch = self._scheduler.next_batch(self._now)
-            if batch is not None:
-                self._step(batch)
-            elif self._arrived < len(self._requests):
+            batch = self._plan()
+            if len(self._flying) > (self._device.ahead if batch else 0):
+                self._land()
+            elif batch is None and self._arrived < len(self._requests):
                 self._now = self._requests[self._arrived].arrival_seconds
-            else:
+            elif batch is None:
                 return Replayed(self._record, self._scheduler.status())
 
     def _arrive(self) -> None:
@@ -104,28 +121,52 @@ class Replay:
             self._scheduler.add(message)
             self._arrived += 1
 
-    def _step(self, batch: Batch) -> None:
-        began = self._now
+    def _plan(self) -> Batch | None:
+        """The next batch; the device begins with it once the one before has ended."""
+        planned = self._now
+        if (batch := self._scheduler.next_batch(planned)) is None:
+            return None
         tokens, seconds = self._device.run(batch)
         if seconds:
-            self._now += seconds + self._device.host_seconds
-        outcomes = self._scheduler.process(batch, tokens, self._now)
-        self._record.step(batch, outcomes, began, self._now)
-        if self._leaper and batch.mode is ForwardMode.DECODE:
+            self._now += self._device.host_seconds
+        self._free_seconds = max(self._now, self._free_seconds) + seconds
+        self._flying.append(Flight(batch, tokens, seconds, planned, self._free_seconds))
+        return batch
+
+    def _land(self) -> None:
+        """The oldest batch in flight, and what follows if it only decoded."""
+        flight = self._flying.popleft()
+        self._now = max(self._now, flight.ended_seconds)
+        outcomes = self._scheduler.process(flight.batch, flight.tokens, self._now)
+        self._record.step(flight.batch, outcomes, flight.planned_seconds, flight.seconds, self._now)
+        if self._leaper and flight.batch.mode is ForwardMode.DECODE:
             self._leap(self._leaper)
         if self._now >= self._record.next_sample_seconds:
             self._record.sample(self._scheduler.status(), self._now)
 
     def _leap(self, leaper: Leaper) -> None:
         """As far as nothing happens: no arrival, no end of an answer, no sample, no shortage."""
+        least = LEAST_OVERLAPPED_LEAP if self._flying else LEAST_LEAP
+        if (most := self._most_steps(leaper)) < least:
+            return
+        if self._flying:
+            if self._flying[0].batch.mode is ForwardMode.DECODE:
+                self._land()
+            return
+        if steps := self._scheduler.leap(most, self._now):
+            leap = leaper.leap(steps)
+            self._free_seconds = ended = self._now + leap.seconds
+            self._record.leap(leap, ended)
+            if self._device.ahead:
+                # The next step was planned when the last one began.
+                self._now = self._free_seconds - leap.last_seconds
+                self._arrive()
+                self._plan()
+            self._now = max(self._now, ended)
+
+    def _most_steps(self, leaper: Leaper) -> int:
         until = self._record.next_sample_seconds
         if self._arrived < len(self._requests) and self._most_at_once is None:
             until = min(until, self._requests[self._arrived].arrival_seconds)
         most = leaper.foresee(until - self._now)
-        if self._scheduler.status().queued_requests:
-            most = min(most, MOST_BESIDE_QUEUE)
-        if most < LEAST_LEAP or not (steps := self._scheduler.leap(most, self._now)):
-            return
-        leap = leaper.leap(steps)
-        self._now += leap.seconds
-        self._record.leap(leap, self._now)
+        return min(most, MOST_BESIDE_QUEUE) if self._scheduler.status().queued_requests else most

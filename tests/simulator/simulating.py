@@ -46,6 +46,6 @@ def requests(*sizes: tuple[float, int, int]) -> Trace:
 
 def replay(trace: Trace, how: SchedulerSettings = SETTINGS, **options: Any) -> Replayed:
     cost = options.pop("cost", COST)
-    device = SimulatedDevice(trace.requests, cost)
+    device = SimulatedDevice(trace.requests, cost, overlap=options.pop("overlap", False))
     leaper = device if options.pop("fleet", False) else None
     return Replay(trace, how, device, Options(**options), leaper).run()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from sluice_simulator.costs import Cost
 from sluice_simulator.report import summarise
+from sluice_simulator.traces.request import TraceRequest, trace_of
 from sluice_simulator.traces.synthetic import Workload, synthesise
 
 from tests.simulator.simulating import COST, SETTINGS, replay, requests, settings
@@ -39,27 +41,56 @@ def test_time_between_requests_is_jumped_over() -> None:
     assert record.busy_seconds == pytest.approx(0.02, abs=1e-3)
 
 
+def _with_host(seconds: float) -> Cost:
+    coefficients = COST.coefficients.model_copy(update={"host": seconds})
+    return COST.model_copy(update={"coefficients": coefficients})
+
+
 def test_host_time_lies_between_steps() -> None:
-    coefficients = COST.coefficients.model_copy(update={"host": 0.005})
-    slow = COST.model_copy(update={"coefficients": coefficients})
-    (line,) = replay(requests((0.0, 1_000, 1)), cost=slow).record.timelines
+    replayed = replay(requests((0.0, 1_000, 3)), cost=_with_host(0.005))
+    (line,) = replayed.record.timelines
     assert line.first_token_seconds == pytest.approx(0.025)
+    assert replayed.record.gaps.values == pytest.approx([0.01501] * 2)
+    assert replayed.record.busy_seconds == pytest.approx(0.02 + 2 * 0.01001)
+
+
+@pytest.mark.parametrize(("host", "first", "gap"), [(0.005, 0.025, 0.01001), (0.03, 0.06, 0.03)])
+def test_an_overlapped_loop_waits_for_the_slower_of_host_and_device(
+    host: float, first: float, gap: float
+) -> None:
+    """A host that is slower plans the second step before it looks at the first one's results."""
+    replayed = replay(requests((0.0, 1_000, 9)), cost=_with_host(host), overlap=True)
+    (line,) = replayed.record.timelines
+    assert line.first_token_seconds == pytest.approx(first)
+    gaps = [
+        value
+        for value, count in zip(
+            replayed.record.gaps.values, replayed.record.gaps.counts, strict=True
+        )
+        for _ in range(count)
+    ]
+    assert gaps[1:] == pytest.approx([gap] * 7)
+    assert line.tokens == 9
 
 
 @pytest.mark.parametrize("chunk_size", [None, 64, 2_048])
 @pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
 def test_every_answer_has_the_length_that_the_trace_says(
-    chunk_size: int | None, mixed: bool
+    chunk_size: int | None, mixed: bool, overlap: bool
 ) -> None:
-    replayed = replay(synthesise(PRESSED, 1), settings(chunk_size=chunk_size, mixed=mixed))
+    how = settings(chunk_size=chunk_size, mixed=mixed)
+    replayed = replay(synthesise(PRESSED, 1), how, overlap=overlap)
     for line in replayed.record.timelines:
         assert line.error is None
         assert line.tokens == line.request.output_tokens
 
 
-def test_a_retracted_answer_is_not_longer_and_not_shorter() -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_retracted_answer_is_not_longer_and_not_shorter(overlap: bool) -> None:
     trace = requests(*[(0.0, 50, 300)] * 40)
-    replayed = replay(trace, settings(pool_tokens=3_000, conservativeness=0.01), max_tokens=300)
+    how = settings(pool_tokens=3_000, conservativeness=0.01)
+    replayed = replay(trace, how, max_tokens=300, overlap=overlap)
     assert replayed.status.retractions > 10
     assert [line.tokens for line in replayed.record.timelines] == [300] * 40
 
@@ -69,6 +100,22 @@ def test_the_same_run_twice() -> None:
     one, other = (replay(trace, how, max_tokens=300).record for _ in range(2))
     assert one.timelines == other.timelines
     assert one.gaps == other.gaps
+
+
+def test_the_prefix_cache_finds_what_the_trace_shares() -> None:
+    blocks = tuple(range(8))
+    trace = trace_of(
+        "t",
+        [
+            TraceRequest(0.0, 8 * 512, 2, blocks),
+            TraceRequest(1.0, 8 * 512 + 100, 2, (*blocks, 90)),
+            TraceRequest(2.0, 8 * 512, 2, (*blocks[:3], 91, 92, 93, 94, 95)),
+        ],
+    )
+    lines = replay(trace).record.timelines
+    assert [line.cached_tokens for line in lines] == [0, 8 * 512, 3 * 512]
+    off = replay(trace, settings(prefix_cache=False)).record.timelines
+    assert [line.cached_tokens for line in off] == [0, 0, 0]
 
 
 def test_a_prompt_that_can_never_run_is_counted_as_failed() -> None:
