@@ -155,6 +155,7 @@ async def test_every_edit_is_carried_out_or_refused_by_name(
             refused.add(path)
             await take_back(cluster, namespace, path)
             continue
+        assert ready["reason"] != "InvalidSpec", (path, ready)
         await comes_to_rest(cluster, namespace)
         after = await snapshot(cluster, namespace)
         assert _without_spec(after) != _without_spec(before), f"{path} has changed nothing"
