@@ -2,7 +2,8 @@
 
 Prompts and answers of 16 to 256 tokens (9,536 in, 8,224 out), all there at once; the engine without
 its HTTP side, and transformers' continuous batching beside it in the same run. transformers has one
-answer length for all, so it gets the mean. Prints one JSON line a figure.
+answer length for all, so it gets the mean. `--peers` adds the engines of `benchmarks.peers`, each
+in an environment of its own. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from pathlib import Path
 import torch
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine import host
-from sluice_runtime.engine.build import build_engine
+from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model_files import resolve
+
+from benchmarks.step_breakdown import breakdown, least_work, product_rate, read_rate
 
 TEMPERATURE = 0.6
 
@@ -93,7 +97,7 @@ def stopwatch() -> Iterator[Callable[[int], Measured]]:
     )
 
 
-def run_sluice(folder: Path, work: Workload, threads: int) -> Measured:
+def engine_for(folder: Path, threads: int) -> Engine:
     """Scheduler and runner, without messages and HTTP."""
     config = resolved(
         EngineConfig.model_validate(
@@ -105,18 +109,63 @@ def run_sluice(folder: Path, work: Workload, threads: int) -> Measured:
             }
         )
     )
-    engine = build_engine(config, resolve(config.model.uri))
+    return build_engine(config, resolve(config.model.uri))
+
+
+def ask(engine: Engine, work: Workload) -> None:
+    for index, (prompt, answer) in enumerate(zip(work.prompts, work.answers, strict=True)):
+        sampling = Sampling(temperature=TEMPERATURE, seed=index)
+        engine.scheduler.add(Generate(f"r{index}", prompt, answer, sampling, ignore_eos=True))
+
+
+def step(engine: Engine) -> int | None:
+    """Tokens that one step made; None when there was nothing to do."""
+    batch = engine.scheduler.next_batch(time.monotonic())
+    if batch is None:
+        return None
+    result = engine.runner.forward(batch)
+    outcomes = engine.scheduler.process(batch, result, time.monotonic())
+    return sum(len(outcome.token_ids) for outcome in outcomes)
+
+
+def run_sluice(folder: Path, work: Workload, threads: int) -> Measured:
+    """All requests, from the first to the last token."""
+    engine = engine_for(folder, threads)
     made = 0
     with stopwatch() as measured:
-        for index, (prompt, answer) in enumerate(zip(work.prompts, work.answers, strict=True)):
-            sampling = Sampling(temperature=TEMPERATURE, seed=index)
-            engine.scheduler.add(Generate(f"r{index}", prompt, answer, sampling, ignore_eos=True))
-        while batch := engine.scheduler.next_batch(time.monotonic()):
-            result = engine.runner.forward(batch)
-            outcomes = engine.scheduler.process(batch, result, time.monotonic())
-            made += sum(len(outcome.token_ids) for outcome in outcomes)
+        ask(engine, work)
+        while (tokens := step(engine)) is not None:
+            made += tokens
         assert made == sum(work.answers)
         return measured(made)
+
+
+def report_steps(folder: Path, work: Workload, threads: int) -> None:
+    """Mixed steps of a chunk each, then decode steps of all requests half way through."""
+    engine = engine_for(folder, threads)
+    ask(engine, Workload(work.prompts, [256] * len(work.prompts)))
+    step(engine)
+    for kind, steps, skipped in (("mixed", 3, 1), ("decode", 10, 64)):
+        parts = breakdown(lambda: step(engine), steps)
+        for name in ("products", "attention", "operators", "python"):
+            spent = getattr(parts, name)
+            share = round(spent / parts.whole, 2)
+            report(f"cpu_serving.{kind}_step.{name}", spent, unit="ms", share=share)
+        for _ in range(skipped):
+            step(engine)
+
+
+def report_ceilings(folder: Path, work: Workload, ours: Measured) -> None:
+    """What this machine could do at most, and what part of it was done."""
+    spec = spec_from(resolve(str(folder)).config)
+    least = least_work(spec, map(len, work.prompts), work.answers)
+    flops, read = product_rate(spec), read_rate(int(least.read_bytes / max(work.answers)))
+    report("cpu_serving.peak.products", flops / 1e9, unit="GFLOP/s, bfloat16")
+    report("cpu_serving.peak.memory", read / 1e9, unit="GB/s read")
+    for name, seconds in (("compute", least.flops / flops), ("memory", least.read_bytes / read)):
+        ceiling = ours.tokens / seconds
+        reached = round(ours.rate / ceiling, 3)
+        report(f"cpu_serving.ceiling.{name}", ceiling, unit="output tokens/s", reached=reached)
 
 
 def run_transformers(folder: Path, work: Workload, threads: int) -> Measured:
@@ -175,6 +224,8 @@ def main() -> None:
         run_sluice(folder, Workload(work.prompts[:8], [4] * 8), threads)  # warm-up
         ours = run_sluice(folder, work, threads)
         report_run("cpu_serving.sluice", ours)
+        report_steps(folder, work, threads)
+        report_ceilings(folder, work, ours)
         if arguments.alone:
             return
         theirs = run_transformers(folder, work, threads)
