@@ -10,8 +10,9 @@ keeps. So a batch can be made before the results of the one before it have been 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -108,12 +109,8 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(len(extend.token_ids) for extend in self.extend_rows)
 
 
-class Drawn(NamedTuple):
-    """What one row got from a step."""
-
-    token: int
-    logprob: TokenLogprob | None = None
-    prompt_logprobs: list[TokenLogprob] | None = None
+Drawn = tuple[int, TokenLogprob | None, list[TokenLogprob] | None]
+"""What one row got from a step: a token, its logprob, and those of its prompt."""
 
 
 class SampledTokens(msgspec.Struct, frozen=True):
@@ -126,11 +123,11 @@ class SampledTokens(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[list[TokenLogprob] | None, ...] = ()
     """Of a whole prompt, with the token drawn after it."""
 
-    def drawn(self) -> list[Drawn]:
+    def drawn(self) -> Iterator[Drawn]:
         """What each of the step's sampling rows got."""
         nothing = (None,) * len(self.token_ids)
-        columns = (self.token_ids, self.logprobs or nothing, self.prompt_logprobs or nothing)
-        return list(map(Drawn._make, zip(*columns, strict=True)))
+        logprobs, prompt_logprobs = self.logprobs or nothing, self.prompt_logprobs or nothing
+        return zip(self.token_ids, logprobs, prompt_logprobs, strict=True)
 
 
 def forward_mode(extends: bool, decodes: bool) -> ForwardMode:

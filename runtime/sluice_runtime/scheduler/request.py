@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-import msgspec
-
 from sluice_runtime.messages import FinishReason, Generate, Sampling, TokenDelta
 from sluice_runtime.scheduler.batch import Drawn, RowAdded
 from sluice_runtime.scheduler.prefix_cache import Lock, key_of
@@ -126,22 +124,21 @@ def outcome_of(
     and how much of its prompt was cached. A request for no tokens gets none of those drawn."""
     if drawn is None:
         return TokenDelta(request.request_id, [], reason, error)
-    token_ids = [drawn.token] if request.max_tokens else []
-    delta = TokenDelta(
+    token, logprob, prompt_logprobs = drawn
+    token_ids = [token] if request.max_tokens else []
+    logprobs = [logprob] if logprob and token_ids else []
+    if len(request.token_ids) > request.prompt_tokens + 1:
+        return TokenDelta(request.request_id, token_ids, reason, error, logprobs=logprobs)
+    assert request.started_seconds is not None, "a token without a step"
+    return TokenDelta(
         request.request_id,
         token_ids,
         reason,
         error,
-        logprobs=[drawn.logprob] if drawn.logprob and token_ids else [],
-        prompt_logprobs=drawn.prompt_logprobs,
-    )
-    if request.output_tokens > 1:
-        return delta
-    assert request.started_seconds is not None, "a token without a step"
-    return msgspec.structs.replace(
-        delta,
         cached_tokens=request.cached_tokens,
         queue_seconds=request.started_seconds - request.arrival_seconds,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

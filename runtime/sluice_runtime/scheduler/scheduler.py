@@ -114,7 +114,7 @@ class Scheduler:
 
     def process(self, batch: Batch, result: SampledTokens, now: float) -> list[TokenDelta]:
         """Takes the tokens of a batch in; returns what became of requests since the last call."""
-        flight, rows = self._flights.pop(batch.step), iter(result.drawn())
+        flight, rows = self._flights.pop(batch.step), result.drawn()
         self._holdings.landed(batch.step)
         self._pacing.landed(batch, now)
         for item in flight.prefill:
@@ -239,14 +239,16 @@ class Scheduler:
         """A sampled token; nothing of a request that ended or is about to be dropped."""
         if request.phase is ENDED or request.aborting:
             return
-        if drawn.token == NO_TOKEN:
+        token, tokens = drawn[0], request.token_ids
+        if token == NO_TOKEN:
             self._end(request, "error", NOT_FINITE, trusted=False)
             return
-        if request.max_tokens:
-            request.token_ids.append(drawn.token)
-        if request.max_tokens and drawn.token in request.stop_token_ids:
+        asked = len(tokens) < request.most_tokens
+        if asked:
+            tokens.append(token)
+        if asked and token in request.stop_token_ids:
             self._end(request, "stop", drawn=drawn)
-        elif len(request.token_ids) >= request.most_tokens:
+        elif len(tokens) >= request.most_tokens:
             self._end(request, "length", drawn=drawn)
         else:
             self._outcomes.append(outcome_of(request, drawn))
