@@ -93,7 +93,7 @@ ENGINE: Final = (
     Metric(
         "sluice_chunk_budgets_total",
         "counter",
-        "Steps that might compute prompt tokens, by the reason of their budget.",
+        "Steps that computed prompt tokens, by the reason of their budget.",
         ("reason",),
     ),
     Metric("sluice_draining", "gauge", "1 while the engine drains."),

@@ -29,11 +29,6 @@ ROWS: Final = (
         "1 (tensor parallelism is not implemented yet)",
     ),
     Unsupported(
-        "priorityThreshold",
-        lambda s: s.priority_threshold not in (None, 10),
-        "10 (priority scheduling is not implemented yet)",
-    ),
-    Unsupported(
         "kvCacheDtype",
         lambda s: s.kv_cache_dtype not in (None, "auto"),
         "auto (a KV type of its own is not implemented yet)",

@@ -167,7 +167,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_budget_tokens: int = 0
     """Of the last step that might compute prompt tokens; 0 when there is no limit."""
     chunk_budgets: dict[str, int] = {}
-    """Such steps since the start of the process, by the reason of their budget."""
+    """Steps since the start that computed prompt tokens, by the reason of their budget."""
     step_error_ratio: float = 0.0
     """Mean relative error of the predicted step times."""
 

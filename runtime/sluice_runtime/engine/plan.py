@@ -108,6 +108,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         prefix_cache=bool(config.prefix_cache),
         policy=config.scheduling_policy or "fcfs",
         seed=config.seed,
+        priority_threshold=config.priority_threshold or 0,
         conservativeness=config.schedule_conservativeness or 1.0,
         target=_target(config.slo),
     )

@@ -15,15 +15,18 @@ from sluice_runtime.scheduler.admission import (
     PrefillAdder,
     PrefillItem,
     PrefillPlan,
+    Room,
     plan_prefill,
     room_beside,
 )
 from sluice_runtime.scheduler.holdings import Holdings
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pacing import Pacing
-from sluice_runtime.scheduler.policies import POLICIES, AdmissionOrder, PolicyContext
+from sluice_runtime.scheduler.policies import PolicyContext, admission_order
+from sluice_runtime.scheduler.preemption import may_preempt, plan_preemption
 from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.retraction import RetractionPlan
 from sluice_runtime.scheduler.roster import Roster
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
@@ -44,7 +47,7 @@ class Joining:
         self._holdings = holdings
         self._pacing = pacing
         self._ratio = ratio
-        self._order = AdmissionOrder(POLICIES[settings.policy], settings.seed)
+        self._order = admission_order(settings.policy, settings.seed)
 
     def plan(self, now: float, launched: Iterable[Request], *, admits: bool) -> PrefillPlan:
         """What of which prompts the next step computes; `launched`: whose prompts a step in flight
@@ -56,6 +59,14 @@ class Joining:
         continuing = [prefilling] if prefilling else []
         computing = BeingComputed(self._settings, [*continuing, *launched])
         return plan_prefill(self._adder(), prefilling, order, self._holdings.match, computing)
+
+    def plan_preemption(self, now: float, running: Sequence[Request]) -> RetractionPlan:
+        """Who goes for the head of the order; nobody where the policy has no such thing."""
+        if not may_preempt(self._roster.waiting, running, self._settings):
+            return RetractionPlan()
+        head, room = next(self.in_order(now)), self._room()
+        match = self._holdings.match(head)
+        return plan_preemption(head, match, running, room, self._settings, self._ratio.value)
 
     def start(self, items: Sequence[PrefillItem], now: float) -> list[Request]:
         """Those of them that waited leave the queue and get what they need. What of a prompt was
@@ -84,7 +95,12 @@ class Joining:
 
     def _adder(self) -> PrefillAdder:
         """With what the next step has left for prompts."""
-        room = room_beside(
+        budget = self._pacing.budget(self._roster.running, self._roster.prefilling)
+        settings = replace(self._settings, chunk_size=budget.tokens)
+        return PrefillAdder(settings, self._room(), self._ratio.value)
+
+    def _room(self) -> Room:
+        return room_beside(
             self._roster.running,
             self._roster.prefilling,
             self._settings,
@@ -92,9 +108,6 @@ class Joining:
             self._holdings.available_pages,
             self._holdings.free_rows,
         )
-        budget = self._pacing.budget(self._roster.running, self._roster.prefilling)
-        settings = replace(self._settings, chunk_size=budget.tokens)
-        return PrefillAdder(settings, room, self._ratio.value)
 
     def _policy_context(self, now: float) -> PolicyContext:
         rows = 1 - self._holdings.free_rows / self._settings.max_running_requests

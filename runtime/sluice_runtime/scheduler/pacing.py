@@ -35,7 +35,7 @@ class PaceStatus:
     budget: ChunkBudget
     """Of the last step that might compute prompt tokens."""
     budgets: Mapping[str, int]
-    """Such steps since the start, by the reason of their budget."""
+    """Steps since the start that computed prompt tokens, by the reason of their budget."""
     step_seconds: float
     """Of the last step that ended."""
     predicted_seconds: float
@@ -71,12 +71,12 @@ class Pacing:
             computed_tokens=prefilling.computed_tokens if prefilling else 0,
         )
         self._budget = self._choice.budget(view)
-        self._budgets[self._budget.reason] += 1
         return self._budget
 
     def made(self, batch: Batch, now: float) -> None:
         """A batch leaves for the runner."""
         shape = shape_of(batch)
+        self._budgets[self._budget.reason] += bool(shape.extend_tokens)
         self._in_flight[batch.step] = _Flight(shape, now, self.cost.seconds(shape))
 
     def landed(self, batch: Batch, now: float) -> None:

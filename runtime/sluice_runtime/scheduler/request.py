@@ -43,6 +43,8 @@ class Request:
     """Requests share cached prefixes within one only."""
     key: bytes = b""
     """Its tokens as the prefix tree compares them, those of the last time it waited."""
+    preempted: bool = False
+    """Whether it was sent back for a more urgent one; that happens once at most."""
     phase: Phase = Phase.WAITING
     aborting: bool = False
     computed_tokens: int = 0

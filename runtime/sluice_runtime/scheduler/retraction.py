@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sluice_runtime.scheduler.lock_costs import Unlocking
 from sluice_runtime.scheduler.request import Request, lock_of
+
+PREEMPTED: Final = "Preempted"
+"""Reason of a plan that makes room for somebody, where no page is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,11 @@ class RetractionPlan:
     def needed(self) -> bool:
         """Whether anyone must go."""
         return bool(self.victims or self.stuck)
+
+    @property
+    def short(self) -> bool:
+        """Whether they must because pages are missing."""
+        return self.needed and self.reason != PREEMPTED
 
 
 def opening(requests: Iterable[Request], page_size: int) -> list[Request]:

@@ -97,12 +97,12 @@ class Scheduler:
         """What to run now; None when there is nothing to run and nothing to report, or nothing
         before the results of the batch in flight are in."""
         self._drop_aborted()
-        shortage = self._plan_retraction()
-        if shortage.needed and self._flights:
+        leaving = self._plan_retraction(now)
+        if leaving.needed and self._flights:
             return None
-        self._carry_out(shortage, now)
+        self._carry_out(leaving, now)
         launched = [item.request for flight in self._flights.values() for item in flight.prefill]
-        prefill = self._joining.plan(now, launched, admits=not shortage.needed)
+        prefill = self._joining.plan(now, launched, admits=not leaving.short)
         decodes = not prefill.items or (self._settings.mixed and not prefill.scores_prompts)
         decode = self._ready_to_decode() if decodes else []
         if prefill.items or decode or (self._outcomes and not self._flights):
@@ -192,21 +192,25 @@ class Scheduler:
             return running
         return [request for request in running if request.remaining_tokens > 0]
 
-    def _plan_retraction(self) -> RetractionPlan:
-        return plan_retraction(
-            self._ready_to_decode(),
+    def _plan_retraction(self, now: float) -> RetractionPlan:
+        """For the pages of the next decode step, else for a request that is far more urgent."""
+        running = self._ready_to_decode()
+        plan = plan_retraction(
+            running,
             self._roster.prefilling,
             self._holdings.available_pages,
             self._settings.page_size,
         )
+        return plan if plan.needed else self._joining.plan_preemption(now, running)
 
     def _carry_out(self, plan: RetractionPlan, now: float) -> None:
-        """Sends requests back until the pages of the next decode step are there."""
+        """Sends requests back to the queue."""
         for victim in plan.victims:
+            victim.preempted = victim.preempted or not plan.short
             self._retract(victim, now)
         if plan.stuck:
             self._end(plan.stuck, "error", f"{plan.message}; raise kvPoolTokens")
-        if plan.needed:
+        if plan.short:
             self._ratio.raise_after_retraction(self._roster.running)
         elif self._roster.running:
             self._ratio.decay()

@@ -38,6 +38,8 @@ class SchedulerSettings:
     policy: str = "fcfs"
     seed: int = 0
     """Of the policy random."""
+    priority_threshold: int = 10
+    """Difference in priority above which one request preempts another; policy priority only."""
     conservativeness: float = 1.0
     target: StepTarget | None = None
     """Decides the budget of each step; None: it is chunk_size."""

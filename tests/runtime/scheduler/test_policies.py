@@ -13,14 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_contract.config import SchedulingPolicy
 from sluice_runtime.scheduler.policies import (
-    ORDERINGS,
     POLICIES,
-    AdmissionOrder,
+    PREEMPTING,
     PolicyContext,
     Turn,
-    aged,
+    admission_order,
 )
-from sluice_runtime.scheduler.policies.ageing import PASSED_OVER_SECONDS
+from sluice_runtime.scheduler.policies.ageing import (
+    ADMISSIONS_PER_AGED,
+    PASSED_OVER_SECONDS,
+    AdmissionOrder,
+)
 from sluice_runtime.scheduler.policies.by_prefix import MOST_MATCHED
 from sluice_runtime.scheduler.request import Request, request_from
 
@@ -39,16 +42,17 @@ def waiting(
 
 
 def names(policy: str, requests: Sequence[Request], context: PolicyContext = IDLE) -> str:
-    return "".join(r.request_id for r in ORDERINGS[policy](requests, context))
+    return "".join(r.request_id for r in POLICIES[policy](requests, context))
 
 
 def test_every_policy_of_the_configuration_is_there_and_none_else() -> None:
-    assert set(POLICIES) == set(ORDERINGS) == set(typing.get_args(SchedulingPolicy))
+    assert set(POLICIES) == set(typing.get_args(SchedulingPolicy))
+    assert set(POLICIES) >= PREEMPTING
 
 
 def test_the_reference_says_of_every_policy_what_it_is_good_for() -> None:
     page = " ".join(PAGE.read_text().split())
-    for name, policy in ORDERINGS.items():
+    for name, policy in POLICIES.items():
         said = " ".join((policy.__doc__ or "").split())
         assert said.startswith("Good "), name
         assert f"| `{name}` | {said} |" in page, f"| `{name}` | {said} |"
@@ -86,23 +90,21 @@ def test_random_depends_on_the_seed_alone() -> None:
     assert first != names("random", requests, replace(IDLE, seed=2)) != "abcdefgh"
 
 
-def test_longest_match_goes_first_and_one_of_a_new_prefix_goes_before_the_others() -> None:
-    a, b, c = waiting("a", 100), waiting("b", 100), waiting("c", range(500, 600))  # type: ignore[arg-type]
-    held = {"a": 0, "b": 0, "c": 64}
+def test_longest_match_goes_first() -> None:
+    held = {"a": 0, "b": 0, "c": 64, "d": 96}
     context = replace(IDLE, matched_tokens=lambda r: held[r.request_id])
-    d = waiting("d", range(700, 800))  # type: ignore[arg-type]
-    held["d"] = 0
-    assert names("lpm", [a, b, c, d], context) == "cadb"
-    assert names("lpm", [a, b, c, d]) == "abcd", "without a cache"
+    requests = [waiting(name, 100) for name in "abcd"]
+    assert names("lpm", requests, context) == "dcab"
+    assert names("lpm", requests) == "abcd", "without a cache"
 
 
 def test_longest_match_gives_way_to_arrival_in_a_long_queue() -> None:
     asked: list[Request] = []
     context = replace(IDLE, matched_tokens=lambda r: len(asked.append(r) or asked))  # type: ignore[func-returns-value]
     queue = [waiting(f"r{i}") for i in range(MOST_MATCHED + 1)]
-    assert list(ORDERINGS["lpm"](queue, context)) == queue
+    assert list(POLICIES["lpm"](queue, context)) == queue
     assert not asked
-    assert list(ORDERINGS["lpm"](queue[1:], context)) != queue[1:]
+    assert list(POLICIES["lpm"](queue[1:], context)) != queue[1:]
 
 
 def test_depth_first_finishes_the_heaviest_branch() -> None:
@@ -121,7 +123,7 @@ def test_round_robin_picks_ten_of_each_key_in_turn() -> None:
 
 
 def test_the_turn_outlives_the_step() -> None:
-    order = AdmissionOrder(POLICIES["round-robin"])
+    order = admission_order("round-robin")
     queue = [waiting("A", routing_key="a") for _ in range(15)] + [waiting("B", routing_key="b")]
     admitted = ""
     for _ in range(12):  # one a step
@@ -136,7 +138,7 @@ def test_nothing_is_looked_at_before_a_request_is_asked_for() -> None:
     def context() -> PolicyContext:
         raise AssertionError("the step has no room")
 
-    AdmissionOrder(POLICIES["sjf"])([waiting("a")], context)
+    admission_order("sjf")([waiting("a")], context)
 
 
 def test_requests_join_those_of_their_key_that_run() -> None:
@@ -165,13 +167,40 @@ def test_adaptive_uses_the_response_ratio_where_priorities_are_equal() -> None:
     assert names("adaptive", requests, PolicyContext(now=3.0, load=0.5)) == "ba"
 
 
-def test_a_request_sent_back_in_its_answer_goes_first_but_for_higher_priorities() -> None:
+def ordered(order: AdmissionOrder, queue: Sequence[Request], now: float = 0.0) -> str:
+    return "".join(r.request_id for r in order(queue, lambda: PolicyContext(now)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_request_sent_back_in_its_answer_goes_first_but_for_higher_priorities(name: str) -> None:
     fresh, back = waiting("a", 1, priority=1), waiting("b", 100)
     back.token_ids.append(1)
-    queue = [fresh, back]
-    for name, policy in POLICIES.items():
-        expected = [fresh, back] if name == "priority" else [back, fresh]
-        assert list(policy(queue, IDLE)) == expected, name
+    expected = "ab" if name == "priority" else "ba"
+    assert ordered(admission_order(name), [fresh, back]) == expected
+
+
+def test_every_fourth_admission_is_for_the_one_that_waits_longest() -> None:
+    old = [waiting(name, 100, arrival=float(index)) for index, name in enumerate("ABC")]
+    new = [waiting(name, 10, arrival=35.0) for name in "qrstuvwx"]
+    queue, order, admitted = [*old, *new], admission_order("sjf"), ""
+    assert ordered(order, queue, now=36.0) == "qrsAtuvBwxC"
+    while queue:
+        one = next(order(queue, lambda: PolicyContext(36.0)))
+        order.admitted(one)
+        queue.remove(one)
+        admitted += one.request_id
+    assert admitted == "qrsAtuvBwxC"
+
+
+def test_who_is_admitted_by_the_policy_does_not_use_up_the_turn_of_age() -> None:
+    old = [waiting("A", 900), *(waiting(name, 10) for name in "bcdefgh")]
+    order, queue, admitted = admission_order("sjf"), list(old), ""
+    for _ in range(4):
+        one = next(order(queue, lambda: PolicyContext(40.0)))
+        order.admitted(one)
+        queue.remove(one)
+        admitted += one.request_id
+    assert admitted == "bcdA"
 
 
 ARRIVALS = st.lists(
@@ -184,18 +213,18 @@ ARRIVALS = st.lists(
     max_size=4,
 )
 TICK_SECONDS = 5.0
+ARRIVING = 120
 
 
-def longest_wait(policy: typing.Any, arrivals: list[typing.Any], seed: int) -> bool:
-    """Serves one request a tick; whether each waited at most for the bound and then for those that
-    were there before it."""
+def waiting_is_bounded(order: AdmissionOrder, arrivals: list[typing.Any], seed: int) -> bool:
+    """Serves one request a tick; whether each waited at most for the bound and then for four times
+    as many admissions as there were requests before it."""
     draw = random.Random(seed)
-    order = AdmissionOrder(policy, seed)
     queue: list[Request] = []
     before: dict[str, int] = {}
     made = tick = 0
-    while made < 60 or queue:
-        for prompt, answer, priority, key in arrivals if made < 60 else ():
+    while made < ARRIVING or queue:
+        for prompt, answer, priority, key in arrivals if made < ARRIVING else ():
             before[f"r{made}"] = len(queue)
             queue.append(
                 waiting(
@@ -215,7 +244,8 @@ def longest_wait(policy: typing.Any, arrivals: list[typing.Any], seed: int) -> b
             served = next(order(list(queue), lambda context=context: context))  # type: ignore[misc]
             order.admitted(served)
             queue.remove(served)
-            allowed = PASSED_OVER_SECONDS + (before[served.request_id] + 2) * TICK_SECONDS
+            admissions = ADMISSIONS_PER_AGED * (before[served.request_id] + 2)
+            allowed = PASSED_OVER_SECONDS + admissions * TICK_SECONDS
             if now - served.arrival_seconds > allowed:
                 return False
         tick += 1
@@ -228,15 +258,16 @@ def longest_wait(policy: typing.Any, arrivals: list[typing.Any], seed: int) -> b
 def test_waiting_is_bounded_under_every_policy(
     name: str, arrivals: list[typing.Any], seed: int
 ) -> None:
-    assert longest_wait(POLICIES[name], arrivals, seed)
+    assert waiting_is_bounded(admission_order(name, seed), arrivals, seed)
 
 
 @pytest.mark.parametrize("name", ["sjf", "srtf", "lof", "priority"])
-def test_without_ageing_they_would_starve(name: str) -> None:
+def test_without_ageing_they_would_starve(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The property above can fail: these orders pass the same requests over for ever."""
-    arrivals = [(10, 10, 1, ""), (100, 5, 0, ""), (5, 100, 2, "")]
-    assert not longest_wait(ORDERINGS[name], arrivals, 0)
-    assert longest_wait(aged(ORDERINGS[name]), arrivals, 0)
+    arrivals = [(10, 10, 1, ""), (10, 10, 1, ""), (100, 5, 0, ""), (5, 100, 2, "")]
+    assert waiting_is_bounded(admission_order(name), arrivals, 0)
+    monkeypatch.setattr("sluice_runtime.scheduler.policies.ageing.PASSED_OVER_SECONDS", 1e9)
+    assert not waiting_is_bounded(admission_order(name), arrivals, 0)
 
 
 @pytest.mark.parametrize("name", POLICIES)

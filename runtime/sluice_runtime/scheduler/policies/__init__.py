@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from sluice_runtime.scheduler.policies.adaptive import adaptive
-from sluice_runtime.scheduler.policies.ageing import AdmissionOrder, aged
+from sluice_runtime.scheduler.policies.ageing import AdmissionOrder
 from sluice_runtime.scheduler.policies.by_key import round_robin, running_keys_first
 from sluice_runtime.scheduler.policies.by_prefix import depth_first_by_weight, longest_prefix_match
 from sluice_runtime.scheduler.policies.by_size import (
@@ -28,17 +28,16 @@ from sluice_runtime.scheduler.policies.simple import (
 )
 
 __all__ = [
-    "ORDERINGS",
     "POLICIES",
     "PREEMPTING",
     "AdmissionOrder",
     "Policy",
     "PolicyContext",
     "Turn",
-    "aged",
+    "admission_order",
 ]
 
-ORDERINGS: Final[Mapping[str, Policy]] = {
+POLICIES: Final[Mapping[str, Policy]] = {
     "fcfs": first_come_first_served,
     "lpm": longest_prefix_match,
     "dfs-weight": depth_first_by_weight,
@@ -52,12 +51,12 @@ ORDERINGS: Final[Mapping[str, Policy]] = {
     "routing-key": running_keys_first,
     "adaptive": adaptive,
 }
-"""By the name that `schedulingPolicy` has for it; without a bound on waiting."""
+"""By the name that `schedulingPolicy` has for it; each without a bound on waiting."""
 
 PREEMPTING: Final = frozenset({"priority"})
-"""Policies under which a waiting request may send running ones back."""
+"""Policies under which a waiting request may send running ones back, and places those itself."""
 
-POLICIES: Final[Mapping[str, Policy]] = {
-    name: aged(order, resumes_first=name not in PREEMPTING) for name, order in ORDERINGS.items()
-}
-"""The same with bounded waiting: what an engine uses."""
+
+def admission_order(policy: str, seed: int = 0) -> AdmissionOrder:
+    """A policy with bounded waiting: what an engine uses."""
+    return AdmissionOrder(POLICIES[policy], seed, resumes_first=policy not in PREEMPTING)

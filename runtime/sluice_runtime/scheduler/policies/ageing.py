@@ -1,12 +1,16 @@
-"""No policy starves anyone: who has waited too long goes to the head of the order.
+"""No policy starves anyone: one admission in four is for whoever has waited too long.
 
-Those that waited too long keep the order of the queue, and admission stops at the first request
-that does not fit. So a request waits at most for the bound, and then for those that joined the
-queue before it and for those that were sent back in the middle of an answer, which began before it.
+Those that waited longer than a bound are taken in the order of the queue, and admission stops at
+the first request that does not fit. So each waits at most for the bound and then for four times as
+many admissions as there were requests before it. Under overload, when everyone has waited too long,
+the policy still decides about the other three.
+
+Requests that were sent back in the middle of an answer have begun before all others, and go first.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -15,50 +19,64 @@ from sluice_runtime.scheduler.policies.context import Policy, PolicyContext, Tur
 from sluice_runtime.scheduler.request import Request
 
 PASSED_OVER_SECONDS: Final = 30.0
-"""Longest that a request is passed over. Under steady overload every queue is older than that, and
-then every policy is first come, first served."""
-
-
-def aged(
-    policy: Policy, *, resumes_first: bool = True, bound_seconds: float = PASSED_OVER_SECONDS
-) -> Policy:
-    """`policy` with bounded waiting. `resumes_first`: requests that were sent back in the middle of
-    an answer go before those that have not begun."""
-
-    def order(waiting: Sequence[Request], context: PolicyContext) -> Iterator[Request]:
-        overdue: list[Request] = []
-        resumed: list[Request] = []
-        others: list[Request] = []
-        for request in waiting:
-            if resumes_first and request.output_tokens:
-                resumed.append(request)
-            elif context.now - request.waiting_since_seconds > bound_seconds:
-                overdue.append(request)
-            else:
-                others.append(request)
-        yield from resumed
-        yield from overdue
-        yield from policy(others, context)
-
-    return order
+"""Longest that a request waits for the policy alone."""
+ADMISSIONS_PER_AGED: Final = 4
 
 
 class AdmissionOrder:
-    """One engine's order: its policy, and what the policy must know of what was admitted."""
+    """One engine's order: its policy, bounded, and what it must know of earlier admissions.
 
-    def __init__(self, policy: Policy, seed: int = 0) -> None:
+    `resumes_first`: whether requests that were sent back go before all others; if not, the policy
+    places them.
+    """
+
+    def __init__(self, policy: Policy, seed: int = 0, *, resumes_first: bool = True) -> None:
         self._policy = policy
         self._seed = seed
+        self._resumes_first = resumes_first
         self._turn = Turn()
+        self._since_aged = 0
+        """Admissions since the last that was one of age."""
+        self._aged: set[str] = set()
+        """Requests that the last order had placed by age."""
 
     def __call__(
         self, waiting: Iterable[Request], context: Callable[[], PolicyContext]
     ) -> Iterator[Request]:
         """The waiting requests in order. Nothing is looked at before the first is asked for."""
         view = replace(context(), turn=self._turn, seed=self._seed)
-        yield from self._policy(list(waiting), view)
+        resumed: list[Request] = []
+        others: list[Request] = []
+        for request in waiting:
+            first = self._resumes_first and request.output_tokens > 0
+            (resumed if first else others).append(request)
+        yield from resumed
+        yield from self._interleaved(others, view)
 
     def admitted(self, request: Request) -> None:
         """To be told of every request that leaves the queue for the batch."""
         key = request.routing_key
         self._turn = Turn(key, self._turn.picks + 1 if key == self._turn.key else 1)
+        self._since_aged = 0 if request.request_id in self._aged else self._since_aged + 1
+
+    def _interleaved(self, waiting: Sequence[Request], context: PolicyContext) -> Iterator[Request]:
+        """The policy's order, with every fourth place for the next of those that are overdue."""
+        self._aged.clear()
+        bound = context.now - PASSED_OVER_SECONDS
+        overdue = deque(r for r in waiting if r.waiting_since_seconds < bound)
+        if not overdue:
+            yield from self._policy(waiting, context)
+            return
+        by_policy, placed = iter(self._policy(waiting, context)), set[str]()
+        since = self._since_aged
+        for _ in waiting:
+            while overdue and overdue[0].request_id in placed:
+                overdue.popleft()
+            if overdue and since >= ADMISSIONS_PER_AGED - 1:
+                request, since = overdue.popleft(), 0
+                self._aged.add(request.request_id)
+            else:
+                request = next(r for r in by_policy if r.request_id not in placed)
+                since += 1
+            placed.add(request.request_id)
+            yield request

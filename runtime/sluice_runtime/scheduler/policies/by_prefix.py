@@ -14,9 +14,6 @@ from sluice_runtime.scheduler.request import Request
 
 MOST_MATCHED: Final = 128
 """Above so many waiting requests, looking each of them up would cost more than it gains."""
-SHARED_TOKENS: Final = 32
-"""Prompts that start with the same so many tokens, and have no more of them in the cache, are worth
-computing one after the other."""
 
 
 def longest_prefix_match(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
@@ -25,17 +22,7 @@ def longest_prefix_match(waiting: Sequence[Request], context: PolicyContext) -> 
     if matched is None or len(waiting) > MOST_MATCHED:
         return waiting
     lengths = {request.request_id: matched(request) for request in waiting}
-    order = sorted(waiting, key=lambda request: -lengths[request.request_id])
-    leading: list[Request] = []
-    following: list[Request] = []
-    begun: set[tuple[int, ...]] = set()
-    for request in order:
-        start = tuple(request.token_ids[:SHARED_TOKENS])
-        uncached = lengths[request.request_id] <= SHARED_TOKENS and len(start) == SHARED_TOKENS
-        (following if uncached and start in begun else leading).append(request)
-        if uncached:
-            begun.add(start)
-    return [*leading, *following]
+    return sorted(waiting, key=lambda request: -lengths[request.request_id])
 
 
 def depth_first_by_weight(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
