@@ -77,6 +77,37 @@ def test_request_row_reused_while_its_last_step_runs() -> None:
     assert not any(b.dropped_rows for b in batches if b.step < handed_over.step)
 
 
+def test_request_row_reused_while_a_step_that_was_launched_ahead_runs() -> None:
+    """The first request meets its stop token with another step of it in flight: row and pages stay
+    its own until that step has landed."""
+    wanted = answer_to(range(4), 3)
+    bench = Bench(settings_of(pool_tokens=16, max_running_requests=1), overlap=True)
+    bench.add(request("a", 4, 9, stop_token_ids=[wanted[2]]), request("b", range(9, 13), 3))
+    batches = bench.run()
+    ended = next(b.step for b in batches if b.dropped_rows)
+    last = max(b.step for b in batches if b.step < ended and b.decode_rows)
+    assert last == 4, "the row was computed once more after its last token"
+    assert ended > last
+    assert bench.answers == {"a": wanted, "b": answer_to(range(9, 13), 3)}
+
+
+def test_overlap_and_retract_allocation_race() -> None:
+    """With a step in flight nobody is sent back: the results may free what is missing, and pages of
+    a row in flight are no one else's yet."""
+    bench = Bench(settings_of(pool_tokens=64, conservativeness=0.05), overlap=True)
+    bench.add(*(request(name, range(i * 9, i * 9 + 4), 40) for i, name in enumerate("abcd")))
+    retractions = 0
+    for _ in range(300):
+        flying = len(bench.in_flight)
+        bench.step()
+        if (now := bench.scheduler.status().retractions) > retractions:
+            retractions = now
+            assert flying == 0
+    assert retractions > 0
+    for index, name in enumerate("abcd"):
+        assert bench.answers[name] == answer_to(range(index * 9, index * 9 + 4), 40)
+
+
 def test_abort_that_still_commits_the_final_chunks_token() -> None:
     bench = Bench(settings_of())
     bench.add(request("a", 20, 4))
@@ -115,6 +146,38 @@ def test_chunk_and_abort_corruption() -> None:
     bench.add(request("stays", range(30, 50), 6))
     bench.run()
     assert bench.answers["stays"] == answer_to(range(30, 50), 6)
+
+
+def test_chunk_abort_and_radix_corruption() -> None:
+    """The chunks of an aborted prompt serve the next one as they are, also when it was aborted with
+    a chunk in flight, and when the same pages were computed twice."""
+    for overlap in (False, True):
+        bench = Bench(settings_of(prefix_cache=True, chunk_size=8), overlap=overlap)
+        bench.add(request("gone", 60, 5))
+        for _ in range(3):
+            bench.step()
+        bench.scheduler.abort("gone")
+        bench.add(request("stays", [*range(30), *range(40, 60)], 6), request("same", 60, 6))
+        bench.run()
+        assert bench.cached["stays"] > 0
+        assert bench.answers["stays"] == answer_to([*range(30), *range(40, 60)], 6)
+        assert bench.answers["same"] == answer_to(range(60), 6)
+        status = bench.scheduler.status()
+        assert status.pages_available == status.pages_total
+
+
+def test_evictable_counted_twice() -> None:
+    """12 of 16 pages are cached. Both prompts begin with them: they are no room for either answer,
+    and neither is admitted on pages that the other one keeps from being evicted."""
+    bench = Bench(settings_of(pool_tokens=64, prefix_cache=True, chunk_size=64))
+    bench.add(request("first", 49, 1))
+    bench.run()
+    assert bench.scheduler.status().pages_evictable == 12
+    bench.add(request("a", [*range(48), 7], 12), request("b", [*range(48), 8], 12))
+    batches = bench.run()
+    assert len(batches[0].added_rows) == 1
+    assert bench.scheduler.status().retractions == 0
+    assert bench.cached == {"first": 0, "a": 48, "b": 48}
 
 
 def test_page_16_leak_in_mixed_batches() -> None:
