@@ -10,7 +10,8 @@
 #include <cmath>
 #include <utility>
 
-#include "attention_amx.h"
+#include "attention_amx_decode.h"
+#include "attention_amx_extend.h"
 #include "attention_plan.h"
 #include "products.h"
 #include "variant.h"
@@ -29,10 +30,9 @@ inline void settle(float* scores, int64_t visible, float scale, float& peak, flo
   Vector total = fill(0.0f);
   for (int64_t i = 0; i < BLOCK_TOKENS; i += LANES) {
     const Vector weights = exponential(load(scores + i) * scale - peak);
+    total += weights;
     store(weights, scores + i);
   }
-  for (int64_t i = visible; i < BLOCK_TOKENS; ++i) scores[i] = 0.0f;
-  for (int64_t i = 0; i < BLOCK_TOKENS; i += LANES) total += load(scores + i);
   if (peak != before) {
     const float shrink = exponential(before - peak);
     mass *= shrink;
@@ -126,9 +126,10 @@ void attend_in_copies(const sluice::Attention& call, const sluice::AttentionTask
 template <typename T>
 void attend_as(const sluice::Attention& call, const sluice::AttentionTask& task, float* scratch) {
   const Plan plan(call, task, scratch);
+  if (extended_in_tiles(call, task, plan, static_cast<T*>(nullptr))) return;
   begin_sums<T>(call, task, plan);
   if (attended_in_tiles(call, task, plan, static_cast<T*>(nullptr))) {
-    // Nothing is left to do.
+    // Nothing is left to do but to divide.
   } else if (task.tokens > 1 || plan.dim % LANES != 0) {
     attend_in_copies<T>(call, task, plan);
   } else if (plan.dim == 64) {

@@ -30,7 +30,7 @@ struct Plan {
     scores = take(columns * BLOCK_TOKENS);
     keys = take(dim * BLOCK_TOKENS);
     values = take(BLOCK_TOKENS * width);
-    tiles = take(128 * padded(dim));  // see attention_amx.h
+    tiles = take(192 * padded(dim));  // as attention_amx_extend.h uses it
     peaks = take(kv_heads * columns);
     masses = take(kv_heads * columns);
     sums = take(kv_heads * columns * width);

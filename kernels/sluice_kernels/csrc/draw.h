@@ -55,9 +55,9 @@ inline int64_t find(const float* logits, int64_t count, float peak, float invers
   double mass = 0;
   int64_t last = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const float x = (logits[i] - peak) * inverse;
-    if (x <= -87.0f) continue;
-    mass += exponential(x);
+    const float weight = exponential((logits[i] - peak) * inverse);
+    if (weight == 0.0f) continue;
+    mass += weight;
     last = i;
     if (mass > target) break;
   }

@@ -37,8 +37,8 @@ inline void narrow(float value, bf16& to) {
   to.bits = static_cast<uint16_t>(is_number ? rounded : 0x7fc0);
 }
 
-// e^x within 2 units in the last place for x in [-87, 88], without a branch: loops over it are
-// vectorised. Below -87 the result is e^-87, about 1e-38; no number gives no number.
+// e^x within 2 units in the last place for x in [-87, 88], without a branch. Below -87 the result is
+// 0, above 88 e^88; no number gives no number.
 inline float exponential(float x) {
   const float low = x < -87.0f ? -87.0f : x;
   const float bounded = low > 88.0f ? 88.0f : low;
@@ -55,7 +55,7 @@ inline float exponential(float x) {
   sum = sum * rest + 5.0000001201e-1f;
   sum = (sum * rest) * rest + rest + 1.0f;
   const uint32_t power = static_cast<uint32_t>(static_cast<int32_t>(whole) + 127) << 23;
-  return sum * bits_to_float(power);
+  return x < -87.0f ? 0.0f : sum * bits_to_float(power);
 }
 
 }  // namespace

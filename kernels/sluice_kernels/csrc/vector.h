@@ -69,8 +69,8 @@ inline void store(Vector value, bf16* to) {
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
 // See `exponential` in number.h.
-inline Vector exponential(Vector x) {
-  x = x < -87.0f ? fill(-87.0f) : x;  // no number stays none
+inline Vector exponential(Vector given) {
+  Vector x = given < -87.0f ? fill(-87.0f) : given;  // no number stays none
   x = x > 88.0f ? fill(88.0f) : x;
   const Vector magic = fill(12582912.0f);
   const Vector whole = (x * 1.44269504f + magic) - magic;
@@ -83,7 +83,7 @@ inline Vector exponential(Vector x) {
   sum = sum * rest + 5.0000001201e-1f;
   sum = (sum * rest) * rest + rest + 1.0f;
   const VectorInts power = (__builtin_convertvector(whole, VectorInts) + 127) << 23;
-  return sum * reinterpret_cast<Vector>(power);
+  return given < -87.0f ? fill(0.0f) : sum * reinterpret_cast<Vector>(power);
 }
 
 template <int... I>
