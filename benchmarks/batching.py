@@ -87,12 +87,12 @@ def _padding(comparison: Comparison, name: str) -> float:
 
 
 def simulate(comparison: Comparison, base: SchedulerSettings, cost: Cost) -> dict[str, Summary]:
-    return {
-        variant.name: run(
-            comparison, variant, base, SimulatedDevice(comparison.workload.requests, cost)
-        )
-        for variant in comparison.variants
-    }
+    runs = {}
+    for variant in comparison.variants:
+        requests = comparison.workload.requests
+        device = SimulatedDevice(requests, cost, overlap=variant.overlap)
+        runs[variant.name] = run(comparison, variant, base, device)
+    return runs
 
 
 def run(

@@ -16,11 +16,12 @@ from sluice_simulator.traces.request import BLOCK_TOKENS, Trace, TraceRequest, t
 
 @dataclass(frozen=True)
 class Variant:
-    """One side of a comparison: changes of the settings, or a static batch."""
+    """One side of a comparison: changes of the settings, a static batch, an overlapped loop."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
     static: bool = False
+    overlap: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ def chunks(*sizes: int) -> tuple[Variant, ...]:
 
 TARGET = Variant(
     "target 50 ms", {"target": StepTarget(seconds=0.05, share=0.99, start_tokens=1_024)}
+)
+OVERLAP = (Variant("overlap off"), Variant("overlap on", overlap=True))
+CACHE = (
+    Variant("prefix cache off", {"prefix_cache": False}),
+    Variant("prefix cache on", {"prefix_cache": True}),
 )
 MIXED = (Variant("mixed off", {"mixed": False}), Variant("mixed on", {"mixed": True}))
 
@@ -113,6 +119,10 @@ def at_size() -> Iterator[Comparison]:
     yield Comparison(behind_a_long_prompt(100_000, 20, 8.0), {}, (*chunks(2_048, 8_192), TARGET))
     for workload in (beside, offline(1_000, 100, 1_024), chats(2_000, 200, 30.0)):
         yield Comparison(workload, {"chunk_size": 2_048}, MIXED)
+    for workload in (chats(2_000, 200, 30.0), offline(1_000, 100, 1_024)):
+        yield Comparison(workload, {}, OVERLAP)
+    for workload in (same_documents(400, 20, 16, 200, 8.0), chats(2_000, 200, 30.0)):
+        yield Comparison(workload, {}, CACHE)
 
 
 def on_this_machine() -> Iterator[Comparison]:
@@ -120,6 +130,7 @@ def on_this_machine() -> Iterator[Comparison]:
     yield Comparison(chats(48, 50, None), {"max_running_requests": 8}, (STATIC, CONTINUOUS))
     yield Comparison(long_prompt(2_048, 16, 64, 80), {}, chunks(128, 256, 512))
     yield Comparison(long_prompt(2_048, 16, 64, 80), {"chunk_size": 256}, MIXED)
+    yield Comparison(same_documents(24, 3, 2, 32, 8.0), {}, CACHE)
 
 
 def padding(trace: Trace, rows: int) -> float:

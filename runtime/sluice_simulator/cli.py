@@ -25,6 +25,7 @@ from sluice_simulator.report import Summary, summarise
 from sluice_simulator.traces.read import read_trace
 from sluice_simulator.traces.request import Trace, at_rate, window
 from sluice_simulator.traces.synthetic import WORKLOADS, synthesise
+from sluice_simulator.traces.tags import tagged
 
 UNUSABLE: Final = 2
 EXACT: Final = "exact"
@@ -96,7 +97,7 @@ def _trace(options: argparse.Namespace) -> Trace:
             f"--start {options.start:g}{length}: no request of {trace.name} is in there; "
             f"allowed: a part of its {trace.seconds:.0f} s"
         )
-    return at_rate(cut, options.rate)
+    return tagged(at_rate(cut, options.rate), options.tenants, options.urgent, options.seed)
 
 
 def _run(replay: Replay) -> Run:
@@ -141,6 +142,22 @@ def _at_least_one(word: str) -> int:
     return value
 
 
+def _count(word: str) -> int:
+    value = int(word)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _share(word: str) -> float:
+    value = float(word)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
+_count.__name__ = "whole number"
+_share.__name__ = "share from 0 to 1"
 _positive.__name__ = "number above 0"
 _at_least_one.__name__ = "whole number of at least 1"
 
@@ -173,7 +190,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _add_cut(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0, help="of a synthetic trace")
+    parser.add_argument("--seed", type=int, default=0, help="of a synthetic trace, of tags")
+    parser.add_argument(
+        "--tenants", type=_count, default=0, help="give requests routing keys of so many tenants"
+    )
+    parser.add_argument(
+        "--urgent", type=_share, default=0.0, help="give this share of the requests priority 100"
+    )
     parser.add_argument("--rate", type=_positive, default=1.0, help="arrivals so much faster")
     parser.add_argument("--start", type=float, default=0.0, help="skip the first seconds")
     parser.add_argument("--seconds", type=_positive, help="length of the part to replay")

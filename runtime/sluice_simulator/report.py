@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +22,10 @@ class Summary:
     e2e: Spread
     queued: Spread
     """From arrival to the first step."""
+    urgent_ttft: Spread
+    """Of requests with a priority above 0."""
+    small_tenants_ttft: Spread
+    """Of requests that are not the busiest routing key's; empty where there is one key."""
     finished: int
     failed: int
     """Refused or ended with an error."""
@@ -68,10 +73,12 @@ def summarise(record: Record, status: Status) -> Summary:
     usage = [sample.usage_ratio for sample in record.samples] or [0.0]
     running = [sample.running for sample in record.samples] or [0]
     return Summary(
-        ttft=spread([_since(line, line.first_token_seconds) for line in served]),
+        ttft=_ttft(served),
         itl=spread(record.gaps.values, record.gaps.counts),
         e2e=spread([_since(line, line.finished_seconds) for line in served]),
         queued=spread([_since(line, line.started_seconds) for line in served]),
+        urgent_ttft=_ttft([line for line in served if line.request.priority > 0]),
+        small_tenants_ttft=_ttft(_not_the_busiest(served)),
         finished=len(served),
         failed=len(record.timelines) - len(served),
         seconds=record.ended_seconds,
@@ -88,6 +95,15 @@ def summarise(record: Record, status: Status) -> Summary:
         chunk_cuts=status.chunk_cuts,
         steps=status.steps,
     )
+
+
+def _ttft(lines: Sequence[Timeline]) -> Spread:
+    return spread([_since(line, line.first_token_seconds) for line in lines])
+
+
+def _not_the_busiest(lines: Sequence[Timeline]) -> list[Timeline]:
+    ranked = Counter(line.request.routing_key for line in lines).most_common(1)
+    return [line for line in lines if line.request.routing_key != ranked[0][0]]
 
 
 def _since(line: Timeline, seconds: float | None) -> float:

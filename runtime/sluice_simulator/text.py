@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
@@ -88,21 +89,39 @@ def facts_of(summary: Summary) -> str:
     return "\n".join(f"{name:<12} {fact}" for name, fact in facts)
 
 
+Columns = Sequence[tuple[str, Callable[[Summary], str]]]
+COLUMNS: Final[Columns] = (
+    ("TTFT p50", lambda run: duration(run.ttft.p50)),
+    ("p90", lambda run: duration(run.ttft.p90)),
+    ("p99", lambda run: duration(run.ttft.p99)),
+    ("worst", lambda run: duration(run.ttft.worst)),
+    ("ITL p50", lambda run: duration(run.itl.p50)),
+    ("p99", lambda run: duration(run.itl.p99)),
+    ("e2e p50", lambda run: duration(run.e2e.p50)),
+    ("p99", lambda run: duration(run.e2e.p99)),
+    ("tok/s out", lambda run: number(run.output_rate)),
+    ("cached", lambda run: f"{run.cached_share:.0%}"),
+    ("usage", lambda run: f"{run.usage_mean:.0%}"),
+    ("retracted", lambda run: number(run.retractions)),
+)
+URGENT: Final[Columns] = (
+    ("urgent TTFT p50", lambda run: duration(run.urgent_ttft.p50)),
+    ("p99", lambda run: duration(run.urgent_ttft.p99)),
+)
+SMALL_TENANTS: Final[Columns] = (
+    ("small tenants p50", lambda run: duration(run.small_tenants_ttft.p50)),
+    ("p99", lambda run: duration(run.small_tenants_ttft.p99)),
+)
+
+
 def comparison(first_column: str, runs: Mapping[str, Summary]) -> str:
-    """A row a run."""
-    head = (first_column, "TTFT p50", "p90", "p99", "worst", "ITL p50", "p99", "e2e p50", "p99",
-            "tok/s out", "cached", "usage", "retracted")  # fmt: skip
-    return table([head, *((name, *_compared(run)) for name, run in runs.items())])
-
-
-def _compared(run: Summary) -> tuple[str, ...]:
-    return (
-        *(duration(v) for v in (run.ttft.p50, run.ttft.p90, run.ttft.p99, run.ttft.worst)),
-        *(duration(v) for v in (run.itl.p50, run.itl.p99, run.e2e.p50, run.e2e.p99)),
-        number(run.output_rate),
-        f"{run.cached_share:.0%}",
-        f"{run.usage_mean:.0%}",
-        number(run.retractions),
+    """A row a run; urgent requests and small tenants have columns where there are any."""
+    columns = [*COLUMNS]
+    columns += URGENT if any(run.urgent_ttft.count for run in runs.values()) else ()
+    columns += SMALL_TENANTS if any(run.small_tenants_ttft.count for run in runs.values()) else ()
+    head = (first_column, *(name for name, _ in columns))
+    return table(
+        [head, *((name, *(show(run) for _, show in columns)) for name, run in runs.items())]
     )
 
 

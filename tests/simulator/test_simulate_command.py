@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sluice_runtime.scheduler.policies import POLICIES
 from sluice_simulator.cli import main
 
 from tests.simulator.test_trace_files import AZURE, MOONCAKE
@@ -59,6 +60,25 @@ def test_a_part_of_an_azure_trace_at_another_rate(
 def test_a_workload_instead_of_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--workload", "rag", "--seconds", "5"]) == 0
     assert "rag-0: " in capsys.readouterr().out
+
+
+def test_policies_side_by_side_with_urgent_requests_and_tenants(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--workload", "rag", "--seconds", "8", "--tenants", "3", "--urgent", "0.2"]
+    assert main([*words, "--policy", "fcfs,priority,round-robin"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [line for line in lines if line.startswith("policy")]
+    assert "urgent TTFT p50" in head
+    assert "small tenants p50" in head
+    assert [line.split()[0] for line in lines[-3:]] == ["fcfs", "priority", "round-robin"]
+
+
+def test_every_policy_of_the_registry_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--workload", "rag", "--seconds", "2", "--policy", "all", "-o", "json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [run["policy"] for run in found] == list(POLICIES)
+    assert len({run["output_tokens"] for run in found}) == 1
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
