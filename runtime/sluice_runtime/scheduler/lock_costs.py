@@ -31,10 +31,12 @@ class Locking:
 
 
 class Unlocking:
-    """What giving some locks back, one after another, would make evictable."""
+    """What giving some locks back, one after another, would make evictable; but for `kept`, which
+    someone else is going to lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Match | None = None) -> None:
         self._given: Counter[Node] = Counter()
+        self._kept = dict(_pages_by_node(kept)) if kept else {}
 
     def add(self, lock: Lock) -> int:
         """Pages that this one's return adds."""
@@ -42,7 +44,7 @@ class Unlocking:
         while node.parent is not None:
             self._given[node] += 1
             if self._given[node] == node.locks:
-                pages += len(node.page_ids)
+                pages += len(node.page_ids) - self._kept.get(node, 0)
             node = node.parent
         return pages
 

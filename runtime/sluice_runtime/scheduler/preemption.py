@@ -57,7 +57,8 @@ def plan_preemption(
     newest_first = reversed(list(running))
     yielding = [r for r in newest_first if _yields(r, urgent.priority, settings)]
     yielding.sort(key=lambda r: (r.priority, -(r.started_seconds or 0.0)))
-    for count, larger in enumerate(_rooms(yielding, room, settings, ratio), start=1):
+    rooms = _rooms(yielding, Unlocking(match), room, settings, ratio)
+    for count, larger in enumerate(rooms, start=1):
         if admits(larger):
             message = f"{urgent.request_id} has priority {urgent.priority}"
             return RetractionPlan(tuple(yielding[:count]), None, PREEMPTED, message)
@@ -69,10 +70,13 @@ def _yields(request: Request, priority: int, settings: SchedulerSettings) -> boo
 
 
 def _rooms(
-    victims: Collection[Request], room: Room, settings: SchedulerSettings, ratio: float
+    victims: Collection[Request],
+    unlocking: Unlocking,
+    room: Room,
+    settings: SchedulerSettings,
+    ratio: float,
 ) -> Iterator[Room]:
     """The room once the first victim is gone, the first two, and so on."""
-    unlocking = Unlocking()
     for victim in victims:
         lock = lock_of(victim)
         pages = len(victim.page_ids) - lock.pages + unlocking.add(lock)

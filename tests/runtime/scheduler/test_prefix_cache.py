@@ -181,6 +181,13 @@ def test_what_locks_would_give_back_counts_shared_pages_with_the_last_one() -> N
     assert Unlocking().add(second) == 4
 
 
+def test_what_someone_else_is_going_to_lock_is_not_given_back() -> None:
+    tree = Tree()
+    lock, _ = tree.hold("abcd")
+    assert Unlocking(tree.find("abx")).add(lock) == 2
+    assert Unlocking(tree.find("x")).add(lock) == 4
+
+
 def test_flush_frees_what_is_unlocked_and_hides_the_rest() -> None:
     tree = Tree()
     tree.put("xy")

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from sluice_runtime.scheduler.policies import POLICIES
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
@@ -24,6 +25,8 @@ SIZES = st.fixed_dictionaries(
         "prefill_tokens": st.sampled_from([1, 24, 4096]),
         "prefix_cache": st.booleans(),
         "overlap": st.booleans(),
+        "policy": st.sampled_from(["fcfs", "priority", *sorted(POLICIES)]),
+        "threshold": st.sampled_from([0, 10]),
     }
 )
 
@@ -48,6 +51,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_prefill_tokens=sizes["prefill_tokens"],
             context=40,
             prefix_cache=sizes["prefix_cache"],
+            policy=sizes["policy"],
+            priority_threshold=sizes["threshold"],
         )
         self.bench = Bench(built, order, overlap=sizes["overlap"])
         self.prompts: dict[str, list[int]] = {}
@@ -59,7 +64,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop=st.sampled_from([[], [3, 7, 11]]),
         ignore_eos=st.booleans(),
         branch=st.tuples(st.integers(0, 40), st.integers(0, 3)),
-        salt=st.sampled_from(["", "", "other"]),
+        fields=st.fixed_dictionaries(
+            {
+                "cache_salt": st.sampled_from(["", "", "other"]),
+                "priority": st.sampled_from([0, 0, 5, 20]),
+                "routing_key": st.sampled_from(["", "a", "b"]),
+            }
+        ),
     )
     def arrive(
         self,
@@ -68,13 +79,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop: list[int],
         ignore_eos: bool,
         branch: tuple[int, int],
-        salt: str,
+        fields: dict[str, Any],
     ) -> None:
         """Prompts are alike up to a token, and go four ways from there."""
         name = f"r{len(self.prompts)}"
         prompt = [(i + branch[1] * (i >= branch[0])) % 50 for i in range(length)]
         self.prompts[name] = prompt
-        fields = {"stop_token_ids": stop, "ignore_eos": ignore_eos, "cache_salt": salt}
+        fields |= {"stop_token_ids": stop, "ignore_eos": ignore_eos}
         self.bench.add(request(name, prompt, answer, **fields))
 
     @rule(steps=st.integers(1, 6))
