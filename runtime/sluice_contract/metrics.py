@@ -68,6 +68,7 @@ ENGINE: Final = (
     Metric("sluice_new_token_ratio", "gauge", "Share of max_tokens that admission reserves."),
     Metric("sluice_retractions_total", "counter", "Running requests sent back to the queue."),
     Metric("sluice_chunk_cuts_total", "counter", "Prompts cut at a chunk border."),
+    Metric("sluice_evicted_pages_total", "counter", "Cached pages evicted for other requests."),
     Metric("sluice_steps_total", "counter", "Forward passes by mode.", ("mode",)),
     Metric(
         "sluice_step_seconds", "histogram", "Duration of a step by mode.", ("mode",), STEP_SECONDS

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal["overloaded", "unavailable", "invalid"]
@@ -162,6 +162,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_cuts: int
     steps: dict[str, int]
     """By forward mode."""
+    evicted_pages: int = 0
+    """Since the start of the process: cached pages that were needed for something else."""
     grammar_requests: int = 0
     """Of the queued ones, those whose grammar is being compiled."""
     chunk_budget_tokens: int = 0

@@ -23,6 +23,7 @@ def load_from(status: Status, grammars: GrammarQueue, pace: Pace, unix_seconds: 
         new_token_ratio=status.new_token_ratio,
         retractions=status.retractions,
         chunk_cuts=status.chunk_cuts,
+        evicted_pages=status.evicted_pages,
         steps=dict(status.steps),
         grammar_requests=len(grammars),
         chunk_budget_tokens=status.pace.budget.tokens or 0,

@@ -74,6 +74,7 @@ class EngineMetrics:
         self._gauges["sluice_token_usage_ratio"].set(used / max(1, load.kv_pages_total))
         self._raise_to("sluice_retractions_total", load.retractions)
         self._raise_to("sluice_chunk_cuts_total", load.chunk_cuts)
+        self._raise_to("sluice_evicted_pages_total", load.evicted_pages)
         for reason, budgets in load.chunk_budgets.items():
             self._raise_to("sluice_chunk_budgets_total", budgets, reason)
         for mode, steps in load.steps.items():

@@ -16,6 +16,7 @@ from sluice_runtime.messages import (
     Abort,
     Credit,
     Drain,
+    FlushCache,
     Generate,
     Heartbeat,
     Sampling,
@@ -141,6 +142,21 @@ def test_a_reader_that_stopped_reading_is_ended(link: FakeLink, loop: EngineLoop
     assert "slow reader" in (end[1] or "")
     assert link.answer("a") == answer_to(range(5), 10 + 64 + 1)
     assert link.steps[-1].load.kv_pages_free == 2048
+
+
+def test_flushing_forgets_what_was_computed(caplog: pytest.LogCaptureFixture) -> None:
+    link = FakeLink()
+    scheduler = Scheduler(settings_of(prefix_cache=True), PageAllocator(64))
+    device = device_of(FakeRunner(64, 4), overlap=False)
+    loop = EngineLoop(link, scheduler, device, no_grammars(), lambda pace: StepLog(4, pace))
+    link.coming += [[ask("a", 9, 1)], [ask("b", 9, 1)], [FlushCache()], [ask("c", 9, 1)]]
+    with caplog.at_level(logging.INFO, "sluice.engine"):
+        turns(loop, 4)
+    deltas = [delta for step in link.steps for delta in step.deltas]
+    assert [(d.request_id, d.cached_tokens) for d in deltas] == [("a", 0), ("b", 8), ("c", 0)]
+    assert [step.load.kv_pages_evictable for step in link.steps] == [2, 2, 2]
+    cached = [r.getMessage().split("#cached-token: ")[1][0] for r in caplog.records]
+    assert cached == ["0", "8", "0"]
 
 
 def test_draining_finishes_what_was_accepted_and_takes_nothing_new(

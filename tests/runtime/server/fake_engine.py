@@ -65,6 +65,7 @@ def load(running: int, queued: int = 0) -> Load:
         new_token_ratio=0.7,
         retractions=2,
         chunk_cuts=3,
+        evicted_pages=7,
         steps={"DECODE": 5},
         chunk_budget_tokens=384,
         chunk_budgets={"Target": 7},
