@@ -24,8 +24,9 @@ from sluice_runtime.scheduler.policies.ageing import (
     PASSED_OVER_SECONDS,
     AdmissionOrder,
 )
-from sluice_runtime.scheduler.policies.by_prefix import MOST_MATCHED
+from sluice_runtime.scheduler.policies.context import MOST_LOOKED_UP
 from sluice_runtime.scheduler.request import Request, request_from
+from sluice_runtime.scheduler.waiting import WaitingQueue
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
@@ -101,10 +102,26 @@ def test_longest_match_goes_first() -> None:
 def test_longest_match_gives_way_to_arrival_in_a_long_queue() -> None:
     asked: list[Request] = []
     context = replace(IDLE, matched_tokens=lambda r: len(asked.append(r) or asked))  # type: ignore[func-returns-value]
-    queue = [waiting(f"r{i}") for i in range(MOST_MATCHED + 1)]
+    queue = [waiting(f"r{i}") for i in range(MOST_LOOKED_UP + 1)]
     assert list(POLICIES["lpm"](queue, context)) == queue
     assert not asked
     assert list(POLICIES["lpm"](queue[1:], context)) != queue[1:]
+
+
+@pytest.mark.parametrize("name", ["sjf", "srtf", "hrrn", "dfs-weight", "adaptive"])
+def test_a_long_queue_is_not_looked_up_as_a_whole(name: str) -> None:
+    asked: list[Request] = []
+
+    def looked_up(request: Request) -> Sequence[int]:
+        asked.append(request)
+        return ()
+
+    context = PolicyContext(
+        now=1.0, load=0.9, matched_tokens=lambda r: len(looked_up(r)), matched_path=looked_up
+    )
+    queue = [waiting(f"r{i}") for i in range(4 * MOST_LOOKED_UP)]
+    assert len(list(POLICIES[name](queue, context))) == len(queue)
+    assert len(asked) <= MOST_LOOKED_UP
 
 
 def test_depth_first_finishes_the_heaviest_branch() -> None:
@@ -176,7 +193,10 @@ def test_a_request_sent_back_in_its_answer_goes_first_but_for_higher_priorities(
     fresh, back = waiting("a", 1, priority=1), waiting("b", 100)
     back.token_ids.append(1)
     expected = "ab" if name == "priority" else "ba"
-    assert ordered(admission_order(name), [fresh, back]) == expected
+    queue = WaitingQueue()
+    queue.append(fresh)
+    queue.put_back(back)
+    assert ordered(admission_order(name), list(queue)) == expected
 
 
 def test_every_fourth_admission_is_for_the_one_that_waits_longest() -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sluice_runtime.scheduler.policies.by_prefix import MOST_MATCHED, longest_prefix_match
+from sluice_runtime.scheduler.policies.by_prefix import longest_prefix_match
 from sluice_runtime.scheduler.policies.by_size import (
     highest_response_ratio_next,
     shortest_prefill_first,
 )
-from sluice_runtime.scheduler.policies.context import Policy, PolicyContext
+from sluice_runtime.scheduler.policies.context import MOST_LOOKED_UP, Policy, PolicyContext
 from sluice_runtime.scheduler.policies.simple import (
     first_come_first_served,
     highest_priority_first,
@@ -39,7 +39,7 @@ def policy_for(waiting: Sequence[Request], context: PolicyContext) -> Policy:
     if context.load < LIGHT:
         return first_come_first_served
     if context.load > HEAVY:
-        cached = context.matched_tokens is not None and len(waiting) <= MOST_MATCHED
+        cached = context.matched_tokens is not None and len(waiting) <= MOST_LOOKED_UP
         return longest_prefix_match if cached else shortest_prefill_first
     if len({request.priority for request in waiting}) > 1:
         return highest_priority_first

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from sluice_runtime.scheduler.policies.context import Policy, PolicyContext, Turn
+from sluice_runtime.scheduler.policies.simple import first_come_first_served
 from sluice_runtime.scheduler.request import Request
 
 PASSED_OVER_SECONDS: Final = 30.0
@@ -44,6 +45,10 @@ class AdmissionOrder:
         self, waiting: Iterable[Request], context: Callable[[], PolicyContext]
     ) -> Iterator[Request]:
         """The waiting requests in order. Nothing is looked at before the first is asked for."""
+        if self._policy is first_come_first_served:
+            # The queue has this order, with those that were sent back in front.
+            yield from waiting
+            return
         view = replace(context(), turn=self._turn, seed=self._seed)
         resumed: list[Request] = []
         others: list[Request] = []

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
 
-from sluice_runtime.scheduler.policies.context import PolicyContext
+from sluice_runtime.scheduler.policies.context import MOST_LOOKED_UP, PolicyContext
 from sluice_runtime.scheduler.request import Request
-
-MOST_MATCHED: Final = 128
-"""Above so many waiting requests, looking each of them up would cost more than it gains."""
 
 
 def longest_prefix_match(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
     """Good for chats and shared system prompts: what is cached is used before it is evicted."""
     matched = context.matched_tokens
-    if matched is None or len(waiting) > MOST_MATCHED:
+    if matched is None or len(waiting) > MOST_LOOKED_UP:
         return waiting
     lengths = {request.request_id: matched(request) for request in waiting}
     return sorted(waiting, key=lambda request: -lengths[request.request_id])
@@ -31,9 +27,11 @@ def depth_first_by_weight(waiting: Sequence[Request], context: PolicyContext) ->
     path_of = context.matched_path
     if path_of is None:
         return waiting
-    paths = {request.request_id: path_of(request) for request in waiting}
+    looked_up, rest = waiting[:MOST_LOOKED_UP], waiting[MOST_LOOKED_UP:]
+    paths = {request.request_id: path_of(request) for request in looked_up}
     weight = Counter(node for path in paths.values() for node in path)
     # A prefix of a path sorts before the path itself: who ends at a node comes before who goes on.
-    return sorted(
-        waiting, key=lambda request: [(-weight[node], node) for node in paths[request.request_id]]
+    order = sorted(
+        looked_up, key=lambda request: [(-weight[node], node) for node in paths[request.request_id]]
     )
+    return [*order, *rest]

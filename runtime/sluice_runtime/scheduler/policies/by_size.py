@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from sluice_runtime.scheduler.policies.context import PolicyContext
@@ -22,14 +22,14 @@ def longest_output_first(waiting: Sequence[Request], context: PolicyContext) -> 
 
 def shortest_prefill_first(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
     """Good for the mean time to first token: many short prompts pass one long one."""
-    return sorted(waiting, key=context.prefill_tokens)
+    return sorted(waiting, key=context.prefill_tokens(waiting))
 
 
 def shortest_remaining_first(
     waiting: Sequence[Request], context: PolicyContext
 ) -> Iterable[Request]:
     """Good for the mean time to the whole answer, if clients give honest max_tokens."""
-    return sorted(waiting, key=lambda request: remaining_work(request, context))
+    return sorted(waiting, key=remaining_work(waiting, context))
 
 
 def highest_response_ratio_next(
@@ -37,14 +37,21 @@ def highest_response_ratio_next(
 ) -> Iterable[Request]:
     """Good for unlike requests together: short ones go first, long ones gain rank by waiting."""
 
+    work = remaining_work(waiting, context)
+
     def response_ratio(request: Request) -> float:
         waited = context.now - request.waiting_since_seconds
-        return waited / (remaining_work(request, context) * SECONDS_PER_TOKEN)
+        return waited / (work(request) * SECONDS_PER_TOKEN)
 
     return sorted(waiting, key=response_ratio, reverse=True)
 
 
-def remaining_work(request: Request, context: PolicyContext) -> int:
-    """Tokens still to compute: of the prompt, and of the answer at most; at least 1."""
-    answer = min(request.remaining_tokens, ANSWER_TOKENS_CLIP)
-    return max(1, context.prefill_tokens(request) + answer)
+def remaining_work(waiting: Sequence[Request], context: PolicyContext) -> Callable[[Request], int]:
+    """Tells of each of `waiting` the tokens still to compute, of the prompt and of the answer at
+    most; at least 1."""
+    prefill = context.prefill_tokens(waiting)
+
+    def work(request: Request) -> int:
+        return max(1, prefill(request) + min(request.remaining_tokens, ANSWER_TOKENS_CLIP))
+
+    return work

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from sluice_runtime.scheduler.request import Request
+
+MOST_LOOKED_UP: Final = 128
+"""Above so many waiting requests, looking each of them up in the prefix cache would cost more than
+it gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +37,13 @@ class PolicyContext:
     turn: Turn = Turn()
     seed: int = 0
 
-    def prefill_tokens(self, request: Request) -> int:
-        """Tokens that would have to be computed before the request's next token."""
-        cached = self.matched_tokens(request) if self.matched_tokens else 0
-        return request.uncomputed_tokens - cached
+    def prefill_tokens(self, waiting: Sequence[Request]) -> Callable[[Request], int]:
+        """Tells of each of `waiting` the tokens to compute before its next one: less those that are
+        cached, where so many can be looked up."""
+        matched = self.matched_tokens
+        if matched is None or len(waiting) > MOST_LOOKED_UP:
+            return lambda request: request.uncomputed_tokens
+        return lambda request: request.uncomputed_tokens - matched(request)
 
 
 Policy = Callable[[Sequence[Request], PolicyContext], Iterable[Request]]
