@@ -67,6 +67,10 @@ class InvalidRequestError(RequestError):
     """The client's mistake: 400."""
 
 
+class AbortedError(RequestError):
+    """Someone asked for the request to be given up."""
+
+
 class OverloadedError(RequestError):
     """The queue is full: 429 with Retry-After."""
 

@@ -131,6 +131,26 @@ class ChatShape:
         }
 
 
+class GenerateShape:
+    """`/generate`: text and token ids, nothing of OpenAI's."""
+
+    whole_object = "generation"
+    chunk_object = "generation.chunk"
+
+    def whole_choice(self, answer: Piece) -> dict[str, Any]:
+        return self.chunk_choice(answer, first=True)
+
+    def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "token_ids": list(piece.token_ids),
+            "logprobs": chat_logprobs(piece.scores),
+            "finish_reason": piece.finish_reason,
+            **_prompt_scores(piece),
+        }
+
+
 def _call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.call_id, "type": "function", "function": function}

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Final, Protocol
 
 from sluice_runtime.errors import (
+    AbortedError,
     EngineDiedError,
     InvalidRequestError,
     OverloadedError,
@@ -73,9 +74,15 @@ class TokenStream:
     """The deltas of one request, to be read by one reader, and closed by it."""
 
     def __init__(
-        self, request_id: str, send: Callable[[ToEngine], None], grammar_field: str | None = None
+        self,
+        request_id: str,
+        send: Callable[[ToEngine], None],
+        grammar_field: str | None = None,
+        names: Collection[str] = (),
     ) -> None:
         self.request_id = request_id
+        self.names = names
+        """What clients call the request that this is a choice of."""
         self._grammar_field = grammar_field
         self._send = send
         self._deltas: deque[TokenDelta | SluiceRuntimeError] = deque()
@@ -157,8 +164,8 @@ class EngineClient:
             self.end_streams(EngineDiedError(f"the engine has failed: {failure.message}"))
         return failure
 
-    def open(self, generate: Generate) -> TokenStream:
-        """Starts a request; the caller closes the stream.
+    def open(self, generate: Generate, names: Collection[str] = ()) -> TokenStream:
+        """Starts a request; the caller closes the stream. `names` are for `abort`.
 
         Raises:
             UnavailableError: there is no engine that could run it.
@@ -169,7 +176,7 @@ class EngineClient:
         self._check_queue(self.ready)
         self._held.add(generate.request_id)
         field = generate.grammar.field if generate.grammar else None
-        stream = TokenStream(generate.request_id, self._link.send, field)
+        stream = TokenStream(generate.request_id, self._link.send, field, names)
         self._streams[generate.request_id] = stream
         self._link.send(generate)
         self._observer.opened(generate)
@@ -179,6 +186,14 @@ class EngineClient:
         """Forgets a request; one that still runs is aborted, which frees its pages."""
         if self._streams.pop(stream.request_id, None) and not stream.ended:
             self._link.send(Abort(stream.request_id))
+
+    def abort(self, name: str) -> int:
+        """Ends all streams that go by a name; returns how many."""
+        found = [stream for stream in self._streams.values() if name in stream.names]
+        for stream in found:
+            self.close(stream)
+            stream.put(AbortedError("the request was aborted"))
+        return len(found)
 
     def drain(self) -> None:
         """Tells the engine that no more requests will come."""

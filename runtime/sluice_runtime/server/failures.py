@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from sluice_runtime.errors import (
+    AbortedError,
     EngineDiedError,
     InvalidRequestError,
     OverloadedError,
@@ -57,6 +58,7 @@ class Kind:
 _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     InvalidRequestError: Kind(400, INVALID_REQUEST, "invalid_value"),
     ModelNotFoundError: Kind(404, INVALID_REQUEST, "model_not_found"),
+    AbortedError: Kind(499, INVALID_REQUEST, "aborted"),
     OverloadedError: Kind(429, "rate_limit_error", "queue_full", retry_after_seconds=1),
     GenerationFailedError: Kind(500, SERVER_ERROR, "generation_failed"),
     EngineDiedError: Kind(503, SERVER_ERROR, ENGINE_DIED, retry_after_seconds=2),

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.server.failures import MistakenError, error_response
 
-_WORK_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
+_WORK_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
 
 
 class Gate:
@@ -68,6 +68,7 @@ class GateMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -25,6 +25,16 @@ _MERGED_PIECES: Final = 64
 
 
 @dataclass(frozen=True)
+class Caller:
+    """Who asks, and since when."""
+
+    arrival_seconds: float
+    routing_key: str = ""
+    names: tuple[str, ...] = ()
+    """What the request may be aborted by."""
+
+
+@dataclass(frozen=True)
 class Generator:
     """Starts plans on the engine and yields their pieces as they come."""
 
@@ -35,7 +45,7 @@ class Generator:
     """An id no other request of this process has."""
 
     async def pieces(
-        self, plans: Sequence[ChoicePlan], arrival_seconds: float, routing_key: str = ""
+        self, plans: Sequence[ChoicePlan], caller: Caller
     ) -> AsyncGenerator[Piece, None]:
         """The pieces of all plans, in the order in which they come.
 
@@ -45,7 +55,7 @@ class Generator:
         streams: list[TokenStream] = []
         try:
             for plan in plans:
-                streams.append(self.client.open(self._message(plan, arrival_seconds, routing_key)))
+                streams.append(self.client.open(self._message(plan, caller), caller.names))
             choices = [
                 self._choice(stream, plan) for stream, plan in zip(streams, plans, strict=True)
             ]
@@ -77,7 +87,7 @@ class Generator:
     def _draw_call_id(self) -> str:
         return f"call_{self.draw_id()}"
 
-    def _message(self, plan: ChoicePlan, arrival_seconds: float, routing_key: str) -> Generate:
+    def _message(self, plan: ChoicePlan, caller: Caller) -> Generate:
         return Generate(
             request_id=self.draw_id(),
             prompt_ids=plan.prompt_ids,
@@ -85,11 +95,11 @@ class Generator:
             sampling=plan.sampling,
             stop_token_ids=plan.stop_token_ids,
             ignore_eos=plan.ignore_eos,
-            arrival_seconds=arrival_seconds,
+            arrival_seconds=caller.arrival_seconds,
             credit_tokens=CREDIT_TOKENS,
             priority=plan.priority,
             grammar=plan.grammar,
-            routing_key=routing_key,
+            routing_key=caller.routing_key,
             logprobs=plan.logprobs,
             prompt_logprobs=plan.asked_prompt_logprobs,
             cache_salt=plan.cache_salt,

@@ -16,6 +16,7 @@ from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.not_implemented import without_neutral_fields
 from sluice_runtime.server.protocol import GenerationRequest
+from sluice_runtime.server.request_model import RequestModel
 from sluice_runtime.server.wording import allowed_words
 
 _ALTERNATIVES: Final[Mapping[str, str]] = {
@@ -28,25 +29,34 @@ _ALTERNATIVES: Final[Mapping[str, str]] = {
 """Fields that take several types: what a value of none of them is told."""
 _ALTERNATIVE_NAMES: Final = frozenset({"str"})
 
+ModelT = TypeVar("ModelT", bound=RequestModel)
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 
 def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
-    """The request in a body.
-
-    Raises:
-        MistakenError: the body is no JSON object.
-        InvalidRequestError: `param` is the field at fault.
-    """
-    accepted = without_neutral_fields(_json_object(body))
-    try:
-        request = kind.model_validate(accepted)
-    except ValidationError as error:
-        raise _refusal(kind, error) from None
+    """The request for tokens in a body; raises like `parse_body`."""
+    request = _validated(kind, without_neutral_fields(_json_object(body)))
     if misfit := request.misfit():
         field, words = misfit
         raise InvalidRequestError(f"{field}: {words}", field)
     return request
+
+
+def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
+    """What a body holds.
+
+    Raises:
+        MistakenError: it is no JSON object.
+        InvalidRequestError: `param` is the field at fault.
+    """
+    return _validated(kind, _json_object(body))
+
+
+def _validated(kind: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _refusal(kind, error) from None
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -59,7 +69,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _refusal(kind: type[GenerationRequest], error: ValidationError) -> InvalidRequestError:
+def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequestError:
     """The most telling finding: one about a value before one about its type."""
     findings = error.errors(include_url=False)
     finding = min(findings, key=lambda f: str(f["type"]).endswith("_type"))

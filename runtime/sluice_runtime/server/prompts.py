@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.messages import Grammar, Sampling
 from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
-from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from sluice_runtime.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    GenerationRequest,
+)
 from sluice_runtime.server.sampling_plan import (
     Defaults,
     for_choice,
@@ -102,6 +107,12 @@ class Planner:
             InvalidRequestError: a prompt can never be served.
         """
         return self._plans(request, self._prompts(request), "prompt")
+
+    def plan_generate(self, request: GenerateRequest) -> list[ChoicePlan]:
+        """One plan; raises InvalidRequestError like `plan_completion`."""
+        if request.input_ids is not None:
+            return self._plans(request, [Prompt(request.input_ids)], "input_ids")
+        return self._plans(request, [self._prompt(request.text, echoes=False)], "text")
 
     def plan_chat(self, request: ChatRequest) -> list[ChoicePlan]:
         """`n` plans for the conversation; raises InvalidRequestError like `plan_completion`."""

@@ -60,9 +60,8 @@ class StreamOptions(RequestModel):
 
 
 class GenerationRequest(StructuredFields):
-    """What both completion routes take. None: the model's default, else the API's."""
+    """What all routes that generate take. None: the model's default, else the API's."""
 
-    model: Text
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
@@ -92,6 +91,11 @@ class GenerationRequest(StructuredFields):
     """Cached prefixes are shared only with requests that give the same."""
     user: Text | None = None
     """Accepted for OpenAI's SDKs; Sluice keeps no account of users."""
+
+    @property
+    def asked_model(self) -> str | None:
+        """None: whichever is served."""
+        return None
 
     @property
     def stops(self) -> Sequence[str]:
@@ -128,6 +132,7 @@ class GenerationRequest(StructuredFields):
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
+    model: Text
     max_tokens: int | None = Field(default=None, ge=0)
     """0: only the prompt is read, and scored or echoed."""
     logprobs: int | None = Field(default=None, ge=0, le=MOST_COMPLETION_LOGPROBS)
@@ -141,6 +146,10 @@ class CompletionRequest(GenerationRequest):
         | TokenIds
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
+
+    @property
+    def asked_model(self) -> str:
+        return self.model
 
     @property
     def told_logprobs(self) -> int:
@@ -201,12 +210,17 @@ class ChatMessage(RequestModel):
 class ChatRequest(GenerationRequest, ToolFields):
     """`POST /v1/chat/completions`."""
 
+    model: Text
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     """Whether the logprob of each token is told."""
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     """Most probable tokens to tell beside it."""
+
+    @property
+    def asked_model(self) -> str:
+        return self.model
 
     @property
     def answer_tokens(self) -> tuple[str, int | None]:
@@ -222,3 +236,33 @@ class ChatRequest(GenerationRequest, ToolFields):
         if self.top_logprobs is not None and not self.logprobs:
             return "top_logprobs", "given without logprobs; allowed: only with logprobs true"
         return super().misfit()
+
+
+class GenerateRequest(GenerationRequest):
+    """`POST /generate`: one prompt, as text or as token ids; the answer has token ids, too."""
+
+    text: Text | None = None
+    input_ids: TokenIds | None = None
+    max_tokens: int | None = Field(default=None, ge=0)
+    """0: only the prompt is read, and scored."""
+    n: Literal[1] | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    """Most probable tokens to tell beside each token, and its own."""
+
+    @property
+    def told_logprobs(self) -> int:
+        return -1 if self.logprobs is None else self.logprobs
+
+    def misfit(self) -> tuple[str, str] | None:
+        if (self.text is None) == (self.input_ids is None):
+            return "text", "allowed: either text or input_ids"
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            return "max_tokens", "0 is not allowed; allowed: 1 or more, or 0 with prompt_logprobs"
+        return super().misfit()
+
+
+class AbortRequest(RequestModel):
+    """`POST /abort_request`."""
+
+    request_id: Annotated[Text, Field(min_length=1, max_length=128)]
+    """The x-request-id of a request, or the id of its response."""

@@ -1,0 +1,237 @@
+"""What the routes answer, as types: for the OpenAPI document, and for tests that hold both to it.
+
+The answers themselves are plain dicts, made in `answers` and beside the routes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Byte = Annotated[int, Field(ge=0, le=255)]
+
+
+class ResponseModel(BaseModel):
+    """Base of answers and their parts."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class ErrorDetails(ResponseModel):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(ResponseModel):
+    """Every answer that is no success."""
+
+    error: ErrorDetails
+
+
+class CachedTokens(ResponseModel):
+    """Of the prompt's tokens, those that were computed before."""
+
+    cached_tokens: int
+
+
+class UsageAnswer(ResponseModel):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class PromptLogprob(ResponseModel):
+    """One candidate for a place in the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CompletionLogprobs(ResponseModel):
+    """Four lists side by side."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TopLogprob(ResponseModel):
+    """One token and its logprob."""
+
+    token: str
+    logprob: float
+    bytes: list[Byte] | None
+
+
+class TokenLogprobAnswer(TopLogprob):
+    """One token of an answer, and the most probable ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class TokenLogprobs(ResponseModel):
+    """The tokens of an answer, or of a part of it."""
+
+    content: list[TokenLogprobAnswer]
+    refusal: None
+
+
+class AnswerBase(ResponseModel):
+    """What all answers with choices share."""
+
+    id: str
+    created: int
+    model: str
+    usage: UsageAnswer | None = None
+
+
+class CompletionChoice(ResponseModel):
+    """One choice of a completion, whole or a part."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs = []
+
+
+class Completion(AnswerBase):
+    """`/v1/completions`, whole or one event of a stream."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class FunctionCall(ResponseModel):
+    """A function's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CallAnswer(ResponseModel):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class CallDelta(CallAnswer):
+    """A call in a stream."""
+
+    index: int
+
+
+class Message(ResponseModel):
+    """What the assistant says."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[CallAnswer] = []
+
+
+ChatReason = Literal["stop", "length", "tool_calls"] | None
+
+
+class ChatChoice(ResponseModel):
+    """One choice of a chat completion."""
+
+    index: int
+    message: Message
+    logprobs: TokenLogprobs | None
+    finish_reason: ChatReason
+    prompt_logprobs: PromptLogprobs = []
+
+
+class ChatCompletion(AnswerBase):
+    """`/v1/chat/completions`, whole."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class Delta(ResponseModel):
+    """What an event adds to a message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    tool_calls: list[CallDelta] = []
+
+
+class ChatChunkChoice(ResponseModel):
+    """What an event adds to a choice."""
+
+    index: int
+    delta: Delta
+    logprobs: TokenLogprobs | None
+    finish_reason: ChatReason
+
+
+class ChatCompletionChunk(AnswerBase):
+    """One event of a streamed chat completion."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+class GenerationChoice(ResponseModel):
+    """An answer of `/generate`, whole or a part."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: TokenLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs = []
+
+
+class Generation(AnswerBase):
+    """`/generate`, whole or one event of a stream."""
+
+    object: Literal["generation", "generation.chunk"]
+    choices: list[GenerationChoice]
+
+
+class ModelAnswer(ResponseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["sluice"]
+    max_model_len: int | None
+
+
+class ModelList(ResponseModel):
+    """`/v1/models`."""
+
+    object: Literal["list"]
+    data: list[ModelAnswer]
+
+
+class StatusAnswer(ResponseModel):
+    """Of routes that have nothing else to tell."""
+
+    status: Literal["ok", "ready"]
+
+
+class AbortAnswer(ResponseModel):
+    """`/abort_request`."""
+
+    aborted: int
+    """Choices that ran or waited."""

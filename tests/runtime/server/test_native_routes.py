@@ -1,0 +1,116 @@
+"""Sluice's own routes that ask the engine: generate, abort, a token for health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from sluice_runtime.errors import UnavailableError
+from sluice_runtime.messages import Abort, Generate
+from sluice_runtime.server.health import draw_token
+
+from tests.runtime.server.conftest import MODEL, Server, until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize("prompt", [{"text": "h€"}, {"input_ids": list("h€".encode())}])
+async def test_generate_answers_with_text_and_token_ids(
+    server: Server, prompt: dict[str, Any]
+) -> None:
+    body = {**prompt, "logprobs": 0, "stop": "\n"}
+    answer = (await server.http.post("/generate", json=body)).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("h€", "stop")
+    assert choice["token_ids"] == list("h€".encode())
+    assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [
+        [value] for value in "h€".encode()
+    ]
+    assert answer["id"].startswith("gen-")
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (4, 5)
+
+
+async def test_a_stream_of_generate_has_every_token_once(server: Server) -> None:
+    body = {"text": "a€b", "stream": True}
+    response = await server.http.post("/generate", json=body)
+    *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == "a€b"
+    tokens = [token for choice in choices for token in choice["token_ids"]]
+    assert tokens == list("a€b".encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"input_ids": [999]}, "input_ids"),
+        ({"text": "a", "n": 2}, "n"),
+        ({"text": "a", "max_tokens": 0}, "max_tokens"),
+        ({"text": "a", "model": "other"}, "model"),
+    ],
+)
+async def test_generate_refuses_by_field(server: Server, body: dict[str, Any], param: str) -> None:
+    response = await server.http.post("/generate", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_is_aborted_by_its_id(server: Server, stream: bool) -> None:
+    server.engine.paused.set()
+    body = {"model": MODEL, "prompt": "abc", "n": 2, "stream": stream}
+    asked = asyncio.ensure_future(
+        server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+    )
+    other = asyncio.ensure_future(server.http.post("/generate", json={"text": "x"}))
+    await until(lambda: len(server.engine.running) == 3)
+    aborted = await server.http.post("/abort_request", json={"request_id": "mine"})
+    assert aborted.json() == {"aborted": 2}
+    response = await asked
+    assert (response.status_code, response.json()["error"]["code"]) == (499, "aborted")
+    await until(lambda: len(server.engine.running) == 1)
+    assert len(server.engine.of(Abort)) == 2
+    server.engine.paused.clear()
+    assert (await other).status_code == 200
+    again = await server.http.post("/abort_request", json={"request_id": "mine"})
+    assert again.json() == {"aborted": 0}
+
+
+async def test_a_stream_is_aborted_by_the_id_of_its_response(server: Server) -> None:
+    server.engine.step_seconds = 0.01
+    body = {"text": "x" * 300, "stream": True}
+    async with server.http.stream("POST", "/generate", json=body) as response:
+        lines = response.aiter_lines()
+        first = json.loads((await anext(lines)).removeprefix("data: "))
+        await server.http.post("/abort_request", json={"request_id": first["id"]})
+        rest = [line async for line in lines if line]
+    server.engine.step_seconds = 0.0
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "aborted"
+    assert "[DONE]" not in rest[-1]
+
+
+async def test_health_generate_draws_a_token(server: Server) -> None:
+    response = await server.http.get("/health_generate")
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+    (asked,) = server.engine.of(Generate)
+    assert isinstance(asked, Generate)
+    assert asked.max_tokens == 1
+
+
+async def test_an_engine_that_draws_no_token_in_time_is_not_healthy(server: Server) -> None:
+    server.engine.paused.set()
+    with pytest.raises(UnavailableError, match=r"no token within 0\.05 s"):
+        await draw_token(server.service.client, 0.0, seconds=0.05)
+    await until(lambda: not server.engine.running)
+
+
+async def test_abort_request_wants_an_id(server: Server) -> None:
+    response: httpx.Response = await server.http.post("/abort_request", json={})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "request_id"

@@ -1,0 +1,97 @@
+"""The OpenAPI document is true: of the routes there are, and of what they answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from sluice_runtime.server.app import routes_of
+from sluice_runtime.server.openapi import OPERATIONS, document
+
+from tests.runtime.server.conftest import MODEL, Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+_USER = [{"role": "user", "content": "a€"}]
+ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("post", "/v1/completions", {"model": MODEL, "prompt": "a€", "n": 2}),
+    ("post", "/v1/completions", {"model": MODEL, "prompt": "ab", "logprobs": 2, "echo": True}),
+    ("post", "/v1/completions", {"model": MODEL, "prompt": "ab", "prompt_logprobs": 2}),
+    ("post", "/v1/completions", {"model": MODEL, "prompt": [300]}),
+    ("post", "/v1/chat/completions", {"model": MODEL, "messages": _USER}),
+    (
+        "post",
+        "/v1/chat/completions",
+        {"model": MODEL, "messages": _USER, "logprobs": True, "top_logprobs": 2},
+    ),
+    ("post", "/v1/chat/completions", {"model": "other", "messages": _USER}),
+    ("get", "/v1/models", None),
+    ("get", "/v1/models/{name}", None),
+    ("post", "/generate", {"text": "a€", "logprobs": 1, "prompt_logprobs": 0}),
+    ("post", "/abort_request", {"request_id": "a"}),
+    ("get", "/health", None),
+    ("get", "/ready", None),
+    ("get", "/health_generate", None),
+    ("post", "/flush_cache", None),
+    ("get", "/load", None),
+    ("get", "/metrics", None),
+    ("get", "/openapi.json", None),
+]
+
+
+def validate(value: Any, schema: dict[str, Any]) -> None:
+    components = {"components": document()["components"]}
+    jsonschema.validate(value, {**components, **schema})
+
+
+async def test_every_route_is_in_it_and_no_other(server: Server) -> None:
+    found = routes_of(server.service).openapi()["paths"]
+    routes = {(method, path) for path, methods in found.items() for method in methods}
+    assert routes == {(operation.method, operation.path) for operation in OPERATIONS}
+    assert routes == {(method, path) for method, path, _ in ASKED}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ASKED)
+async def test_answers_are_what_it_says(
+    server: Server, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    response = await server.http.request(method, path.replace("{name}", MODEL), json=body)
+    described = document()["paths"][path][method]["responses"][str(response.status_code)]
+    content = described["content"]
+    kind = response.headers["content-type"]
+    assert kind in content
+    if "schema" in content[kind]:
+        validate(response.json(), content[kind]["schema"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "event"),
+    [
+        ("/v1/completions", {"model": MODEL, "prompt": "a€", "logprobs": 1}, "Completion"),
+        (
+            "/v1/chat/completions",
+            {
+                "model": MODEL,
+                "messages": _USER,
+                "logprobs": True,
+                "stream_options": {"include_usage": True},
+            },
+            "ChatCompletionChunk",
+        ),
+        ("/generate", {"text": "a€", "logprobs": 1}, "Generation"),
+    ],
+)
+async def test_events_are_what_it_says(
+    server: Server, path: str, body: dict[str, Any], event: str
+) -> None:
+    response = await server.http.post(path, json={**body, "stream": True})
+    described = document()["paths"][path]["post"]["responses"]["200"]
+    assert response.headers["content-type"].partition(";")[0] in described["content"]
+    assert f"`data: {event}`" in described["description"]
+    *events, done = [line for line in response.text.split("\n\n") if line]
+    assert done == "data: [DONE]"
+    for line in events:
+        value = json.loads(line.removeprefix("data: "))
+        validate(value, {"$ref": f"#/components/schemas/{event}"})
