@@ -41,7 +41,7 @@ serve: ## one engine without a cluster: make serve MODEL=/path/to/model PORT=800
 ## Test it
 
 .PHONY: test
-test: check test-apiserver test-cluster ## every test, set-up included
+test: check test-process test-apiserver test-cluster ## every test, set-up included
 
 .PHONY: check
 check: lint types imports unit ## lint, types, import rules, unit tests: under a minute
@@ -66,7 +66,11 @@ imports: setup
 
 .PHONY: unit
 unit: setup
-	$(PYTEST) -n 2 --dist loadgroup -m "not apiserver and not cluster and not full and not gpu"
+	$(PYTEST) -n 2 --dist loadgroup -m "not process and not apiserver and not cluster and not full and not gpu"
+
+.PHONY: test-process
+test-process: setup ## whole engine processes: start, serve, drain, die
+	$(PYTEST) -n 2 --dist loadgroup -m "process and not full"
 
 .PHONY: test-apiserver
 test-apiserver: setup ## the operator against a real etcd and API server

@@ -16,6 +16,8 @@ from e2e.model.tasks import LENGTHS, TASKS, as_chat, make_prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 LONGEST_IN_A_FAST_TEST = 256
 
 

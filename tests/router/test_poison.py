@@ -15,8 +15,7 @@ import pytest
 from tests.router import fakes
 from tests.runtime.launch import processes
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
-"""No cluster is needed; two engines take longer to start than a unit test may."""
+pytestmark = pytest.mark.process
 
 POISON = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
 

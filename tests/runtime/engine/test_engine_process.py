@@ -26,6 +26,8 @@ from sluice_runtime.messages import (
 )
 from sluice_runtime.transport import ApiLink, EngineLink, private_endpoint
 
+pytestmark = pytest.mark.process
+
 
 @contextmanager
 def engine(folder: Path, **config: Any) -> Iterator[tuple[ApiLink, subprocess.Popen[bytes]]]:

@@ -27,6 +27,8 @@ from tests.runtime.launch.processes import (
     write_config,
 )
 
+pytestmark = pytest.mark.process
+
 PROGRAM = Path(__file__).parent / "with_fake_engine.py"
 ROOT = Path(__file__).parents[3]
 

@@ -33,6 +33,8 @@ from tests.runtime.launch.processes import (
     write_config,
 )
 
+pytestmark = pytest.mark.process
+
 CONTEXT_TOKENS = 4096
 SETTINGS: dict[str, Any] = {
     "contextLength": CONTEXT_TOKENS,

@@ -23,6 +23,8 @@ from tests.runtime.launch.processes import (
     write_config,
 )
 
+pytestmark = pytest.mark.process
+
 NEVER_DONE = {
     "type": "object",
     "properties": {f"p{i}": {"type": "string"} for i in range(1500)},
