@@ -1,0 +1,19 @@
+"""What schemathesis makes of the OpenAPI document breaks nothing: over a fake engine, briefly."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.runtime.server.api_fuzz import fuzz
+from tests.runtime.server.conftest import MODEL, Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(server: Server) -> None:
+    seen = await asyncio.to_thread(fuzz, server.url, MODEL, 10)
+    for path in ("/v1/completions", "/v1/chat/completions", "/generate"):
+        assert seen[path, 200] > 0, "no request was served"
+        assert seen[path, 400] > 0, "no request was refused"
