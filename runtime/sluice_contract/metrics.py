@@ -63,6 +63,7 @@ ENGINE: Final = (
     Metric("sluice_running_requests", "gauge", "Requests in the running batch."),
     Metric("sluice_queued_requests", "gauge", "Requests waiting for admission."),
     Metric("sluice_queued_tokens", "gauge", "Prompt tokens not computed yet."),
+    Metric("sluice_grammar_requests", "gauge", "Queued requests whose grammar is being compiled."),
     Metric("sluice_kv_pages", "gauge", "KV pages by state.", ("state",)),
     Metric("sluice_token_usage_ratio", "gauge", "Share of the KV pool in use."),
     Metric("sluice_new_token_ratio", "gauge", "Share of max_tokens that admission reserves."),

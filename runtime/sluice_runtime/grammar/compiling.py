@@ -18,6 +18,7 @@ from sluice_runtime.messages import GrammarKind
 MOST_WHITESPACE: Final = 32
 """Characters of white space between two words of JSON: enough to indent; a weak model that is
 allowed more writes nothing else."""
+TOO_LARGE: Final = "compiling it takes too much memory"
 _LINE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Warning: )?", re.MULTILINE)
 _MOST_SAID: Final = 300
 
@@ -37,8 +38,8 @@ _KINDS: Final[Mapping[GrammarKind, Callable[[GrammarCompiler, str], CompiledGram
 
 def compile_grammar(
     compiler: GrammarCompiler, kind: GrammarKind, text: str, vocabulary_size: int
-) -> CompiledGrammar:
-    """The compiled grammar; an answer to it can begin.
+) -> str:
+    """The compiled grammar, written down; an answer to it can begin.
 
     Raises:
         GrammarError: the text is no such grammar, or the library cannot do what it asks for.
@@ -47,10 +48,22 @@ def compile_grammar(
         compiled = _KINDS[kind](compiler, text)
         can_begin = _can_begin(compiled, vocabulary_size)
     except (RuntimeError, ValueError, MemoryError) as error:
-        raise GrammarError(plain_words(str(error)) or type(error).__name__) from None
+        raise GrammarError(_told(error)) from None
     if not can_begin:
         raise GrammarError("no answer of this model can begin as it demands")
-    return compiled
+    return _written(compiled)
+
+
+def _told(error: Exception) -> str:
+    said = plain_words(str(error))
+    return TOO_LARGE if not said or said == "std::bad_alloc" else said
+
+
+def _written(compiled: CompiledGrammar) -> str:
+    try:
+        return str(compiled.serialize_json())
+    except (RuntimeError, MemoryError):
+        raise GrammarError(TOO_LARGE) from None
 
 
 def _can_begin(compiled: CompiledGrammar, vocabulary_size: int) -> bool:

@@ -15,7 +15,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -77,7 +77,7 @@ def _serve(uri: str, vocabulary_size: int) -> None:
                 compiled = compile_grammar(compiler, job.kind, job.text, vocabulary_size)
             if warned := plain_words(said.getvalue().decode(errors="replace")):
                 raise GrammarError(warned)
-            answer = DONE + str(compiled.serialize_json()).encode()
+            answer = DONE + compiled.encode()
         except GrammarError as error:
             answer = FAILED + str(error).encode()
         write_frame(_OUTPUT, answer)
@@ -107,7 +107,7 @@ def _bound_this_process() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(_NICE)
-    with open("/proc/self/oom_score_adj", "w") as file:
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 

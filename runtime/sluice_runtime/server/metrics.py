@@ -63,6 +63,7 @@ class EngineMetrics:
         self._gauges["sluice_running_requests"].set(load.running_requests)
         self._gauges["sluice_queued_requests"].set(load.queued_requests)
         self._gauges["sluice_queued_tokens"].set(load.queued_tokens)
+        self._gauges["sluice_grammar_requests"].set(load.grammar_requests)
         self._gauges["sluice_new_token_ratio"].set(load.new_token_ratio)
         self._gauges["sluice_chunk_budget_tokens"].set(load.chunk_budget_tokens)
         self._gauges["sluice_step_prediction_error_ratio"].set(load.step_error_ratio)
@@ -85,7 +86,8 @@ class EngineMetrics:
         self._gauges["sluice_draining"].set(1)
 
     def ended(self, outcome: str) -> None:
-        """A request of a client ended: `stop`, `length`, `abort`, `error` or `refused`."""
+        """A request of a client ended: `stop`, `length`, `tool_calls`, `abort`, `error` or
+        `refused`."""
         self._counters["sluice_requests_total"].labels(outcome).inc()
 
     def _progressed(self, delta: TokenDelta, finished_seconds: float) -> None:

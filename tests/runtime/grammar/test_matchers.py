@@ -145,6 +145,12 @@ def test_a_row_in_flight_after_its_end_is_let_go() -> None:
     assert len(masked(matchers, 0, 0)) == SIZE
 
 
+def test_a_row_that_drew_nothing_is_let_go() -> None:
+    matchers = matchers_of(one=0)
+    matchers.advance([0], [NO_TOKEN])
+    assert len(masked(matchers, 0, 1)) == SIZE
+
+
 def test_a_matcher_follows_its_request_into_another_row() -> None:
     matchers = matchers_of(one=0)
     for step, token in enumerate(tokens_of("ab1")):

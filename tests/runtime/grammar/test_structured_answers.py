@@ -24,7 +24,7 @@ FORMATS = jsonschema.FormatChecker(formats=["date", "ipv4", "uuid"])
 NEVER_DONE = json.dumps(
     {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}
 )
-"""Takes longer than a compilation may."""
+"""Takes more time and more memory than a compilation may."""
 
 
 def schema_of(name: str) -> Grammar:
@@ -117,7 +117,7 @@ def test_nobody_waits_for_a_grammar_that_is_not_his(engine: Engine) -> None:
     assert len(engine.grammars) == 1
     rest = run(engine, [], until=1)
     assert rest.ends["slow"].refusal == "invalid"
-    assert rest.ends["slow"].error == "response_format: compiling it takes more than 5 s"
+    assert str(rest.ends["slow"].error).startswith("response_format: compiling it takes")
     again = run(engine, [ask("later", grammar("regex", "[g-k]{4}"))])
     assert re.fullmatch("[g-k]{4}", again.text("later"))
 

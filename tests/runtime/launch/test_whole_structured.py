@@ -102,7 +102,6 @@ def test_a_grammar_that_never_compiles_is_a_400_and_hurts_nobody(
     engine: tuple[Process, openai.OpenAI],
 ) -> None:
     process, sdk = engine
-    before = workers(process)
     with ThreadPoolExecutor(1) as threads:
         bad = threads.submit(
             sdk.completions.create,
@@ -120,8 +119,7 @@ def test_a_grammar_that_never_compiles_is_a_400_and_hurts_nobody(
         with pytest.raises(openai.BadRequestError) as error:
             bad.result()
     assert error.value.param == "structured_outputs.json"
-    assert "more than 5 s" in str(error.value)
-    until(lambda: not before <= workers(process))
+    assert "compiling it takes" in str(error.value)
     again = sdk.completions.create(model="tiny", prompt="a", extra_body={"guided_regex": "[xyz]"})
     assert again.choices[0].text in "xyz"
 

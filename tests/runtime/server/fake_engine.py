@@ -67,6 +67,7 @@ def load(running: int, queued: int = 0) -> Load:
         chunk_cuts=3,
         evicted_pages=7,
         steps={"DECODE": 5},
+        grammar_requests=queued,
         chunk_budget_tokens=384,
         chunk_budgets={"Target": 7},
         step_error_ratio=0.125,

@@ -150,6 +150,7 @@ async def test_load_and_metrics_show_what_the_engine_said(endpoint: str) -> None
             'sluice_steps_total{mode="DECODE"} 5.0',
             'sluice_step_seconds_count{mode="DECODE"} 4.0',
             'sluice_kv_pages{state="free"} 64.0',
+            "sluice_grammar_requests 0.0",
             "sluice_chunk_budget_tokens 384.0",
             'sluice_chunk_budgets_total{reason="Target"} 7.0',
             "sluice_step_prediction_error_ratio 0.125",
