@@ -5,12 +5,13 @@ Standard library only: it runs before there is an environment with the openai pa
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.client import HTTPResponse
 
 from e2e.cluster.errors import ClusterError
@@ -27,11 +28,25 @@ def stream_completion(url: str, model: str, prompt: str, max_tokens: int) -> Ite
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with _open(request) as answer:
-        for line in answer:
-            event = line.decode().strip().removeprefix("data: ")
-            if event and event != "[DONE]":
-                yield json.loads(event)["choices"][0]["text"]
+    try:
+        with _open(request) as answer:
+            yield from _pieces(answer, request.full_url)
+    except (OSError, http.client.HTTPException) as error:
+        reason = str(error) or type(error).__name__
+        raise ClusterError(f"{request.full_url}: the answer broke off: {reason}") from error
+
+
+def _pieces(answer: Iterable[bytes], url: str) -> Iterator[str]:
+    for line in answer:
+        event = line.decode().strip().removeprefix("data: ")
+        if event == "[DONE]":
+            return
+        if event:
+            data = json.loads(event)
+            if "error" in data:
+                raise ClusterError(f"{url}: {data['error']['message']}")
+            yield data["choices"][0]["text"]
+    raise ClusterError(f"{url}: the answer broke off before its end")
 
 
 def _open(request: urllib.request.Request) -> HTTPResponse:

@@ -58,8 +58,8 @@ def load_images(cluster: Cluster) -> Mapping[str, str]:
         with Step(f"Loading the image {name} into the cluster"):
             cluster.load_image(archive)
 
-    present, builder = cluster.present_images(), choose_builder(cluster.kind)
-    tags = images.load_images(list(names.values()), present, load, builder)
+    builder = choose_builder(cluster.kind)
+    tags = images.load_images(list(names.values()), cluster.present_images, load, builder)
     return {component: tags[name] for component, name in names.items()}
 
 

@@ -32,18 +32,19 @@ def build_images(
 
 
 def load_images(
-    names: Sequence[str], present: Collection[str], load: Load, builder: Builder
+    names: Sequence[str], present: Callable[[], Collection[str]], load: Load, builder: Builder
 ) -> dict[str, str]:
     """`build_images`, and `load(name, archive)` for each image that a cluster lacks.
 
-    `present` is what the cluster holds: tags, and digests of blobs. An archive leaves out those
+    `present` says what the cluster holds: tags, and digests of blobs. It is asked when the turn has
+    come, since another process may have loaded some meanwhile. An archive leaves out those
     and what the archives before it brought, so it fits this cluster alone: it is there for as long
     as it is being loaded, and another process waits for its turn until all are.
     """
     folder = cache_directory() / "images"
     with _locked(folder):
         tags = _build(names, builder, folder / "context")
-        held = set(present)
+        held = set(present())
         for name, image_tag in tags.items():
             if image_tag not in held:
                 with _archive(folder, name) as target:

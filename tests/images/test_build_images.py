@@ -72,14 +72,14 @@ def test_only_what_the_cluster_lacks_is_loaded(builder: NotingBuilder) -> None:
         loaded[name] = archive.read_text()
 
     router = build_images(["router"], builder=builder)["router"]
-    tags = load_images(["router", "operator"], [router, "sha256:1"], load, builder)
+    tags = load_images(["router", "operator"], lambda: [router, "sha256:1"], load, builder)
     assert tags["router"] == router
     assert loaded == {"operator": tags["operator"]}
     assert builder.archived == [("operator.tar", frozenset([router, "sha256:1"]))]
 
 
 def test_an_archive_leaves_out_what_the_one_before_brings(builder: NotingBuilder) -> None:
-    load_images(["router", "operator"], [], lambda name, archive: None, builder)
+    load_images(["router", "operator"], list, lambda name, archive: None, builder)
     assert builder.archived == [
         ("router.tar", frozenset()),
         ("operator.tar", frozenset(["blobs of router"])),
@@ -93,10 +93,10 @@ def test_archives_are_gone_once_they_are_loaded_or_failed(
         raise RuntimeError(name)
 
     with pytest.raises(RuntimeError, match="router"):
-        load_images(["router", "operator"], [], fail, builder)
+        load_images(["router", "operator"], list, fail, builder)
     # What a run that was killed leaves is overwritten, never read.
     (tmp_path / "images" / "archives" / "router.tar").write_text("half an archive")
-    load_images(["router", "operator"], [], lambda name, archive: None, builder)
+    load_images(["router", "operator"], list, lambda name, archive: None, builder)
     assert list((tmp_path / "images" / "archives").iterdir()) == []
 
 
@@ -117,7 +117,7 @@ def load(name, archive):
     sys.stdin.readline()
     print(archive.read_text(), flush=True)
 
-load_images(["router"], [], load, Builder())
+load_images(["router"], list, load, Builder())
 """
 
 

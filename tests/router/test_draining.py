@@ -100,7 +100,7 @@ async def test_a_stream_that_began_before_the_stop_ends_its_connection_too(
     """Its head promised to keep the connection; another stream keeps the router."""
     async with (
         fakes.running_engine(first_streams_then_hangs) as engine,
-        fakes.running_router(engine.url, server={"drain_seconds": 2}) as router,
+        fakes.running_router(engine.url, server={"drain_seconds": 30}) as router,
         keep_alive_connection(router.url) as (reader, writer),
     ):
         writer.write(REQUEST)
@@ -111,7 +111,7 @@ async def test_a_stream_that_began_before_the_stop_ends_its_connection_too(
             router.stop.set()
             await ready_is(client, router.url, "Draining")
             engine.gate.set()
-            rest = await asyncio.wait_for(reader.read(), 1)  # returns when the router closes
+            rest = await asyncio.wait_for(reader.read(), 10)  # returns when the router closes
             assert fakes.DONE in rest
             assert not router.task.done()
             writer.write(REQUEST)  # nobody reads it
