@@ -124,8 +124,9 @@ class Drain(Message, frozen=True):
     """API → engine: finish what runs and waits; refuse what comes after this."""
 
 
-class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of one request made by one step; array-like since there is one per row and step."""
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tokens of one request made by one step; array-like, and unknown to the garbage collector,
+    since there is one per row and step. It is in no cycle."""
 
     request_id: str
     token_ids: list[int]
