@@ -53,6 +53,13 @@ ANNOTATIONS: Final = frozenset(
     }
 )
 """Keywords that restrict nothing."""
+NOT_BESIDE: Final[Mapping[str, frozenset[str]]] = {
+    "patternProperties": frozenset({"properties", "required", "minProperties", "maxProperties"}),
+    "propertyNames": frozenset({"properties", "required"}),
+    "pattern": frozenset({"minLength", "maxLength"}),
+    "format": frozenset({"minLength", "maxLength"}),
+}
+"""Of two such keywords the library keeps one."""
 ALONE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 """The library takes the first of these and reads over whatever else restricts the value."""
 
@@ -104,7 +111,7 @@ def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
                 name: usable_schema(part, f"{below}.{name}", depth + 1)
                 for name, part in value.items()
             }
-    return usable
+    return _with_required_properties(usable, path)
 
 
 def _refuse_ignored(schema: Mapping[str, Any], path: str) -> None:
@@ -118,6 +125,10 @@ def _refuse_ignored(schema: Mapping[str, Any], path: str) -> None:
         raise GrammarError(f"{_at(path, '$ref')} leads out of the schema; allowed: #/…")
     if "multipleOf" in schema and schema.get("type") != "integer":
         raise GrammarError(f"{_at(path, 'multipleOf')} is implemented for type integer only")
+
+    for key, others in NOT_BESIDE.items():
+        if key in schema and (beside := sorted(schema.keys() & others)):
+            raise GrammarError(f"{_at(path, key)} beside {beside[0]} is not implemented")
 
 
 def _refuse_contradiction(schema: Mapping[str, Any], path: str) -> None:
@@ -157,8 +168,6 @@ def _bounded_string(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
     rest = {key: value for key, value in schema.items() if key not in bounds}
     if not bounds:
         return rest
-    if beside := sorted({"pattern", "format"} & rest.keys()):
-        raise GrammarError(f"{_at(path, beside[0])} beside {min(bounds)} is not implemented")
     for key, bound in bounds.items():
         if not isinstance(bound, int) or isinstance(bound, bool) or bound < 0:
             raise GrammarError(f"{_at(path, key)} is no length; allowed: an integer of 0 or more")
@@ -166,6 +175,20 @@ def _bounded_string(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
     if most is not None and least > most:
         raise GrammarError(f"{_at(path, 'minLength')} is more than maxLength")
     return rest | {"pattern": f"^.{{{least},{'' if most is None else most}}}$"}
+
+
+def _with_required_properties(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    """With every required name among the properties: the library asks for no other."""
+    required, properties = schema.get("required"), schema.get("properties", {})
+    if not (isinstance(required, list) and isinstance(properties, dict)):
+        return schema
+    missing = [name for name in required if isinstance(name, str) and name not in properties]
+    if not missing:
+        return schema
+    others = schema.get("additionalProperties", True)
+    if others is False:
+        raise GrammarError(f"{_at(path, 'required')}: {missing[0]!r} is none of the properties")
+    return schema | {"properties": properties | dict.fromkeys(missing, others)}
 
 
 def _at(path: str, key: str) -> str:

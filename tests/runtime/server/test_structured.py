@@ -119,6 +119,12 @@ async def test_one_field_may_ask_for_one_thing() -> None:
         ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength is more than maxLength"),
         ({"allOf": [{}, {}]}, "allOf of several schemas"),
         ({"items": 7}, "items is no schema"),
+        ({"patternProperties": {"a": {}}, "properties": {}}, "patternProperties beside properties"),
+        ({"propertyNames": {}, "required": ["a"]}, "propertyNames beside required"),
+        (
+            {"type": "object", "required": ["a"], "additionalProperties": False},
+            "required: 'a' is none of the properties",
+        ),
     ],
 )
 async def test_what_a_schema_would_not_be_kept_to_is_refused(schema: Any, says: str) -> None:
@@ -135,6 +141,12 @@ async def test_a_deep_schema_and_a_long_one_are_refused() -> None:
     assert "64 deep" in refusal(guided_json=deep)[1]
     assert "at most 65536" in refusal(guided_regex="a" * 65_537)[1]
     assert refusal(guided_json="{")[0] == "guided_json"
+
+
+async def test_what_is_required_is_a_property() -> None:
+    text = told(guided_json={"type": "object", "required": ["a"]})[1]
+    assert text["properties"] == {"a": True}
+    assert text["additionalProperties"] is True
 
 
 async def test_a_length_is_written_as_a_pattern() -> None:
