@@ -49,13 +49,13 @@ def build_decoder(
 ) -> Decoder:
     """Reads every tensor, joins those that are multiplied together, checks that none is left."""
     reader = _Reader(spec, weights, dtype)
-    embedding = reader.tensor("model.embed_tokens.weight", (spec.vocabulary_size, spec.hidden_size))
+    embedding = reader.matrix("model.embed_tokens.weight", (spec.vocabulary_size, spec.hidden_size))
     layers = tuple(_layer(reader, index) for index in range(spec.layers))
     norm = reader.tensor("model.norm.weight", (spec.hidden_size,))
     head = (
         embedding
         if spec.tied_embeddings
-        else reader.tensor("lm_head.weight", (spec.vocabulary_size, spec.hidden_size))
+        else reader.matrix("lm_head.weight", (spec.vocabulary_size, spec.hidden_size))
     )
     if left := [name for name in weights.unread() if not name.split(" in ")[0].endswith(HARMLESS)]:
         raise ModelLoadError(
@@ -72,10 +72,19 @@ class _Reader:
     dtype: torch.dtype
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A small one: a copy of its own."""
         return self.weights.read(name, shape).to(self.dtype, copy=True)
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A large one: stays in the mapped file where that has the wanted type, so that engines
+        on one node share its memory."""
+        return self.weights.read(name, shape).to(self.dtype)
 
     def joined(self, prefix: str, parts: dict[str, int], width: int) -> Linear:
         """Matrices that take the same input, as one: [sum of outs, width]."""
+        if len(parts) == 1:
+            ((part, out),) = parts.items()
+            return linear(self.matrix(f"{prefix}.{part}.weight", (out, width)))
         weight = torch.empty((sum(parts.values()), width), dtype=self.dtype)
         row = 0
         for part, out in parts.items():

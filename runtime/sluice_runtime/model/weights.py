@@ -28,7 +28,10 @@ class WeightSource(Protocol):
     """Gives each tensor of a model once."""
 
     def read(self, name: str, shape: Shape) -> Tensor:
-        """The tensor in its stored type, possibly mapped from its file: copy it to keep it."""
+        """The tensor in its stored type, possibly mapped from its file, which it keeps open.
+
+        A new file of that name is not seen; one that is written into is.
+        """
         ...
 
     def unread(self) -> list[str]:

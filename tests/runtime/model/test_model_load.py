@@ -113,14 +113,25 @@ def test_random_weights_depend_on_the_seed_alone() -> None:
     assert not torch.equal(down, other_down)
 
 
-def test_loaded_weights_do_not_keep_the_file(saved: Path, tmp_path: Path) -> None:
-    """The model owns its tensors: the file may be replaced under a running engine."""
-    copy = tmp_path / "model.safetensors"
+def test_a_new_file_of_that_name_is_not_seen(saved: Path, tmp_path: Path) -> None:
+    """How a model is replaced under a running engine: by a rename."""
+    copy, new = tmp_path / "model.safetensors", tmp_path / "new"
     copy.write_bytes((saved / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text((saved / "config.json").read_text())
     model = load_model(resolve(str(tmp_path)), "auto", 0)
-    before = model.norm.clone()
-    with copy.open("r+b") as file:
-        file.seek(-4096, 2)
-        file.write(b"\xff" * 4096)
-    assert torch.equal(model.norm, before)
+    before = model.embedding.clone(), model.norm.clone()
+    new.write_bytes(b"\xff" * copy.stat().st_size)
+    new.replace(copy)
+    assert torch.equal(model.embedding, before[0])
+    assert torch.equal(model.norm, before[1])
+
+
+def test_large_tensors_stay_in_the_mapped_file(saved: Path) -> None:
+    model = load_model(resolve(str(saved)), "auto", 0)
+    ranges = [
+        line.split()[0].split("-")
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str(saved / "model.safetensors"))
+    ]
+    at = model.embedding.data_ptr()
+    assert any(int(begin, 16) <= at < int(end, 16) for begin, end in ranges)
