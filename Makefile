@@ -111,6 +111,10 @@ bench-startup: setup ## process start to /health and to the first token
 bench-router: setup ## what the router adds to the time to first token
 	$(PYTHON) -m benchmarks.router
 
+.PHONY: bench-malformed
+bench-malformed: setup ## how soon requests that are at fault are refused, and what others feel of it
+	$(PYTHON) -m benchmarks.malformed --model $(MODEL)
+
 .PHONY: bench-operator
 bench-operator: setup ## many InferenceServices on a real API server
 	$(PYTHON) -m benchmarks.operator_scale

@@ -18,7 +18,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 POLL_SECONDS = 0.01
 
@@ -48,22 +51,30 @@ def main() -> None:
 
 def measure(model: str) -> dict[str, float]:
     """Seconds from the start of the process to each milestone."""
+    started = time.monotonic()
+    with started_engine({"model": {"uri": model}}) as (url, process):
+        health = wait_for(f"{url}/health", process) - started
+        ready = wait_for(f"{url}/ready", process) - started
+        first_token(url)
+        return {"health": health, "ready": ready, "first_token": time.monotonic() - started}
+
+
+@contextmanager
+def started_engine(config: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Where an engine will listen, and its process, which ends with the context."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder, "engine.json")
-        config.write_text(json.dumps({"model": {"uri": model}, "server": {"port": port}}))
-        started = time.monotonic()
+        path = Path(folder, "engine.json")
+        path.write_text(
+            json.dumps({**config, "server": {**config.get("server", {}), "port": port}})
+        )
         process = subprocess.Popen(
-            [sys.executable, "-m", "sluice_runtime", "--config", str(config)],
+            [sys.executable, "-m", "sluice_runtime", "--config", str(path)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         try:
-            url = f"http://127.0.0.1:{port}"
-            health = wait_for(f"{url}/health", process) - started
-            ready = wait_for(f"{url}/ready", process) - started
-            first_token(url)
-            return {"health": health, "ready": ready, "first_token": time.monotonic() - started}
+            yield f"http://127.0.0.1:{port}", process
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=30)

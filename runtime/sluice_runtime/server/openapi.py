@@ -154,12 +154,18 @@ def _success(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {operation.content_type: schema}
     description = "Success."
     if operation.event is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _event(operation.event)}
         description += (
             f" With `stream`, events `data: {operation.event.__name__}` and at last "
             "`data: [DONE]`; or, after an error, `data: ErrorAnswer` and no `[DONE]`."
         )
     return {"description": description, "content": content}
+
+
+def _event(model: type[BaseModel]) -> dict[str, Any]:
+    """One event: its data is JSON, but for the last one."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _ref(model)}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
 def _models(operations: Iterable[Operation]) -> list[type[BaseModel]]:

@@ -30,6 +30,9 @@ _ALTERNATIVES: Final[Mapping[str, str]] = {
 """Fields that take several types: what a value of none of them is told."""
 _ALTERNATIVE_NAMES: Final = frozenset({"str"})
 
+_SHOWN_ITEMS: Final = 100
+"""Of a list or a text: more than is shown of it in the end."""
+
 ModelT = TypeVar("ModelT", bound=RequestModel)
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
@@ -102,4 +105,6 @@ def _param(location: Sequence[str | int]) -> str:
 
 def _shown(value: object) -> str:
     """A value as JSON, cut short: it goes back to the client and into no log."""
+    if isinstance(value, str | list):
+        value = value[:_SHOWN_ITEMS]
     return http_errors.shown(pydantic_core.to_json(value, fallback=str).decode())

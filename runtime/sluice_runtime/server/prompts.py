@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.messages import Grammar, Sampling
 from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
+from sluice_runtime.server.prompt_length import surely_exceeds
 from sluice_runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -112,7 +113,9 @@ class Planner:
         """One plan; raises InvalidRequestError like `plan_completion`."""
         if request.input_ids is not None:
             return self._plans(request, [Prompt(request.input_ids)], "input_ids")
-        return self._plans(request, [self._prompt(request.text, echoes=False)], "text")
+        assert request.text is not None, "parsing has refused it"
+        ids = self._encoded(request.text, "text", special=True)
+        return self._plans(request, [Prompt(ids)], "text")
 
     def plan_chat(self, request: ChatRequest) -> list[ChoicePlan]:
         """`n` plans for the conversation; raises InvalidRequestError like `plan_completion`."""
@@ -123,7 +126,7 @@ class Planner:
         tools = plan_tools(request, self.text.template.source)
         messages = [message.for_template() for message in request.messages]
         prompt = self.text.template.render(messages, tools.shown if tools else None)
-        ids = self.text.tokenizer.encode(prompt, add_special_tokens=False)
+        ids = self._encoded(prompt, "messages", special=False)
         return self._plans(request, [Prompt(ids)], "messages", tools)
 
     def _prompts(self, request: CompletionRequest) -> list[Prompt]:
@@ -133,10 +136,21 @@ class Planner:
 
     def _prompt(self, entry: object, *, echoes: bool) -> Prompt:
         if isinstance(entry, str):
-            ids = self.text.tokenizer.encode(entry, add_special_tokens=True)
+            ids = self._encoded(entry, "prompt", special=True)
             return Prompt(ids, entry if echoes else None)
         assert isinstance(entry, list)
         return Prompt(entry, self.text.tokenizer.decode(entry) if echoes else None)
+
+    def _encoded(self, text: str, param: str, *, special: bool) -> list[int]:
+        most = self.limits.request_tokens
+        if surely_exceeds(self.text.tokenizer, text, most):
+            raise InvalidRequestError(
+                f"{param}: the prompt has more than {most} tokens, which is all that the context "
+                f"({self.limits.context_length_tokens} tokens) and the KV pool "
+                f"({self.limits.kv_pool_tokens} tokens) hold",
+                param,
+            )
+        return self.text.tokenizer.encode(text, add_special_tokens=special)
 
     def _plans(
         self,

@@ -17,6 +17,7 @@ from sluice_runtime.server.tools.request import MadeCall, ToolFields
 
 MAX_CHOICES: Final = 16
 MAX_PROMPTS: Final = 256
+MAX_PROMPT_TOKENS: Final = 2**20
 MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
@@ -35,7 +36,9 @@ StopText = Annotated[
 ]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+TokenIds = Annotated[
+    list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)
+]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)]
 
 

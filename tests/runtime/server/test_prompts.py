@@ -7,16 +7,21 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sluice_runtime import model_files
 from sluice_runtime.chat_template import load_chat_template
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.prompt_length import surely_exceeds
 from sluice_runtime.server.prompts import ChoicePlan, ModelText, Planner
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest
 from sluice_runtime.server.sampling_plan import Defaults, defaults_from
 from sluice_runtime.tokenizer import ByteTokenizer
+
+from tests.runtime.server.test_detokenizer import TOKENIZERS
 
 PLANNER = Planner(
     ModelText(ByteTokenizer(), None, Defaults((258,), 0.7, 0.8, 20)),
@@ -50,6 +55,34 @@ def test_the_smaller_of_context_and_pool_bounds_the_answer() -> None:
 def test_a_prompt_that_can_never_fit_is_refused(length: int, says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         plan(prompt="x" * length)
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_before_all_of_it_is_read() -> None:
+    read = 0
+
+    class Counting(ByteTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            nonlocal read
+            read += len(text)
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    text = dataclasses.replace(PLANNER.text, tokenizer=Counting())
+    planner = dataclasses.replace(PLANNER, text=text)
+    with pytest.raises(InvalidRequestError, match="prompt: the prompt has more than 64 tokens"):
+        plan(planner, prompt="x" * 1_000_000)
+    assert read < 20_000
+
+
+@given(
+    text=st.text("ab€ ", min_size=1).map(lambda part: part * 40),
+    most=st.integers(1, 400),
+    name=st.sampled_from(sorted(TOKENIZERS)),
+)
+def test_no_prompt_that_fits_is_said_to_be_far_too_long(text: str, most: int, name: str) -> None:
+    tokenizer, _ = TOKENIZERS[name]
+    tokens = len(tokenizer.encode(text, add_special_tokens=False))
+    if surely_exceeds(tokenizer, text, most):
+        assert tokens > most
 
 
 @pytest.mark.parametrize("prompt", ["abc", ["abc"], [97, 98, 99]])
