@@ -1,0 +1,26 @@
+"""The reference page of the HTTP API names all there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sluice_runtime.server.not_implemented import ROWS
+from sluice_runtime.server.openapi import OPERATIONS
+from sluice_runtime.server.protocol import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+)
+
+
+def test_the_reference_page_names_every_field_and_every_route() -> None:
+    page = Path("docs/reference/api.md").read_text()
+    fields = {
+        name
+        for kind in (CompletionRequest, ChatRequest, GenerateRequest, AbortRequest)
+        for name in kind.model_fields
+    }
+    assert {name for name in {*fields, *ROWS} if f"`{name}`" not in page} <= {"request_id"}
+    paths = {operation.path.replace("{name}", "NAME") for operation in OPERATIONS}
+    assert {path for path in paths if path not in page} == set()
