@@ -29,6 +29,7 @@ from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model_files import resolve
 
+from benchmarks.peers.environments import PEERS, run_peer
 from benchmarks.step_breakdown import breakdown, least_work, product_rate, read_rate
 
 TEMPERATURE = 0.6
@@ -195,6 +196,13 @@ def run_transformers(folder: Path, work: Workload, threads: int) -> Measured:
         return measured(sum(len(output.generated_tokens) for output in made.values()))
 
 
+def run_other(name: str, folder: Path, work: Workload, threads: int) -> Measured:
+    """An engine of `benchmarks.peers`."""
+    given = {"model": str(folder), "threads": threads, "temperature": TEMPERATURE}
+    seen = run_peer(name, {**given, "prompts": work.prompts, "answers": work.answers})
+    return Measured(int(seen["tokens"]), seen["seconds"], seen["cpu_seconds"])
+
+
 def report_run(figure: str, run: Measured) -> None:
     report(f"{figure}", run.rate, unit="output tokens/s", seconds=round(run.seconds, 2))
     report(f"{figure}.per_cpu_second", run.cpu_rate, unit="output tokens/CPU s")
@@ -215,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--alone", action="store_true", help="without transformers")
+    parser.add_argument("--peers", action="store_true", help="with the engines of benchmarks.peers")
     arguments = parser.parse_args()
     as_an_engine_process("benchmarks.cpu_serving")
     work, threads = workload(), arguments.threads
@@ -228,11 +237,15 @@ def main() -> None:
         report_ceilings(folder, work, ours)
         if arguments.alone:
             return
-        theirs = run_transformers(folder, work, threads)
-        report_run("cpu_serving.transformers", theirs)
-        report("cpu_serving.ratio", ours.rate / theirs.rate, unit="sluice / transformers")
-        cpu_ratio = ours.cpu_rate / theirs.cpu_rate
-        report("cpu_serving.ratio.per_cpu_second", cpu_ratio, unit="sluice / transformers")
+        others = {"transformers": run_transformers(folder, work, threads)}
+        for name in PEERS if arguments.peers else ():
+            others[name] = run_other(name, folder, work, threads)
+        for name, theirs in others.items():
+            report_run(f"cpu_serving.{name}", theirs)
+            unit = f"sluice / {name}"
+            report(f"cpu_serving.ratio.{name}", ours.rate / theirs.rate, unit=unit)
+            cpu_ratio = ours.cpu_rate / theirs.cpu_rate
+            report(f"cpu_serving.ratio.{name}.per_cpu_second", cpu_ratio, unit=unit)
 
 
 if __name__ == "__main__":
