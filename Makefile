@@ -91,8 +91,8 @@ bench-interference: setup ## a long prompt beside 16 streams: chunked and not, f
 	$(PYTHON) -m benchmarks.interference
 
 .PHONY: bench-cpu
-bench-cpu: setup ## the workload "CPU serving", beside transformers
-	$(PYTHON) -m benchmarks.cpu_serving
+bench-cpu: setup ## the workload "CPU serving", beside transformers; PEERS=1: beside other engines too
+	$(PYTHON) -m benchmarks.cpu_serving $(if $(PEERS),--peers)
 
 .PHONY: bench-batching
 bench-batching: setup ## continuous or static, chunks, mixed, overlap: when each pays, simulated and real
