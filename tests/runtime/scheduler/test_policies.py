@@ -151,6 +151,20 @@ def test_the_turn_outlives_the_step() -> None:
     assert admitted == "A" * 10 + "BA"
 
 
+def test_who_is_admitted_by_age_does_not_use_up_the_turn_of_its_key() -> None:
+    """Under overload every fourth admission is by age, mostly of the key that floods the queue."""
+    order = admission_order("round-robin")
+    queue = [waiting("A", routing_key="a") for _ in range(60)]
+    queue += [waiting(f"b{i}", routing_key="b") for i in range(8)]
+    admitted = []
+    for _ in range(30):
+        head = next(order(queue, lambda: PolicyContext(now=100.0)))
+        order.admitted(head)
+        queue.remove(head)
+        admitted.append(head.request_id)
+    assert sum(name.startswith("b") for name in admitted) == 8
+
+
 def test_nothing_is_looked_at_before_a_request_is_asked_for() -> None:
     def context() -> PolicyContext:
         raise AssertionError("the step has no room")

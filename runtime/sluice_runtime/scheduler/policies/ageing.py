@@ -60,9 +60,12 @@ class AdmissionOrder:
 
     def admitted(self, request: Request) -> None:
         """To be told of every request that leaves the queue for the batch."""
+        if request.request_id in self._aged:
+            self._since_aged = 0
+            return
         key = request.routing_key
         self._turn = Turn(key, self._turn.picks + 1 if key == self._turn.key else 1)
-        self._since_aged = 0 if request.request_id in self._aged else self._since_aged + 1
+        self._since_aged += 1
 
     def _interleaved(self, waiting: Sequence[Request], context: PolicyContext) -> Iterator[Request]:
         """The policy's order, with every fourth place for the next of those that are overdue."""
