@@ -14,7 +14,7 @@ from sluice_runtime.scheduler.admission import (
     plan_prefill,
     reserved_tokens,
 )
-from sluice_runtime.scheduler.prefix_cache import Match
+from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache, key_of
 from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
 
@@ -33,6 +33,16 @@ def waiting(prompt: int, max_tokens: int = 1, computed: int = 0, **fields: Any) 
 def cached(pages: int) -> Match:
     """A prefix that others use, so that locking it costs nothing."""
     return Match("", (), pages, 0)
+
+
+def evictable(pages: int) -> Match:
+    """A prefix that nobody uses."""
+    tree = PrefixCache(16)
+    key = key_of(range(16 * pages))
+    lock = tree.lock(tree.match("", key, pages))
+    tree.extend(lock, key, list(range(pages)))
+    tree.unlock(lock)
+    return tree.match("", key, pages)
 
 
 def room(**changed: Any) -> Room:
@@ -146,6 +156,26 @@ def test_a_cut_prompt_is_charged_with_all_its_pages() -> None:
 def test_alone_a_request_is_admitted_if_its_prompt_fits() -> None:
     assert len(plan([waiting(64, 5000)], available_pages=4, alone=True).items) == 1
     assert len(plan([waiting(64, 5000)], available_pages=4, alone=False).items) == 0
+
+
+@pytest.mark.parametrize(("available_pages", "admitted"), [(6, False), (7, True)])
+def test_a_prefix_that_it_locks_is_no_room_for_the_rest(
+    available_pages: int, admitted: bool
+) -> None:
+    """4 of the 7 pages of its prompt are cached and evictable: also alone it must find 3 more."""
+    settings = settings_of(page_size=16, chunk_size=512)
+    adder = PrefillAdder(settings, room(available_pages=available_pages, alone=True), 1.0)
+    assert (adder.add(waiting(112), evictable(4)) is AdmitResult.CONTINUE) == admitted
+
+
+@pytest.mark.parametrize(("available_pages", "admitted"), [(8, False), (9, True)])
+def test_a_prefix_that_it_locks_is_no_room_for_an_answer(
+    available_pages: int, admitted: bool
+) -> None:
+    """16 extend + 40 answer + 16 page = 72 < free tokens, less the 64 that are cached."""
+    settings = settings_of(page_size=16, chunk_size=512)
+    adder = PrefillAdder(settings, room(available_pages=available_pages), 1.0)
+    assert (adder.add(waiting(80, 40), evictable(4)) is AdmitResult.CONTINUE) == admitted
 
 
 def test_no_row_is_left() -> None:
