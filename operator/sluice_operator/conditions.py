@@ -22,9 +22,10 @@ APPLY_FAILED: Final = "ApplyFailed"
 """The API server refuses a child."""
 
 HEALTHY_REASONS: Final = frozenset(
-    {"AllReady", "Applying", "RollingOut", "Starting", "ScaledToZero", "Paused"}
+    {"AllReady", "Applying", "Edited", "RollingOut", "Starting", "ScaledToZero", "Paused"}
 )
-"""Reasons of Ready that are part of an ordinary life; all others are worth a warning."""
+"""Reasons of Ready that are part of an ordinary life; all others are worth a warning. (Of an edit
+the one who sets it back tells.)"""
 
 
 STALLING: Final = frozenset({APPLY_FAILED, "ProgressDeadlineExceeded"})

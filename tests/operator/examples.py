@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from sluice_contract import labels
 from sluice_operator.observed import (
@@ -119,6 +120,44 @@ def service_plan(spec: Manifest | None = None) -> ServicePlan:
 def pool(spec: Manifest | None = None) -> Manifest:
     """The EnginePool of a service with `spec`, as read."""
     return live(service_plan(spec).pools[0].manifest, uid=POOL_UID)
+
+
+def owned_pool(spec: Manifest | None = None) -> Manifest:
+    """The EnginePool of a service with `spec`, with what the API server notes of its owner."""
+    found = pool(spec)
+    owned = {section: _owned(found[section]) for section in ("metadata", "spec")}
+    fields = {f"f:{section}": below for section, below in owned.items()}
+    entry = {"manager": labels.FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields}
+    found["metadata"]["managedFields"] = [entry]
+    return found
+
+
+def edited_pool(spec: Manifest | None = None, **values: Any) -> Manifest:
+    """The EnginePool after somebody has set fields of its spec."""
+    found = owned_pool(spec)
+    (entry,) = found["metadata"]["managedFields"]
+    owned = entry["fieldsV1"]["f:spec"]
+    taken = {f"f:{name}": owned.pop(f"f:{name}", {}) for name in values}
+    theirs = {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": taken}}
+    found["metadata"]["managedFields"].append(theirs)
+    return found | {"spec": found["spec"] | values}
+
+
+KEYED: Final = {
+    "env": "name", "imagePullSecrets": "name", "sidecars": "name", "volumes": "name",
+    "volumeMounts": "mountPath",
+}  # fmt: skip
+"""The lists of a pool whose items the API server tells apart, and by what; others are atomic."""
+
+
+def _owned(value: Any, name: str = "") -> Manifest:
+    """The whole of a value as one manager's fields."""
+    if isinstance(value, dict):
+        return {f"f:{key}": _owned(below, key) for key, below in value.items()}
+    if isinstance(value, list) and (key := KEYED.get(name)):
+        items = {f"k:{json.dumps({key: item[key]})}": _owned(item) for item in value}
+        return {item: {".": {}, **below} for item, below in items.items()}
+    return {}
 
 
 def pool_observed(

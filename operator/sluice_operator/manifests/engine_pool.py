@@ -11,6 +11,7 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
 from sluice_operator.model_uri import model_source
 from sluice_operator.observed import ENGINE_POOL, Manifest
+from sluice_operator.owned import with_applied_fields
 from sluice_operator.service.settings import drain_seconds
 
 
@@ -35,6 +36,7 @@ def pool_spec(
 
 
 def engine_pool(owner: Owner, spec: EnginePoolSpec) -> Manifest:
-    """The EnginePool object."""
+    """The EnginePool object. It says which fields it was applied with, so that the pool's own plan
+    can tell whether it still is what the InferenceService asks for."""
     head = owner.child(ENGINE_POOL, f"{owner.service}-{spec.role}", ENGINE, spec.role)
-    return stamped(head | {"spec": spec.to_json_dict()})
+    return with_applied_fields(stamped(head | {"spec": spec.to_json_dict()}))

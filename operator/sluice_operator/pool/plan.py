@@ -1,7 +1,8 @@
 """EnginePool → one Deployment for the revision it asks for, and which older ones may go.
 
 Pure. A new revision comes up beside the old one; an old one that serves stays until the new one
-is complete, an old one that serves nothing goes at once.
+is complete, an old one that serves nothing goes at once. A pool that somebody has edited is not
+carried out: what is below it stays as it is until its InferenceService has set it back.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from sluice_operator.observed import (
     of_kind,
     reference_to,
 )
+from sluice_operator.owned import applied_spec, edits
 from sluice_operator.pod_checks import is_ready
 
 
@@ -46,6 +48,9 @@ class PoolPlan(Plan):
     """Its Deployment."""
     progress: Progress | None = None
     """How far that Deployment has come."""
+    edited: str = ""
+    """Set: `apply` and `prune` are empty, because the pool is not what its InferenceService has
+    applied. Says what was edited, by whom, and what is waited for."""
 
 
 def plan_pool(observed: PoolObserved) -> PoolPlan:
@@ -59,11 +64,14 @@ def plan_pool(observed: PoolObserved) -> PoolPlan:
         return PoolPlan(refusal=Refusal("InvalidSpec", finding.field, str(finding)))
     if observed.service is None:
         return PoolPlan(refusal=_orphaned(spec), spec=spec)
-    plan = _desired(observed, spec)
+    applied = applied_spec(observed.pool)
+    if applied is None:
+        return _edited(observed.pool, spec)
+    plan = _desired(observed, EnginePoolSpec.model_validate(applied))
     if (observed.service.get("spec") or {}).get("paused"):
         return PoolPlan(
             paused=True,
-            spec=spec,
+            spec=plan.spec,
             revision=plan.revision,
             deployment=plan.deployment,
             progress=plan.progress,
@@ -76,6 +84,14 @@ def is_leaving(observed: PoolObserved) -> bool:
     if observed.pool["metadata"].get("deletionTimestamp"):
         return True
     return observed.service is None and controller_uid(observed.pool) is not None
+
+
+def _edited(pool: Manifest, spec: EnginePoolSpec) -> PoolPlan:
+    what = ", ".join(edits(pool)) or "a field was removed"
+    waits = f"nothing follows from it until InferenceService {spec.service_name} has set it back"
+    known = (pool.get("status") or {}).get("revisions") or ()
+    serving = next((entry["name"] for entry in known if entry["current"]), "")
+    return PoolPlan(spec=spec, revision=serving, edited=f"the pool was edited ({what}); {waits}")
 
 
 def _desired(observed: PoolObserved, spec: EnginePoolSpec) -> PoolPlan:

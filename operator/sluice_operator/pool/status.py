@@ -82,9 +82,11 @@ def _ready(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> Che
         return Check("False", plan.refusal.reason, plan.refusal.message)
     assert plan.spec is not None
     desired, reached = plan.spec.replicas, plan.progress
+    ready, others_ready = sum(map(is_ready, current)), _others_ready(pods, plan)
+    if plan.edited:
+        return Check("False", "Edited", f"engines ready: {ready}; {plan.edited}.")
     if desired == 0:
         return Check("False", "ScaledToZero", "No engine is asked for (spec.replicas is 0).")
-    ready, others_ready = sum(map(is_ready, current)), _others_ready(pods, plan)
     count = f"{ready} of {desired} engines ready"
     if others_ready:
         count += f", {others_ready} of the former revision still serve"

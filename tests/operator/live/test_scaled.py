@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import pytest
 from sluice_operator.events import EVENT
 from sluice_operator.observed import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, Manifest
 
 from e2e.cluster.controlplane_only import ControlPlane
-from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.cluster import Cluster, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest, until_told
 from tests.operator.harness.scenery import chat, settled
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
+
+EDITS: Final[tuple[Manifest, ...]] = (
+    {"replicas": 0},
+    {"image": "other:1"},
+    {"replicas": 7},
+    {"configRef": {"name": "other"}},
+    {"drainSeconds": 0, "replicas": 0},
+    {"replicas": 0},
+)
+ADDITIONS: Final[Manifest] = {
+    "resources": {"limits": {"cpu": "1"}},
+    "template": {"nodeSelector": {"disk": "fast"}},
+}
+"""What the InferenceService says nothing about."""
 
 
 async def told(cluster: Cluster, namespace: str, reason: str) -> list[Manifest]:
@@ -48,6 +63,91 @@ async def test_an_edit_by_hand_is_taken_back_and_told_once(
     assert "change spec.engine.image there" in repaired["note"]
     described = plane.kubectl("describe", "enginepool", "chat-mixed", "-n", namespace)
     assert "ScaleReverted" in described
+
+
+async def below(cluster: Cluster, namespace: str) -> dict[str, tuple[str, int]]:
+    """The Deployments: which they are, and how often each was changed."""
+    found = (await cluster.list(DEPLOYMENT, namespace)).values()
+    return {
+        item["metadata"]["name"]: (item["metadata"]["uid"], item["metadata"]["generation"])
+        for item in found
+    }
+
+
+async def test_an_edited_pool_is_set_back_before_anything_follows_from_it(
+    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    start_operator()
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
+    await comes_to_rest(cluster, namespace)
+    before = await below(cluster, namespace)
+    spec = (await cluster.get(ENGINE_POOL, namespace, "chat-mixed"))["spec"]
+
+    for edit in EDITS:
+        if edit.keys() == {"replicas"}:
+            number = f"--replicas={edit['replicas']}"
+            plane.kubectl("scale", "enginepool", "chat-mixed", number, "-n", namespace)
+        else:
+            await cluster.patch(ENGINE_POOL, namespace, "chat-mixed", {"spec": edit})
+        await comes_to_rest(cluster, namespace)
+        assert (await cluster.get(ENGINE_POOL, namespace, "chat-mixed"))["spec"] == spec, edit
+        assert await below(cluster, namespace) == before, edit
+    assert await told(cluster, namespace, "Scaled") == []
+    assert await told(cluster, namespace, "RollingOut") == []
+
+
+async def test_what_somebody_adds_to_a_pool_has_no_effect(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    start_operator()
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
+    await comes_to_rest(cluster, namespace)
+    before = await below(cluster, namespace)
+
+    await cluster.patch(ENGINE_POOL, namespace, "chat-mixed", {"spec": ADDITIONS})
+    await comes_to_rest(cluster, namespace)
+    assert await below(cluster, namespace) == before
+    more = {"spec": {"pools": {"mixed": {"replicas": 3}}}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", more)
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
+    changed = (await below(cluster, namespace)).items() - before.items()
+    assert len(changed) == 1, "the engines' Deployment, scaled"
+
+
+async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says_so(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    start_operator()
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
+    await comes_to_rest(cluster, namespace)
+    before = await below(cluster, namespace)
+    mode = {"spec": {"mode": "Disaggregated"}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", mode)
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+
+    await cluster.patch(ENGINE_POOL, namespace, "chat-mixed", {"spec": {"replicas": 0}})
+    found = await cluster.until(
+        ENGINE_POOL,
+        namespace,
+        lambda pools: condition(pools["chat-mixed"], "Ready")["reason"] == "Edited",
+    )
+    assert "spec.replicas by person" in condition(found["chat-mixed"], "Ready")["message"]
+    await comes_to_rest(cluster, namespace)
+    assert await below(cluster, namespace) == before
+
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"mode": "Mixed"}})
+    await cluster.until(
+        ENGINE_POOL, namespace, lambda pools: pools["chat-mixed"]["spec"]["replicas"] == 1
+    )
+    await comes_to_rest(cluster, namespace)
+    assert await below(cluster, namespace) == before
 
 
 async def test_an_edit_of_the_service_is_no_repair(

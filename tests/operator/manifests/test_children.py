@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sluice_contract import labels
 from sluice_operator.observed import Manifest
+from sluice_operator.owned import with_applied_fields
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.preview import preview
 
@@ -137,7 +138,7 @@ def test_gpus_are_limits_and_bind_the_product() -> None:
     wanted = pool(FULL_SPEC)
     accelerator = {"product": "NVIDIA-A100-SXM4-40GB", "count": 1}
     wanted["spec"] = wanted["spec"] | {"accelerator": accelerator}
-    deployment = plan_pool(pool_observed(wanted)).deployment
+    deployment = plan_pool(pool_observed(with_applied_fields(wanted))).deployment
     assert deployment is not None
     pod = deployment["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"memory": "32Gi", "nvidia.com/gpu": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from sluice_operator.observed import Manifest, PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 
 from tests.operator.examples import (
+    FULL_SPEC,
     POOL_UID,
     complete,
+    edited_pool,
     live,
     of,
+    owned_pool,
     pods,
     pool,
     pool_observed,
@@ -23,6 +27,10 @@ from tests.operator.examples import (
     service,
 )
 
+ROOT = Path(__file__).parents[3]
+TOLERANT: Manifest = {
+    "pools": {"mixed": {"template": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}}
+}
 OLD, NEW = {"engine": {"image": "old:1"}}, {"engine": {"image": "new:2"}}
 
 
@@ -148,6 +156,49 @@ def test_a_deployment_that_somebody_scaled_was_not_scaled_by_the_plan() -> None:
     scaled = live(deployment | {"spec": deployment["spec"] | {"replicas": 5}})
     plan = plan_pool(pool_observed(children=[scaled]))
     assert (plan.deployment, plan.events) == (deployment, ())
+
+
+def test_a_pool_that_somebody_edited_waits_for_its_service() -> None:
+    deployment = _deployment({})
+    edited = edited_pool(replicas=0, image="other:1")
+    plan = plan_pool(pool_observed(edited, [complete(deployment)], pods(deployment)))
+    assert (plan.apply, plan.prune, plan.events) == ((), (), ())
+    assert "spec.replicas by kubectl, spec.image by kubectl" in plan.edited
+    assert "until InferenceService chat has set it back" in plan.edited
+
+
+def test_a_pool_that_somebody_took_a_field_from_waits_too() -> None:
+    whole = owned_pool(TOLERANT)
+    whole["spec"] = {k: v for k, v in whole["spec"].items() if k != "template"}
+    entry = whole["metadata"]["managedFields"][0]
+    del entry["fieldsV1"]["f:spec"]["f:template"]
+    plan = plan_pool(pool_observed(whole))
+    assert plan.apply == ()
+    assert "a field was removed" in plan.edited
+
+
+def test_what_others_add_to_a_pool_is_not_carried_out() -> None:
+    added = owned_pool()
+    added["spec"] = added["spec"] | {"resources": {"limits": {"cpu": 1}}}
+    assert plan_pool(pool_observed(added)) == plan_pool(pool_observed(owned_pool()))
+
+
+def test_a_value_that_a_webhook_altered_is_carried_out() -> None:
+    altered = owned_pool()
+    altered["spec"] = altered["spec"] | {"image": "mirror/engine:1"}
+    found = plan_pool(pool_observed(altered)).deployment
+    assert found is not None
+    assert found["spec"]["template"]["spec"]["containers"][0]["image"] == "mirror/engine:1"
+
+
+@pytest.mark.parametrize("spec", [{}, TOLERANT, FULL_SPEC, {"pools": {"mixed": {"template": {}}}}])
+def test_a_pool_as_its_service_applied_it_is_carried_out(spec: Manifest) -> None:
+    assert plan_pool(pool_observed(owned_pool(spec))) == pool_plan(spec)
+
+
+def test_no_map_of_a_pool_is_atomic() -> None:
+    """Else what is owned would not say which of its fields were applied."""
+    assert "map-type" not in (ROOT / "crds/enginepools.serving.sluice.dev.yaml").read_text()
 
 
 def test_a_paused_service_stops_its_pools() -> None:

@@ -15,7 +15,9 @@ from sluice_operator.pool.status import pool_status
 from tests.operator.examples import (
     NOW,
     complete,
+    edited_pool,
     live,
+    owned_pool,
     pods,
     pool,
     pool_observed,
@@ -105,6 +107,14 @@ def _paused() -> PoolObserved:
     return PoolObserved(pool(THREE), service({"paused": True}))
 
 
+def _edited() -> PoolObserved:
+    """Somebody has scaled it to nothing; its engines serve, as its service asks."""
+    deployment, engines = _deployment(), pods(_deployment())
+    ready = pool_observed(owned_pool(THREE), [complete(deployment)], engines)
+    edited = edited_pool(THREE, replicas=0) | {"status": _status(ready)}
+    return pool_observed(edited, [complete(deployment)], engines)
+
+
 def _orphaned() -> PoolObserved:
     orphan = pool(THREE)
     orphan["metadata"].pop("ownerReferences")
@@ -123,6 +133,7 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], str, str]] = {
     "scaled-to-zero": (_scaled_to_zero, "False", "ScaledToZero"),
     "scaling-up": (_scaling_up, "False", "Applying"),
     "paused": (_paused, "False", "Paused"),
+    "edited": (_edited, "False", "Edited"),
     "orphaned": (_orphaned, "False", "Orphaned"),
 }
 STALLED = {"model-missing", "too-slow", "orphaned"}
