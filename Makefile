@@ -80,6 +80,10 @@ test-apiserver: setup ## the operator against a real etcd and API server
 test-cluster: setup ## images, and the stories on a real cluster
 	$(PYTEST) -m "cluster and not full" tests e2e/stories
 
+.PHONY: mutate
+mutate: setup ## breaks listed lines of the scheduler one at a time; the tests must notice each
+	$(PYTHON) -m tests.mutation $(ONLY)
+
 .PHONY: test-full
 test-full: test ## the long matrices and soaks as well
 	$(PYTEST) -m full tests e2e/stories --timeout 3600
@@ -97,6 +101,10 @@ bench-cpu: setup ## the workload "CPU serving", beside transformers; PEERS=1: be
 .PHONY: bench-batching
 bench-batching: setup ## continuous or static, chunks, mixed, overlap: when each pays, simulated and real
 	$(PYTHON) -m benchmarks.batching
+
+.PHONY: bench-simulator
+bench-simulator: setup ## CPU time of a simulated hour, exact and leaping: ARGS="--trace FILE"
+	$(PYTHON) -m benchmarks.simulator $(ARGS)
 
 .PHONY: bench-scheduler
 bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requests, and of its tree

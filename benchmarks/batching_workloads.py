@@ -131,6 +131,7 @@ def on_this_machine() -> Iterator[Comparison]:
     yield Comparison(long_prompt(2_048, 16, 64, 80), {}, chunks(128, 256, 512))
     yield Comparison(long_prompt(2_048, 16, 64, 80), {"chunk_size": 256}, MIXED)
     yield Comparison(same_documents(24, 3, 2, 32, 8.0), {}, CACHE)
+    yield Comparison(offline(64, 16, 256), {}, chunks(128, 512))
 
 
 def padding(trace: Trace, rows: int) -> float:

@@ -6,21 +6,19 @@ simulated afterwards with the cost that its own steps fit.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from msgspec.structs import replace
 from sluice_contract.accelerators import Accelerator
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
-from sluice_runtime.scheduler.cost_model import CostModel
 from sluice_runtime.scheduler.step_shape import StepShape, shape_of
 from sluice_simulator.costs import Coefficients, Cost
 from sluice_simulator.rows import SimulatedRows
 from sluice_simulator.traces.request import TraceRequest
 
 Clock = Callable[[], float]
-REPEATS = 3
 
 
 class MeasuredDevice:
@@ -55,16 +53,16 @@ class MeasuredDevice:
 
 
 def fitted(name: str, engine: Engine, steps: Sequence[tuple[StepShape, float]]) -> Cost:
-    """The cost that the engine's own model learns from these steps, in no order: it forgets."""
-    model, shuffled = CostModel(), list(steps) * REPEATS
-    random.Random(0).shuffle(shuffled)
-    for shape, seconds in shuffled:
-        model.observe(shape, seconds)
-    step, token, product, row, context = model.coefficients
+    """The cost with the least squared relative error over these steps."""
+    features = np.array([(1, *shape) for shape, _ in steps], dtype=float)
+    seconds = np.array([taken for _, taken in steps])
+    found = _least_squares(features / seconds[:, None])
+    error = float(np.abs(features @ found / seconds - 1).mean())
+    step, token, product, row, context = map(float, found)
     limits = engine.settings.limits
     return Cost(
         name=name,
-        source=f"fitted to {len(steps)} measured steps, mean error {model.error:.0%}",
+        source=f"fitted to {len(steps)} measured steps, mean relative error {error:.0%}",
         accelerator=Accelerator(),
         context_length=limits.context_length_tokens,
         kv_pool_tokens=limits.kv_pool_tokens,
@@ -72,3 +70,17 @@ def fitted(name: str, engine: Engine, steps: Sequence[tuple[StepShape, float]]) 
             step=step, token=token, product=product, row=row, context=context
         ),
     )
+
+
+def _least_squares(features: np.ndarray) -> np.ndarray:
+    """Coefficients whose products with each row are nearest to 1; none negative: the most negative
+    one is left out until there is none."""
+    kept = list(range(features.shape[1]))
+    while True:
+        answers = np.ones(len(features))
+        solved = np.linalg.lstsq(features[:, kept], answers, rcond=None)[0]
+        if (solved >= 0).all():
+            found = np.zeros(features.shape[1])
+            found[kept] = solved
+            return found
+        del kept[int(solved.argmin())]

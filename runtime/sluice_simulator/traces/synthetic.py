@@ -58,6 +58,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     for workload in (
         Workload("chatbot", 2_000, 20.0, (50, 800), (20, 400), prefixes=4, prefix_blocks=1),
         Workload("rag", 500, 4.0, (1_500, 2_500), (50, 300), prefixes=50, prefix_blocks=4),
+        Workload("documents", 1_500, 9.0, (100, 400), (50, 300), prefixes=200, prefix_blocks=16),
         Workload("offline", 1_000, None, (100, 1_024), (100, 1_024)),
         Workload("long-beside-short", 600, 8.0, (50, 20_000), (20, 400)),
     )
