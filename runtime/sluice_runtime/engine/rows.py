@@ -14,8 +14,11 @@ from sluice_runtime.scheduler.batch import Batch
 class RowTable:
     """`rows` rows of at most `max_pages` pages."""
 
-    def __init__(self, rows: int, max_pages: int, pool: PagePool) -> None:
+    def __init__(
+        self, rows: int, max_pages: int, pool: PagePool, *, clears_pages: bool = True
+    ) -> None:
         self._pool = pool
+        self._clears_pages = clears_pages
         self._page_counts = [0] * rows
         self.page_size = pool.page_size
         self.page_table = torch.full((rows, max_pages), pool.padding_page)
@@ -34,8 +37,9 @@ class RowTable:
             first = self._page_counts[appended.row]
             self._set_pages(appended.row, first, appended.page_ids)
             self._page_counts[appended.row] = first + len(appended.page_ids)
-        # Only the last page of a row is read before all of it is written.
-        if last := [appended.page_ids[-1] for appended in batch.appended_pages]:
+        # Only the last page of a row is read before all of it is written, and not by all backends.
+        last = [appended.page_ids[-1] for appended in batch.appended_pages]
+        if last and self._clears_pages:
             self._pool.clear(torch.tensor(last))
 
     def _drop(self, row: int) -> None:

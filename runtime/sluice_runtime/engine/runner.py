@@ -52,7 +52,8 @@ class Runner:
         self._matchers = matchers
         self._on_logits = on_logits
         max_pages = -(-settings.context_length_tokens // pool.page_size)
-        self._rows = RowTable(settings.rows, max_pages, pool)
+        clears_pages = model.backend.reads_whole_pages
+        self._rows = RowTable(settings.rows, max_pages, pool, clears_pages=clears_pages)
         self._sampling = SamplingTable(settings.rows, model.spec.vocabulary_size, model.backend)
 
     @torch.inference_mode()

@@ -4,8 +4,8 @@ Page-major, so that one page is one contiguous piece of memory: one descriptor o
 nothing of requests: who holds a page is the scheduler's to know.
 
 Beyond `pages` there is one more page, all zeros and never written: padding of page tables points
-to it. A row's last page is zeroed when it is handed out, so a slot that was not written yet holds
-no NaN that a masked product (0 x NaN) could let through.
+to it. For a backend that reads whole pages a row's last page is zeroed when it is handed out, so a
+slot that was not written yet holds no NaN that a masked product (0 x NaN) could let through.
 """
 
 from __future__ import annotations

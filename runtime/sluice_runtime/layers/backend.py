@@ -37,6 +37,8 @@ class Backend:
     silu_and_multiply: Callable[[Tensor], Tensor]
     """[n, 2 x width] → [n, width]."""
     attention: Callable[[PagePool, TokenLayout, Angles], Attention]
+    reads_whole_pages: bool
+    """Whether attention reads slots that were not written yet, so that they must hold numbers."""
     to_float: Callable[[Tensor], Tensor]
     best: Callable[[Tensor], tuple[Tensor, Tensor]]
     """logits [m, v] → the largest of each row and its token."""
@@ -50,6 +52,7 @@ TORCH: Final = Backend(
     add_rms_norm=add_rms_norm,
     silu_and_multiply=silu_and_multiply,
     attention=TorchAttention,
+    reads_whole_pages=True,
     to_float=Tensor.float,
     best=best,
     draw=draw,
@@ -60,6 +63,7 @@ NATIVE: Final = Backend(
     add_rms_norm=native.add_rms_norm,
     silu_and_multiply=native.silu_and_multiply,
     attention=NativeAttention,
+    reads_whole_pages=False,
     to_float=native.to_float,
     best=native.best,
     draw=native.draw,
