@@ -98,6 +98,10 @@ bench-interference: setup ## a long prompt beside 16 streams: chunked and not, f
 bench-cpu: setup ## the workload "CPU serving", beside transformers; PEERS=1: beside other engines too
 	$(PYTHON) -m benchmarks.cpu_serving $(if $(PEERS),--peers)
 
+.PHONY: bench-kernels
+bench-kernels: setup ## each compiled kernel on every instruction set, beside plain torch
+	$(PYTHON) -m sluice_kernels.bench
+
 .PHONY: bench-batching
 bench-batching: setup ## continuous or static, chunks, mixed, overlap: when each pays, simulated and real
 	$(PYTHON) -m benchmarks.batching
