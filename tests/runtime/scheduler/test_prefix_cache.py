@@ -139,6 +139,24 @@ def test_least_recently_used_goes_first_and_only_as_much_as_is_wanted() -> None:
     assert tree.evictable_pages == 0
 
 
+def test_of_two_that_were_used_once_the_older_goes_first() -> None:
+    tree = Tree()
+    tree.put("ab")
+    tree.put("xy")
+    assert tree.evict(3) == [0, 1, 3]
+
+
+def test_a_leaf_that_came_to_be_locked_is_not_evicted() -> None:
+    """It was a candidate while it was unlocked."""
+    tree = Tree()
+    tree.put("ab")
+    lock = tree.lock(tree.find("ab"))
+    assert tree.evict(99) == []
+    assert tree.find("ab").pages == 2
+    tree.unlock(lock)
+    assert len(tree.evict(99)) == 2
+
+
 def test_a_prefix_outlives_what_follows_it() -> None:
     tree = Tree()
     for whole in ("sysa", "sysb", "sysc"):

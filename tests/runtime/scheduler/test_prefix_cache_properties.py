@@ -59,6 +59,12 @@ class TreeMachine(RuleBasedStateMachine):
         assert before - self.tree.evictable_pages == cost
         self.holders.append((lock, namespace, pages[: match.pages]))
 
+    @precondition(lambda self: self.cached)
+    @rule(pick=st.integers(0, 99))
+    def hold_what_is_there(self, pick: int) -> None:
+        places = sorted(self.cached)
+        self.hold(*places[pick % len(places)], 7)
+
     @precondition(lambda self: self.holders)
     @rule(pick=st.integers(0, 99), pages=st.text("ab", min_size=1, max_size=3))
     def grow(self, pick: int, pages: str) -> None:
