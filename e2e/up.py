@@ -28,6 +28,8 @@ PROMPT = "copy: Kubernetes in, tokens out.\n"
 KIND = "inferenceservices.serving.sluice.dev"
 READY_SECONDS = 300
 STALLED_SECONDS = 30
+FINAL_REASONS = ("NotImplemented", "InvalidSpec")
+"""Of Stalled: only another spec helps."""
 
 
 def main() -> int:
@@ -76,11 +78,14 @@ def apply_sample(kubectl: Kubectl) -> None:
         while not _is_ready(kubectl):
             conditions = _conditions(kubectl)
             step.detail(conditions.get("Ready", {}).get("message", ""))
-            stalled = conditions.get("Stalled", {}).get("status") == "True"
+            stall = conditions.get("Stalled", {})
+            stalled = stall.get("status") == "True"
             stalled_since = (stalled_since or time.monotonic()) if stalled else None
             stuck = stalled_since is not None and time.monotonic() - stalled_since > STALLED_SECONDS
-            if stuck or time.monotonic() > deadline:
-                raise ClusterError(f"the service is not Ready:\n{_table(conditions)}")
+            final = stalled and stall.get("reason") in FINAL_REASONS
+            if final or stuck or time.monotonic() > deadline:
+                hint = f'make kubectl ARGS="edit infsvc {SERVICE}"'
+                raise ClusterError(f"the service is not Ready; {hint}:\n{_table(conditions)}")
 
 
 def _is_ready(kubectl: Kubectl) -> bool:
@@ -94,15 +99,21 @@ def _is_ready(kubectl: Kubectl) -> bool:
 
 
 def _conditions(kubectl: Kubectl) -> dict[str, dict[str, str]]:
-    status = kubectl.get(KIND, SERVICE, "-n", SAMPLE_NAMESPACE).get("status", {})
+    """Empty while what they say is about a former spec."""
+    found = kubectl.get(KIND, SERVICE, "-n", SAMPLE_NAMESPACE)
+    status = found.get("status", {})
+    if status.get("observedGeneration") != found["metadata"]["generation"]:
+        return {}
     return {condition["type"]: condition for condition in status.get("conditions", [])}
 
 
 def _table(conditions: Mapping[str, Mapping[str, str]]) -> str:
-    return "\n".join(
-        f"  {name}={found['status']} {found.get('reason', '')}: {found.get('message', '')}"
-        for name, found in conditions.items()
-    )
+    """A line for each thing said: several conditions say the same of one cause."""
+    names: dict[str, list[str]] = {}
+    for name, found in conditions.items():
+        said = f"{found.get('reason', '')}: {found.get('message', '')}"
+        names.setdefault(said, []).append(f"{name}={found['status']}")
+    return "\n".join(f"  {', '.join(who)}  {said}" for said, who in names.items())
 
 
 def print_next_steps(cluster: Cluster) -> None:

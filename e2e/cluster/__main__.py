@@ -54,6 +54,8 @@ def _become_kubectl(cluster: Cluster, words: list[str]) -> NoReturn:
         raise ClusterError(
             f"there is no cluster ({cluster.kubeconfig} does not exist): `make up` first"
         )
+    if not cluster.status().running:
+        raise ClusterError("the cluster is not running: `make up` first, or `make down`")
     argv = cluster.kubectl_argv(*words)
     os.execv(argv[0], argv)
 
