@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SUFFIXES: Final = (".png", ".svg")
+DISTINCT_COLOURS: Final = 10
+"""Of matplotlib's own cycle; the one for more has 20."""
 MOST_POINTS: Final = 400
 """Points of a curve: more are not seen, and make an SVG heavy."""
 
@@ -40,6 +42,7 @@ def check_plot(path: Path) -> None:
 
 def draw(path: Path, title: str, runs: Mapping[str, Record]) -> None:
     """Writes the picture: one colour a run."""
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -47,6 +50,9 @@ def draw(path: Path, title: str, runs: Mapping[str, Record]) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=11)
     (ttft, itl), (usage, requests) = figure.subplots(2, 2)
+    if len(runs) > DISTINCT_COLOURS:
+        for axes in (ttft, itl, usage, requests):
+            axes.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]
     for name, record in runs.items():
         _distribution(ttft, name, *_ttft(record))
         _distribution(itl, name, record.gaps.values, record.gaps.counts)
