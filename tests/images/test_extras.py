@@ -16,7 +16,12 @@ from e2e.images.catalog import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-COMPONENTS = {"router": "runtime", "operator": "operator"}
+COMPONENTS = {"router": "runtime", "operator": "operator", "simulate": "runtime"}
+PACKAGES = {
+    "router": "sluice_router",
+    "operator": "sluice_operator",
+    "simulate": "sluice_simulator",
+}
 
 
 def environment_of(extra: str) -> Path:
@@ -40,7 +45,7 @@ def python(extra: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("extra", COMPONENTS)
 def test_an_entry_point_finds_all_it_imports(extra: str) -> None:
-    done = python(extra, "-W", "error", "-c", f"import sluice_{extra}.__main__")
+    done = python(extra, "-W", "error", "-c", f"import {PACKAGES[extra]}.__main__")
     assert done.returncode == 0, done.stderr
 
 
@@ -49,6 +54,7 @@ def test_an_entry_point_finds_all_it_imports(extra: str) -> None:
     [
         ("router", "sluice_router", "usage: "),
         ("operator", "sluice_operator.cli", "usage: "),
+        ("simulate", "sluice_simulator", "usage: "),
         # Its settings are its environment, which has none of them here.
         ("operator", "sluice_operator", "SLUICE_ENGINE_IMAGE"),
     ],
