@@ -88,3 +88,7 @@ class EngineDiedError(UnavailableError):
 
 class GrammarError(SluiceRuntimeError):
     """A grammar cannot be used. `str()` is one line for the client, without the field's name."""
+
+
+class CompileProcessError(SluiceRuntimeError):
+    """A grammar could not be compiled, and is not at fault."""

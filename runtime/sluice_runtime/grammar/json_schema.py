@@ -7,6 +7,7 @@ no library, so that the API process can refuse before anything is sent.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -66,6 +67,8 @@ ALONE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _OBJECT_KEYWORDS: Final = frozenset(
     {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties"}
 )
+_ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
+"""What JSON escapes; the library's pattern for all other names goes wrong with it."""
 _SCHEMAS: Final = ("additionalProperties", "items", "propertyNames", "unevaluatedProperties")
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
@@ -94,6 +97,7 @@ def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
     if not isinstance(schema, dict):
         raise GrammarError(f"{path or 'the schema'} is no schema; allowed: an object")
     _refuse_ignored(schema, path)
+    _refuse_names_and_counts(schema, path)
     _refuse_contradiction(schema, path)
     usable = _bounded_string(schema, path)
     if schema.get("type") == "object" and not schema.keys() & _OBJECT_KEYWORDS:
@@ -118,17 +122,33 @@ def _refuse_ignored(schema: Mapping[str, Any], path: str) -> None:
     for key in schema.keys() & IGNORED:
         if schema[key] is not False:
             raise GrammarError(f"{_at(path, key)} is not implemented")
-    if len(schema.get("allOf", ())) > 1:
+    if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
         raise GrammarError(f"{_at(path, 'allOf')} of several schemas is not implemented")
     reference = schema.get("$ref", "#")
     if not (isinstance(reference, str) and reference.startswith("#")):
         raise GrammarError(f"{_at(path, '$ref')} leads out of the schema; allowed: #/…")
     if "multipleOf" in schema and schema.get("type") != "integer":
         raise GrammarError(f"{_at(path, 'multipleOf')} is implemented for type integer only")
-
     for key, others in NOT_BESIDE.items():
         if key in schema and (beside := sorted(schema.keys() & others)):
             raise GrammarError(f"{_at(path, key)} beside {beside[0]} is not implemented")
+
+
+def _refuse_names_and_counts(schema: Mapping[str, Any], path: str) -> None:
+    properties, required = schema.get("properties"), schema.get("required")
+    names = [
+        *(properties if isinstance(properties, dict) else ()),
+        *(required if isinstance(required, list) else ()),
+    ]
+    if escaped := next((name for name in names if _ESCAPED.search(str(name))), None):
+        raise GrammarError(f"{_at(path, 'properties')}: {escaped!r} needs escapes")
+    least = schema.get("minProperties", 0)
+    if isinstance(least, int) and least > 1 and schema.get("additionalProperties") is not False:
+        # Of names that are not mentioned one may come twice, and then counts twice.
+        raise GrammarError(
+            f"{_at(path, 'minProperties')} above 1 is implemented with additionalProperties false "
+            "only"
+        )
 
 
 def _refuse_contradiction(schema: Mapping[str, Any], path: str) -> None:

@@ -6,6 +6,7 @@ all others are busy, so an engine that is never asked for a grammar has none, an
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections import deque
@@ -22,6 +23,8 @@ from sluice_runtime.messages import GrammarKind
 if TYPE_CHECKING:
     from sluice_runtime.grammar.native import CompiledGrammar, TokenizerInfo
 
+_log = logging.getLogger(__name__)
+
 MOST_PROCESSES: Final = 2
 """One grammar that never compiles holds up one process, and not all."""
 
@@ -35,12 +38,13 @@ class GrammarKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Compiled:
-    """The end of a compilation: either a grammar or an error."""
+    """The end of a compilation: a grammar, or its error, or a failure that is not its own."""
 
     key: GrammarKey
     grammar: CompiledGrammar | None = None
     size_bytes: int = 0
     error: str = ""
+    failure: str = ""
 
 
 class CompilePool:
@@ -99,8 +103,10 @@ class CompilePool:
             grammar = CompiledGrammar.deserialize_json(text.decode(), self._known(process))
         except GrammarError as error:
             return Compiled(key, error=str(error))
-        except RuntimeError as error:
-            return Compiled(key, error=f"it cannot be loaded: {error}")
+        except Exception as error:  # whatever it is, somebody waits for an answer
+            _log.exception("a grammar could not be compiled")
+            process.stop()
+            return Compiled(key, failure=f"its grammar could not be compiled: {error}")
         return Compiled(key, grammar, len(text))
 
     def _known(self, process: CompileProcess) -> TokenizerInfo:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice_runtime.errors import GrammarError
+from sluice_runtime.errors import CompileProcessError, GrammarError
 from sluice_runtime.grammar.frames import (
     DONE,
     MOST_BYTES,
@@ -42,6 +42,7 @@ class CompileProcess:
 
         Raises:
             GrammarError: it is refused, or took too much time or memory; the process may be gone.
+            CompileProcessError: there is no process that could compile it.
         """
         process = self._process or self._start()
         try:
@@ -69,9 +70,12 @@ class CompileProcess:
                 pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        process = self._process = subprocess.Popen(
-            self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        try:
+            process = self._process = subprocess.Popen(
+                self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        except OSError as error:
+            raise CompileProcessError(f"the compile process does not start: {error}") from None
         assert process.stdout is not None
         try:
             self.tokenizer = _result(
@@ -79,7 +83,7 @@ class CompileProcess:
             )
         except (BrokenFrameError, TimeoutError):
             self.stop()
-            raise GrammarError("the compile process does not start") from None
+            raise CompileProcessError("the compile process does not start") from None
         except GrammarError:
             self.stop()
             raise

@@ -82,7 +82,8 @@ class GrammarQueue:
     def released(self) -> Released:
         """What became of requests since the last call; never waits."""
         for compiled in self._compiler.finished() if self._waiting else ():
-            self._cache.put(compiled)
+            if not compiled.failure:
+                self._cache.put(compiled)
             for message in self._waiting.pop(compiled.key).values():
                 del self._keys[message.request_id]
                 self._release(message, compiled)
@@ -99,10 +100,15 @@ class GrammarQueue:
 
     def _release(self, message: Generate, compiled: Compiled) -> None:
         assert message.grammar is not None
-        if compiled.grammar is None:
+        if compiled.failure:
+            failed = TokenDelta(
+                message.request_id, [], "error", compiled.failure, refusal="unavailable"
+            )
+            self._released.ended.append(failed)
+        elif compiled.grammar is None:
             error = f"{message.grammar.field}: {compiled.error}"
             refused = TokenDelta(message.request_id, [], "error", error, refusal="invalid")
             self._released.ended.append(refused)
-            return
-        self._matchers.open(message, compiled.grammar)
-        self._released.ready.append(message)
+        else:
+            self._matchers.open(message, compiled.grammar)
+            self._released.ready.append(message)

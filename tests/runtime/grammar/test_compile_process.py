@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_runtime.errors import GrammarError
+from sluice_runtime.errors import CompileProcessError, GrammarError
 from sluice_runtime.grammar.pool import Compiled, CompilePool, GrammarKey
 from sluice_runtime.grammar.process import CompileLimits, CompileProcess
 from sluice_runtime.messages import GrammarKind
@@ -170,13 +170,23 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
     command = (*WORKER[:4], str(tmp_path), *WORKER[5:])
     with process_of(command) as process, pytest.raises(GrammarError, match="WordPiece"):
         process.compile(GOOD)
-    with process_of(stub("sys.exit(3)")) as process, pytest.raises(GrammarError, match="start"):
-        process.compile(GOOD)
-    with (
-        process_of(stub("time.sleep(60)"), start_seconds=0.2) as process,
-        pytest.raises(GrammarError, match="start"),
-    ):
-        process.compile(GOOD)
+
+
+@pytest.mark.parametrize(
+    "command", [stub("sys.exit(3)"), stub("time.sleep(60)"), ("/nowhere/to/be/found",)]
+)
+def test_no_process_is_not_the_grammars_fault(command: tuple[str, ...]) -> None:
+    def make() -> CompileProcess:
+        return CompileProcess(command, CompileLimits(start_seconds=1.0))
+
+    with pytest.raises(CompileProcessError, match="does not start"):
+        make().compile(GOOD)
+    pool = CompilePool(make)
+    pool.submit(GrammarKey("regex", "a"))
+    (done,) = collect(pool, 1)
+    assert "does not start" in done.failure
+    assert not done.error
+    pool.close()
 
 
 def test_it_ends_when_the_engine_is_gone() -> None:

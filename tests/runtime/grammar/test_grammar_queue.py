@@ -111,6 +111,17 @@ def test_what_cannot_be_compiled_ends_the_request_and_names_its_field(
     assert matchers.live == []
 
 
+def test_a_failure_that_is_not_the_grammars_is_not_remembered(
+    queue: GrammarQueue, compiler: FakeCompiler
+) -> None:
+    queue.add(ask("one"))
+    compiler.done.append(Compiled(key(), failure="no process"))
+    (end,) = queue.released().ended
+    assert (end.error, end.refusal) == ("no process", "unavailable")
+    queue.add(ask("two"))
+    assert compiler.submitted == [key(), key()]
+
+
 def test_an_aborted_request_leaves_and_the_others_stay(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:

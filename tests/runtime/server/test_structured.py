@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import BadRequestError
-from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.errors import GrammarError, InvalidRequestError
+from sluice_runtime.grammar.json_schema import (
+    ALONE,
+    ANNOTATIONS,
+    IGNORED,
+    NOT_BESIDE,
+    usable_schema,
+)
 from sluice_runtime.messages import Generate, Grammar
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.protocol import CompletionRequest
@@ -120,6 +130,8 @@ async def test_one_field_may_ask_for_one_thing() -> None:
         ({"allOf": [{}, {}]}, "allOf of several schemas"),
         ({"items": 7}, "items is no schema"),
         ({"patternProperties": {"a": {}}, "properties": {}}, "patternProperties beside properties"),
+        ({"type": "object", "properties": {'a"b': {}}}, "needs escapes"),
+        ({"type": "object", "minProperties": 2}, "minProperties above 1"),
         ({"propertyNames": {}, "required": ["a"]}, "propertyNames beside required"),
         (
             {"type": "object", "required": ["a"], "additionalProperties": False},
@@ -132,6 +144,32 @@ async def test_what_a_schema_would_not_be_kept_to_is_refused(schema: Any, says: 
     assert param == "response_format.json_schema.schema"
     assert message.startswith(param)
     assert says in message
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.text(max_size=2)),
+    lambda part: st.one_of(
+        st.lists(part, max_size=3),
+        st.dictionaries(
+            st.sampled_from(
+                [
+                    *IGNORED, *ANNOTATIONS, *ALONE, *NOT_BESIDE, "type", "items", "properties",
+                    "required", "minProperties", "minLength", "maxLength", "multipleOf",
+                    "additionalProperties", "prefixItems",
+                ]
+            ),
+            part,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(JSON)
+async def test_any_json_is_a_schema_or_refused(value: Any) -> None:
+    with suppress(GrammarError):
+        json.dumps(usable_schema(value))
 
 
 async def test_a_deep_schema_and_a_long_one_are_refused() -> None:

@@ -1,0 +1,130 @@
+"""Schemas at random: what is not refused is kept by every answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.compiling import MOST_WHITESPACE
+from sluice_runtime.grammar.json_schema import usable_schema
+from sluice_runtime.grammar.native import (
+    RAW,
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarMatcher,
+    TokenizerInfo,
+)
+
+SIZE, EOS = 129, 128
+MOST_TOKENS = 500
+ASCII = [bytes([value]) for value in range(128)] + [b""]
+COMPILER = GrammarCompiler(TokenizerInfo(ASCII, RAW, SIZE, [], False), 1, False, 0)
+
+SMALL = st.integers(0, 4)
+NAME = st.sampled_from(["a", "b", "c d", 'e"f'])
+
+
+def some(**keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=keywords)
+
+
+def of(kind: str, **keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return some(**keywords).map(lambda given: {"type": kind, **given})
+
+
+STRING = of(
+    "string",
+    minLength=SMALL,
+    maxLength=SMALL,
+    pattern=st.sampled_from(["^a+$", "^[0-9]{2}$", "^(x|y)z$", "^.{1,3}$", "b", "^[^a]$"]),
+    format=st.sampled_from(["uuid", "email", "unheard-of"]),
+)
+NUMBER_BOUNDS = {
+    "minimum": st.integers(-9, 9),
+    "maximum": st.integers(-9, 9),
+    "exclusiveMinimum": st.integers(-9, 9),
+    "exclusiveMaximum": st.integers(-9, 9),
+}
+LEAF = st.one_of(
+    STRING,
+    of("integer", **NUMBER_BOUNDS),
+    of("integer", multipleOf=st.integers(2, 5)),
+    of("number", **NUMBER_BOUNDS),
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {}, {"$ref": "#/$defs/d"}]),
+    st.lists(st.sampled_from([1, "a", None, True, 2.5, 'x"\n', [1], {"b": 2}]), min_size=1).map(
+        lambda values: {"enum": values}
+    ),
+)
+
+
+def nested(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        of("array", items=part, minItems=SMALL, maxItems=SMALL),
+        of("array", prefixItems=st.lists(part, min_size=1, max_size=2), items=part),
+        of(
+            "object",
+            properties=st.dictionaries(NAME, part, max_size=3),
+            required=st.lists(NAME, unique=True, max_size=2),
+            additionalProperties=st.one_of(st.booleans(), part),
+            minProperties=SMALL,
+            maxProperties=SMALL,
+        ),
+        of("object", patternProperties=st.just({"^p": {"type": "null"}})),
+        st.lists(part, min_size=1, max_size=3).map(lambda parts: {"anyOf": parts}),
+        some(uniqueItems=st.just(True), minLength=SMALL).map(lambda s: {"enum": [1], **s}),
+    )
+
+
+SCHEMA = st.recursive(LEAF, nested, max_leaves=4)
+
+
+def answer(compiled: CompiledGrammar, draw: random.Random) -> str | None:
+    """An answer drawn at random; None when it is still going on after many tokens."""
+    matcher = GrammarMatcher(compiled, [EOS], False, -1, None)
+    text = bytearray()
+    while len(text) < MOST_TOKENS:
+        words = np.zeros((1, -(-SIZE // 32)), np.int32)
+        matcher.fill_next_token_bitmask(words, 0, False)
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:SIZE]
+        allowed = [int(token) for token in np.flatnonzero(bits)]
+        assert allowed, f"a dead end after {text!r}"
+        if EOS in allowed and (len(allowed) == 1 or draw.random() < 0.5):
+            return text.decode()
+        visible = [token for token in allowed if token > 32 and token != EOS] or allowed
+        endings = [token for token in visible if chr(token) in '"}],0123'] or visible
+        token = draw.choice(endings if len(text) > 80 else visible)
+        assert matcher.accept_token(token, False)
+        text.append(token)
+    return None
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(SCHEMA, st.booleans(), st.randoms(use_true_random=False))
+def test_what_is_not_refused_is_kept(schema: Any, closed: bool, draw: random.Random) -> None:
+    schema = {**schema, "$defs": {"d": {"type": "boolean"}}}
+    try:
+        text = json.dumps(usable_schema(schema))
+        compiled = COMPILER.compile_json_schema(
+            text, True, None, None, closed, MOST_WHITESPACE, False
+        )
+    except (GrammarError, RuntimeError):
+        assume(False)
+    for _ in range(3):
+        if (said := answer(compiled, draw)) is not None:
+            jsonschema.Draft202012Validator(schema).validate(json.loads(said))
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_strings_of_bounded_length_hold_no_control_characters(closed: bool) -> None:
+    text = json.dumps(usable_schema({"type": "string", "maxLength": 3}))
+    compiled = COMPILER.compile_json_schema(text, True, None, None, closed, 1, False)
+    matcher = GrammarMatcher(compiled, [EOS], False, -1, None)
+    assert matcher.accept_token(ord('"'), False)
+    assert not any(matcher.accept_token(code, False) for code in range(32))
