@@ -117,6 +117,14 @@ def test_rows_bound_what_runs_at_once() -> None:
     assert len(bench.terminals) == 9
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_no_row_runs_once_its_last_token_is_on_its_way(overlap: bool) -> None:
+    bench = Bench(settings_of(), overlap=overlap)
+    bench.add(request("a", 4, 6), request("b", 5, 1))
+    batches = bench.run()
+    assert sum(len(batch.decode_rows) for batch in batches) == 5
+
+
 def test_a_row_without_a_token_ends_alone_and_says_why() -> None:
     bench = Bench(settings_of())
     bench.add(request("bad", 4, 9), request("good", 5, 9))

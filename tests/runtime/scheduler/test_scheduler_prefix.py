@@ -112,6 +112,12 @@ def test_salts_share_nothing() -> None:
     assert bench.cached == {"a": 0, "b": 0, "c": 36}
 
 
+def test_salts_do_not_wait_for_each_other() -> None:
+    bench = bench_of(chunk_size=128)
+    bench.add(request("a", 40, 1, cache_salt="one"), request("b", 40, 1, cache_salt="two"))
+    assert extends(bench.step()) == [(0, 40), (0, 40)]
+
+
 def test_a_flush_hides_also_what_running_requests_computed() -> None:
     bench = bench_of()
     bench.add(request("a", 40, 20))
@@ -163,10 +169,14 @@ def test_a_retracted_request_finds_what_it_computed() -> None:
 
 
 def test_what_a_broken_row_computed_is_not_reused() -> None:
-    bench = bench_of()
+    """Neither its last chunk nor those that were shared before."""
+    bench = bench_of(chunk_size=16)
     bench.add(request("bad", 40, 5))
+    bench.step()
+    bench.step()
     batch = bench.scheduler.next_batch(0.0)
     assert batch
+    assert batch.extend_rows[0].samples
     bench.runner.forward(batch)
     bench.scheduler.process(batch, SampledTokens(batch.step, (NO_TOKEN,)), 0.0)
     bench.add(request("next", 40, 1))
