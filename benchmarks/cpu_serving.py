@@ -9,6 +9,7 @@ in an environment of its own. Prints one JSON line a figure.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -110,7 +111,10 @@ def engine_for(folder: Path, threads: int) -> Engine:
             }
         )
     )
-    return build_engine(config, resolve(config.model.uri))
+    engine = build_engine(config, resolve(config.model.uri))
+    gc.collect()
+    gc.freeze()  # as the engine's process does
+    return engine
 
 
 def ask(engine: Engine, work: Workload) -> None:
