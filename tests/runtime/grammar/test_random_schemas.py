@@ -105,7 +105,7 @@ def answer(compiled: CompiledGrammar, draw: random.Random) -> str | None:
     return None
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SCHEMA, st.booleans(), st.randoms(use_true_random=False))
 def test_what_is_not_refused_is_kept(schema: Any, closed: bool, draw: random.Random) -> None:
     schema = {**schema, "$defs": {"d": {"type": "boolean"}}}

@@ -19,6 +19,8 @@ from sluice_runtime.messages import Abort, Grammar, Sampling
 from tests.runtime.grammar.driving import EOS, ask, engine_of, grammar, run
 from tests.runtime.grammar.schemas import SCHEMAS
 
+pytestmark = pytest.mark.process
+
 FORMATS = jsonschema.FormatChecker(formats=["date", "ipv4", "uuid"])
 
 NEVER_DONE = json.dumps(
