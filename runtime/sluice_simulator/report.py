@@ -29,6 +29,7 @@ class Summary:
     finished: int
     failed: int
     """Refused or ended with an error."""
+    first_error: str | None
     seconds: float
     """From the start of the trace to the last token."""
     busy_seconds: float
@@ -81,6 +82,7 @@ def summarise(record: Record, status: Status) -> Summary:
         small_tenants_ttft=_ttft(_not_the_busiest(served)),
         finished=len(served),
         failed=len(record.timelines) - len(served),
+        first_error=next((line.error for line in record.timelines if line.error), None),
         seconds=record.ended_seconds,
         busy_seconds=record.busy_seconds,
         prompt_tokens=sum(line.request.prompt_tokens for line in served),

@@ -86,7 +86,8 @@ def facts_of(summary: Summary) -> str:
         ("chunk cuts", number(summary.chunk_cuts)),
         ("retractions", number(summary.retractions)),
     )
-    return "\n".join(f"{name:<12} {fact}" for name, fact in facts)
+    failure = [("first failure", summary.first_error)] if summary.first_error else []
+    return "\n".join(f"{name:<14} {fact}" for name, fact in (*facts, *failure))
 
 
 Columns = Sequence[tuple[str, Callable[[Summary], str]]]

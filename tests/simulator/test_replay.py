@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sluice_simulator.costs import Cost
 from sluice_simulator.report import summarise
+from sluice_simulator.text import facts_of
 from sluice_simulator.traces.request import TraceRequest, trace_of
 from sluice_simulator.traces.synthetic import Workload, synthesise
 
@@ -122,7 +123,8 @@ def test_a_prompt_that_can_never_run_is_counted_as_failed() -> None:
     replayed = replay(requests((0.0, 300_000, 1), (0.0, 10, 2)), SETTINGS)
     summary = summarise(replayed.record, replayed.status)
     assert (summary.finished, summary.failed) == (1, 1)
-    assert "context length" in str(replayed.record.timelines[0].error)
+    assert "context length" in str(summary.first_error)
+    assert "first failure  the prompt has 300000 tokens" in facts_of(summary)
 
 
 def test_a_summary_adds_up() -> None:
