@@ -6,7 +6,6 @@ import random
 import typing
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +31,6 @@ from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
 
 IDLE = PolicyContext(now=0.0)
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "scheduling.md"
 
 
 def waiting(
@@ -49,14 +47,6 @@ def names(policy: str, requests: Sequence[Request], context: PolicyContext = IDL
 def test_every_policy_of_the_configuration_is_there_and_none_else() -> None:
     assert set(POLICIES) == set(typing.get_args(SchedulingPolicy))
     assert set(POLICIES) >= PREEMPTING
-
-
-def test_the_reference_says_of_every_policy_what_it_is_good_for() -> None:
-    page = " ".join(PAGE.read_text().split())
-    for name, policy in POLICIES.items():
-        said = " ".join((policy.__doc__ or "").split())
-        assert said.startswith("Good "), name
-        assert f"| `{name}` | {said} |" in page, f"| `{name}` | {said} |"
 
 
 def test_by_size() -> None:
