@@ -42,8 +42,8 @@ def plan_tools(request: ToolFields, template: str) -> ToolPlan | None:
     form = format_of(template)
     if choice in (None, "auto") and form is None:
         raise InvalidRequestError(
-            'tool_choice: "auto" is not allowed, since this model\'s format of tool calls is not '
-            'known; allowed: "none", "required" or a function',
+            'tool_choice: "auto", which is the default, is not allowed, since this model\'s format '
+            'of tool calls is not known; allowed: "none", "required" or a function',
             "tool_choice",
         )
     form = form or WRAPPING
