@@ -15,7 +15,7 @@ from typing import Any, Final
 from sluice_contract.labels import FIELD_MANAGER
 
 from sluice_operator.client import ApiClient
-from sluice_operator.errors import ApiError, ConflictError
+from sluice_operator.errors import ApiError, ConflictError, RequestError, UnavailableError
 from sluice_operator.fields import is_applied, owned_fields
 from sluice_operator.observed import (
     INFERENCE_SERVICE,
@@ -51,6 +51,9 @@ class Outcome:
     person can clear it."""
     overwritten: tuple[Overwritten, ...] = ()
     """The objects that were there and are different now."""
+    interrupted: RequestError | None = None
+    """The trouble that has stopped it half-way, and that passes by itself: to be raised, once what
+    was overwritten before is told."""
 
 
 class Applier:
@@ -63,13 +66,12 @@ class Applier:
         self._altered: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> Outcome:
-        """Makes the plan's objects what they should be; `children` are the live ones. A trouble
-        that passes by itself is raised."""
+        """Makes the plan's objects what they should be; `children` are the live ones."""
         overwritten: list[Overwritten] = []
         try:
             await self._write(plan, children, overwritten)
-        except ConflictError:
-            raise
+        except (ConflictError, UnavailableError) as error:
+            return Outcome(None, tuple(overwritten), interrupted=error)
         except ApiError as error:
             return Outcome(error, tuple(overwritten))
         return Outcome(None, tuple(overwritten))

@@ -39,11 +39,14 @@ class PoolReconcile:
             return None
         plan = plan_pool(observed)
         outcome = await self.applier.carry_out(plan, observed.children)
+        repairs = repair_events(outcome.overwritten)
+        if outcome.interrupted is not None:
+            await self.reporter.tell(observed.pool, repairs)
+            raise outcome.interrupted
         refused = outcome.refused
         status = pool_status(observed, plan, self.clock.now(), refused)
         events = plan.events if refused is None else (apply_failed_event(refused),)
-        events = (*repair_events(outcome.overwritten), *events)
-        await self.reporter.report(observed.pool, status, events)
+        await self.reporter.report(observed.pool, status, (*repairs, *events))
         if refused is not None:
             raise refused
         return None

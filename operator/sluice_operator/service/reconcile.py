@@ -47,11 +47,14 @@ class ServiceReconcile:
             observed = with_standing(observed, standing)
             plan = plan_service(observed)
         outcome = await self.applier.carry_out(plan, observed.children)
+        repairs = repair_events(outcome.overwritten)
+        if outcome.interrupted is not None:
+            await self.reporter.tell(observed.service, repairs)
+            raise outcome.interrupted
         refused = outcome.refused
         status = service_status(observed, plan, self.clock.now(), refused)
         events = plan.events if refused is None else (apply_failed_event(refused),)
-        events = (*repair_events(outcome.overwritten), *events)
-        await self.reporter.report(observed.service, status, events)
+        await self.reporter.report(observed.service, status, (*repairs, *events))
         if refused is not None:
             raise refused
         return FOREIGN_SECONDS if observed.foreign else None

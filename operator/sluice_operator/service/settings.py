@@ -93,9 +93,10 @@ def drain_seconds(spec: InferenceServiceSpec) -> int:
 
 
 def pinned_settings(service: Manifest, role: Role) -> Settings | None:
-    """What status says was resolved for the present generation; None when it says nothing."""
+    """What status says was resolved for the present generation when that was carried out; None
+    when it says nothing."""
     status = service.get("status") or {}
-    if status.get("observedGeneration") != service["metadata"].get("generation", 0):
+    if status.get("appliedGeneration") != service["metadata"].get("generation", 0):
         return None
     shown = (status.get("resolved") or {}).get(role.value)
     try:

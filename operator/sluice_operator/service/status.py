@@ -5,13 +5,11 @@ Pure; `now` is only used for transitions. What is below a pool it takes from the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.api.status import PoolSummary
 from sluice_operator.conditions import (
     PROGRESSING,
     READY,
@@ -21,9 +19,7 @@ from sluice_operator.conditions import (
     Check,
     apply_failed,
     conditions,
-    find,
 )
-from sluice_operator.deployments import progress
 from sluice_operator.errors import ApiError
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.observed import (
@@ -35,12 +31,25 @@ from sluice_operator.observed import (
     ServiceObserved,
     of_kind,
 )
-from sluice_operator.pod_checks import first_failure, is_ready
 from sluice_operator.pool.status import MODEL_AVAILABLE
+from sluice_operator.service.in_place import (
+    ROUTER_READY,
+    checks_in_place,
+    facts_in_place,
+    still_in_use,
+)
+from sluice_operator.service.parts import (
+    APPLYING,
+    is_reported,
+    lifted,
+    model_available,
+    pool_ready,
+    pool_summary,
+    router_ready,
+)
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.settings import settings_status
 
-ROUTER_READY = "RouterReady"
 SCALING_ACTIVE = "ScalingActive"
 ACCELERATOR_VERIFIED = "AcceleratorVerified"
 
@@ -56,14 +65,16 @@ def service_status(
     generation = observed.service["metadata"].get("generation", 0)
     applied = before.get("appliedGeneration")
     if plan.refusal is not None:
-        kept = {k: before[k] for k in ("mode", "url", "pools") if k in before}
-        checks = _refused(plan.refusal, _still_in_use(observed, applied))
+        kept = facts_in_place(observed)
+        checks = _refused(observed, plan.refusal, still_in_use(observed, applied))
     else:
         kept = _facts(observed, plan)
         obstacle = apply_failed(refused, before, generation) if refused else None
         checks = _checks(observed, plan, obstacle)
         if refused is None and not plan.paused:
             applied = generation
+        elif applied is not None and "resolved" in before:
+            kept["resolved"] = before["resolved"]  # still in use
     status: Manifest = {"observedGeneration": generation}
     if applied is not None:
         status["appliedGeneration"] = applied
@@ -85,32 +96,15 @@ def _facts(observed: ServiceObserved, plan: ServicePlan) -> Manifest:
 
 def _summary(observed: ServiceObserved, pool: PlannedPool) -> Manifest:
     live = _child(observed, ENGINE_POOL, pool.manifest)
-    status = (live or {}).get("status") or {}
-    ready = status.get("ready", 0)
-    return PoolSummary(
-        desired=pool.replicas,
-        ready=ready,
-        draining=status.get("draining", 0),
-        summary=f"{ready}/{pool.replicas}",
-        accelerator=pool.accelerator.text,
-    ).to_json_dict()
+    return pool_summary(live, pool.replicas, pool.accelerator.text)
 
 
-def _still_in_use(observed: ServiceObserved, applied: int | None) -> str:
-    """What a refusal has left as it was: the generation that was carried out before, if any."""
-    if applied is None or applied == observed.service["metadata"].get("generation", 0):
-        return ""
-    pools = of_kind(observed.children, ENGINE_POOL)
-    serves = any((pool.get("status") or {}).get("ready") for pool in pools)
-    verb = "keep serving" if serves else "stay in place"
-    return f"; the settings of generation {applied} {verb}"
-
-
-def _refused(refusal: Refusal, still_in_use: str) -> dict[str, Check]:
-    check = Check("False", refusal.reason, refusal.message + still_in_use)
+def _refused(observed: ServiceObserved, refusal: Refusal, in_use: str) -> dict[str, Check]:
+    check = Check("False", refusal.reason, refusal.message + in_use)
     return {
         READY: check,
         PROGRESSING: check,
+        **checks_in_place(observed, (ACCELERATOR_VERIFIED, SCALING_ACTIVE)),
         RECONCILING: check,
         STALLED: replace(check, status="True"),
     }
@@ -119,10 +113,12 @@ def _refused(refusal: Refusal, still_in_use: str) -> dict[str, Check]:
 def _checks(
     observed: ServiceObserved, plan: ServicePlan, obstacle: Check | None
 ) -> dict[str, Check]:
+    waiting = _waiting(plan)
     pools = {
-        f"{pool.role.capitalize()}Ready": _pool_ready(observed, plan, pool) for pool in plan.pools
+        f"{pool.role.capitalize()}Ready": pool_ready(pool.role, _current(observed, pool), waiting)
+        for pool in plan.pools
     }
-    router = _router_ready(observed, plan)
+    router = _router_ready(observed, plan, waiting)
     ready = obstacle or _first_false((*pools.values(), router))
     stalled = _stalled(observed, plan, ready)
     progressing = _progressing(plan, ready, stalled)
@@ -131,7 +127,9 @@ def _checks(
         PROGRESSING: progressing,
         **pools,
         ROUTER_READY: router,
-        MODEL_AVAILABLE: _model(observed, plan),
+        MODEL_AVAILABLE: model_available(
+            {pool.role: _child(observed, ENGINE_POOL, pool.manifest) for pool in plan.pools}
+        ),
         ACCELERATOR_VERIFIED: _accelerator(plan),
         SCALING_ACTIVE: _scaling(plan.spec),
         RECONCILING: progressing,
@@ -146,50 +144,23 @@ def _first_false(checks: Iterable[Check]) -> Check:
     return Check("True", "AllReady", "Every pool and the routers are ready.")
 
 
-def _pool_ready(observed: ServiceObserved, plan: ServicePlan, pool: PlannedPool) -> Check:
+def _current(observed: ServiceObserved, pool: PlannedPool) -> Manifest | None:
+    """The live pool, if it is what the plan wants."""
     live = _child(observed, ENGINE_POOL, pool.manifest)
-    check = _lifted(pool, live, READY) if _is_reported(pool.manifest, live) else None
-    return check or _unapplied(plan, f"Pool {pool.role}")
+    return live if is_current(pool.manifest, live) else None
 
 
-def _unapplied(plan: ServicePlan, what: str) -> Check:
+def _waiting(plan: ServicePlan) -> Check:
     if plan.paused:
-        return Check("False", "Paused", f"{what}: the new spec waits, because spec.paused is true.")
-    return Check("False", "Applying", f"{what}: the new spec is being applied.")
+        text = "the new spec waits, because spec.paused is true."
+        return Check("False", "Paused", text)
+    return APPLYING
 
 
-def _is_reported(desired: Manifest, live: Manifest | None) -> bool:
-    """Whether the pool is what the plan wants, and its status is about that."""
-    if live is None or not is_current(desired, live):
-        return False
-    seen = (live.get("status") or {}).get("observedGeneration")
-    return bool(seen == live["metadata"].get("generation"))
-
-
-def _lifted(pool: PlannedPool, live: Mapping[str, Any] | None, kind: str) -> Check | None:
-    found = find((live or {}).get("status"), kind)
-    if found is None:
-        return None
-    return Check(found["status"], found["reason"], f"Pool {pool.role}: {found['message']}")
-
-
-def _router_ready(observed: ServiceObserved, plan: ServicePlan) -> Check:
+def _router_ready(observed: ServiceObserved, plan: ServicePlan, waiting: Check) -> Check:
     assert plan.router is not None
-    reached = progress(plan.router, _child(observed, DEPLOYMENT, plan.router))
-    desired, ready = plan.router["spec"]["replicas"], sum(map(is_ready, observed.pods))
-    count = f"{ready} of {desired} routers ready"
-    if not reached.applied:
-        return _unapplied(plan, count)
-    if reached.complete:
-        return Check("True", "AllReady", f"{count}.")
-    if failure := first_failure(observed.pods):
-        return Check("False", failure.reason, f"{count}; {failure}")
-    if reached.failure:
-        return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
-    if reached.deadline_exceeded:
-        text = f"{count}; no progress within the deadline."
-        return Check("False", "ProgressDeadlineExceeded", text)
-    return Check("False", "Starting", f"{count}; the others are starting.")
+    live = _child(observed, DEPLOYMENT, plan.router)
+    return router_ready(plan.router, live, observed.pods, waiting)
 
 
 def _progressing(plan: ServicePlan, ready: Check, stalled: Check) -> Check:
@@ -200,19 +171,6 @@ def _progressing(plan: ServicePlan, ready: Check, stalled: Check) -> Check:
     if ready.is_true or ready.reason == "ScaledToZero":
         return Check("False", "Complete", "Everything is as the spec asks.")
     return Check("True", ready.reason, ready.message)
-
-
-def _model(observed: ServiceObserved, plan: ServicePlan) -> Check:
-    checks = [
-        _lifted(pool, _child(observed, ENGINE_POOL, pool.manifest), MODEL_AVAILABLE)
-        for pool in plan.pools
-    ]
-    for check in checks:
-        if check is None:
-            return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
-        if not check.is_true:
-            return check
-    return Check("True", "Loaded", "Every pool has an engine that has loaded the model.")
 
 
 def _accelerator(plan: ServicePlan) -> Check:
@@ -229,8 +187,8 @@ def _stalled(observed: ServiceObserved, plan: ServicePlan, ready: Check) -> Chec
     if ready.reason in STALLING:
         return Check("True", ready.reason, ready.message)
     for pool in plan.pools:
-        live = _child(observed, ENGINE_POOL, pool.manifest)
-        check = _lifted(pool, live, STALLED) if _is_reported(pool.manifest, live) else None
+        live = _current(observed, pool)
+        check = lifted(pool.role, live, STALLED) if is_reported(live) else None
         if check is not None and check.is_true:
             return check
     return Check("False", "NotStalled", "Nothing needs a person.")

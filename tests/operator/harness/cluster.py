@@ -6,8 +6,9 @@ Waiting is watching: nothing here polls or sleeps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +103,16 @@ class Cluster:
         state: State = {}
         try:
             async with asyncio.timeout(timeout_seconds):
-                async for state in self._states(kind, namespace):
-                    if condition(state):
-                        return state
+                async with contextlib.aclosing(self._states(kind, namespace)) as states:
+                    async for state in states:
+                        if condition(state):
+                            return state
         except TimeoutError:
             found = json.dumps({name: _brief(item) for name, item in state.items()}, indent=1)
             raise AssertionError(f"never happened to {kind.plural}: now {found}") from None
         raise AssertionError("the watch ended")
 
-    async def _states(self, kind: Kind, namespace: str) -> AsyncIterator[State]:
+    async def _states(self, kind: Kind, namespace: str) -> AsyncGenerator[State, None]:
         listing = await self.send(Request("GET", path(kind, namespace)))
         state = {item["metadata"]["name"]: item for item in listing["items"]}
         yield state

@@ -28,7 +28,7 @@ async def test_the_former_settings_keep_serving_and_the_condition_says_so(
     start_operator()
     await cluster.create(INFERENCE_SERVICE, chat(namespace))
     await play_controllers(cluster, namespace)
-    await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
+    served = (await cluster.until(INFERENCE_SERVICE, namespace, is_ready()))["chat"]["status"]
     await comes_to_rest(cluster, namespace)
     before = await children(cluster, namespace)
 
@@ -38,6 +38,10 @@ async def test_the_former_settings_keep_serving_and_the_condition_says_so(
     ready = condition(found["chat"], "Ready")
     assert ready["reason"] == "NotImplemented"
     assert ready["message"].endswith("; the settings of generation 1 keep serving")
+    for part in ("MixedReady", "RouterReady", "ModelAvailable"):
+        assert condition(found["chat"], part)["status"] == "True", part
+    assert found["chat"]["status"]["resolved"] == served["resolved"]
+    assert found["chat"]["status"]["pools"]["mixed"]["summary"] == "1/1"
     await comes_to_rest(cluster, namespace)
     assert await children(cluster, namespace) == before
 

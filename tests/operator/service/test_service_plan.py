@@ -210,9 +210,14 @@ def test_the_engines_are_told_what_is_promised_between_tokens() -> None:
         assert slo_of({"slo": {"itlMilliseconds": 50, **asked}}) == promise
 
 
-def test_a_promise_that_the_settings_cannot_keep_is_refused_by_field() -> None:
-    spec = {"slo": {"itlMilliseconds": 50}, "engine": {"chunkSize": -1}}
+@pytest.mark.parametrize(("key", "value"), [("chunkSize", -1), ("mixedChunk", False)])
+def test_a_promise_that_the_settings_cannot_keep_is_refused_by_field(
+    key: str, value: object
+) -> None:
+    spec = {"slo": {"itlMilliseconds": 50}, "engine": {key: value}}
     plan = plan_service(service_observed(service(spec)))
     assert plan.refusal
-    assert (plan.refusal.reason, plan.refusal.field) == ("InvalidSpec", "spec.engine.chunkSize")
+    assert (plan.refusal.reason, plan.refusal.field) == ("InvalidSpec", f"spec.engine.{key}")
     assert "slo.itlMilliseconds" in plan.refusal.message
+    alone = service({"engine": {key: value}})
+    assert plan_service(service_observed(alone)).refusal is None

@@ -210,9 +210,81 @@ def test_settings_with_no_engine_ready_are_only_in_place() -> None:
     assert message.endswith("; the settings of generation 1 stay in place")
 
 
+def _then(before: ServiceObserved, now: ServiceObserved) -> ServiceObserved:
+    """What is seen of the parts now, while the service is refused as before."""
+    return replace(before, children=now.children, pods=now.pods)
+
+
+def test_a_refused_service_tells_how_its_parts_are_doing_now() -> None:
+    died = _with_pool(engines_ready=False, routers_ready=False)
+    before = _status(_refused())
+    assert before["pools"]["mixed"]["summary"] == "1/1"
+    assert condition(before, "MixedReady")["status"] == "True"
+    status = _status(_then(_refused(), died))
+    assert status["pools"]["mixed"]["summary"] == "0/1"
+    assert status["pools"]["mixed"]["accelerator"] == before["pools"]["mixed"]["accelerator"]
+    told = {kind: condition(status, kind)["reason"] for kind in ("MixedReady", "RouterReady")}
+    assert told == {"MixedReady": "ModelLoadFailed", "RouterReady": "Starting"}
+    assert "pod chat-mixed-" in condition(status, "MixedReady")["message"], "the failing pod"
+    assert condition(status, "ModelAvailable")["reason"] == "ModelLoadFailed"
+    assert condition(status, "Ready")["message"].endswith("generation 1 stay in place")
+
+
+def test_a_refused_service_keeps_all_the_conditions_it_had() -> None:
+    kinds = [
+        [each["type"] for each in _status(seen)["conditions"]] for seen in (_ready(), _refused())
+    ]
+    assert kinds[0] == kinds[1]
+
+
+def test_parts_that_are_gone_while_a_service_is_refused_are_missed() -> None:
+    status = _status(_then(_refused(), service_observed()))
+    assert status["pools"]["mixed"]["summary"] == "0/1"
+    for kind in ("MixedReady", "RouterReady"):
+        assert (condition(status, kind)["status"], condition(status, kind)["reason"]) == (
+            "False",
+            "Missing",
+        )
+
+
+def test_parts_that_a_paused_service_never_had_are_not_missed() -> None:
+    paused = service_observed(service({"paused": True}))
+    status = _status(_changed(paused, SLO))
+    assert not {"pools", "resolved"} & status.keys()
+    assert find(status, "MixedReady") is find(status, "RouterReady") is None
+
+
+def test_a_pool_of_somebody_elses_is_not_reported() -> None:
+    foreign = live(service_plan().pools[0].manifest)
+    foreign["metadata"] |= {"ownerReferences": []}
+    status = _status(service_observed(service(SLO), [foreign]))
+    assert "pools" not in status
+
+
+def test_a_refusal_keeps_the_settings_that_are_in_use() -> None:
+    assert _status(_refused())["resolved"] == _status(_ready())["resolved"]
+
+
+def test_a_name_that_is_taken_for_a_while_changes_no_size() -> None:
+    taken = {"kind": "Service", "metadata": {"name": "chat", "namespace": "default"}}
+    status = _status(replace(_sized_before(), foreign=(taken,)))
+    assert condition(status, "Ready")["reason"] == "NameTaken"
+    again = plan_service(service_observed(service() | {"status": status}))
+    assert again.pools[0].settings["chunk_size"].value == 77
+
+
+@pytest.mark.parametrize("kept_from", ["paused", "failed"])
+def test_settings_that_were_not_carried_out_are_not_those_in_use(kept_from: str) -> None:
+    paused = kept_from == "paused"
+    changed = _changed(_ready(), {"engine": {"chunkSize": 64}, "paused": paused})
+    error = None if paused else REFUSED
+    status = service_status(changed, plan_service(changed), NOW, error)
+    assert status["resolved"] == _status(_ready())["resolved"]
+
+
 def test_a_first_spec_that_is_refused_leaves_nothing_serving() -> None:
     status = _status(service_observed(service(SLO)))
-    assert "appliedGeneration" not in status
+    assert not {"appliedGeneration", "pools", "resolved"} & status.keys()
     assert "generation" not in condition(status, "Ready")["message"]
 
 

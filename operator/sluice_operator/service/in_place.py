@@ -1,0 +1,115 @@
+"""What a refused spec leaves in place, and how that is doing.
+
+Pure. There is no plan to compare with, so it looks at what is there: the pools and routers that
+the service controls. What only the plan of the applied generation knew is kept from its status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sluice_contract import labels
+from sluice_contract.labels import ROUTER_ROLE
+
+from sluice_operator.conditions import Check, find
+from sluice_operator.observed import (
+    DEPLOYMENT,
+    ENGINE_POOL,
+    Manifest,
+    ServiceObserved,
+    controller_uid,
+    of_kind,
+)
+from sluice_operator.pool.status import MODEL_AVAILABLE
+from sluice_operator.service.parts import (
+    Pools,
+    model_available,
+    pool_ready,
+    pool_summary,
+    router_ready,
+)
+
+ROUTER_READY: Final = "RouterReady"
+MISSING: Final = Check("False", "Missing", "gone, and not made again while the spec is refused.")
+WAITING: Final = Check("False", "Applying", "it has not said yet how it is doing.")
+
+
+def facts_in_place(observed: ServiceObserved) -> Manifest:
+    """What the status says besides conditions."""
+    before = _before(observed)
+    known = before.get("pools") or {}
+    pools = {role: _summary(live, known.get(role) or {}) for role, live in _pools(observed).items()}
+    if not pools:
+        return _kept(before, "mode", "url")
+    return _kept(before, "mode", "url", "resolved") | {"pools": pools}
+
+
+def checks_in_place(observed: ServiceObserved, kept: tuple[str, ...]) -> dict[str, Check]:
+    """The conditions of the parts; `kept`: those that only a plan can judge stay as they were."""
+    pools, before = _pools(observed), _before(observed)
+    checks = {
+        f"{role.capitalize()}Ready": pool_ready(role, live, WAITING if live else MISSING)
+        for role, live in pools.items()
+    }
+    if router := _router(observed):
+        checks[ROUTER_READY] = router_ready(router, router, observed.pods, WAITING)
+    elif "appliedGeneration" in before:
+        checks[ROUTER_READY] = Check("False", MISSING.reason, f"Routers: {MISSING.message}")
+    if pools:
+        checks[MODEL_AVAILABLE] = model_available(pools)
+    told = ((kind, find(before, kind)) for kind in kept)
+    return checks | {kind: _check(found) for kind, found in told if found}
+
+
+def still_in_use(observed: ServiceObserved, applied: int | None) -> str:
+    """Which generation's settings a refusal has left as they were, if another's."""
+    if applied is None or applied == observed.service["metadata"].get("generation", 0):
+        return ""
+    statuses = ((live or {}).get("status") or {} for live in _pools(observed).values())
+    serves = any(status.get("ready") for status in statuses)
+    verb = "keep serving" if serves else "stay in place"
+    return f"; the settings of generation {applied} {verb}"
+
+
+def _kept(before: Manifest, *keys: str) -> Manifest:
+    return {key: before[key] for key in keys if key in before}
+
+
+def _before(observed: ServiceObserved) -> Manifest:
+    found: Manifest = observed.service.get("status") or {}
+    return found
+
+
+def _pools(observed: ServiceObserved) -> Pools:
+    """By role; None for one that was made for the applied generation and is gone."""
+    before = _before(observed)
+    made = before.get("pools") or {} if "appliedGeneration" in before else {}
+    known: dict[str, Manifest | None] = dict.fromkeys(made)
+    return known | {
+        pool["spec"]["role"]: pool
+        for pool in of_kind(observed.children, ENGINE_POOL)
+        if _is_ours(observed, pool)
+    }
+
+
+def _router(observed: ServiceObserved) -> Manifest | None:
+    for item in of_kind(observed.children, DEPLOYMENT):
+        role = (item["metadata"].get("labels") or {}).get(labels.ROLE)
+        if role == ROUTER_ROLE and _is_ours(observed, item):
+            return item
+    return None
+
+
+def _is_ours(observed: ServiceObserved, child: Manifest) -> bool:
+    uid: str = observed.service["metadata"]["uid"]
+    return controller_uid(child) == uid
+
+
+def _summary(live: Manifest | None, known: Mapping[str, Any]) -> Manifest:
+    desired = live["spec"].get("replicas", 1) if live else known["desired"]
+    return pool_summary(live, desired, known.get("accelerator"))
+
+
+def _check(condition: Manifest) -> Check:
+    return Check(condition["status"], condition["reason"], condition["message"])
