@@ -76,8 +76,9 @@ def build(folder: Path) -> Path:
     extension = CppExtension(
         "sluice_kernels._native",
         [str(SOURCES / "bindings.cpp")],
-        extra_compile_args=[*FLAGS, "-fvisibility=hidden"],
-        extra_link_args=["-s"],
+        # Without -fopenmp torch's parallel_for compiles into a plain loop.
+        extra_compile_args=[*FLAGS, "-fvisibility=hidden", "-fopenmp"],
+        extra_link_args=["-s", "-fopenmp"],
         py_limited_api=True,
     )
     with tempfile.TemporaryDirectory() as scratch:

@@ -130,6 +130,11 @@ def test_threads_do_not_change_a_result() -> None:
     assert torch.equal(alone, shared)
 
 
+def test_the_library_shares_work_among_threads() -> None:
+    """Compiled without OpenMP it would compute the same, on one thread."""
+    assert b"GOMP_parallel" in native.LIBRARY.read_bytes()
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
