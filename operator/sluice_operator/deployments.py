@@ -1,12 +1,15 @@
-"""How far a Deployment has come, from its status alone."""
+"""How far a Deployment has come, from its status, and why it is not further, also from its pods."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_operator.conditions import Check
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.observed import Manifest
+from sluice_operator.pod_checks import first_failure
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,21 @@ class Progress:
     deadline_exceeded: bool
     failure: str | None
     """Why no pod can even be created, e.g. a quota."""
+
+
+def shortfall(
+    reached: Progress, pods: Iterable[Manifest], count: str, reason: str = "Starting"
+) -> Check:
+    """Why a Deployment that was applied is not complete: its pods', its controller's word, or
+    that the rest are on their way (`reason`). `count` says how many there are."""
+    if failure := first_failure(pods):
+        return Check("False", failure.reason, f"{count}; {failure}")
+    if reached.failure:
+        return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
+    if reached.deadline_exceeded:
+        text = f"{count}; no progress within the deadline."
+        return Check("False", "ProgressDeadlineExceeded", text)
+    return Check("False", reason, f"{count}; the others are starting.")
 
 
 def progress(desired: Manifest, live: Manifest | None) -> Progress:

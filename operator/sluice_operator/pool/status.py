@@ -21,6 +21,7 @@ from sluice_operator.conditions import (
     apply_failed,
     conditions,
 )
+from sluice_operator.deployments import shortfall
 from sluice_operator.errors import ApiError
 from sluice_operator.manifests.metadata import selector_labels
 from sluice_operator.observed import DEPLOYMENT, Manifest, PoolObserved, of_kind
@@ -97,15 +98,7 @@ def _ready(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> Che
         return Check("False", "Applying", f"{count}; the new spec is being applied.")
     if reached.complete and ready >= desired:
         return Check("True", "AllReady", f"{count}.")
-    if failure := first_failure(current):
-        return Check("False", failure.reason, f"{count}; {failure}")
-    if reached.failure:
-        return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
-    if reached.deadline_exceeded:
-        text = f"{count}; no progress within the deadline."
-        return Check("False", "ProgressDeadlineExceeded", text)
-    reason = "RollingOut" if others_ready else "Starting"
-    return Check("False", reason, f"{count}; the others are starting.")
+    return shortfall(reached, current, count, "RollingOut" if others_ready else "Starting")
 
 
 def _progressing(plan: PoolPlan, ready: Check, stalled: Check) -> Check:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from sluice_operator.api.status import PoolSummary
 from sluice_operator.conditions import READY, Check, find
-from sluice_operator.deployments import progress
+from sluice_operator.deployments import progress, shortfall
 from sluice_operator.observed import Manifest
-from sluice_operator.pod_checks import first_failure, is_ready
+from sluice_operator.pod_checks import is_ready
 from sluice_operator.pool.status import MODEL_AVAILABLE
 
 Pools = Mapping[str, Manifest | None]
@@ -67,14 +67,7 @@ def router_ready(
         return prefixed(waiting, count)
     if reached.complete:
         return Check("True", "AllReady", f"{count}.")
-    if failure := first_failure(found):
-        return Check("False", failure.reason, f"{count}; {failure}")
-    if reached.failure:
-        return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
-    if reached.deadline_exceeded:
-        text = f"{count}; no progress within the deadline."
-        return Check("False", "ProgressDeadlineExceeded", text)
-    return Check("False", "Starting", f"{count}; the others are starting.")
+    return shortfall(reached, found, count)
 
 
 def model_available(pools: Pools) -> Check:
