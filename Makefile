@@ -72,12 +72,22 @@ unit: setup
 test-process: setup ## whole engine processes: start, serve, drain, die
 	$(PYTEST) -n 2 --dist loadgroup -m "process and not full"
 
+# What takes minutes the first time is built before pytest, whose limit for a test would end it and
+# which would keep its progress to itself.
+.PHONY: binaries
+binaries: setup
+	@$(PYTHON) -m e2e.cluster build
+
+.PHONY: images
+images: setup
+	@$(PYTHON) -m e2e.images build engine-sample router operator
+
 .PHONY: test-apiserver
-test-apiserver: setup ## the operator against a real etcd and API server
+test-apiserver: binaries ## the operator against a real etcd and API server
 	$(PYTEST) -m "apiserver and not full"
 
 .PHONY: test-cluster
-test-cluster: setup ## images, and the stories on a real cluster
+test-cluster: binaries images ## images, and the stories on a real cluster
 	$(PYTEST) -m "cluster and not full" tests e2e/stories
 
 .PHONY: mutate

@@ -1,4 +1,4 @@
-"""`python -m e2e.cluster up|down|status|kubectl …|load-image FILE|kubeconfig`, from the root.
+"""`python -m e2e.cluster up|down|build|status|kubectl …|load-image FILE|kubeconfig`, from the root.
 
 Environment: CLUSTER (bare, kind, current; empty chooses), SLUICE_CLUSTER (its name, else sluice),
 SLUICE_STATE and SLUICE_CACHE (where clusters and builds are kept).
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from e2e.cluster.build import ensure_binaries
 from e2e.cluster.choose import choose_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import say
@@ -34,6 +35,9 @@ def _dispatch(words: list[str]) -> int:
     if words[:1] == ["kubectl"]:
         _become_kubectl(choose_cluster(), words[1:])
     parsed = _parser().parse_args(words)
+    if parsed.command == "build":
+        ensure_binaries()
+        return 0
     cluster = choose_cluster()
     match parsed.command:
         case "up":
@@ -74,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help="have a cluster, ready for pods")
     commands.add_parser("down", help="remove it and everything it made on this machine")
+    commands.add_parser("build", help="make the binary of the cluster's processes, once")
     commands.add_parser("status", help="whether it runs, and where its files are")
     commands.add_parser("kubeconfig", help="print the path of its kubeconfig")
     commands.add_parser("kubectl", help="kubectl with all words that follow")

@@ -7,11 +7,13 @@ import shutil
 import sys
 
 from e2e.cluster.cache import cache_directory
+from e2e.cluster.choose import choose_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.images.build import COMPONENTS, build_images
 from e2e.images.builder import buildah_builder
 from e2e.images.catalog import IMAGES
 from e2e.images.check import check_engine
+from e2e.images.choose import choose_builder
 
 MEGABYTE = 1_000_000
 
@@ -21,7 +23,8 @@ def main() -> int:
     try:
         match parsed.command:
             case "build":
-                for name, tag in build_images(parsed.names or COMPONENTS).items():
+                builder = choose_builder(choose_cluster().kind)
+                for name, tag in build_images(parsed.names or COMPONENTS, builder).items():
                     print(f"{name}\t{tag}")
             case "sizes":
                 _print_sizes()
@@ -44,7 +47,7 @@ def _print_sizes() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m e2e.images", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    build = commands.add_parser("build", help="build what changed, with buildah")
+    build = commands.add_parser("build", help="build what changed")
     build.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(IMAGES)}")
     commands.add_parser("sizes", help="uncompressed size of each image")
     check = commands.add_parser("check", help="run the engine's tests inside its image")
