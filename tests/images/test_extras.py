@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.cache import cache_directory
+from e2e.cluster.uv import find_uv
 from e2e.images.catalog import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -28,7 +29,7 @@ def environment_of(extra: str) -> Path:
     """A virtual environment with that extra only; a change of the lock file makes a new one."""
     lock = hashlib.sha256((ROOT / "uv.lock").read_bytes()).hexdigest()[:12]
     folder = cache_directory() / f"extra-{extra}-{lock}"
-    words = ["uv", "sync", "--frozen", "--no-dev", "--no-install-project", "--quiet"]
+    words = [find_uv(), "sync", "--frozen", "--no-dev", "--no-install-project", "--quiet"]
     environment = {**os.environ, "UV_PROJECT_ENVIRONMENT": str(folder)}
     subprocess.run([*words, f"--extra={extra}"], cwd=ROOT, env=environment, check=True)
     return folder / "bin" / "python"
