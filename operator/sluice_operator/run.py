@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sluice_operator.apply import Applier
 from sluice_operator.client import ApiClient
 from sluice_operator.clock import Clock
 from sluice_operator.dispatch import Dispatcher, Reconcile
 from sluice_operator.errors import DefinitionsMissingError, OperatorError, RequestError
-from sluice_operator.events import EventRecorder
+from sluice_operator.execute import executor
 from sluice_operator.keys import RECONCILED, Key
 from sluice_operator.lease import Leadership, LeaseName, LeaseTiming
 from sluice_operator.listeners import Health, listening
@@ -26,7 +25,6 @@ from sluice_operator.metrics import OperatorMetrics
 from sluice_operator.observe import Nodes, Observer
 from sluice_operator.observed import ENGINE_POOL, INFERENCE_SERVICE, Images, Kind
 from sluice_operator.pool.reconcile import PoolReconcile
-from sluice_operator.report import Reporter
 from sluice_operator.service.reconcile import ServiceReconcile
 from sluice_operator.settings import Settings
 from sluice_operator.tasks import until_one_ends
@@ -144,11 +142,10 @@ def _dispatcher(parts: Parts, queue: WorkQueue[Key]) -> Dispatcher:
     images = Images(settings.engine_image, settings.router_image)
     nodes = Nodes(parts.client, clock)
     observer = Observer(parts.client, images, nodes, settings.api_server_ports)
-    applier = Applier(parts.client)
-    reporter = Reporter(applier, EventRecorder(parts.client, clock, settings.pod_name))
+    carrying_out = executor(parts.client, clock, settings.pod_name)
     reconciles: dict[str, Reconcile] = {
-        INFERENCE_SERVICE.kind: ServiceReconcile(observer, applier, reporter, clock),
-        ENGINE_POOL.kind: PoolReconcile(observer, applier, reporter, clock),
+        INFERENCE_SERVICE.kind: ServiceReconcile(observer, carrying_out, clock),
+        ENGINE_POOL.kind: PoolReconcile(observer, carrying_out, clock),
     }
     for kind in reconciles:
         parts.metrics.watch_depth(kind, partial(_depth, queue, kind))

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sluice_operator.translate.values import Convert, words
+from sluice_operator.translate.values import (
+    DTYPES,
+    KV_DTYPES,
+    Convert,
+    fraction,
+    model_uri,
+    number,
+    words,
+)
 
 
 @dataclass(frozen=True)
@@ -37,5 +45,36 @@ def needless(*names: str, says: str) -> Flag:
     return Flag(names, "", says)
 
 
-HOST: Final = needless("host", says="not needed: every pod listens on its own address")
-PORT: Final = needless("port", says="not needed: the front Service listens on port 80")
+MEANINGS: Final[Mapping[str, tuple[str, Convert]]] = {
+    "model.uri": ("where the weights are", model_uri),
+    "model.name": ("the name in the OpenAI API", words),
+    "model.revision": ("branch, tag or commit of a hub model", words),
+    "engine.dtype": ("type of weights and activations", DTYPES),
+    "engine.kvCacheDtype": ("type of the KV cache", KV_DTYPES),
+    "engine.contextLength": ("most tokens of prompt and answer together", number),
+    "engine.maxRunningRequests": ("most requests that run at once", number),
+    "engine.memoryFraction": ("share of the device's memory for weights and KV pool", fraction),
+    "engine.pageSize": ("tokens in one page of the KV pool", number),
+    "engine.tensorParallelSize": (
+        "GPUs that share each layer; the pool's accelerator.count must be as many",
+        number,
+    ),
+}
+"""Settings that several engines have under names of their own: what each is, and how it is read."""
+
+
+def sets(path: str, *names: str) -> Flag:
+    """A flag whose value is that of our setting `path`, one of MEANINGS."""
+    says, convert = MEANINGS[path]
+    return Flag(names, path, says, convert)
+
+
+COMMON: Final = (
+    sets("model.name", "served-model-name"),
+    sets("model.revision", "revision"),
+    sets("engine.dtype", "dtype"),
+    sets("engine.kvCacheDtype", "kv-cache-dtype"),
+    needless("host", says="not needed: every pod listens on its own address"),
+    needless("port", says="not needed: the front Service listens on port 80"),
+)
+"""Flags that all engines spell alike."""

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_operator.translate.rows import HOST, PORT, Flag, switch
-from sluice_operator.translate.values import (
-    DTYPES,
-    KV_DTYPES,
-    fraction,
-    model_uri,
-    number,
-    one_of,
-)
+from sluice_operator.translate.rows import COMMON, Flag, sets, switch
+from sluice_operator.translate.values import fraction, number, one_of
 
 POLICIES: Final = ("fcfs", "lpm", "random", "dfs-weight", "lof", "priority", "routing-key")
 """Those of SGLang's that have the same name and meaning here."""
 
 FLAGS: Final = (
-    Flag(("model-path", "model"), "model.uri", "where the weights are", model_uri),
-    Flag(("served-model-name",), "model.name", "the name in the OpenAI API"),
-    Flag(("revision",), "model.revision", "branch, tag or commit of a hub model"),
-    Flag(("dtype",), "engine.dtype", "type of weights and activations", DTYPES),
-    Flag(("kv-cache-dtype",), "engine.kvCacheDtype", "type of the KV cache", KV_DTYPES),
-    Flag(
-        ("context-length",),
-        "engine.contextLength",
-        "most tokens of prompt and answer together",
-        number,
-    ),
+    *COMMON,
+    sets("model.uri", "model-path", "model"),
+    sets("engine.contextLength", "context-length"),
+    sets("engine.maxRunningRequests", "max-running-requests"),
+    sets("engine.memoryFraction", "mem-fraction-static"),
+    sets("engine.pageSize", "page-size"),
+    sets("engine.tensorParallelSize", "tp-size", "tensor-parallel-size", "tp"),
     Flag(
         ("chunked-prefill-size",),
         "engine.chunkSize",
@@ -45,25 +34,12 @@ FLAGS: Final = (
         number,
     ),
     Flag(
-        ("max-running-requests",),
-        "engine.maxRunningRequests",
-        "most requests that run at once",
-        number,
-    ),
-    Flag(
         ("max-queued-requests",),
         "engine.maxQueuedRequests",
         "most requests that wait; one more is answered 429",
         number,
     ),
     Flag(("max-total-tokens",), "engine.kvPoolTokens", "size of the KV pool", number),
-    Flag(
-        ("mem-fraction-static",),
-        "engine.memoryFraction",
-        "share of the device's memory for weights and KV pool",
-        fraction,
-    ),
-    Flag(("page-size",), "engine.pageSize", "tokens in one page of the KV pool", number),
     Flag(
         ("cuda-graph-max-bs",),
         "engine.cudaGraphMaxBatch",
@@ -97,12 +73,6 @@ FLAGS: Final = (
     switch("disable-radix-cache", "engine.prefixCache", False, "no prefix is kept"),
     switch("disable-overlap-schedule", "engine.overlap", False, "scheduling waits for the step"),
     Flag(
-        ("tp-size", "tensor-parallel-size", "tp"),
-        "engine.tensorParallelSize",
-        "GPUs that share each layer; the pool's accelerator.count must be as many",
-        number,
-    ),
-    Flag(
         ("disaggregation-mode",),
         "mode",
         "one service has both pools: translate the flags of one side, then size spec.pools",
@@ -126,6 +96,4 @@ FLAGS: Final = (
         "rendezvous port of prefill engines",
         number,
     ),
-    HOST,
-    PORT,
 )

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_operator.translate.rows import HOST, PORT, Flag, switch
-from sluice_operator.translate.values import (
-    DTYPES,
-    KV_DTYPES,
-    fraction,
-    model_uri,
-    number,
-    one_of,
-)
+from sluice_operator.translate.rows import COMMON, Flag, sets, switch
+from sluice_operator.translate.values import number, one_of
 
 FLAGS: Final = (
-    Flag(("model",), "model.uri", "where the weights are", model_uri),
-    Flag(("served-model-name",), "model.name", "the name in the OpenAI API"),
-    Flag(("revision",), "model.revision", "branch, tag or commit of a hub model"),
-    Flag(("dtype",), "engine.dtype", "type of weights and activations", DTYPES),
-    Flag(("kv-cache-dtype",), "engine.kvCacheDtype", "type of the KV cache", KV_DTYPES),
-    Flag(
-        ("max-model-len",),
-        "engine.contextLength",
-        "most tokens of prompt and answer together",
-        number,
-    ),
+    *COMMON,
+    sets("model.uri", "model"),
+    sets("engine.contextLength", "max-model-len"),
+    sets("engine.maxRunningRequests", "max-num-seqs"),
+    sets("engine.memoryFraction", "gpu-memory-utilization"),
+    sets("engine.pageSize", "block-size"),
+    sets("engine.tensorParallelSize", "tensor-parallel-size", "tp"),
     switch(
         "enable-chunked-prefill",
         "",
@@ -39,14 +28,6 @@ FLAGS: Final = (
         "tokens of one step, those of running requests included",
         number,
     ),
-    Flag(("max-num-seqs",), "engine.maxRunningRequests", "most requests that run at once", number),
-    Flag(
-        ("gpu-memory-utilization",),
-        "engine.memoryFraction",
-        "share of the device's memory for weights and KV pool",
-        fraction,
-    ),
-    Flag(("block-size",), "engine.pageSize", "tokens in one page of the KV pool", number),
     Flag(
         ("scheduling-policy", "schedule-policy"),
         "engine.schedulingPolicy",
@@ -59,12 +40,4 @@ FLAGS: Final = (
     switch("no-enable-prefix-caching", "engine.prefixCache", False, "no prefix is kept"),
     switch("async-scheduling", "engine.overlap", True, "scheduling runs beside the device's step"),
     switch("no-async-scheduling", "engine.overlap", False, "scheduling waits for the step"),
-    Flag(
-        ("tensor-parallel-size", "tp"),
-        "engine.tensorParallelSize",
-        "GPUs that share each layer; the pool's accelerator.count must be as many",
-        number,
-    ),
-    HOST,
-    PORT,
 )

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_operator.apply import Applier
 from sluice_operator.client import ApiClient
 from sluice_operator.errors import ConflictError, RequestError, UnavailableError
-from sluice_operator.events import EventRecorder
+from sluice_operator.execute import executor
 from sluice_operator.keys import Key
 from sluice_operator.manifests.metadata import DESIRED_HASH
 from sluice_operator.observe import Nodes, Observer
 from sluice_operator.observed import ENGINE_POOL, Manifest
 from sluice_operator.pool.reconcile import PoolReconcile
-from sluice_operator.report import Reporter
 from sluice_operator.transport import Request, Response
 
 from tests.operator.examples import IMAGES, live, pool, pool_plan, service
@@ -61,10 +59,8 @@ async def test_a_repair_is_told_although_a_later_write_fails(
     server, clock = Server(fails_at, code), FakeClock()
     assert DESIRED_HASH in server.deployment["metadata"]["annotations"]
     client = ApiClient(server, lambda verb, plural: None)
-    applier = Applier(client)
-    reporter = Reporter(applier, EventRecorder(client, clock, "test"))
     observer = Observer(client, IMAGES, Nodes(client, clock))
-    reconcile = PoolReconcile(observer, applier, reporter, clock)
+    reconcile = PoolReconcile(observer, executor(client, clock, "test"), clock)
     with pytest.raises(error):
         await reconcile(Key(ENGINE_POOL.kind, "default", "chat-mixed"))
     assert server.told == ["ScaleReverted"]

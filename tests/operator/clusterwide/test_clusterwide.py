@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from sluice_operator.observed import INFERENCE_SERVICE
 
 from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.conftest import OPERATOR_USER
@@ -13,7 +12,7 @@ from tests.operator.harness.audit import AuditLog
 from tests.operator.harness.cluster import NAMESPACE, Cluster
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
-from tests.operator.harness.scenery import chat, is_ready, play_controllers
+from tests.operator.harness.scenery import chat_that_serves
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -29,9 +28,7 @@ async def test_namespaces_are_served_whenever_they_were_made(
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": later}}
     await cluster.create(NAMESPACE, body)
     for where in (namespace, later):
-        await cluster.create(INFERENCE_SERVICE, chat(where))
-        await play_controllers(cluster, where)
-        await cluster.until(INFERENCE_SERVICE, where, is_ready())
+        await chat_that_serves(cluster, where)
         await comes_to_rest(cluster, where)
     refused = [call for call in audit.calls() if call.user == OPERATOR_USER and call.code == 403]
     assert refused == []

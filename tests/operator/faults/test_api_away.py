@@ -6,24 +6,17 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from sluice_operator.observed import DEPLOYMENT, INFERENCE_SERVICE, SERVICE
+from sluice_operator.observed import INFERENCE_SERVICE, SERVICE
 
 from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import OperatorProcess
-from tests.operator.harness.rest import comes_to_rest
-from tests.operator.harness.scenery import DEPLOYMENTS, chat, settled
+from tests.operator.harness.rest import chat_at_rest, comes_to_rest
+from tests.operator.harness.scenery import settled
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 PATIENCE_SECONDS = 60.0
-
-
-async def start_service(cluster: Cluster, namespace: str) -> None:
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
-    await cluster.until(INFERENCE_SERVICE, namespace, settled())
-    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == DEPLOYMENTS)
-    await comes_to_rest(cluster, namespace)
 
 
 async def things_happen(cluster: Cluster, namespace: str) -> None:
@@ -37,7 +30,7 @@ async def test_a_short_outage_costs_nothing(
     plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     operator = start_operator(SLUICE_LEASE_SECONDS="120")
-    await start_service(cluster, namespace)
+    await chat_at_rest(cluster, namespace)
     plane.stop_apiserver()
     plane.start_apiserver()
     await things_happen(cluster, namespace)
@@ -61,7 +54,7 @@ async def test_an_outage_longer_than_the_lease_ends_the_process_and_the_next_wai
 ) -> None:
     settings = {"SLUICE_LEASE_SECONDS": str(lease_seconds)}
     operator = start_operator(**settings)
-    await start_service(cluster, namespace)
+    await chat_at_rest(cluster, namespace)
     plane.stop_apiserver()
     assert await operator.exited() == 1
     assert "could not renew" in operator.log.read_text()

@@ -7,15 +7,16 @@ import random
 import time
 from typing import Any
 
-from sluice_operator.apply import Applier
 from sluice_operator.client import ApiClient
 from sluice_operator.clock import SystemClock
 from sluice_operator.dispatch import Reconcile
-from sluice_operator.events import EVENT, EventRecorder
+from sluice_operator.events import EVENT
+from sluice_operator.execute import executor
 from sluice_operator.keys import Key
 from sluice_operator.manifests.metadata import DESIRED_HASH
 from sluice_operator.observe import Nodes, Observer
 from sluice_operator.observed import (
+    DEPLOYMENT,
     ENGINE_POOL,
     INFERENCE_SERVICE,
     SERVICE_CHILDREN,
@@ -23,12 +24,12 @@ from sluice_operator.observed import (
     Manifest,
 )
 from sluice_operator.pool.reconcile import PoolReconcile
-from sluice_operator.report import Reporter
 from sluice_operator.service.reconcile import ServiceReconcile
 from sluice_operator.transport import Request, Response, Transport
 
 from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import IMAGES
+from tests.operator.harness.scenery import DEPLOYMENTS, chat, settled
 
 KINDS = (INFERENCE_SERVICE, *SERVICE_CHILDREN)
 SERVER_SET = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
@@ -41,11 +42,11 @@ class Reconciler:
         self.transport = transport
         client, clock = ApiClient(transport, lambda verb, plural: None), SystemClock()
         images = Images(IMAGES["SLUICE_ENGINE_IMAGE"], IMAGES["SLUICE_ROUTER_IMAGE"])
-        observer, applier = Observer(client, images, Nodes(client, clock)), Applier(client)
-        reporter = Reporter(applier, EventRecorder(client, clock, "test"))
+        observer = Observer(client, images, Nodes(client, clock))
+        writes = executor(client, clock, "test")
         self._reconciles: dict[str, Reconcile] = {
-            INFERENCE_SERVICE.kind: ServiceReconcile(observer, applier, reporter, clock),
-            ENGINE_POOL.kind: PoolReconcile(observer, applier, reporter, clock),
+            INFERENCE_SERVICE.kind: ServiceReconcile(observer, writes, clock),
+            ENGINE_POOL.kind: PoolReconcile(observer, writes, clock),
         }
 
     async def once(self, namespace: str, name: str = "chat") -> None:
@@ -96,6 +97,14 @@ async def comes_to_rest(
             await asyncio.sleep(0.02)
         else:
             clean += 1
+
+
+async def chat_at_rest(cluster: Cluster, namespace: str) -> None:
+    """A new service, of which the running operator has made everything there is to make."""
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == DEPLOYMENTS)
+    await comes_to_rest(cluster, namespace)
 
 
 async def snapshot(cluster: Cluster, namespace: str) -> dict[str, Manifest]:

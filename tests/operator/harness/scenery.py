@@ -24,6 +24,13 @@ def chat(namespace: str, name: str = "chat", **spec: Any) -> Manifest:
     }
 
 
+async def chat_that_serves(cluster: Cluster, namespace: str) -> Manifest:
+    """A new service, as soon as the running operator says that it is Ready."""
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await play_controllers(cluster, namespace)
+    return (await cluster.until(INFERENCE_SERVICE, namespace, is_ready()))["chat"]
+
+
 async def play_controllers(cluster: Cluster, namespace: str) -> None:
     """Routers' and engines' Deployments get their pods, all ready, and say so."""
     found = await cluster.until(DEPLOYMENT, namespace, lambda each: len(each) >= DEPLOYMENTS)

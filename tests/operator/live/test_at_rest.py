@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sluice_operator.observed import INFERENCE_SERVICE
 
 from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.conftest import OPERATOR_USER
@@ -15,7 +14,7 @@ from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.proxy import Seen, proxying
 from tests.operator.harness.rest import comes_to_rest
-from tests.operator.harness.scenery import chat, is_ready, play_controllers
+from tests.operator.harness.scenery import chat_that_serves
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -35,9 +34,7 @@ async def test_the_audit_log_shows_no_write_over_resyncs_and_a_restart(
     async with proxying(operator_kubeconfig, tmp_path) as (proxy, kubeconfig):
         settings = {"KUBECONFIG": str(kubeconfig), "SLUICE_RESYNC_SECONDS": "0.3"}
         operator = start_operator(**settings)
-        await cluster.create(INFERENCE_SERVICE, chat(namespace))
-        await play_controllers(cluster, namespace)
-        await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
+        await chat_that_serves(cluster, namespace)
         await comes_to_rest(cluster, namespace)
 
         audit = AuditLog(plane.audit_log)

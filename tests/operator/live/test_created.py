@@ -11,7 +11,13 @@ from sluice_operator.observed import INFERENCE_SERVICE, POD
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import until_told
-from tests.operator.harness.scenery import chat, is_ready, play_controllers, settled
+from tests.operator.harness.scenery import (
+    chat,
+    chat_that_serves,
+    is_ready,
+    play_controllers,
+    settled,
+)
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -41,9 +47,7 @@ async def test_a_pod_that_fails_is_named_as_soon_as_it_does(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     start_operator()
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
-    await play_controllers(cluster, namespace)
-    await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
+    await chat_that_serves(cluster, namespace)
     pods = await cluster.list(POD, namespace, "serving.sluice.dev/role=mixed")
     (pod,) = pods
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}

@@ -10,18 +10,11 @@ from sluice_operator.observed import DEPLOYMENT, INFERENCE_SERVICE, SERVICE_CHIL
 
 from tests.operator.harness.cluster import Cluster, State
 from tests.operator.harness.process import OperatorProcess
-from tests.operator.harness.rest import comes_to_rest
-from tests.operator.harness.scenery import DEPLOYMENTS, chat, settled
+from tests.operator.harness.rest import chat_at_rest, comes_to_rest
+from tests.operator.harness.scenery import chat
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
-
-
-async def running_service(cluster: Cluster, namespace: str) -> None:
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
-    await cluster.until(INFERENCE_SERVICE, namespace, settled())
-    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == DEPLOYMENTS)
-    await comes_to_rest(cluster, namespace)
 
 
 async def everything_goes(cluster: Cluster, namespace: str) -> None:
@@ -38,7 +31,7 @@ async def test_nothing_holds_a_deletion_up(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     start_operator()
-    await running_service(cluster, namespace)
+    await chat_at_rest(cluster, namespace)
     service = await cluster.get(INFERENCE_SERVICE, namespace, "chat")
     assert "finalizers" not in service["metadata"]
     assert "annotations" not in service["metadata"]
@@ -50,7 +43,7 @@ async def test_a_service_deleted_while_the_operator_is_down_leaves_nothing(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     operator = start_operator()
-    await running_service(cluster, namespace)
+    await chat_at_rest(cluster, namespace)
     assert await operator.terminate() == 0
     await cluster.delete(INFERENCE_SERVICE, namespace, "chat")
     await everything_goes(cluster, namespace)
@@ -60,7 +53,7 @@ async def test_the_same_name_again_is_a_new_service(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     operator = start_operator()
-    await running_service(cluster, namespace)
+    await chat_at_rest(cluster, namespace)
     operator.kill()
     await cluster.delete(INFERENCE_SERVICE, namespace, "chat")
     start_operator()

@@ -10,7 +10,7 @@ from sluice_operator.observed import INFERENCE_SERVICE, Manifest
 from tests.operator.harness.cluster import Cluster, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest, snapshot
-from tests.operator.harness.scenery import chat, is_ready, play_controllers, settled
+from tests.operator.harness.scenery import chat_that_serves, is_ready, settled
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -26,9 +26,7 @@ async def test_the_former_settings_keep_serving_and_the_condition_says_so(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     start_operator()
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
-    await play_controllers(cluster, namespace)
-    served = (await cluster.until(INFERENCE_SERVICE, namespace, is_ready()))["chat"]["status"]
+    served = (await chat_that_serves(cluster, namespace))["status"]
     await comes_to_rest(cluster, namespace)
     before = await children(cluster, namespace)
 

@@ -12,8 +12,8 @@ from sluice_operator.observed import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE,
 from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.harness.cluster import Cluster, condition
 from tests.operator.harness.process import OperatorProcess
-from tests.operator.harness.rest import comes_to_rest, until_told
-from tests.operator.harness.scenery import chat, settled
+from tests.operator.harness.rest import chat_at_rest, comes_to_rest, until_told
+from tests.operator.harness.scenery import settled
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -41,11 +41,8 @@ async def told(cluster: Cluster, namespace: str, reason: str) -> list[Manifest]:
 async def test_an_edit_by_hand_is_taken_back_and_told_once(
     plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
     start_operator()
-    await cluster.until(INFERENCE_SERVICE, namespace, settled())
-    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
-    await comes_to_rest(cluster, namespace)
+    await chat_at_rest(cluster, namespace)
     assert await told(cluster, namespace, "Repaired") == []
 
     plane.kubectl("scale", "enginepool", "chat-mixed", "--replicas=7", "-n", namespace)
@@ -77,11 +74,8 @@ async def below(cluster: Cluster, namespace: str) -> dict[str, tuple[str, int]]:
 async def test_an_edited_pool_is_set_back_before_anything_follows_from_it(
     plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
     start_operator()
-    await cluster.until(INFERENCE_SERVICE, namespace, settled())
-    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
-    await comes_to_rest(cluster, namespace)
+    await chat_at_rest(cluster, namespace)
     before = await below(cluster, namespace)
     spec = (await cluster.get(ENGINE_POOL, namespace, "chat-mixed"))["spec"]
 
@@ -101,11 +95,8 @@ async def test_an_edited_pool_is_set_back_before_anything_follows_from_it(
 async def test_what_somebody_adds_to_a_pool_has_no_effect(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
     start_operator()
-    await cluster.until(INFERENCE_SERVICE, namespace, settled())
-    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
-    await comes_to_rest(cluster, namespace)
+    await chat_at_rest(cluster, namespace)
     before = await below(cluster, namespace)
 
     await cluster.patch(ENGINE_POOL, namespace, "chat-mixed", {"spec": ADDITIONS})
@@ -122,11 +113,8 @@ async def test_what_somebody_adds_to_a_pool_has_no_effect(
 async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says_so(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
     start_operator()
-    await cluster.until(INFERENCE_SERVICE, namespace, settled())
-    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
-    await comes_to_rest(cluster, namespace)
+    await chat_at_rest(cluster, namespace)
     before = await below(cluster, namespace)
     mode = {"spec": {"mode": "Disaggregated"}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", mode)
@@ -153,9 +141,8 @@ async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says
 async def test_an_edit_of_the_service_is_no_repair(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
     start_operator()
-    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await chat_at_rest(cluster, namespace)
     edit = {"spec": {"engine": {"chunkSize": 256}, "pools": {"mixed": {"replicas": 3}}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
