@@ -11,7 +11,7 @@ from sluice_contract import labels
 
 from sluice_operator.api.base import ApiModel
 from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.api.schema import Schema, structural_schema, without_descriptions
+from sluice_operator.api.schema import Schema, structural_schema
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
 from sluice_operator.api.status import EnginePoolStatus, InferenceServiceStatus
 from sluice_operator.observed import ENGINE_POOL, INFERENCE_SERVICE, Kind, Manifest
@@ -29,9 +29,6 @@ DEFAULT_STATUS: Final[dict[str, Any]] = {
     ],
 }
 """What a new object reports until the operator has seen it."""
-
-REPEATED_TEMPLATES: Final = ("prefill", "decode")
-"""Pools whose template repeats that of the pool mixed, which says what the fields mean."""
 
 
 def _column(name: str, path: str, kind: str = "string", *, wide: bool = False) -> dict[str, Any]:
@@ -81,8 +78,6 @@ def inference_service_crd() -> Manifest:
     schema["x-kubernetes-validations"] = [
         {"rule": rule.cel, "message": rule.message} for rule in NAME_RULES
     ]
-    for role in REPEATED_TEMPLATES:
-        _refer_to_mixed(schema["properties"]["spec"]["properties"]["pools"]["properties"][role])
     return _crd(INFERENCE_SERVICE, ["infsvc"], schema, SERVICE_COLUMNS, {"status": {}})
 
 
@@ -99,17 +94,6 @@ def engine_pool_crd() -> Manifest:
         "labelSelectorPath": ".status.selector",
     }
     return _crd(ENGINE_POOL, ["epool"], schema, POOL_COLUMNS, {"status": {}, "scale": scale})
-
-
-def _refer_to_mixed(pool: Schema) -> None:
-    """Below the template's own fields, leaves the descriptions to those of the pool mixed: they
-    are long, and the definition has to stay small."""
-    template = pool["properties"]["template"]
-    template["description"] += " Documented in full under pools.mixed.template."
-    template["properties"] = {
-        name: without_descriptions(field) | {"description": field["description"]}
-        for name, field in template["properties"].items()
-    }
 
 
 def _object_schema(description: str, spec: type[ApiModel], status: type[ApiModel]) -> Schema:

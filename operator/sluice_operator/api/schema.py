@@ -21,19 +21,6 @@ def structural_schema(model: type[ApiModel]) -> Schema:
     return _structural(document, document.get("$defs", {}))
 
 
-def without_descriptions(schema: Schema) -> Schema:
-    """`schema` without what it and the fields below it say of themselves."""
-    return {
-        key: {name: without_descriptions(field) for name, field in value.items()}
-        if key == "properties"
-        else without_descriptions(value)
-        if key in ("items", "additionalProperties")
-        else value
-        for key, value in schema.items()
-        if key != "description"
-    }
-
-
 def _structural(node: Schema, definitions: Schema) -> Schema:
     node = _without_null(_inlined(node, definitions))
     schema = {key: value for key, value in node.items() if key not in _DROPPED}
