@@ -34,6 +34,7 @@ from sluice_runtime.server.protocol import GenerationRequest
 from sluice_runtime.server.routing_key import routing_key_of
 from sluice_runtime.server.service import Service
 from sluice_runtime.server.streaming import EventStream, unless_client_goes
+from sluice_runtime.server.weight import refuse_heavy
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
@@ -89,6 +90,7 @@ class Answerer:
         self, route: Route[RequestT], planner: Planner, body: bytes
     ) -> tuple[RequestT, list[ChoicePlan]]:
         """Runs in a thread: a long body is slow to parse and to tokenise."""
+        refuse_heavy(route.kind, body, planner.limits.request_tokens)
         asked = parse_request(route.kind, body)
         served = self._service.identity.model
         if asked.asked_model not in (None, served):

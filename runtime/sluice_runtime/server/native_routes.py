@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from fastapi import APIRouter, Request
@@ -16,6 +17,7 @@ from sluice_runtime.server.parse import parse_body
 from sluice_runtime.server.prompts import Planner
 from sluice_runtime.server.protocol import AbortRequest, GenerateRequest
 from sluice_runtime.server.service import Service
+from sluice_runtime.server.weight import refuse_heavy
 
 GENERATE: Final = Route(GenerateRequest, Planner.plan_generate, GenerateShape(), "gen-")
 
@@ -33,7 +35,7 @@ def native_router(service: Service) -> APIRouter:
     async def abort_request(request: Request) -> Response:
         """Ends a request by its x-request-id, or by the id of its response."""
         body = await read_body(request, service.identity.max_body_bytes)
-        asked = parse_body(AbortRequest, body)
+        asked = await asyncio.to_thread(_abort_request, body)
         return JSONResponse({"aborted": service.client.abort(asked.request_id)})
 
     @router.get("/health_generate")
@@ -51,3 +53,8 @@ def native_router(service: Service) -> APIRouter:
         return JSONResponse({"status": "ok"})
 
     return router
+
+
+def _abort_request(body: bytes) -> AbortRequest:
+    refuse_heavy(AbortRequest, body, prompt_tokens=0)
+    return parse_body(AbortRequest, body)

@@ -83,13 +83,19 @@ def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequest
     if finding["type"] == "missing":
         return InvalidRequestError(f"{param}: is required", param)
     if finding["type"] == "extra_forbidden":
-        known = ", ".join(sorted(kind.model_fields)) if "." not in param else "the API's fields"
-        return InvalidRequestError(f"{param}: is not a known field; allowed: {known}", param)
+        return _unknown_field(kind, finding["loc"])
     allowed = allowed_words(finding)
     if field in _ALTERNATIVES and str(finding["type"]).endswith("_type"):
         allowed = _ALTERNATIVES[field]
     value = _shown(finding["input"])
     return InvalidRequestError(f"{param}: {value} is not allowed; allowed: {allowed}", param)
+
+
+def _unknown_field(kind: type[RequestModel], location: Sequence[str | int]) -> InvalidRequestError:
+    above, key = _param(location[:-1]), http_errors.shown(str(location[-1]))
+    param = f"{above}.{key}" if above else key
+    known = "the API's fields" if above else ", ".join(sorted(kind.model_fields))
+    return InvalidRequestError(f"{param}: is not a known field; allowed: {known}", param)
 
 
 def _param(location: Sequence[str | int]) -> str:

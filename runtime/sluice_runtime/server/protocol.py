@@ -9,13 +9,14 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from sluice_runtime.server.request_model import RequestModel, Text, without_nul
 from sluice_runtime.server.structured import StructuredFields
 from sluice_runtime.server.tools.request import MadeCall, ToolFields
 
 MAX_CHOICES: Final = 16
+MAX_MESSAGES: Final = 4096
 MAX_PROMPTS: Final = 256
 MAX_PROMPT_TOKENS: Final = 2**20
 MAX_STOPS: Final = 4
@@ -48,10 +49,18 @@ def _by_token_id(biases: dict[str, float]) -> dict[str, float]:
     return biases
 
 
+def _few(biases: object) -> object:
+    """Looked at before the values: of those there would be a finding each."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASED_TOKENS:
+        raise ValueError(f"an object of at most {MAX_BIASED_TOKENS} items")
+    return biases
+
+
 LogitBias = Annotated[
     dict[str, Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]],
     Field(max_length=MAX_BIASED_TOKENS),
     AfterValidator(_by_token_id),
+    BeforeValidator(_few),
 ]
 
 
@@ -214,7 +223,9 @@ class ChatRequest(GenerationRequest, ToolFields):
     """`POST /v1/chat/completions`."""
 
     model: Text
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    messages: Annotated[
+        list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     """Whether the logprob of each token is told."""

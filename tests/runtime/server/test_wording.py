@@ -101,6 +101,7 @@ FINDINGS: dict[str, set[str]] = {
     "dict": {"dict_type"},
     "float": {"float_type", "finite_number"},
     "function-after": {"value_error"},
+    "function-before": {"value_error"},
     "int": {"int_type", "int_from_float"},
     "list": {"list_type"},
     "literal": {"literal_error"},

@@ -1,0 +1,117 @@
+"""Bodies of too many values are refused before they are parsed, and no others are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.server import weight
+from sluice_runtime.server.failures import MistakenError
+from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.protocol import (
+    MAX_BIASED_TOKENS,
+    MAX_PROMPTS,
+    ChatRequest,
+    CompletionRequest,
+)
+from sluice_runtime.server.request_model import RequestModel
+from sluice_runtime.server.weight import MOST_VALUES, refuse_heavy
+
+PROMPT_TOKENS = 1000
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text('a,[]{}:"\\\n\u2028', max_size=8)),
+    lambda part: st.one_of(
+        st.lists(part, max_size=4), st.dictionaries(st.text('"\\,{', max_size=3), part, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def walked(value: Any) -> tuple[int, int, int, int]:
+    """Texts, lists, objects and commas, keys being texts."""
+    if isinstance(value, str):
+        return 1, 0, 0, 0
+    if not isinstance(value, list | dict):
+        return 0, 0, 0, 0
+    inside = value if isinstance(value, list) else [*value, *value.values()]
+    texts, lists, objects, commas = (
+        sum(column) for column in zip(*map(walked, inside), (0,) * 4, strict=True)
+    )
+    is_list = isinstance(value, list)
+    return texts, lists + is_list, objects + (not is_list), commas + max(len(value) - 1, 0)
+
+
+@given(JSON, st.booleans())
+def test_separators_tell_how_many_values_a_text_has(value: Any, ascii_only: bool) -> None:
+    body = json.dumps({"a": value}, ensure_ascii=ascii_only).encode()
+    assert weight._counted(body) == walked({"a": value})
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", **fields}).encode()
+
+
+MANY = MOST_VALUES + 1
+HEAVY = [
+    (CompletionRequest, body(prompt=[1] * (MANY + PROMPT_TOKENS)), "prompt"),
+    (CompletionRequest, body(prompt=[""] * MANY), "prompt"),
+    (CompletionRequest, body(prompt=[[]] * MANY), "prompt"),
+    (ChatRequest, body(messages=[{}] * MANY), "messages"),
+    (ChatRequest, body(messages=[], tools=[{}] * MANY), "tools"),
+    (ChatRequest, body(messages=[], functions=[{}] * MANY), "functions"),
+    (CompletionRequest, body(prompt="a", logit_bias=dict.fromkeys(range(MANY), 1)), "logit_bias"),
+    (CompletionRequest, body(**dict.fromkeys(map(str, range(MANY)), 1)), None),
+]
+
+
+@pytest.mark.parametrize(("kind", "heavy", "field"), HEAVY)
+def test_too_many_values_are_refused_by_their_field(
+    kind: type[RequestModel], heavy: bytes, field: str | None
+) -> None:
+    with pytest.raises(InvalidRequestError, match="too many values") as error:
+        refuse_heavy(kind, heavy, PROMPT_TOKENS)
+    assert error.value.param == field
+
+
+@pytest.mark.parametrize(
+    "light",
+    [
+        body(prompt="[{," * MANY),
+        body(prompt='\\",' * MANY),
+        body(prompt=[[7] * PROMPT_TOKENS] * MAX_PROMPTS),
+        body(prompt=["a,b" * 999] * MAX_PROMPTS),
+        body(prompt="a", user="x" * 10**6),
+    ],
+)
+def test_what_a_request_may_need_is_let_in(light: bytes) -> None:
+    refuse_heavy(CompletionRequest, light, PROMPT_TOKENS)
+
+
+def test_a_heavy_body_that_is_no_object_is_told_so() -> None:
+    for heavy in (b"[" * MANY, b"[" + b'"",' * MANY, b'{"model": ' + b"[" * MANY):
+        with pytest.raises(MistakenError) as error:
+            refuse_heavy(CompletionRequest, heavy, PROMPT_TOKENS)
+        assert error.value.mistake.code == "invalid_json"
+
+
+def test_one_of_many_unknown_fields_is_named() -> None:
+    unknown = {f"x-{number}": 1 for number in range(1000)}
+    with pytest.raises(InvalidRequestError) as error:
+        parse_request(CompletionRequest, body(prompt="a", **unknown))
+    assert error.value.param == "x-0"
+    assert str(error.value).startswith("x-0: is not a known field")
+    message = {"role": "user", "content": "a", **unknown}
+    with pytest.raises(InvalidRequestError) as error:
+        parse_request(ChatRequest, body(messages=[message]))
+    assert error.value.param == "messages[0].x-0"
+
+
+def test_biases_are_counted_before_they_are_looked_at() -> None:
+    biases = dict.fromkeys(range(MAX_BIASED_TOKENS + 1), "none")
+    with pytest.raises(InvalidRequestError, match="at most 1024 items"):
+        parse_request(CompletionRequest, body(prompt="a", logit_bias=biases))
