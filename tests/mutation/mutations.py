@@ -62,6 +62,27 @@ MUTATIONS: Final = (
         ("test_admission",),
     ),
     Mutation(
+        "admission: others take all of a long prompt's steps but a page",
+        "admission",
+        "half = -(-(budget - continuing.lead_tokens) // 2)",
+        "half = 0",
+        ("test_prefill_share",),
+    ),
+    Mutation(
+        "admission: what is kept for a long prompt is not given back",
+        "admission",
+        "self._spend(-self._kept)",
+        "pass",
+        ("test_prefill_share",),
+    ),
+    Mutation(
+        "joining: what others had beside a long prompt is not counted",
+        "joining",
+        "2 * own - sum(item.end - item.start for item in items)",
+        "own",
+        ("test_prefill_share",),
+    ),
+    Mutation(
         "admission: decode rows take the whole chunk",
         "admission",
         "else max(settings.chunk_size - room.decode_rows, share)",

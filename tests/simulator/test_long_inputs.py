@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from sluice_simulator.costs import cost_named
 
 from tests.simulator.simulating import replay, requests, settings
 
@@ -28,6 +31,35 @@ def test_a_long_prompt_holds_no_stream_up_and_cuts_no_short_prompt() -> None:
     assert max(chunked.record.gaps.values) <= 0.01 + 2_048 * 1e-5 + 1e-9
     # Decode rows share the chunks, which become a few more; nothing else was ever cut.
     assert 74 <= chunked.status.chunk_cuts + 1 <= 76
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "hrrn"])
+def test_short_prompts_that_come_during_a_long_one_hardly_wait(policy: str) -> None:
+    """100,000 tokens; 20 others come in its first second, at the size and the speed of a GPU."""
+    others = [(0.05 * (n + 1), 500, 100) for n in range(20)]
+    trace = requests((0.0, 100_000, 1), *others)
+    long: dict[int | None, float] = {}
+    waits: dict[int | None, list[float]] = {}
+    for chunk in (None, 2_048):
+        how = settings(chunk_size=chunk, policy=policy)
+        lines = replay(trace, how, cost=cost_named("h200-llama3-8b")).record.timelines
+        firsts = [line.first_token_seconds or math.inf for line in lines]
+        ttft = [at - line.request.arrival_seconds for at, line in zip(firsts, lines, strict=True)]
+        long[chunk], waits[chunk] = ttft[0], sorted(ttft[1:])
+    assert waits[None][10] > 30 * waits[2_048][10]
+    assert waits[None][-1] > 30 * waits[2_048][-1]
+    assert long[2_048] < 1.1 * long[None]
+
+
+def test_a_long_prompt_is_at_most_doubled_by_others_that_never_stop_coming() -> None:
+    others = [(0.02 * n, 500, 1) for n in range(1_500)]
+    how = settings(max_running_requests=2_000)
+    cost = cost_named("h200-llama3-8b")
+    alone = replay(requests((0.0, 100_000, 1)), how, cost=cost).record.timelines[0]
+    beside = replay(requests((0.0, 100_000, 1), *others), how, cost=cost).record.timelines[0]
+    assert alone.first_token_seconds
+    assert beside.first_token_seconds
+    assert 1.3 < beside.first_token_seconds / alone.first_token_seconds < 2.0
 
 
 def test_256_running_beside_a_chunk_of_256_starve_neither() -> None:

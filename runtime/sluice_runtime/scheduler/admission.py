@@ -1,7 +1,8 @@
 """Which waiting prompts, and how much of each, join the next batch.
 
 `PrefillAdder` counts three budgets down and returns a complete `PrefillPlan`; it changes no request
-and allocates nothing. Nothing is remembered from step to step, so no flag can go stale.
+and allocates nothing. Nothing is remembered from step to step, so no flag can go stale; what a cut
+prompt shares with others is reckoned from its own lead over them.
 
 The budgets, in tokens (`mixed` decode rows share the step):
   rem_input  maxPrefillTokens - mixed; without chunking the first prompt of a batch may exceed it
@@ -29,14 +30,18 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 
 RESERVED_TOKENS_CLIP: Final = 4096
 """Longest answer that admission reckons with."""
+MOST_PASSED_OVER: Final = 32
+"""Waiting prompts that one step looks past, as too long to be computed beside one that is cut."""
 
 
 class AdmitResult(Enum):
-    """CONTINUE: ask for the next one. NO_TOKEN: the pool is spent. OTHER: the step is."""
+    """CONTINUE: ask for the next one. NO_TOKEN: the pool is spent. OTHER: the step is. TOO_LONG: it
+    does not fit beside the prompt that is cut, in no step; others may."""
 
     CONTINUE = "Continue"
     NO_TOKEN = "NoToken"  # noqa: S105
     OTHER = "Other"
+    TOO_LONG = "TooLong"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,10 @@ class PrefillAdder:
         self._alone = room.alone
         self._items: list[PrefillItem] = []
         self._cut = False
+        self._kept = 0
+        """Tokens of the step that are the continuing prompt's, and not yet taken."""
+        self._most_beside = 0
+        """Tokens that others could have of such a step at best."""
 
     @property
     def closed(self) -> AdmitResult | None:
@@ -140,11 +149,27 @@ class PrefillAdder:
         fits = self._available_pages > 0 and (self._alone or self._rem_total > self._page_size)
         return None if fits else AdmitResult.NO_TOKEN
 
+    def keep_for(self, continuing: Request) -> bool:
+        """Sets aside what a prompt that was cut must have of the step: half, less what it is ahead
+        of others by, and one page at least. So others never get more of its steps than it has had
+        itself. False when it ends in this step: then nobody gains by its waiting."""
+        budget = self._step_tokens()
+        if budget is None or continuing.uncomputed_tokens <= budget:
+            return False
+        half = -(-(budget - continuing.lead_tokens) // 2)
+        self._kept = max(1, pages_for(half, self._page_size)) * self._page_size
+        self._most_beside = budget - self._page_size
+        self._spend(self._kept)
+        self._cut = True
+        return True
+
     def add_continuing(self, request: Request) -> None:
-        """The next chunk of the request that was cut. Its pages are its own already, so it always
-        makes progress; its answer is part of what is reserved."""
-        start = request.computed_tokens
-        self._take(PrefillItem(request, start, *self._end(request, start)))
+        """The next chunk of the request that was cut: what was kept for it, and what others left.
+        Its pages are its own already, so it always makes progress; its answer is part of what is
+        reserved."""
+        self._spend(-self._kept)
+        self._kept, start = 0, request.computed_tokens
+        self._take(PrefillItem(request, start, *self._end(request, start)), first=True)
 
     def add(self, request: Request, match: Match) -> AdmitResult:
         """Admits a waiting request, whole or up to a page boundary; `match` is what is cached."""
@@ -152,6 +177,8 @@ class PrefillAdder:
             return AdmitResult.OTHER
         start = match.pages * self._page_size
         end, cut = self._end(request, start)
+        if cut and self._kept and len(request.token_ids) - start > self._most_beside:
+            return AdmitResult.TOO_LONG
         if cut and (self._cut or end <= start):
             return AdmitResult.OTHER
         if not cut and self._items and end - start > self._rem_input:
@@ -176,11 +203,8 @@ class PrefillAdder:
     def _end(self, request: Request, start: int) -> tuple[int, bool]:
         """How far the step gets with a request, and whether it is cut there: at an absolute page
         boundary."""
-        whole = len(request.token_ids)
-        if self._rem_chunk is None:
-            return whole, False
-        budget = min(self._rem_chunk, self._rem_input)
-        if whole - start <= budget:
+        whole, budget = len(request.token_ids), self._step_tokens()
+        if budget is None or whole - start <= budget:
             return whole, False
         return (start + max(budget, 0)) // self._page_size * self._page_size, True
 
@@ -194,16 +218,25 @@ class PrefillAdder:
         rem_total = self._rem_total - locked_pages * self._page_size
         return extend + answer + self._page_size < rem_total
 
-    def _take(self, item: PrefillItem) -> None:
-        self._items.append(item)
+    def _take(self, item: PrefillItem, *, first: bool = False) -> None:
+        self._items.insert(0 if first else len(self._items), item)
         self._cut = self._cut or item.cut
-        self._rem_input -= item.end - item.start
+        self._spend(item.end - item.start)
+
+    def _step_tokens(self) -> int | None:
+        """Tokens that the step has left; None: chunking is off."""
+        return None if self._rem_chunk is None else min(self._rem_chunk, self._rem_input)
+
+    def _spend(self, tokens: int) -> None:
+        self._rem_input -= tokens
         if self._rem_chunk is not None:
-            self._rem_chunk -= item.end - item.start
+            self._rem_chunk -= tokens
 
     def _explain(self, result: AdmitResult) -> str:
         if result is AdmitResult.CONTINUE:
             return "nothing else waits"
+        if result is AdmitResult.TOO_LONG:
+            return "who waits is too long to be computed beside the prompt that is cut"
         if result is AdmitResult.NO_TOKEN:
             return f"the next request needs more than the {self._rem_total:.0f} tokens left"
         return (
@@ -219,18 +252,36 @@ def plan_prefill(
     match: Callable[[Request], Match],
     computing: BeingComputed,
 ) -> PrefillPlan:
-    """The request that was cut first, then the waiting in order until one does not fit. Requests
-    whose prefix is being computed are passed over: in a step or two they find it."""
-    if continuing is not None:
+    """The waiting in order until one does not fit, and the request that was cut with what is kept
+    for it. Whoever is too long to be computed beside that is passed over: it waits for its end, and
+    nobody's going ahead delays that by more than its share. Those whose prefix is being computed
+    are passed over too: in a step or two they find it."""
+    shares = continuing is not None and adder.keep_for(continuing)
+    if continuing is not None and not shares:
         adder.add_continuing(continuing)
-    result = AdmitResult.CONTINUE
-    if closed := adder.closed:
-        return adder.plan(closed)
+    result = adder.closed or _admit_waiting(adder, waiting, match, computing)
+    if continuing is not None and shares:
+        adder.add_continuing(continuing)
+    return adder.plan(result)
+
+
+def _admit_waiting(
+    adder: PrefillAdder,
+    waiting: Iterable[Request],
+    match: Callable[[Request], Match],
+    computing: BeingComputed,
+) -> AdmitResult:
+    """The last answer that was got."""
+    result, passed_over = AdmitResult.CONTINUE, 0
     for request in waiting:
         found = match(request)
         if computing.covers(request, found):
             continue
-        if (result := adder.add(request, found)) is not AdmitResult.CONTINUE:
+        result = adder.add(request, found)
+        if result is AdmitResult.CONTINUE:
+            computing.add(request)
+        elif result is AdmitResult.TOO_LONG and passed_over < MOST_PASSED_OVER:
+            passed_over += 1
+        else:
             break
-        computing.add(request)
-    return adder.plan(result)
+    return result

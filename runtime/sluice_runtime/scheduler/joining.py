@@ -72,6 +72,7 @@ class Joining:
         """Those of them that waited leave the queue and get what they need. What of a prompt was
         cached when it first started is what its client is told."""
         starting = [item.request for item in items if item.request.row is None]
+        _count_lead(items)
         for request in starting:
             self._roster.waiting.remove(request)
             self._order.admitted(request)
@@ -117,3 +118,16 @@ class Joining:
             return view
         tokens, path = self._holdings.matched_tokens, self._holdings.matched_path
         return replace(view, matched_tokens=tokens, matched_path=path)
+
+
+def _count_lead(items: Sequence[PrefillItem]) -> None:
+    """What the prompt that is cut had of the step counts for it; what others had beside it counts
+    against it, but not in its first step, where they came before it."""
+    cut = next((item for item in items if item.cut), None)
+    if cut is None:
+        return
+    own = cut.end - cut.start
+    if cut.request.row is None:
+        cut.request.lead_tokens = own
+    else:
+        cut.request.lead_tokens += 2 * own - sum(item.end - item.start for item in items)

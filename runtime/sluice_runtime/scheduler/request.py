@@ -51,6 +51,8 @@ class Request:
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
     landed_tokens: int = 0
     """Of these, the ones of batches whose results are in."""
+    lead_tokens: int = 0
+    """While its prompt is cut: tokens that it had of its steps, less those that others had."""
     logprobs: int = -1
     prompt_logprobs: int = -1
     """As in `Generate`, until its prompt's scores were told."""

@@ -1,0 +1,193 @@
+"""What others get of the steps of a long prompt, and what they can never take from it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder
+from sluice_runtime.scheduler.batch import Batch
+
+from tests.runtime.scheduler.building import Bench, request, settings_of
+from tests.runtime.scheduler.fake_runner import answer_to
+from tests.runtime.scheduler.test_admission import cached, plan, room, taken, waiting
+
+PAGE = 16
+
+
+@pytest.mark.parametrize(
+    ("lead", "others", "own"),
+    [
+        (0, 64, 64),
+        (32, 80, 48),
+        (96, 112, 16),
+        (5000, 112, 16),
+    ],
+)
+def test_others_get_half_and_what_the_prompt_is_ahead_by(lead: int, others: int, own: int) -> None:
+    long = waiting(1000, computed=160)
+    long.lead_tokens = lead
+    made = plan([waiting(others), waiting(16)], continuing=long, chunk_size=128)
+    assert taken(made) == [(160, 160 + own, True), (0, others, False)]
+    more = plan([waiting(others + 1)], continuing=long, chunk_size=128)
+    assert taken(more) == [(160, 288, True)], "one token more does not fit whole"
+
+
+def test_nobody_is_cut_beside_a_prompt_that_is_cut() -> None:
+    long = waiting(1000, computed=160)
+    made = plan([waiting(40), waiting(60)], continuing=long, chunk_size=128)
+    assert taken(made) == [(160, 240, True), (0, 40, False)]
+
+
+def test_the_last_chunk_is_not_shared() -> None:
+    made = plan([waiting(20), waiting(90)], continuing=waiting(260, computed=160), chunk_size=128)
+    assert taken(made) == [(160, 260, False), (0, 20, False)]
+
+
+def test_who_is_too_long_for_any_share_is_passed_over() -> None:
+    long = waiting(1000, computed=160)
+    made = plan([waiting(113), waiting(500), waiting(30)], continuing=long, chunk_size=128)
+    assert taken(made) == [(160, 256, True), (0, 30, False)]
+    assert made.reason == AdmitResult.CONTINUE.value
+
+
+def test_who_needs_a_larger_share_is_waited_for() -> None:
+    """It fits into the next step, when the prompt is ahead by this one."""
+    bench = Bench(settings_of(pool_tokens=4096, page_size=PAGE, chunk_size=128))
+    bench.add(request("long", prompt_of(2000), 1))
+    bench.step()
+    bench.add(request("a", prompt_of(112), 1), request("b", prompt_of(100), 1))
+    bench.add(request("c", prompt_of(16), 1))
+    steps = [computed(bench.step()) for _ in range(4)]
+    # b is not passed by c, although c would have fitted beside a chunk of half the step.
+    assert steps == [[16, 112], [128], [16, 100], [112, 16]]
+
+
+def test_only_so_many_are_passed_over_in_a_step() -> None:
+    long = waiting(1000, computed=160)
+    longs = [waiting(500) for _ in range(33)]
+    made = plan([*longs[:32], waiting(30)], continuing=long, chunk_size=128)
+    assert len(made.items) == 2
+    made = plan([*longs, waiting(30)], continuing=long, chunk_size=128)
+    assert len(made.items) == 1
+    assert made.reason == AdmitResult.TOO_LONG.value
+    assert "too long" in made.message
+
+
+def test_a_step_of_one_page_is_the_long_prompts() -> None:
+    long = waiting(1000, computed=160)
+    long.lead_tokens = 160
+    made = plan([waiting(5)], continuing=long, chunk_size=128, decode_rows=200)
+    assert taken(made) == [(160, 176, True)]
+
+
+def test_a_share_takes_no_page_that_is_not_there() -> None:
+    made = plan(
+        [waiting(40)], continuing=waiting(1000, computed=160), chunk_size=128, available_pages=1
+    )
+    assert taken(made) == [(160, 288, True)]
+    assert made.reason == AdmitResult.NO_TOKEN.value
+
+
+def test_what_is_cached_needs_no_share() -> None:
+    """100 tokens, of which 48 are cached: 52 fit beside half a step of 128."""
+    adder = PrefillAdder(settings_of(page_size=PAGE, chunk_size=128), room(), 0.5)
+    assert adder.keep_for(waiting(1000, computed=160))
+    assert adder.add(waiting(100), cached(3)) is AdmitResult.CONTINUE
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority"])
+def test_the_share_follows_the_policy(policy: str) -> None:
+    bench = Bench(settings_of(pool_tokens=4096, page_size=PAGE, chunk_size=64, policy=policy))
+    bench.add(request("long", prompt_of(1000), 1))
+    bench.step()
+    bench.add(request("first", prompt_of(48), 1), request("short", prompt_of(20), 1))
+    bench.add(request("urgent", prompt_of(30), 1, priority=5))
+    bench.step_until(lambda _: len(bench.terminals) == 3)
+    expected = {
+        "fcfs": ["first", "short", "urgent"],
+        "sjf": ["short", "urgent", "first"],
+        "priority": ["urgent", "first", "short"],
+    }
+    assert list(bench.terminals) == expected[policy]
+
+
+def test_who_waited_for_the_end_of_a_long_prompt_is_next() -> None:
+    """Short prompts never stop coming; under fcfs they pass a second long one only while it could
+    not have begun."""
+    bench = Bench(settings_of(pool_tokens=8192, page_size=PAGE, chunk_size=64))
+    bench.add(request("long", prompt_of(640), 1), request("second", prompt_of(640), 1))
+    for number in range(200):
+        bench.add(request(f"s{number}", prompt_of(30), 1))
+        bench.step()
+        if "long" in bench.terminals:
+            break
+    passed = [name for name in bench.terminals if name.startswith("s")]
+    assert len(passed) > 5
+    bench.step()
+    cut = bench.scheduler.status().prefilling
+    assert cut
+    assert cut.request_id == "second"
+
+
+def prompt_of(tokens: int) -> list[int]:
+    return [i % 50 for i in range(tokens)]
+
+
+def computed(batch: Batch | None) -> list[int]:
+    assert batch is not None
+    return [len(row.token_ids) for row in batch.extend_rows]
+
+
+def beside_others(bench: Bench, prompt: int, arrivals: list[int]) -> list[tuple[int, int]]:
+    """Of each step until all of the long prompt is computed: its tokens and those of others. Before
+    each step but the first another prompt arrives."""
+    bench.add(request("long", prompt_of(prompt), 1))
+    steps: list[tuple[int, int]] = []
+    for number in range(10_000):
+        batch = bench.launch()
+        assert batch
+        own = batch.extend_rows[0]
+        assert own.row == 0, "the long prompt stands still"
+        steps.append((len(own.token_ids), batch.extend_tokens - len(own.token_ids)))
+        while len(bench.in_flight) > bench.overlap:
+            bench.land()
+        if own.samples:
+            return steps
+        if number < len(arrivals):
+            bench.add(request(f"s{number}", prompt_of(arrivals[number]), 2))
+    raise AssertionError("it starves")
+
+
+@given(
+    prompt=st.integers(145, 1500),
+    arrivals=st.lists(st.integers(1, 200), max_size=150),
+    chunk=st.integers(1, 9),
+    extra=st.integers(0, 15),
+    overlap=st.booleans(),
+    policy=st.sampled_from(["fcfs", "sjf", "hrrn", "round-robin", "random"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_long_prompt_never_starves_and_takes_twice_the_steps_at_most(
+    prompt: int, arrivals: list[int], chunk: int, extra: int, overlap: bool, policy: str
+) -> None:
+    how = settings_of(
+        pool_tokens=1 << 15,
+        page_size=PAGE,
+        chunk_size=chunk * PAGE + extra,
+        mixed=False,
+        max_running_requests=200,
+        max_queued_requests=200,
+        policy=policy,
+    )
+    bench = Bench(how, overlap=overlap)
+    steps = beside_others(bench, prompt, arrivals)
+    had = given_away = 0
+    for own, others in steps[:-1]:
+        had, given_away = had + own, given_away + others
+        assert own >= PAGE
+        assert given_away <= had
+    assert len(steps) <= 2 * len(beside_others(Bench(how), prompt, []))
+    bench.run()
+    assert bench.answers["long"] == answer_to(prompt_of(prompt), 1)
+    assert len(bench.terminals) == 1 + min(len(arrivals), len(steps) - 1)
