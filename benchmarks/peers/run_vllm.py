@@ -1,0 +1,61 @@
+"""vLLM's CPU build on a workload: JSON on stdin, one JSON line on stdout.
+
+Runs in an environment of its own, so it imports nothing of Sluice. The engine computes in this
+process instead of a worker, so that its CPU time is this process's; it is compiled, as it comes.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+CACHE_GIB = 1
+STEP_TOKENS = 2048
+MOST_REQUESTS = 256
+
+
+def main() -> None:
+    work = json.load(sys.stdin)
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": str(work["threads"]),
+    }
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        work["model"],
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=4096,
+        max_num_seqs=MOST_REQUESTS,
+        max_num_batched_tokens=STEP_TOKENS,
+        kv_cache_memory_bytes=CACHE_GIB << 30,
+    )
+
+    def settings(answer_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            temperature=work["temperature"],
+            max_tokens=answer_tokens,
+            ignore_eos=True,
+            detokenize=False,
+        )
+
+    def generate(shift: int) -> list[Any]:
+        prompts = [
+            {"prompt_token_ids": [token + shift for token in prompt]} for prompt in work["prompts"]
+        ]
+        answers = [settings(tokens) for tokens in work["answers"]]
+        return engine.generate(prompts, answers, use_tqdm=False)
+
+    generate(shift=1)  # compiles for all sizes of batches; other prompts, so that none is cached
+    began, cpu_began = time.perf_counter(), time.process_time()
+    results = generate(shift=0)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    tokens = sum(len(result.outputs[0].token_ids) for result in results)
+    print(json.dumps({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu}))
+
+
+if __name__ == "__main__":
+    main()
