@@ -1,137 +1,201 @@
 """CPU time of one scheduler step, `next_batch` and `process` together, at 256 running requests.
 
-A pool that is a little too small, 16-token pages, mixed batches, prefix cache: requests arrive as
-others finish, every other one begins with one of eight system prompts, a long prompt is always
-being cut, finished answers are inserted, prefixes evicted and rows retracted. A stand-in draws the
-tokens. The garbage collector stays on. Prints one JSON line a figure.
+Prefix cache, 16-token pages, mixed batches, and a pool that is too small for what is admitted:
+waves of short answers teach the scheduler to reserve little, and the long ones after them outgrow
+it, so that one request in ten is sent back to the queue. Every other prompt begins with one of
+eight system prompts, every 32nd is long and cut, answers are inserted when they end, and prefixes
+evicted. Clients set no max_tokens. A stand-in draws the tokens. The garbage collector stays on;
+as in the engine, it passes over what was there at the start. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
-RUNNING = 256
+ROWS = 288
+"""Running are 256 on average: after a wave of retractions there are fewer for a while."""
+POOL_PAGES = 10_500
 PAGE_SIZE = 16
 CHUNK_SIZE = 1024
+CONTEXT_TOKENS = 16_384
 LONG_PROMPT_TOKENS = 2_048
+LONG_PROMPT_EVERY = 32
 SYSTEM_PROMPTS = 8
 SYSTEM_TOKENS = 96
-POOL_PAGES = 10_150
+SHORT_WAVE = 200
+LONG_WAVE = 400
+SHORT_ANSWER_TOKENS = (16, 64)
+LONG_ANSWER_TOKENS = (600, 700)
+STOP, TOKEN = 0, 7
+QUEUE = 8
+LONG_QUEUE = 128
+"""As many as a policy looks up in the prefix cache."""
 
 
 @dataclass
 class Traffic:
-    """Keeps the queue a few requests long; every 32nd prompt is long."""
+    """Requests one after the other, and what the model says to them: a stand-in."""
 
     draw: random.Random = field(default_factory=lambda: random.Random(0))
-    made: int = 0
     systems: list[list[int]] = field(default_factory=list)
+    left: Counter[str] = field(default_factory=Counter)
+    """Tokens to come of each answer."""
+    rows: dict[int, str] = field(default_factory=dict)
+    made: int = 0
 
     def __post_init__(self) -> None:
         self.systems = [self._tokens(SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
 
     def next(self) -> Generate:
         self.made += 1
-        long = self.made % 32 == 0
-        length = LONG_PROMPT_TOKENS if long else self.draw.randint(32, 256)
-        answer = self.draw.randint(256, 768)
-        system = self.draw.choice(self.systems) if self.made % 2 else []
-        prompt = [*system, *self._tokens(length)]
-        return Generate(f"r{self.made}", prompt, answer, Sampling())
+        name = f"r{self.made}"
+        short = self.made % (SHORT_WAVE + LONG_WAVE) < SHORT_WAVE
+        self.left[name] = self.draw.randint(*(SHORT_ANSWER_TOKENS if short else LONG_ANSWER_TOKENS))
+        long = self.made % LONG_PROMPT_EVERY == 0
+        own = self._tokens(LONG_PROMPT_TOKENS if long else self.draw.randint(32, 256))
+        prompt = [*self.draw.choice(self.systems), *own] if self.made % 2 else own
+        most = CONTEXT_TOKENS - len(prompt)
+        key = f"tenant-{self.draw.randrange(8)}"
+        return Generate(
+            name,
+            prompt,
+            most,
+            Sampling(),
+            stop_token_ids=[STOP],
+            priority=self.draw.randrange(3),
+            routing_key=key,
+        )
+
+    def answer(self, batch: Batch) -> SampledTokens:
+        """What the runner would return for the batch."""
+        for row in batch.added_rows:
+            self.rows[row.row] = row.request_id
+        names = [self.rows[row] for row in batch.sampling_rows]
+        self.left.subtract(names)
+        tokens = tuple(TOKEN if self.left[name] > 0 else STOP for name in names)
+        return SampledTokens(batch.step, tokens)
 
     def _tokens(self, count: int) -> list[int]:
-        return [self.draw.randrange(50_000) for _ in range(count)]
+        return [self.draw.randrange(10, 50_000) for _ in range(count)]
 
 
-def scheduler() -> Scheduler:
+def scheduler(policy: str) -> Scheduler:
     settings = SchedulerSettings(
-        limits=Limits(16_384, POOL_PAGES * PAGE_SIZE),
+        limits=Limits(CONTEXT_TOKENS, POOL_PAGES * PAGE_SIZE),
         page_size=PAGE_SIZE,
         chunk_size=CHUNK_SIZE,
-        max_prefill_tokens=16_384,
+        max_prefill_tokens=CONTEXT_TOKENS,
         min_prefill_tokens=PAGE_SIZE,
-        max_running_requests=320,
+        max_running_requests=ROWS,
         max_queued_requests=4_096,
         mixed=True,
-        conservativeness=0.05,
+        conservativeness=0.3,
+        policy=policy,
     )
     return Scheduler(settings, PageAllocator(POOL_PAGES))
 
 
 @dataclass
 class Measured:
-    """Seconds of CPU a step, and what the steps were."""
+    """CPU time of the steps, and what was in them. The warm-up is in none of it."""
 
-    seconds: list[float] = field(default_factory=list)
+    milliseconds: list[float] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
-    requests: int = 0
-    cuts: int = 0
+    finished: int = 0
+    cut_prompts: int = 0
     retractions: int = 0
     evicted_pages: int = 0
     cached_tokens: int = 0
 
+    @property
+    def retracted_share(self) -> float:
+        """Retractions for each request that ended."""
+        return self.retractions / max(1, self.finished)
 
-def measure(steps: int, warm_up: int) -> Measured:
-    engine, traffic, measured = scheduler(), Traffic(), Measured()
-    for step in range(warm_up + steps):
-        while engine.status().queued_requests < 8:
-            engine.add(traffic.next())
-        began = time.process_time()
-        batch = engine.next_batch(float(step))
-        planned = time.process_time()
-        assert batch is not None
-        result = tokens_for(batch)
-        resumed = time.process_time()
-        engine.process(batch, result, float(step))
-        ended = time.process_time()
-        if step >= warm_up:
-            measured.seconds.append((planned - began) + (ended - resumed))
-            measured.running.append(len(batch.decode_rows))
-        measured.cached_tokens += batch.cached_tokens
-    status = engine.status()
-    measured.requests = traffic.made
-    measured.cuts, measured.retractions = status.chunk_cuts, status.retractions
-    measured.evicted_pages = status.evicted_pages
+    def facts(self) -> dict[str, object]:
+        return {
+            "unit": "ms CPU",
+            "running": round(statistics.mean(self.running)),
+            "finished": self.finished,
+            "retracted_share": round(self.retracted_share, 3),
+            "cut_prompts": self.cut_prompts,
+            "evicted_pages": self.evicted_pages,
+            "cached_tokens": self.cached_tokens,
+        }
+
+
+def measure(policy: str, queue: int, steps: int, warm_up: int = 1000) -> Measured:
+    """`queue`: requests that wait before each step."""
+    engine, traffic = scheduler(policy), Traffic()
+    gc.collect()
+    gc.freeze()
+    for now in range(warm_up):
+        _step(engine, traffic, queue, float(now), Measured())
+    measured, before = Measured(), engine.status()
+    for now in range(warm_up, warm_up + steps):
+        _step(engine, traffic, queue, float(now), measured)
+    after = engine.status()
+    gc.unfreeze()
+    measured.cut_prompts = after.chunk_cuts - before.chunk_cuts
+    measured.retractions = after.retractions - before.retractions
+    measured.evicted_pages = after.evicted_pages - before.evicted_pages
     return measured
 
 
-def tokens_for(batch: Batch) -> SampledTokens:
-    return SampledTokens(batch.step, (7,) * len(batch.sampling_rows))
+def _step(
+    engine: Scheduler, traffic: Traffic, queue: int, now: float, measured: Measured
+) -> None:
+    for _ in range(queue - engine.status().queued_requests):
+        engine.add(traffic.next())
+    began = time.process_time()
+    batch = engine.next_batch(now)
+    planned = time.process_time()
+    assert batch is not None
+    result = traffic.answer(batch)
+    resumed = time.process_time()
+    outcomes = engine.process(batch, result, now)
+    ended = time.process_time()
+    measured.milliseconds.append(1000 * (planned - began + ended - resumed))
+    measured.running.append(len(batch.decode_rows))
+    measured.finished += sum(outcome.finish_reason is not None for outcome in outcomes)
+    measured.cached_tokens += batch.cached_tokens
 
 
-def report(figure: str, value: float, **more: object) -> None:
-    print(json.dumps({"figure": figure, "value": round(value, 4), **more}), flush=True)
+def report(figure: str, value: float, **facts: object) -> None:
+    print(json.dumps({"figure": figure, "value": round(value, 4), **facts}), flush=True)
+
+
+def report_steps(name: str, measured: Measured) -> None:
+    ordered = sorted(measured.milliseconds)
+    report(f"{name}.p50", ordered[len(ordered) // 2], **measured.facts())
+    report(f"{name}.p99", ordered[len(ordered) * 99 // 100], **measured.facts())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--policies", action="store_true", help="every policy, with a long queue")
     arguments = parser.parse_args()
-    measured = measure(arguments.steps, warm_up=1000)
-    milliseconds = sorted(1000 * seconds for seconds in measured.seconds)
-    facts = {
-        "unit": "ms CPU",
-        "running": round(statistics.mean(measured.running)),
-        "chunk_cuts": measured.cuts,
-        "retractions": measured.retractions,
-        "evicted_pages": measured.evicted_pages,
-        "cached_tokens": measured.cached_tokens,
-        "requests": measured.requests,
-    }
-    report("scheduler_step.p50", milliseconds[len(milliseconds) // 2], **facts)
-    report("scheduler_step.p99", milliseconds[len(milliseconds) * 99 // 100], **facts)
+    measured = measure("fcfs", QUEUE, arguments.steps)
+    report("scheduler_step.retracted_share", measured.retracted_share, unit="of those that ended")
+    report_steps("scheduler_step", measured)
+    for policy in POLICIES if arguments.policies else ():
+        report_steps(f"scheduler_step.{policy}", measure(policy, LONG_QUEUE, arguments.steps // 2))
 
 
 if __name__ == "__main__":
