@@ -157,9 +157,7 @@ def measure(policy: str, queue: int, steps: int, warm_up: int = 1000) -> Measure
     return measured
 
 
-def _step(
-    engine: Scheduler, traffic: Traffic, queue: int, now: float, measured: Measured
-) -> None:
+def _step(engine: Scheduler, traffic: Traffic, queue: int, now: float, measured: Measured) -> None:
     for _ in range(queue - engine.status().queued_requests):
         engine.add(traffic.next())
     began = time.process_time()

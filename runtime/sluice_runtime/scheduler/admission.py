@@ -89,7 +89,9 @@ def reserved_tokens(requests: Iterable[Request], ratio: float) -> float:
     """Tokens that requests are expected to generate still."""
     may_end = whole = 0
     for request in requests:
-        tokens = min(request.remaining_tokens, RESERVED_TOKENS_CLIP)
+        tokens = request.remaining_tokens
+        if tokens > RESERVED_TOKENS_CLIP:  # min() would take a third of the loop
+            tokens = RESERVED_TOKENS_CLIP
         if request.ignore_eos:
             whole += tokens
         else:

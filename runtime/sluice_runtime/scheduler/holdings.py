@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sluice_runtime.scheduler.batch import PagesReplaced
 from sluice_runtime.scheduler.integrity import check_integrity
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
-from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache, key_of
+from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache
 from sluice_runtime.scheduler.request import Request, lock_of, row_of
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
@@ -96,9 +96,14 @@ class Holdings:
 
     def open_page(self, request: Request) -> int:
         """One more page."""
-        (page,) = self._allocate(1)
-        request.page_ids.append(page)
-        return page
+        return self.open_pages([request])[0]
+
+    def open_pages(self, requests: Sequence[Request]) -> list[int]:
+        """One more page for each."""
+        pages = self._allocate(len(requests))
+        for request, page in zip(requests, pages, strict=True):
+            request.page_ids.append(page)
+        return pages
 
     def keep(self, request: Request) -> None:
         """Lets others find what is computed of a request, in whole pages; pages that turn out to be
@@ -109,7 +114,7 @@ class Holdings:
         first, last = lock.pages, request.landed_tokens // size
         if first == last:
             return
-        key = key_of(request.token_ids[first * size : last * size])
+        key = request.key_of(first * size, last * size)
         canonical = self._cache.extend(lock, key, request.page_ids[first:last])
         if canonical:
             span = slice(first, first + len(canonical))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice_runtime.messages import FinishReason, Generate, Sampling, TokenDelta
-from sluice_runtime.scheduler.batch import Drawn, RowAdded
-from sluice_runtime.scheduler.prefix_cache import Lock, key_of
+from sluice_runtime.scheduler.batch import NO_TOKEN, Drawn, RowAdded
+from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, key_of
 
 
 class Phase(Enum):
@@ -68,9 +68,18 @@ class Request:
 
     most_tokens: int = field(init=False)
     """Prompt and answer, if no stop token comes."""
+    special_tokens: frozenset[int] = field(init=False)
+    """What may be drawn for it that is not just one token more."""
 
     def __post_init__(self) -> None:
         self.most_tokens = self.prompt_tokens + self.max_tokens
+        self.special_tokens = self.stop_token_ids | {NO_TOKEN}
+
+    def key_of(self, first: int, last: int) -> bytes:
+        """Tokens [first, last) as the prefix tree compares them."""
+        if last * TOKEN_BYTES <= len(self.key):
+            return self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]
+        return key_of(self.token_ids[first:last])
 
     @property
     def ended(self) -> bool:

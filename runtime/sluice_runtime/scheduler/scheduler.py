@@ -14,6 +14,7 @@ and whatever needs to know it waits for the results.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -119,9 +120,7 @@ class Scheduler:
         self._pacing.landed(batch, now)
         for item in flight.prefill:
             self._prefilled(item, None if item.cut else next(rows))
-        for request, drawn in zip(flight.decode, rows, strict=True):
-            request.landed_tokens += 1
-            self._accept(request, drawn)
+        self._decoded(flight.decode, rows)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -238,6 +237,24 @@ class Scheduler:
             self._accept(request, drawn)
         if not request.ended:
             self._holdings.keep(request)
+
+    def _decoded(self, requests: Sequence[Request], rows: Iterator[Drawn]) -> None:
+        """The next token of each; where it is just one more, which is nearly always, at once."""
+        outcomes = self._outcomes
+        for request, drawn in zip(requests, rows, strict=True):
+            request.landed_tokens += 1
+            tokens, (token, logprob, _) = request.token_ids, drawn
+            if (
+                token in request.special_tokens
+                or len(tokens) + 1 >= request.most_tokens
+                or logprob is not None
+                or request.phase is ENDED
+                or request.aborting
+            ):
+                self._accept(request, drawn)
+            else:
+                tokens.append(token)
+                outcomes.append(TokenDelta(request.request_id, [token]))
 
     def _accept(self, request: Request, drawn: Drawn) -> None:
         """A sampled token; nothing of a request that ended or is about to be dropped."""

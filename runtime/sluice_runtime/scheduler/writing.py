@@ -49,9 +49,11 @@ class BatchWriter:
 
     def _open_pages(self, decode: Sequence[Request]) -> list[PagesAppended]:
         """One page more for each row whose next token is the first of one."""
+        requests = opening(decode, self._page_size)
+        pages = self._holdings.open_pages(requests)
         return [
-            PagesAppended(row_of(request), (self._holdings.open_page(request),))
-            for request in opening(decode, self._page_size)
+            PagesAppended(row_of(request), (page,))
+            for request, page in zip(requests, pages, strict=True)
         ]
 
     def _extend(self, item: PrefillItem) -> ExtendRow:

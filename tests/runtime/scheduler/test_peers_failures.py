@@ -122,6 +122,20 @@ def test_abort_that_still_commits_the_final_chunks_token() -> None:
     assert bench.terminals["a"][0].finish_reason == "abort"
 
 
+def test_abort_that_still_commits_a_decode_steps_token() -> None:
+    bench = Bench(settings_of())
+    bench.add(request("a", 4, 9))
+    bench.step()
+    decode = bench.launch()
+    assert decode
+    assert decode.decode_rows
+    bench.scheduler.abort("a")
+    bench.land()
+    bench.run()
+    assert len(bench.answers["a"]) == 1
+    assert bench.terminals["a"][0].finish_reason == "abort"
+
+
 def test_disconnect_that_loses_the_abort() -> None:
     """Waiting, mid-chunk, running: each abort ends its request once and frees all it held."""
     bench = Bench(settings_of(max_running_requests=2))

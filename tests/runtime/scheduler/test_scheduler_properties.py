@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sluice_runtime.scheduler.policies import POLICIES
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -102,15 +102,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             self.bench.scheduler.fail(name, "broken on purpose")
 
+    @precondition(lambda self: self.prompts)
     @rule(pick=st.integers(0, 30))
     def abort_between_forward_and_process(self, pick: int) -> None:
+        name = f"r{pick % len(self.prompts)}"
         self.bench.launch()
-        self.disturbed.add(f"r{pick}")
-        self.bench.scheduler.abort(f"r{pick}")
-        before = len(self.bench.answers.get(f"r{pick}", []))
+        self.disturbed.add(name)
+        self.bench.scheduler.abort(name)
+        before = len(self.bench.answers.get(name, []))
         while self.bench.in_flight:
             self.bench.land()
-        assert len(self.bench.answers.get(f"r{pick}", [])) == before
+        assert len(self.bench.answers.get(name, [])) == before
 
     @rule()
     def flush(self) -> None:
