@@ -134,6 +134,12 @@ def on_this_machine() -> Iterator[Comparison]:
     yield Comparison(offline(64, 16, 256), {}, chunks(128, 512))
 
 
+def in_the_loop() -> Iterator[Comparison]:
+    """For real and by the wall clock, as planning beside a step is nothing else."""
+    for workload in (offline(64, 16, 256), chats(96, 50, 16.0)):
+        yield Comparison(workload, {}, OVERLAP)
+
+
 def padding(trace: Trace, rows: int) -> float:
     """Share of a static batch's row-steps in which the row has ended and others of it have not."""
     outputs = [request.output_tokens for request in trace.requests]

@@ -1,0 +1,99 @@
+"""A trace through the engine's own loop, in this process and by the wall clock.
+
+What the virtual clock of a replay cannot show: planning a step while one runs. Without transport,
+API process and tokeniser; a request comes when its time has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sluice_contract.config import EngineConfig
+from sluice_runtime.engine.build import build_engine
+from sluice_runtime.engine.device import Device, Landing, device_of
+from sluice_runtime.engine.log import StepLog
+from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.warm_up import warm_up
+from sluice_runtime.messages import Generate, Sampling, StepResult, ToApi, ToEngine
+from sluice_runtime.model_files import resolve
+from sluice_runtime.scheduler.batch import Batch
+from sluice_simulator.record import Record
+from sluice_simulator.report import Summary, summarise
+from sluice_simulator.traces.request import TraceRequest
+from sluice_simulator.traces.tokens import prompt_ids
+
+SAMPLING = Sampling(temperature=0.6)
+
+
+class Watched:
+    """The loop's link and its device: brings the requests, and records what becomes of each step.
+    Seconds since it was made."""
+
+    def __init__(
+        self, requests: Sequence[TraceRequest], vocabulary_size: int, device: Device
+    ) -> None:
+        self.record = Record(requests, sample_seconds=float("inf"))
+        self.ahead = device.ahead
+        self._device = device
+        self._coming = [
+            Generate(
+                str(index),
+                [token % vocabulary_size for token in prompt_ids(request, index)],
+                request.output_tokens,
+                SAMPLING,
+                ignore_eos=True,
+                credit_tokens=request.output_tokens,
+                arrival_seconds=request.arrival_seconds,
+            )
+            for index, request in enumerate(requests)
+        ][::-1]
+        self._launched: dict[int, tuple[Batch, float]] = {}
+        self._ended = 0.0
+        self._began = time.monotonic()
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        """As `engine.loop.Link`."""
+        if timeout_seconds and self._coming:
+            time.sleep(max(0.0, self._coming[-1].arrival_seconds - self._now()))
+        arrived: list[ToEngine] = []
+        while self._coming and self._coming[-1].arrival_seconds <= self._now():
+            arrived.append(self._coming.pop())
+        return arrived
+
+    def launch(self, batch: Batch) -> Landing:
+        """As `engine.device.Device`."""
+        self._launched[batch.step] = batch, self._now()
+        return self._device.launch(batch)
+
+    def send(self, message: ToApi) -> None:
+        """As `engine.loop.Link`."""
+        if not isinstance(message, StepResult):
+            return
+        batch, planned = self._launched.pop(message.step)
+        ended = message.finished_seconds - self._began
+        self.record.step(batch, message.deltas, planned, ended - max(planned, self._ended), ended)
+        self._ended = ended
+
+    def done(self) -> bool:
+        """Whether every request has ended."""
+        return not self.record.open_requests(len(self.record.timelines))
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+
+def run_in_loop(config: EngineConfig, requests: Sequence[TraceRequest]) -> Summary:
+    """From the first arrival to the last token."""
+    config = resolved(config)
+    engine = build_engine(config, resolve(config.model.uri))
+    page_size = engine.settings.page_size
+    warm_up(engine.runner, engine.settings.limits, page_size)
+    device = device_of(engine.runner, overlap=bool(config.overlap))
+    watched = Watched(requests, engine.model.spec.vocabulary_size, device)
+    loop = EngineLoop(
+        watched, engine.scheduler, watched, engine.grammars, lambda pace: StepLog(page_size, pace)
+    )
+    loop.run(watched.done)
+    return summarise(watched.record, engine.scheduler.status())
