@@ -100,7 +100,10 @@ def run_engine(
     config = resolved(config)
     files = resolve(config.model.uri)
     engine = build_engine(config, files, replace(hooks or EngineHooks(), on_logits=recorder))
-    drive(engine, run, recorder, requests, chunk_sizes, overlap=overlap)
+    try:
+        drive(engine, run, recorder, requests, chunk_sizes, overlap=overlap)
+    finally:
+        torch.set_num_threads(1)
     status = engine.scheduler.status()
     run.cuts, run.retractions = status.chunk_cuts, status.retractions
     run.evictions = status.evicted_pages

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.messages import Generate
 
-from tests.runtime.agreement.oracle import assert_agrees
+from tests.runtime.agreement.oracle import Oracle, assert_agrees
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
 CLEAR_TOKENS = 100
@@ -19,7 +19,7 @@ CLEAR_TOKENS = 100
 
 @dataclass(frozen=True)
 class Case:
-    """One way to run 16 requests. `pool_tokens` None: as many as they can use."""
+    """One way to run requests. `pool_tokens` None: as many as they can use."""
 
     kind: str = "qwen3"
     page_size: int = 16
@@ -32,6 +32,9 @@ class Case:
     overlap: bool = False
     backend: str | None = None
     """None: the compiled kernels, where they were built."""
+    threads: int = 1
+    policy: str = "fcfs"
+    max_running_requests: int = 32
 
     def __str__(self) -> str:
         pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
@@ -40,6 +43,8 @@ class Case:
         more = "" if self.prefix_cache else "-uncached"
         more += "-overlap" if self.overlap else ""
         more += f"-{self.backend}" if self.backend else ""
+        more += f"-threads{self.threads}" if self.threads > 1 else ""
+        more += f"-{self.policy}" if self.policy != "fcfs" else ""
         return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}{more}"
 
 
@@ -56,7 +61,7 @@ def random_requests(count: int, longest: int, answer: int, seed: int = 11) -> li
     ]
 
 
-def check(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) -> Run:
+def check(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generate]) -> Run:
     """Compares every token, and sees to it that what the case is about really happened."""
     run = compare(case, folder, oracle, requests)
     assert (run.cuts > 0) == (case.chunk_size > 0), "no prompt was cut, or one that must not be"
@@ -65,9 +70,9 @@ def check(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) ->
     return run
 
 
-def compare(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) -> Run:
+def compare(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generate]) -> Run:
     """Runs the case with a shuffled allocator and poisoned pages, and compares every token."""
-    pool = case.pool_tokens or 4096
+    pool = case.pool_tokens or roomy(requests, case.page_size)
     config = engine_config(
         str(folder),
         dtype="float32",
@@ -77,6 +82,9 @@ def compare(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) 
         kv_pool_tokens=pool,
         prefix_cache=case.prefix_cache,
         schedule_conservativeness=0.1 if case.pool_tokens else 1.0,
+        threads=case.threads,
+        scheduling_policy=case.policy,
+        max_running_requests=case.max_running_requests,
     )
     pages = pool // case.page_size
     order = random.Random(3).sample(range(pages), pages)
@@ -87,3 +95,9 @@ def compare(case: Case, folder: Any, oracle: Any, requests: Sequence[Generate]) 
     assert assert_agrees(oracle, requests, run) > CLEAR_TOKENS
     assert (run.launched_ahead > 0) == case.overlap
     return run
+
+
+def roomy(requests: Sequence[Generate], page_size: int) -> int:
+    """Tokens of a pool that holds all of them at once."""
+    tokens = [len(one.prompt_ids) + one.max_tokens + page_size for one in requests]
+    return sum(tokens) // page_size * page_size

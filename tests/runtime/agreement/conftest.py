@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.runtime.agreement.oracle import load_oracle, write_model
+from tests.runtime.agreement.oracle import Oracle, Pair, PairOf, write_model
 
 TRAINED = Path(__file__).parents[3] / "e2e" / "model" / "sluice-tiny"
 
-Pair = tuple[Path, Any]
-"""Folder, and the oracle loaded from it."""
-
 
 @pytest.fixture(scope="session")
-def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> PairOf:
     """The model of a kind; `trained` is the one that the samples serve."""
 
     @cache
     def made(kind: str) -> Pair:
         if kind == "trained":
-            return TRAINED, load_oracle(TRAINED)
+            return TRAINED, Oracle(TRAINED)
         folder = write_model(tmp_path_factory.mktemp(kind), kind)
-        return folder, load_oracle(folder)
+        return folder, Oracle(folder)
 
     return made

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 
 from e2e.model.tasks import make_prompt
 from tests.runtime.agreement.cases import Case, check, random_requests
-from tests.runtime.agreement.oracle import KINDS
+from tests.runtime.agreement.oracle import KINDS, PairOf
 from tests.runtime.harness import generate
 
 # With several workers one of them imports transformers and makes the models, and no other.
 pytestmark = pytest.mark.xdist_group("transformers")
-
-PairOf = Callable[[str], tuple[Any, Any]]
 
 SOME = [
     Case(),

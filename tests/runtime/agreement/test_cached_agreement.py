@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from sluice_runtime.messages import Generate
 
 from tests.runtime.agreement.cases import Case, compare, random_requests
+from tests.runtime.agreement.oracle import PairOf
 from tests.runtime.harness import generate
 
-PairOf = Callable[[str], tuple[Any, Any]]
+pytestmark = pytest.mark.xdist_group("transformers")
 
 PAGES = [1, 16]
 SETUPS = [

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import msgspec
 import pytest
 from sluice_runtime.engine.build import EngineHooks
@@ -12,12 +9,10 @@ from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.policies import POLICIES
 
 from tests.runtime.agreement.cases import CLEAR_TOKENS, random_requests
-from tests.runtime.agreement.oracle import assert_agrees
+from tests.runtime.agreement.oracle import PairOf, assert_agrees
 from tests.runtime.harness import engine_config, run_engine
 
 pytestmark = pytest.mark.xdist_group("transformers")
-
-PairOf = Callable[[str], tuple[Any, Any]]
 
 
 def more_and_more_urgent(count: int) -> list[Generate]:

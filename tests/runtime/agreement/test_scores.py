@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,12 +11,10 @@ import torch
 from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.messages import Generate, Sampling, TokenLogprob
 
-from tests.runtime.agreement.oracle import TOLERANCE
+from tests.runtime.agreement.oracle import Oracle, PairOf, tolerance
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
 pytestmark = pytest.mark.xdist_group("transformers")
-
-PairOf = Callable[[str], tuple[Any, Any]]
 
 SAMPLED = Sampling(temperature=1.3, top_p=0.9, seed=3, presence_penalty=1.0, logit_bias=[(9, 2.0)])
 
@@ -38,34 +36,38 @@ def requests_of(count: int, head: int, rest: int, answer: int) -> list[Generate]
     ]
 
 
-@torch.inference_mode()
-def check(oracle: Any, requests: Sequence[Generate], run: Run) -> None:
+def check(oracle: Oracle, requests: Sequence[Generate], run: Run) -> None:
     for request in requests:
         deltas = [delta for delta in run.deltas if delta.request_id == request.request_id]
         answer = run.tokens[request.request_id]
         tokens = [*request.prompt_ids, *answer]
-        wanted = torch.log_softmax(oracle(torch.tensor([tokens])).logits[0].float(), -1)
+        logits = oracle.logits(tokens, len(tokens))
+        wanted, within = torch.log_softmax(logits, -1), tolerance(logits)
         prompt = len(request.prompt_ids)
         scores = [score for delta in deltas for score in delta.logprobs]
         assert len(scores) == (len(answer) if request.logprobs >= 0 else 0)
-        check_scores(scores, wanted[prompt - 1 :], answer, request.logprobs)
+        check_scores(scores, wanted[prompt - 1 :], answer, request.logprobs, within)
         told = [d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None]
         assert len(told) == (request.prompt_logprobs >= 0)
         for prompt_scores in told:
             assert len(prompt_scores) == prompt - 1
-            check_scores(prompt_scores, wanted, tokens[1:], request.prompt_logprobs)
+            check_scores(prompt_scores, wanted, tokens[1:], request.prompt_logprobs, within)
 
 
 def check_scores(
-    scores: Sequence[TokenLogprob], wanted: torch.Tensor, tokens: Sequence[int], top: int
+    scores: Sequence[TokenLogprob],
+    wanted: torch.Tensor,
+    tokens: Sequence[int],
+    top: int,
+    within: float,
 ) -> None:
     for score, line, token in zip(scores, wanted, tokens, strict=False):
         assert score.token_id == token
-        assert score.logprob == pytest.approx(float(line[token]), abs=TOLERANCE)
-        better = (line > line[token] + TOLERANCE).sum(), (line > line[token] - TOLERANCE).sum()
+        assert score.logprob == pytest.approx(float(line[token]), abs=within)
+        better = (line > line[token] + within).sum(), (line > line[token] - within).sum()
         assert better[0] < score.rank <= better[1] + 1
         best = line.topk(top).values.tolist()
-        assert [value for _, value in score.top] == pytest.approx(best, abs=TOLERANCE)
+        assert [value for _, value in score.top] == pytest.approx(best, abs=within)
 
 
 CASES: dict[str, dict[str, Any]] = {
