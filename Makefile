@@ -101,8 +101,9 @@ test-full: test ## the long matrices and soaks as well
 ## Measure it: one JSON line a figure
 
 .PHONY: bench-interference
-bench-interference: setup ## a long prompt beside 16 streams: chunked and not, fixed chunks and the chosen one
+bench-interference: setup ## a long prompt beside streams and before short ones: chunked and not, fixed chunks and the chosen one
 	$(PYTHON) -m benchmarks.interference
+	$(PYTHON) -m benchmarks.behind_a_long_prompt
 
 .PHONY: bench-cpu
 bench-cpu: setup ## the workload "CPU serving", beside transformers; PEERS=1: beside other engines too

@@ -21,6 +21,8 @@ LEARNING: Final = (1, 2, 4)
 tell what a token costs and what a step."""
 GROWTH: Final = 2
 """A step may be so many times the largest that was seen."""
+AIMED_MISSES: Final = 0.5
+"""Of the misses that the target allows: as many as it does would be too many every other hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class TargetChunk:
         self._page_size = settings.page_size
         self._target = target
         self._cost = cost
+        self._share = 1 - (1 - target.share) * AIMED_MISSES
         self._seen = max(self._least, min(target.start_tokens, self._most))
         """The largest step there was with prompt tokens, or the first that is tried."""
         self._extends = 0
@@ -108,7 +111,7 @@ class TargetChunk:
         token also attends to those of the chunk before it."""
         step, token, product, row, context = self._cost.coefficients
         base = step + row * view.decode_rows + context * view.decode_context_tokens
-        left = self._target.seconds / self._cost.slack(self._target.share) - base
+        left = self._target.seconds / self._cost.slack(self._share) - base
         if left <= 0:
             return 0
         linear = token + product * (view.computed_tokens + 0.5)
@@ -116,7 +119,7 @@ class TargetChunk:
         return int(2 * left / root) if root > 2 * left / self._most else self._most
 
     def _explained(self, view: StepView, tokens: int) -> str:
-        slack = self._cost.slack(self._target.share)
+        slack = self._cost.slack(self._share)
         return (
             f"{tokens} prompt tokens beside {view.decode_rows} rows fit "
             f"{1000 * self._target.seconds:.0f} ms, with steps up to {slack:.2f} times predicted"

@@ -16,11 +16,10 @@ Pure Python, some 20 microseconds a step. Knows no clock, no request and no devi
 from __future__ import annotations
 
 import math
-from collections import deque
 from operator import mul
-from statistics import NormalDist
-from typing import Final
+from typing import Final, NamedTuple
 
+from sluice_runtime.scheduler.residuals import Residuals
 from sluice_runtime.scheduler.step_shape import StepShape
 
 SIZE: Final = 5
@@ -31,13 +30,13 @@ SWEEPS: Final = 6
 FORGOTTEN: Final = 1e-200
 """Evidence so old that it would be lost in rounding: the coefficient stays as it is."""
 ENOUGH_EXTENDS: Final = 8
+SETTLED_EXTENDS: Final = 32
+"""From when on an error is the step's and not that of a model which knows too little."""
 LIKELY_ERRORS: Final = 4.0
 """Times the mean error beyond which a step is an outlier."""
 LEAST_ERROR: Final = 0.05
 CHANGE_STEPS: Final = 6
 """Outliers in a row, on one side, that are a change of the machine."""
-SPREAD_WEIGHT: Final = 0.05
-"""Of the newest step in the mean and the spread of observed over predicted."""
 
 
 class _Evidence:
@@ -57,6 +56,14 @@ class _Evidence:
                 row[j] = row[j] * FORGETTING + weighted * features[j]
 
 
+class _Step(NamedTuple):
+    """How far a step was from its prediction."""
+
+    ratio: float
+    """Observed over predicted."""
+    mixed: bool
+
+
 class CostModel:
     """Predicts the duration of a step from its shape."""
 
@@ -65,9 +72,10 @@ class CostModel:
         self._coefficients = [0.0] * SIZE
         self._extends = 0
         self._error = LEAST_ERROR
-        self._outliers: deque[float] = deque(maxlen=CHANGE_STEPS)
-        """Observed over predicted, of the steps since the last that was no outlier."""
-        self._ratio_mean, self._ratio_variance = 1.0, LEAST_ERROR**2
+        self._outliers: list[_Step] = []
+        """Of the steps since the last that was none; all on one side."""
+        self._residuals = Residuals()
+        """Of steps that computed prompts beside decode rows: those that answers wait for."""
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -98,16 +106,16 @@ class CostModel:
         )
 
     def slack(self, share: float) -> float:
-        """Observed over predicted seconds that `share` of the steps with prompts stay under, from
-        the mean and the spread of the last ones, but for outliers."""
-        return self._ratio_mean + NormalDist().inv_cdf(share) * math.sqrt(self._ratio_variance)
+        """Observed over predicted seconds: a mixed step stays under it with probability `share`."""
+        return self._residuals.bound(share)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learns from a step that took so long."""
         if seconds <= 0 or not (shape.extend_tokens or shape.decode_rows):
             return
         if self.ready and (predicted := self.seconds(shape)) > 0:
-            seconds = self._judged(seconds, predicted, bool(shape.extend_tokens))
+            mixed = bool(shape.extend_tokens and shape.decode_rows)
+            seconds = self._judged(seconds, predicted, mixed)
             scale = predicted
         else:
             scale = seconds
@@ -116,38 +124,39 @@ class CostModel:
         self._extends += bool(shape.extend_tokens)
         self._solve()
 
-    def _judged(self, seconds: float, predicted: float, extends: bool) -> float:
+    def _judged(self, seconds: float, predicted: float, mixed: bool) -> float:
         """The duration to learn from: the real one unless it is far from what is likely."""
-        ratio = seconds / predicted
+        step = _Step(seconds / predicted, mixed)
         likely = 1 + max(self._error, LEAST_ERROR) * LIKELY_ERRORS
-        bounded = min(max(ratio, 1 / likely), likely)
-        if extends:
-            self._spread(bounded)
+        bounded = min(max(step.ratio, 1 / likely), likely)
         self._error += 0.02 * (abs(bounded - 1) - self._error)
-        if bounded == ratio or (self._outliers and (self._outliers[-1] > 1) != (ratio > 1)):
-            self._outliers.clear()
-        if bounded == ratio:
+        if self._outliers and (self._outliers[-1].ratio > 1) != (step.ratio > 1):
+            self._remember(self._outliers)
+        if bounded == step.ratio:
+            self._remember(self._outliers)
+            self._remember([step])
             return seconds
-        self._outliers.append(ratio)
+        self._outliers.append(step)
         if len(self._outliers) < CHANGE_STEPS:
             return bounded * predicted
-        self._rescale(math.exp(sum(map(math.log, self._outliers)) / CHANGE_STEPS))
+        logarithms = [math.log(outlier.ratio) for outlier in self._outliers]
+        self._rescale(math.exp(sum(logarithms) / CHANGE_STEPS))
         return seconds
+
+    def _remember(self, steps: list[_Step]) -> None:
+        """They were no change of the machine: such steps may come again."""
+        for step in steps:
+            if step.mixed and self._extends >= SETTLED_EXTENDS:
+                self._residuals.add(step.ratio)
+        steps.clear()
 
     def _rescale(self, factor: float) -> None:
         """The machine became so many times slower: whatever is known is so many times more."""
         for evidence in (self._extending, self._decoding):
             evidence.answers = [answer * factor for answer in evidence.answers]
         self._coefficients = [coefficient * factor for coefficient in self._coefficients]
+        self._residuals.rescale(factor)
         self._outliers.clear()
-
-    def _spread(self, ratio: float) -> None:
-        """One step with prompt tokens more: exponentially weighted mean and variance."""
-        off = ratio - self._ratio_mean
-        self._ratio_mean += SPREAD_WEIGHT * off
-        self._ratio_variance = (1 - SPREAD_WEIGHT) * (
-            self._ratio_variance + SPREAD_WEIGHT * off * off
-        )
 
     def _solve(self) -> None:
         """Least squares without negative coefficients, by coordinate descent."""

@@ -1,0 +1,167 @@
+"""Short prompts that come while a long one is computed: how long they wait, chunked and not.
+
+On this machine: 16 streams decode, a prompt of 32 chunks comes, and others of 64 tokens follow over
+the first half of what it takes unchunked; also how much memory a step takes beyond what is always
+there. At the size of a GPU, simulated: 20 others of 500 tokens in the first second of a prompt of
+100,000. Prints one JSON line a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sluice_runtime.engine.build import Engine
+from sluice_runtime.messages import Generate
+from sluice_runtime.scheduler.settings import StepTarget
+from sluice_simulator.costs import cost_named
+from sluice_simulator.device import SimulatedDevice
+from sluice_simulator.replay import Options, Replay
+from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
+
+from benchmarks.batching import GPU, settings_on
+from benchmarks.cpu_serving import as_an_engine_process, write_model
+from benchmarks.interference import GREEDY, engine_for, report, start_streams, step
+
+CHUNK = 256
+CHUNKS = 32
+OTHERS = 20
+OTHER_TOKENS = 64
+ANSWER = 4
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds from each arrival to its first token; MiB."""
+
+    others: list[float]
+    prompt: float
+    peak: float = 0.0
+    """Memory at the worst moment, beyond what is resident between two steps."""
+
+
+def observe(engine: Engine, turn: int, arrivals: list[float]) -> Waits:
+    """`arrivals`: of the others, in seconds after the long prompt's."""
+    streams = start_streams(engine, turn, 400, time.perf_counter)
+    first: dict[str, float] = {}
+    names = {f"{turn}-other-{index}": at for index, at in enumerate(arrivals)}
+    long, waiting = f"{turn}-long", dict(names)
+    tokens = CHUNK * CHUNKS
+    engine.scheduler.add(Generate(long, [i % 1000 for i in range(tokens)], ANSWER, GREEDY))
+    resident, began = _reset_peak(), time.perf_counter()
+    while len(first) < 1 + len(names):
+        now = time.perf_counter() - began
+        for name in [name for name, at in waiting.items() if at <= now]:
+            prompt = [turn * 50 + index for index in range(OTHER_TOKENS)]
+            engine.scheduler.add(Generate(name, prompt, ANSWER, GREEDY))
+            del waiting[name]
+        _, answered = step(engine, time.perf_counter)
+        now = time.perf_counter() - began
+        for name in answered - first.keys() - set(streams):
+            first[name] = now
+    peak = _memory("VmHWM") - resident
+    for name in (*streams, *first):
+        engine.scheduler.abort(name)
+    while engine.scheduler.status().running_requests:
+        step(engine, time.perf_counter)
+    engine.scheduler.next_batch(time.perf_counter())
+    return Waits([first[name] - at for name, at in names.items()], first[long], peak)
+
+
+def measured(turns: int, threads: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(folder)
+        pool = {"kv_pool_tokens": 2 * CHUNK * CHUNKS}
+        engines = {
+            "unchunked": engine_for(folder, -1, threads, **pool),
+            "chunked": engine_for(folder, CHUNK, threads, **pool),
+        }
+        alone = {kind: observe(engine, 0, []).prompt for kind, engine in engines.items()}
+        arrivals = [alone["unchunked"] / 2 * (n + 1) / OTHERS for n in range(OTHERS)]
+        runs = {
+            kind: [observe(engine, 1 + turn, arrivals) for turn in range(turns)]
+            for kind, engine in engines.items()
+        }
+    compare("cpu", {kind: _together(seen) for kind, seen in runs.items()})
+    for kind, seen in runs.items():
+        peak = statistics.median(run.peak for run in seen)
+        report(f"behind_a_long_prompt.cpu.{kind}.peak_memory", peak, "MiB")
+
+
+def _together(seen: list[Waits]) -> Waits:
+    others = [wait for run in seen for wait in run.others]
+    return Waits(others, statistics.median(run.prompt for run in seen))
+
+
+def simulated() -> None:
+    others = [TraceRequest(0.05 * (n + 1), 500, 100) for n in range(OTHERS)]
+    trace = trace_of("behind", [TraceRequest(0.0, 100_000, 1), *others])
+    cost = cost_named(GPU)
+    base = settings_on(cost, 2_048)
+    kinds = {
+        "unchunked": replace(base, chunk_size=None),
+        "chunked": base,
+        "slo": replace(base, chunk_size=8_192, target=StepTarget(0.05, 0.99, 1_024)),
+    }
+    runs: dict[str, Waits] = {}
+    for kind, how in kinds.items():
+        lines = Replay(trace, how, SimulatedDevice(trace.requests, cost), Options()).run().record
+        runs[kind] = _waits(trace, [line.first_token_seconds or 0.0 for line in lines.timelines])
+    compare("simulated", runs)
+
+
+def _waits(trace: Trace, first: list[float]) -> Waits:
+    waits = [at - r.arrival_seconds for at, r in zip(first, trace.requests, strict=True)]
+    return Waits(waits[1:], waits[0])
+
+
+def compare(where: str, runs: Mapping[str, Waits]) -> None:
+    """Each against the first of them."""
+    slowest = next(iter(runs.values()))
+    for kind, run in runs.items():
+        name = f"behind_a_long_prompt.{where}.{kind}"
+        median = statistics.median(run.others)
+        better = {"times_better": round(statistics.median(slowest.others) / median, 1)}
+        report(f"{name}.first_token_of_others_p50", 1000 * median, "ms", **better)
+        better = {"times_better": round(max(slowest.others) / max(run.others), 1)}
+        report(f"{name}.first_token_of_others_worst", 1000 * max(run.others), "ms", **better)
+        longer = {"times_longer": round(run.prompt / slowest.prompt, 2)}
+        report(f"{name}.first_token_of_the_prompt", 1000 * run.prompt, "ms", **longer)
+
+
+def _memory(field: str) -> float:
+    """MiB, of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"no {field}")
+
+
+def _reset_peak() -> float:
+    """From now on the peak counts anew; returns what is resident."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _memory("VmRSS")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", choices=("simulated", "measured"))
+    arguments = parser.parse_args()
+    if arguments.only != "simulated":
+        as_an_engine_process("benchmarks.behind_a_long_prompt")
+        measured(arguments.turns, arguments.threads)
+    if arguments.only != "measured":
+        simulated()
+
+
+if __name__ == "__main__":
+    main()
