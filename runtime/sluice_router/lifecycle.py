@@ -7,6 +7,7 @@ stop sending them; then they are refused; streams get the rest of the drain time
 from __future__ import annotations
 
 import asyncio
+from asyncio import sleep
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -57,7 +58,7 @@ class Lifecycle:
     async def drain(self, lame_duck_seconds: float, drain_seconds: float) -> None:
         """Returns when the last request is over; ends what is left after `drain_seconds`."""
         self.draining = True
-        await asyncio.sleep(lame_duck_seconds)
+        await sleep(lame_duck_seconds)
         self._refusing = True
         try:
             async with asyncio.timeout(max(0.0, drain_seconds - lame_duck_seconds)):

@@ -64,12 +64,12 @@ async def test_latecomers_are_served_while_the_cluster_catches_up(
     client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caught_up = asyncio.Event()
-    real_sleep = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
-        await (caught_up.wait() if seconds == LAME_DUCK_SECONDS else real_sleep(seconds))
+        assert seconds == LAME_DUCK_SECONDS
+        await caught_up.wait()
 
-    monkeypatch.setattr("sluice_router.lifecycle.asyncio.sleep", sleep)
+    monkeypatch.setattr("sluice_router.lifecycle.sleep", sleep)
     server = {"drain_seconds": 30, "lame_duck_seconds": LAME_DUCK_SECONDS}
     async with (
         fakes.running_engine(fakes.streams) as engine,

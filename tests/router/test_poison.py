@@ -28,22 +28,16 @@ def engine(stack: AsyncExitStack, folder: Path) -> processes.Process:
     return stack.enter_context(processes.running(command))
 
 
-async def kill_the_one_that_runs_it(
-    client: aiohttp.ClientSession, engines: dict[str, processes.Process]
-) -> str:
-    """SIGKILL to the engine process that has the request; the URL of its server."""
-    while True:
-        for url, process in engines.items():
-            async with client.get(url + "/load") as response:
-                if (await response.json())["runningRequests"] == 1:
-                    os.kill(process.child("sluice_runtime.engine"), signal.SIGKILL)
-                    return url
+async def kill_when_it_runs(process: processes.Process) -> None:
+    """SIGKILL to the engine process, once it has begun with the request."""
+    await asyncio.to_thread(process.wait_for, r"Prefill batch")
+    os.kill(process.child("sluice_runtime.engine"), signal.SIGKILL)
 
 
 async def test_a_request_that_kills_two_engines_is_offered_to_no_third(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         starting = [engine(stack, tmp_path / name) for name in ("a", "b")]
-        engines = {await asyncio.to_thread(one.ready_url): one for one in starting}
+        engines = [await asyncio.to_thread(one.ready_url) for one in starting]
         third = await stack.enter_async_context(fakes.running_engine(fakes.streams))
         third.load = fakes.load_report(queued_requests=1000, queued_work_seconds=1000.0)
         router = await stack.enter_async_context(fakes.running_router(*engines, third.url))
@@ -51,8 +45,7 @@ async def test_a_request_that_kills_two_engines_is_offered_to_no_third(tmp_path:
         await asyncio.wait_for(third.polled.wait(), 10)
         asked = asyncio.create_task(answer(client, router.url))
         async with asyncio.timeout(60):
-            for _ in range(2):
-                del engines[await kill_the_one_that_runs_it(client, engines)]
+            await asyncio.gather(*map(kill_when_it_runs, starting))
             status, code = await asked
         assert (status, code) == (503, "engine_died")
         assert not third.calls

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any
 
 import torch
 from sluice_contract.config import EngineConfig
-from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.device import Landing, device_of
+from sluice_runtime.engine.build import EngineHooks, build_engine
+from sluice_runtime.engine.device import Device, Landing, device_of
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.messages import Generate, Sampling, TokenDelta
 from sluice_runtime.model_files import resolve
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.chunk_budget import FixedChunk
+from sluice_runtime.scheduler.scheduler import Scheduler
 
 torch.set_num_threads(1)
 
@@ -101,7 +103,8 @@ def run_engine(
     files = resolve(config.model.uri)
     engine = build_engine(config, files, replace(hooks or EngineHooks(), on_logits=recorder))
     try:
-        drive(engine, run, recorder, requests, chunk_sizes, overlap=overlap)
+        with closing(device_of(engine.runner, overlap=overlap)) as device:
+            drive(engine.scheduler, device, run, recorder, requests, chunk_sizes)
     finally:
         torch.set_num_threads(1)
     status = engine.scheduler.status()
@@ -112,26 +115,24 @@ def run_engine(
 
 
 def drive(
-    engine: Engine,
+    scheduler: Scheduler,
+    device: Device,
     run: Run,
     recorder: Recorder,
     requests: Sequence[Generate],
-    chunk_sizes: Sequence[int] = (),
-    *,
-    overlap: bool = False,
+    chunk_sizes: Sequence[int],
 ) -> None:
     """Steps until nothing is left to do."""
-    device = device_of(engine.runner, overlap=overlap)
     in_flight: deque[tuple[Batch, Landing]] = deque()
     coming, budgets = deque(requests), cycle(chunk_sizes)
     for _ in range((len(requests) + 1) // 2):
-        engine.scheduler.add(coming.popleft())
+        scheduler.add(coming.popleft())
     for _ in range(MOST_STEPS):
         if coming:
-            engine.scheduler.add(coming.popleft())
+            scheduler.add(coming.popleft())
         if (budget := next(budgets, None)) is not None:
-            engine.scheduler._pacing._choice = FixedChunk(budget)
-        batch = engine.scheduler.next_batch(0.0)
+            scheduler._pacing._choice = FixedChunk(budget)
+        batch = scheduler.next_batch(0.0)
         if batch is not None:
             recorder.learn(batch)
             run.modes[batch.mode.value] += 1
@@ -142,7 +143,7 @@ def drive(
         if not in_flight or (batch and len(in_flight) <= device.ahead):
             continue
         landing, result = in_flight.popleft()
-        for delta in engine.scheduler.process(landing, result(), 0.0):
+        for delta in scheduler.process(landing, result(), 0.0):
             run.deltas.append(delta)
             run.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
             if delta.finish_reason:

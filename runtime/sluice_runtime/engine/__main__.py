@@ -11,6 +11,7 @@ import logging
 import secrets
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from sluice_contract.base import ConfigError
@@ -85,14 +86,15 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     gc.freeze()
     logger.info(startup_line(engine.sizes()))
     link.send(engine.ready(epoch=secrets.token_hex(8)))
-    loop = EngineLoop(
-        link,
-        engine.scheduler,
-        device_of(engine.runner, overlap=bool(config.overlap)),
-        engine.grammars,
-        lambda pace: StepLog(page_size, pace),
-    )
-    loop.run(lambda: bool(stops))
+    with closing(device_of(engine.runner, overlap=bool(config.overlap))) as device:
+        loop = EngineLoop(
+            link,
+            engine.scheduler,
+            device,
+            engine.grammars,
+            lambda pace: StepLog(page_size, pace),
+        )
+        loop.run(lambda: bool(stops))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,9 @@ class Inline:
     def launch(self, batch: Batch) -> Landing:
         return partial(self._runner.forward, batch)
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
 
 class Beside:
     """A batch runs at once in a thread of its own: torch lets go of the interpreter's lock."""
@@ -59,7 +62,11 @@ class Beside:
     def launch(self, batch: Batch) -> Landing:
         return self._thread.submit(self._runner.forward, batch).result
 
+    def close(self) -> None:
+        """Takes no more batches; returns at once, also while one runs."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
-def device_of(runner: Forward, *, overlap: bool) -> Device:
-    """By the setting `overlap`."""
+
+def device_of(runner: Forward, *, overlap: bool) -> Inline | Beside:
+    """By the setting `overlap`. Whoever asked closes it."""
     return Beside(runner) if overlap else Inline(runner)

@@ -44,6 +44,15 @@ def test_a_reader_is_too_slow_beyond_the_bound() -> None:
     assert outbox.overdrawn("a")
 
 
+def test_4096_tokens_may_wait() -> None:
+    outbox = Outbox()
+    outbox.open("a", 0)
+    outbox.pass_on(delta(*range(4096)))
+    assert not outbox.overdrawn("a")
+    outbox.pass_on(delta(0))
+    assert outbox.overdrawn("a")
+
+
 def test_a_request_without_an_account_passes() -> None:
     refused = delta(reason="error")
     assert Outbox().pass_on(refused) == refused

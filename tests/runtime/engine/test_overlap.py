@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
-from sluice_runtime.engine.device import Beside, Inline, device_of
+from sluice_runtime.engine.device import Beside, device_of
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.messages import Abort, StepResult
@@ -61,6 +62,15 @@ class Watched(Scheduler):
         return super().process(batch, result, now)
 
 
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive(), thread.name
+
+
 @pytest.fixture
 def link() -> FakeLink:
     return FakeLink()
@@ -73,25 +83,26 @@ def scheduler() -> Watched:
 
 @pytest.fixture
 def loop(link: FakeLink, scheduler: Watched) -> Iterator[EngineLoop]:
-    device = device_of(FakeRunner(64, 4), overlap=True)
-    yield EngineLoop(link, scheduler, device, no_grammars(), lambda pace: StepLog(4, pace))
+    with closing(device_of(FakeRunner(64, 4), overlap=True)) as device:
+        yield EngineLoop(link, scheduler, device, no_grammars(), lambda pace: StepLog(4, pace))
     assert scheduler.status().pages_available == 64
 
 
 def test_a_batch_runs_at_once_and_one_after_the_other() -> None:
     runner = HeldRunner()
-    device = Beside(runner)
-    landings = [device.launch(Batch(step, ForwardMode.IDLE)) for step in (1, 2)]
-    runner.may_run.release(2)
-    assert [landing().step for landing in landings] == [1, 2]
+    with closing(Beside(runner)) as device:
+        landings = [device.launch(Batch(step, ForwardMode.IDLE)) for step in (1, 2)]
+        runner.may_run.release(2)
+        assert [landing().step for landing in landings] == [1, 2]
     assert runner.began == [1, 2]
 
 
-@pytest.mark.parametrize("device", [Inline(Broken()), Beside(Broken())])
-def test_what_a_run_raises_comes_with_its_results(device: Inline | Beside) -> None:
-    landing = device.launch(Batch(1, ForwardMode.IDLE))
-    with pytest.raises(ArithmeticError):
-        landing()
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_a_run_raises_comes_with_its_results(overlap: bool) -> None:
+    with closing(device_of(Broken(), overlap=overlap)) as device:
+        landing = device.launch(Batch(1, ForwardMode.IDLE))
+        with pytest.raises(ArithmeticError):
+            landing()
 
 
 def test_steps_are_planned_ahead_and_answers_are_the_same(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,16 +102,17 @@ def run(
     """Turns of the loop until all requests, or `until` of them, have ended."""
     answers = Answers(coming=list(requests))
     page_size = engine.settings.page_size
-    loop = EngineLoop(
-        answers,
-        engine.scheduler,
-        device_of(engine.runner, overlap=overlap),
-        engine.grammars,
-        lambda pace: StepLog(page_size, pace),
-    )
     wanted = until or sum(isinstance(request, Generate) for request in requests)
-    for _ in range(MOST_TURNS):
-        loop.step()
-        if len(answers.ends) >= wanted:
-            return answers
+    with closing(device_of(engine.runner, overlap=overlap)) as device:
+        loop = EngineLoop(
+            answers,
+            engine.scheduler,
+            device,
+            engine.grammars,
+            lambda pace: StepLog(page_size, pace),
+        )
+        for _ in range(MOST_TURNS):
+            loop.step()
+            if len(answers.ends) >= wanted:
+                return answers
     raise AssertionError("requests are still running")

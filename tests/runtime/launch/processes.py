@@ -7,11 +7,12 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 import httpx
@@ -22,21 +23,23 @@ SOON_SECONDS: Final = 30.0
 """For what must not wait for a drain to run out of time, or for an engine to be silent."""
 
 
-@dataclass
 class Process:
-    """A running program whose stderr is read line by line."""
+    """A running program. Its stderr is read as it comes: a pipe that is full would stop it."""
 
-    popen: subprocess.Popen[str]
-    lines: list[str] = field(default_factory=list)
+    def __init__(self, popen: subprocess.Popen[str]) -> None:
+        self.popen = popen
+        self._lines: list[str] = []
+        self._unsearched: SimpleQueue[str | None] = SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="stderr", daemon=True)
+        self._reader.start()
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first log line that matches; fails when the program ends before."""
-        assert self.popen.stderr is not None
-        for line in self.popen.stderr:
-            self.lines.append(line)
+        """The next log line that matches; fails when the program ends before."""
+        while (line := self._unsearched.get()) is not None:
             if found := re.search(pattern, line):
                 return found
-        raise AssertionError(f"ended without {pattern!r}:\n{''.join(self.lines)}")
+        self._unsearched.put(None)
+        raise AssertionError(f"ended without {pattern!r}:\n{self.rest()}")
 
     def url(self) -> str:
         return self.wait_for(r"Sluice serves .* at (http://\S+)")[1]
@@ -49,10 +52,10 @@ class Process:
         return url
 
     def rest(self) -> str:
-        """All of stderr; returns when the program has ended."""
-        assert self.popen.stderr is not None
-        self.lines.extend(self.popen.stderr)
-        return "".join(self.lines)
+        """All of stderr; returns when the program has ended, and what it started."""
+        self._reader.join(HANG_SECONDS)
+        assert not self._reader.is_alive(), "somebody still holds its stderr"
+        return "".join(self._lines)
 
     def child(self, module: str) -> int:
         """Pid of the child whose command line names `module`."""
@@ -64,6 +67,14 @@ class Process:
         self.popen.send_signal(number)
         return self.popen.wait(HANG_SECONDS), time.monotonic() - began
 
+    def _read(self) -> None:
+        assert self.popen.stderr is not None
+        with self.popen.stderr as lines:
+            for line in lines:
+                self._lines.append(line)
+                self._unsearched.put(line)
+        self._unsearched.put(None)
+
 
 @contextmanager
 def running(command: Sequence[str], **environment: str) -> Iterator[Process]:
@@ -74,8 +85,9 @@ def running(command: Sequence[str], **environment: str) -> Iterator[Process]:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
+    process = Process(popen)
     try:
-        yield Process(popen)
+        yield process
     finally:
         popen.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -85,8 +97,7 @@ def running(command: Sequence[str], **environment: str) -> Iterator[Process]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         popen.wait(HANG_SECONDS)
-        assert popen.stderr is not None
-        popen.stderr.close()
+        process.rest()
 
 
 def write_config(folder: Path, **keys: Any) -> Path:
