@@ -38,6 +38,7 @@ from benchmarks.batching_workloads import (
 )
 
 GPU = "h200-llama3-8b"
+PARTS = ("simulated", "measured", "overlapped")
 
 
 def report(place: str, comparison: Comparison, runs: dict[str, Summary]) -> None:
@@ -172,46 +173,59 @@ def overlapped(folder: Path, threads: int, turns: int = 5) -> list[tuple[str, ..
     return rows
 
 
-def for_real(cpu_clock: bool, write_cost: Path | None) -> list[tuple[str, ...]]:
-    """What overlap gains is not CPU time: by that clock it is left out."""
-    from benchmarks.cpu_serving import write_model
-
-    clock = time.process_time if cpu_clock else time.perf_counter
-    threads = 1 if cpu_clock else os.cpu_count() or 1
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_model(folder)
-        rows = measured(folder, clock, threads, write_cost)
-        return rows if cpu_clock else rows + overlapped(folder, threads)
-
-
 def config_of(folder: Path, threads: int, **settings: object) -> EngineConfig:
     keys = {"model": {"uri": str(folder)}, "kv_pool_tokens": 16_384, "threads": threads}
     return EngineConfig.model_validate(keys | settings)
 
 
+def simulated() -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    cost = cost_named(GPU)
+    for comparison in at_size():
+        runs = simulate(comparison, settings_on(cost, 8_192), cost)
+        report(GPU, comparison, runs)
+        rows += rows_of(GPU, comparison, runs)
+    return rows
+
+
+def on_the_model(
+    parts: set[str], cpu_clock: bool, write_cost: Path | None
+) -> list[tuple[str, ...]]:
+    from benchmarks.cpu_serving import write_model
+
+    clock = time.process_time if cpu_clock else time.perf_counter
+    threads = 1 if cpu_clock else os.cpu_count() or 1
+    rows: list[tuple[str, ...]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(folder)
+        if "measured" in parts:
+            rows += measured(folder, clock, threads, write_cost)
+        if "overlapped" in parts and not cpu_clock:
+            rows += overlapped(folder, threads)
+    return rows
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", choices=("simulated", "measured"))
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument(
         "--cpu-clock",
         action="store_true",
-        help="measure the process's CPU time, with one thread: for a machine shared with others",
+        help="measure the process's CPU time, with one thread: for a machine shared with others; "
+        "without overlap, which gains none of it",
     )
     parser.add_argument("--write-cost", type=Path, help="write what all measured steps fit")
     options = parser.parse_args(arguments)
-    rows: list[tuple[str, ...]] = []
-    if options.only != "measured":
-        cost = cost_named(GPU)
-        for comparison in at_size():
-            runs = simulate(comparison, settings_on(cost, 8_192), cost)
-            report(GPU, comparison, runs)
-            rows += rows_of(GPU, comparison, runs)
-    if options.only != "simulated":
+    parts = {options.only} if options.only else set(PARTS)
+    for_real = parts - {"simulated"}
+    if for_real:
         from benchmarks.cpu_serving import as_an_engine_process
 
         as_an_engine_process("benchmarks.batching")
-        rows += for_real(options.cpu_clock, options.write_cost)
+    rows = simulated() if "simulated" in parts else []
+    if for_real:
+        rows += on_the_model(for_real, options.cpu_clock, options.write_cost)
     print("\n" + text.table([HEAD, *rows]))
 
 
