@@ -321,6 +321,20 @@ MUTATIONS: Final = (
         ("test_policies",),
     ),
     Mutation(
+        "policies: who finds nothing in the cache goes before who does",
+        "policies/by_prefix",
+        "LAST: Final = (1, 0)",
+        "LAST: Final = (-1_000_000, 0)",
+        ("test_policies",),
+    ),
+    Mutation(
+        "policies: adaptive orders by prefix where hardly any is cached",
+        "policies/adaptive",
+        "> WORTH_FINDING * tokens",
+        ">= 0",
+        ("test_policies",),
+    ),
+    Mutation(
         "preemption: the same one is sent back again and again",
         "preemption",
         "return not request.preempted and ",

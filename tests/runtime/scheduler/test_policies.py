@@ -117,7 +117,14 @@ def test_a_long_queue_is_not_looked_up_as_a_whole(name: str) -> None:
 def test_depth_first_finishes_the_heaviest_branch() -> None:
     paths = {"a": (1, 2), "b": (3, 4), "c": (3, 5), "d": (3, 4, 6), "e": ()}
     context = replace(IDLE, matched_path=lambda r: paths[r.request_id])
-    assert names("dfs-weight", [waiting(n) for n in "abcde"], context) == "ebdca"
+    assert names("dfs-weight", [waiting(n) for n in "abcde"], context) == "dbcae"
+
+
+def test_depth_first_lets_nobody_without_a_prefix_pass_those_who_have_one() -> None:
+    """What they compute would take the place of what the others are about to use."""
+    paths = {"a": (), "b": (1,), "c": (), "d": (1,)}
+    context = replace(IDLE, matched_path=lambda r: paths[r.request_id])
+    assert names("dfs-weight", [waiting(n) for n in "abcd"], context) == "bdac"
 
 
 def test_round_robin_picks_ten_of_each_key_in_turn() -> None:
@@ -178,9 +185,29 @@ def test_adaptive_follows_the_load(load: float, cached: bool, expected: str) -> 
     requests = [waiting("a", 300), waiting("b", 200, priority=2), waiting("c", 100, priority=1)]
     matched = {"a": 200, "b": 0, "c": 96}
     context = PolicyContext(
-        now=0.0, load=load, matched_tokens=(lambda r: matched[r.request_id]) if cached else None
+        now=9.0, load=load, matched_tokens=(lambda r: matched[r.request_id]) if cached else None
     )
     assert names("adaptive", requests, context) == expected
+
+
+@pytest.mark.parametrize(
+    ("cached", "long", "short"), [(0, "c", "c"), (9, "c", "c"), (11, "b", "a")]
+)
+def test_adaptive_orders_by_prefix_where_a_tenth_is_cached_also_in_a_long_queue(
+    cached: int, long: str, short: str
+) -> None:
+    """`a` and `b` are alike but for their paths, `c` is a short one."""
+    queue = [waiting("b" if i == 7 else "a", 100) for i in range(MOST_LOOKED_UP)] + [
+        waiting("c", 5)
+    ]
+    context = PolicyContext(
+        now=9.0,
+        load=0.9,
+        matched_tokens=lambda r: cached,
+        matched_path=lambda r: (1,) if r.request_id == "b" else (),
+    )
+    assert names("adaptive", queue, context)[0] == long
+    assert names("adaptive", queue[2:], context)[0] == short
 
 
 def test_adaptive_uses_the_response_ratio_where_priorities_are_equal() -> None:

@@ -4,7 +4,8 @@
 |---|---|---|
 | under 0.3 | fcfs | whoever waits is admitted in this step or the next: any other order is work |
 | 0.3 to 0.8 | priority if the waiting differ in it, else hrrn | time to first token is at stake |
-| over 0.8 | lpm with a prefix cache and a match, else sjf | work saved is what shortens the queue |
+| over 0.8, prefixes are cached | lpm, dfs-weight in a long queue | work saved shortens the queue |
+| over 0.8 otherwise | hrrn | the work is the same in any order: short ones need not wait for long |
 """
 
 from __future__ import annotations
@@ -12,11 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sluice_runtime.scheduler.policies.by_prefix import longest_prefix_match
-from sluice_runtime.scheduler.policies.by_size import (
-    highest_response_ratio_next,
-    shortest_prefill_first,
-)
+from sluice_runtime.scheduler.policies.by_prefix import depth_first_by_weight, longest_prefix_match
+from sluice_runtime.scheduler.policies.by_size import highest_response_ratio_next
 from sluice_runtime.scheduler.policies.context import MOST_LOOKED_UP, Policy, PolicyContext
 from sluice_runtime.scheduler.policies.simple import (
     first_come_first_served,
@@ -26,11 +24,13 @@ from sluice_runtime.scheduler.request import Request
 
 LIGHT: Final = 0.3
 HEAVY: Final = 0.8
+WORTH_FINDING: Final = 0.1
+"""Share of the waiting tokens that must be cached for an order by prefix to pay."""
 
 
 def adaptive(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good when the load is not known: fcfs while it is light, throughput first while it is heavy,
-    priority or response ratio between."""
+    """Good when the load is not known: fcfs while it is light, what is cached first while it is
+    heavy, priority or response ratio between."""
     return policy_for(waiting, context)(waiting, context)
 
 
@@ -39,8 +39,20 @@ def policy_for(waiting: Sequence[Request], context: PolicyContext) -> Policy:
     if context.load < LIGHT:
         return first_come_first_served
     if context.load > HEAVY:
-        cached = context.matched_tokens is not None and len(waiting) <= MOST_LOOKED_UP
-        return longest_prefix_match if cached else shortest_prefill_first
+        if not _prefixes_are_cached(waiting, context):
+            return highest_response_ratio_next
+        long = len(waiting) > MOST_LOOKED_UP
+        return depth_first_by_weight if long else longest_prefix_match
     if len({request.priority for request in waiting}) > 1:
         return highest_priority_first
     return highest_response_ratio_next
+
+
+def _prefixes_are_cached(waiting: Sequence[Request], context: PolicyContext) -> bool:
+    """Of the first that wait, as many as may be looked up."""
+    matched = context.matched_tokens
+    if matched is None:
+        return False
+    looked_up = waiting[:MOST_LOOKED_UP]
+    tokens = sum(request.uncomputed_tokens for request in looked_up)
+    return sum(map(matched, looked_up)) > WORTH_FINDING * tokens

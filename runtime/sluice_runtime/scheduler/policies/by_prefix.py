@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from sluice_runtime.scheduler.policies.context import MOST_LOOKED_UP, PolicyContext
 from sluice_runtime.scheduler.request import Request
+
+LAST: Final = (1, 0)
+"""Sorts after every node."""
 
 
 def longest_prefix_match(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
@@ -22,16 +26,18 @@ def longest_prefix_match(waiting: Sequence[Request], context: PolicyContext) -> 
 
 
 def depth_first_by_weight(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-    """Good for offline batches of templates: one branch of the cache is finished before the next,
-    the one that most requests wait for first."""
+    """Good for long queues of prompts that begin alike: one branch of the cache is finished before
+    the next, the one that most requests wait for first."""
     path_of = context.matched_path
     if path_of is None:
         return waiting
     looked_up, rest = waiting[:MOST_LOOKED_UP], waiting[MOST_LOOKED_UP:]
     paths = {request.request_id: path_of(request) for request in looked_up}
     weight = Counter(node for path in paths.values() for node in path)
-    # A prefix of a path sorts before the path itself: who ends at a node comes before who goes on.
+    # Who ends at a node comes after those who go on below it, who have more in the cache. So those
+    # who find nothing there come last, and take no pages from those who do.
     order = sorted(
-        looked_up, key=lambda request: [(-weight[node], node) for node in paths[request.request_id]]
+        looked_up,
+        key=lambda request: [*((-weight[node], node) for node in paths[request.request_id]), LAST],
     )
     return [*order, *rest]
