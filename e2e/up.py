@@ -66,8 +66,8 @@ def load_images(cluster: Cluster) -> Mapping[str, str]:
 
 
 def apply_sample(kubectl: Kubectl) -> None:
-    """The sample service, Ready; says what is missing while it is not, and does not wait for a
-    service that is stuck."""
+    """The sample service, up to date; says what is missing while it is not, and does not wait for
+    a service that is stuck."""
     words = ("get", KIND, SERVICE, "-n", SAMPLE_NAMESPACE, "--ignore-not-found", "-o", "name")
     if kubectl.run(*words):
         say(f"The InferenceService {SERVICE} is there already and stays as it is.")
@@ -75,9 +75,9 @@ def apply_sample(kubectl: Kubectl) -> None:
         kubectl.apply(SAMPLE.read_text())
     deadline, stalled_since = time.monotonic() + READY_SECONDS, None
     with Step(f"Waiting for the InferenceService {SERVICE} to be Ready") as step:
-        while not _is_ready(kubectl):
+        while not _is_updated(kubectl):
             conditions = _conditions(kubectl)
-            step.detail(conditions.get("Ready", {}).get("message", ""))
+            step.detail(conditions.get("Updated", {}).get("message", ""))
             stall = conditions.get("Stalled", {})
             stalled = stall.get("status") == "True"
             stalled_since = (stalled_since or time.monotonic()) if stalled else None
@@ -88,9 +88,9 @@ def apply_sample(kubectl: Kubectl) -> None:
                 raise ClusterError(f"the service is not Ready; {hint}:\n{_table(conditions)}")
 
 
-def _is_ready(kubectl: Kubectl) -> bool:
+def _is_updated(kubectl: Kubectl) -> bool:
     """Waits a few seconds at most."""
-    words = ("--for=condition=Ready", f"{KIND}/{SERVICE}", "-n", SAMPLE_NAMESPACE, "--timeout=5s")
+    words = ("--for=condition=Updated", f"{KIND}/{SERVICE}", "-n", SAMPLE_NAMESPACE, "--timeout=5s")
     try:
         kubectl.run("wait", *words)
     except ClusterError:

@@ -95,7 +95,7 @@ def test_new_revision_scale_in_and_a_deleted_pod(
         engine = {"dtype": "float32", "kvPoolTokens": 16384, "chunkSize": 64}
         busy.apply(chat_service("busy", replicas=2, engine=engine, router=ROUTERS))
         busy.wait_for("Progressing", "False")
-        busy.wait_for("Ready", "True")
+        busy.wait_for("Updated", "True")
         tally.wait_for_more(CLIENTS)
         busy.apply(chat_service("busy", replicas=1, engine=engine, router=ROUTERS))
         busy.wait_for("Progressing", "False")
@@ -106,6 +106,6 @@ def test_new_revision_scale_in_and_a_deleted_pod(
         ]
         kubectl.run("delete", router, "-n", NAMESPACE)
         busy.apply(chat_service("busy", replicas=2, engine=engine, router=ROUTERS))
-        busy.wait_for("Ready", "True")
+        busy.wait_for("Updated", "True")
         tally.wait_for_more(CLIENTS)
     assert tally.wrong == []

@@ -6,7 +6,7 @@ Knows the form of conditions, not what they are about.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -14,22 +14,29 @@ from sluice_operator.errors import ApiError
 from sluice_operator.observed import Event, Manifest
 
 READY: Final = "Ready"
+"""It serves: as many engines and routers answer as are asked for, of whatever revision."""
+UPDATED: Final = "Updated"
+"""It is what the spec asks for now, all of it. Says why not, also where Ready is False."""
 PROGRESSING: Final = "Progressing"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
 
+SERVING: Final = "Serving"
+"""Of Ready, where it is True."""
+ALL_READY: Final = "AllReady"
+"""Of Updated, where it is True and engines are asked for."""
+SCALED_TO_ZERO: Final = "ScaledToZero"
 APPLY_FAILED: Final = "ApplyFailed"
 """The API server refuses a child."""
 
 HEALTHY_REASONS: Final = frozenset(
-    {"AllReady", "Applying", "Edited", "RollingOut", "Starting", "ScaledToZero", "Paused"}
+    {ALL_READY, SCALED_TO_ZERO, "Applying", "Edited", "RollingOut", "Starting", "Paused"}
 )
-"""Reasons of Ready that are part of an ordinary life; all others are worth a warning. (Of an edit
+"""Reasons of Updated that are part of an ordinary life; all others are worth a warning. (Of an edit
 the one who sets it back tells.)"""
 
-
 STALLING: Final = frozenset({APPLY_FAILED, "ProgressDeadlineExceeded"})
-"""Reasons of Ready that need a person, whatever else there is."""
+"""Reasons of Updated that need a person, whatever else there is."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,14 @@ def _transition(before: Mapping[str, Any] | None, check: Check, now: datetime) -
     return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def answering(ready: int, asked: int, what: str, updated: Check) -> Check:
+    """Ready, of `what` there are several of. `updated` says why there are fewer than asked for, or
+    that none is."""
+    if 0 < asked <= ready:
+        return Check("True", SERVING, f"As many {what} answer as are asked for.")
+    return replace(updated, status="False")
+
+
 def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
     """The condition of one type in a status."""
     found = (status or {}).get("conditions") or ()
@@ -77,11 +92,11 @@ def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
 
 
 def apply_failed(error: ApiError, before: Manifest | None, generation: int) -> Check:
-    """What Ready and Stalled say when a child is refused.
+    """What Updated and Stalled say when a child is refused.
 
     The words of the status `before` stay while the same request is refused for the same spec: some
     webhooks number theirs, and each change of status is a cause to try again at once."""
-    told = find(before, READY) or {}
+    told = find(before, UPDATED) or {}
     same = (told.get("reason"), told.get("observedGeneration")) == (APPLY_FAILED, generation)
     if same and told["message"].startswith(error.summary):
         return Check("False", APPLY_FAILED, told["message"])
@@ -94,8 +109,8 @@ def apply_failed_event(error: ApiError) -> Event:
 
 
 def status_events(before: Manifest | None, after: Manifest) -> tuple[Event, ...]:
-    """What a person should hear about a change of status: that Ready has another cause now."""
-    was, now = find(before, READY), find(after, READY)
+    """What a person should hear about a change of status: that Updated has another cause now."""
+    was, now = find(before, UPDATED), find(after, UPDATED)
     if now is None or (was and (was["status"], was["reason"]) == (now["status"], now["reason"])):
         return ()
     healthy = now["status"] == "True" or now["reason"] in HEALTHY_REASONS

@@ -11,10 +11,11 @@ from sluice_operator.yaml_text import to_yaml
 from tests.operator.golden import assert_golden
 
 
-class Ready(NamedTuple):
-    """What the condition Ready is to say."""
+class Told(NamedTuple):
+    """What a status is to say: whether it serves, whether it is up to date, and why it is so."""
 
-    status: str
+    ready: str
+    updated: str
     reason: str
 
 
@@ -25,10 +26,12 @@ def condition(status: Manifest, kind: str) -> Manifest:
     return found
 
 
-def assert_situation(status: Manifest, ready: Ready, *, stalled: bool, golden: str) -> None:
-    """Ready as expected, not both stalled and reconciling, and the whole as in the golden file."""
-    found = condition(status, "Ready")
-    assert (found["status"], found["reason"]) == ready
+def assert_situation(status: Manifest, told: Told, *, stalled: bool, golden: str) -> None:
+    """As told, with one voice, not both stalled and reconciling, and as in the golden file."""
+    ready, updated = condition(status, "Ready"), condition(status, "Updated")
+    assert Told(ready["status"], updated["status"], updated["reason"]) == told
+    if ready["status"] == updated["status"] == "False":
+        assert ready["reason"] == updated["reason"], "the table of a person shows only one"
     is_stalled = condition(status, "Stalled")["status"] == "True"
     assert is_stalled is stalled
     is_reconciling = condition(status, "Reconciling")["status"] == "True"

@@ -14,18 +14,20 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.schema import Schema, structural_schema
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
 from sluice_operator.api.status import EnginePoolStatus, InferenceServiceStatus
+from sluice_operator.conditions import PROGRESSING, READY, UPDATED
 from sluice_operator.observed import ENGINE_POOL, INFERENCE_SERVICE, Kind, Manifest
 
 DEFAULT_STATUS: Final[dict[str, Any]] = {
     "observedGeneration": -1,
     "conditions": [
         {
-            "type": "Ready",
+            "type": kind,
             "status": "Unknown",
             "reason": "Pending",
             "message": "The operator has not seen this object yet.",
             "lastTransitionTime": "1970-01-01T00:00:00Z",
         }
+        for kind in (READY, UPDATED)
     ],
 }
 """What a new object reports until the operator has seen it."""
@@ -42,29 +44,31 @@ def _condition(kind: str, field: str) -> str:
 _AGE = _column("Age", ".metadata.creationTimestamp", "date")
 
 SERVICE_COLUMNS: Final = (
-    _column("Ready", _condition("Ready", "status")),
+    _column("Ready", _condition(READY, "status")),
+    _column("Updated", _condition(UPDATED, "status")),
     _column("Mode", ".spec.mode"),
     _column("M", ".status.pools.mixed.summary"),
     _column("P", ".status.pools.prefill.summary"),
     _column("D", ".status.pools.decode.summary"),
     _column("URL", ".status.url"),
-    _column("Reason", _condition("Ready", "reason")),
+    _column("Reason", _condition(UPDATED, "reason")),
     _AGE,
     _column("Model", ".spec.model.uri", wide=True),
-    _column("Progressing", _condition("Progressing", "status"), wide=True),
+    _column("Progressing", _condition(PROGRESSING, "status"), wide=True),
     _column("Router", _condition("RouterReady", "status"), wide=True),
-    _column("Message", _condition("Ready", "message"), wide=True),
+    _column("Message", _condition(UPDATED, "message"), wide=True),
 )
 POOL_COLUMNS: Final = (
-    _column("Ready", _condition("Ready", "status")),
+    _column("Ready", _condition(READY, "status")),
+    _column("Updated", _condition(UPDATED, "status")),
     _column("Role", ".spec.role"),
     _column("Engines", ".status.summary"),
     _column("Draining", ".status.draining", "integer"),
-    _column("Reason", _condition("Ready", "reason")),
+    _column("Reason", _condition(UPDATED, "reason")),
     _AGE,
     _column("Revision", ".status.revisions[0].name", wide=True),
     _column("Image", ".spec.image", wide=True),
-    _column("Message", _condition("Ready", "message"), wide=True),
+    _column("Message", _condition(UPDATED, "message"), wide=True),
 )
 
 

@@ -15,7 +15,7 @@ class Condition(ApiModel):
     """One aspect of the object's state, in Kubernetes' usual form."""
 
     type: str = Field(
-        min_length=1, max_length=316, description="Which aspect, e.g. Ready or Progressing."
+        min_length=1, max_length=316, description="Which aspect, e.g. Ready or Updated."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int | None = Field(
@@ -33,7 +33,8 @@ def _conditions() -> Any:
         default=None,
         max_length=32,
         json_schema_extra=list_map("type"),
-        description="Aspects of the state. Ready is the one to wait for.",
+        description="Aspects of the state. Ready: it serves. Updated: all of it is what the spec "
+        "asks for now; the one to wait for after a change.",
     )
 
 

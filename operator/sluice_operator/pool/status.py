@@ -10,14 +10,19 @@ from datetime import datetime
 
 from sluice_contract import labels
 
+from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.status import EnginePoolStatus, RevisionStatus
 from sluice_operator.conditions import (
+    ALL_READY,
     PROGRESSING,
     READY,
     RECONCILING,
+    SCALED_TO_ZERO,
     STALLED,
     STALLING,
+    UPDATED,
     Check,
+    answering,
     apply_failed,
     conditions,
 )
@@ -51,7 +56,9 @@ def pool_status(
     meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
     generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
     obstacle = apply_failed(refused, before, generation) if refused else None
-    checks = _checks(plan, current, obstacle or _ready(plan, current, pods))
+    updated = obstacle or _updated(plan, current, pods)
+    serving = answering(sum(map(is_ready, pods)), _asked(observed, plan), "engines", updated)
+    checks = _checks(plan, current, serving, updated)
     status = EnginePoolStatus(
         observed_generation=generation,
         replicas=sum(not is_draining(pod) for pod in pods),
@@ -65,12 +72,23 @@ def pool_status(
     return status | {"conditions": found}
 
 
-def _checks(plan: PoolPlan, current: list[Manifest], ready: Check) -> dict[str, Check]:
+def _asked(observed: PoolObserved, plan: PoolPlan) -> int:
+    """How many engines there should be; of a pool that was edited, its Deployment knows."""
+    if not plan.edited:
+        return plan.spec.replicas if plan.spec else 0
+    deployments = of_kind(observed.children, DEPLOYMENT)
+    return sum(d["spec"]["replicas"] for d in deployments if revision_of(d) == plan.revision)
+
+
+def _checks(
+    plan: PoolPlan, current: list[Manifest], serving: Check, updated: Check
+) -> dict[str, Check]:
     failure = first_failure(current)
-    stalled = _stalled(plan, ready, failure)
-    progressing = _progressing(plan, ready, stalled)
+    stalled = _stalled(plan, updated, failure)
+    progressing = _progressing(plan, updated, stalled)
     return {
-        READY: ready,
+        READY: serving,
+        UPDATED: updated,
         PROGRESSING: progressing,
         MODEL_AVAILABLE: _model(any(map(is_ready, current)), failure),
         RECONCILING: progressing,
@@ -78,7 +96,7 @@ def _checks(plan: PoolPlan, current: list[Manifest], ready: Check) -> dict[str, 
     }
 
 
-def _ready(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> Check:
+def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> Check:
     if plan.refusal is not None:
         return Check("False", plan.refusal.reason, plan.refusal.message)
     assert plan.spec is not None
@@ -86,8 +104,6 @@ def _ready(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> Che
     ready, others_ready = sum(map(is_ready, current)), _others_ready(pods, plan)
     if plan.edited:
         return Check("False", "Edited", f"engines ready: {ready}; {plan.edited}.")
-    if desired == 0:
-        return Check("False", "ScaledToZero", "No engine is asked for (spec.replicas is 0).")
     count = f"{ready} of {desired} engines ready"
     if others_ready:
         count += f", {others_ready} of the former revision still serve"
@@ -97,18 +113,23 @@ def _ready(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> Che
     if reached is None or not reached.applied:
         return Check("False", "Applying", f"{count}; the new spec is being applied.")
     if reached.complete and ready >= desired:
-        return Check("True", "AllReady", f"{count}.")
+        return Check("True", ALL_READY, f"{count}.") if desired else _scaled_to_zero(plan.spec)
     return shortfall(reached, current, count, "RollingOut" if others_ready else "Starting")
 
 
-def _progressing(plan: PoolPlan, ready: Check, stalled: Check) -> Check:
+def _scaled_to_zero(spec: EnginePoolSpec) -> Check:
+    place = f"spec.pools.{spec.role}.replicas of InferenceService {spec.service_name}"
+    return Check("True", SCALED_TO_ZERO, f"No engine is asked for: {place} is 0.")
+
+
+def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
     if stalled.is_true:
         return Check("False", stalled.reason, stalled.message)
     if plan.paused:
         return Check("False", "Paused", "spec.paused of the InferenceService is true.")
-    if ready.is_true or ready.reason == "ScaledToZero":
+    if updated.is_true:
         return Check("False", "Complete", "Every engine is of the current revision.")
-    return Check("True", ready.reason, ready.message)
+    return Check("True", updated.reason, updated.message)
 
 
 def _model(ready: bool, failure: PodFailure | None) -> Check:
@@ -119,10 +140,10 @@ def _model(ready: bool, failure: PodFailure | None) -> Check:
     return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
 
 
-def _stalled(plan: PoolPlan, ready: Check, failure: PodFailure | None) -> Check:
-    hopeless = failure is not None and failure.lasting and not ready.is_true
-    if plan.refusal is not None or hopeless or ready.reason in STALLING:
-        return Check("True", ready.reason, ready.message)
+def _stalled(plan: PoolPlan, updated: Check, failure: PodFailure | None) -> Check:
+    hopeless = failure is not None and failure.lasting and not updated.is_true
+    if plan.refusal is not None or hopeless or updated.reason in STALLING:
+        return Check("True", updated.reason, updated.message)
     return Check("False", "NotStalled", "Nothing needs a person.")
 
 

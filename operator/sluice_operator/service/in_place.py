@@ -12,10 +12,11 @@ from typing import Any, Final
 from sluice_contract import labels
 from sluice_contract.labels import ROUTER_ROLE
 
-from sluice_operator.conditions import Check, find
+from sluice_operator.conditions import SERVING, Check, find
 from sluice_operator.observed import (
     DEPLOYMENT,
     ENGINE_POOL,
+    SERVICE,
     Manifest,
     ServiceObserved,
     controller_uid,
@@ -23,11 +24,14 @@ from sluice_operator.observed import (
 )
 from sluice_operator.pool.status import MODEL_AVAILABLE
 from sluice_operator.service.parts import (
+    Part,
     Pools,
     model_available,
-    pool_ready,
+    pool_part,
     pool_summary,
-    router_ready,
+    pool_updated,
+    ready_of,
+    router_part,
 )
 
 ROUTER_READY: Final = "RouterReady"
@@ -45,21 +49,32 @@ def facts_in_place(observed: ServiceObserved) -> Manifest:
     return _kept(before, "mode", "url", "resolved") | {"pools": pools}
 
 
-def checks_in_place(observed: ServiceObserved, kept: tuple[str, ...]) -> dict[str, Check]:
-    """The conditions of the parts; `kept`: those that only a plan can judge stay as they were."""
-    pools, before = _pools(observed), _before(observed)
-    checks = {
-        f"{role.capitalize()}Ready": pool_ready(role, live, WAITING if live else MISSING)
-        for role, live in pools.items()
-    }
+def parts_in_place(observed: ServiceObserved) -> dict[str, Part]:
+    """How the parts are doing, by the condition that says so."""
+    parts = {ready_of(role): _pool(role, live) for role, live in _pools(observed).items()}
     if router := _router(observed):
-        checks[ROUTER_READY] = router_ready(router, router, observed.pods, WAITING)
-    elif "appliedGeneration" in before:
-        checks[ROUTER_READY] = Check("False", MISSING.reason, f"Routers: {MISSING.message}")
-    if pools:
-        checks[MODEL_AVAILABLE] = model_available(pools)
+        parts[ROUTER_READY] = router_part(router, router, observed.pods, WAITING)
+    elif "appliedGeneration" in _before(observed):
+        gone = Check("False", MISSING.reason, f"Routers: {MISSING.message}")
+        parts[ROUTER_READY] = Part(gone, gone)
+    return parts
+
+
+def other_checks_in_place(observed: ServiceObserved, kept: tuple[str, ...]) -> dict[str, Check]:
+    """Further conditions; `kept`: those that only a plan can judge stay as they were."""
+    pools, before = _pools(observed), _before(observed)
+    checks = {MODEL_AVAILABLE: model_available(pools)} if pools else {}
     told = ((kind, find(before, kind)) for kind in kept)
     return checks | {kind: _check(found) for kind, found in told if found}
+
+
+def front_in_place(observed: ServiceObserved) -> Check:
+    """Whether there is the Service of our own at which the routers are found."""
+    name = observed.service["metadata"]["name"]
+    for item in of_kind(observed.children, SERVICE):
+        if item["metadata"]["name"] == name and _is_ours(observed, item):
+            return Check("True", SERVING, f"There is the Service {name}.")
+    return Check("False", MISSING.reason, f"Service {name}: not there, and not made as things are.")
 
 
 def still_in_use(observed: ServiceObserved, applied: int | None) -> str:
@@ -104,6 +119,11 @@ def _router(observed: ServiceObserved) -> Manifest | None:
 def _is_ours(observed: ServiceObserved, child: Manifest) -> bool:
     uid: str = observed.service["metadata"]["uid"]
     return controller_uid(child) == uid
+
+
+def _pool(role: str, live: Manifest | None) -> Part:
+    updated = pool_updated(role, live, WAITING if live else MISSING)
+    return pool_part(role, live, live["spec"].get("replicas", 1) if live else 0, updated)
 
 
 def _summary(live: Manifest | None, known: Mapping[str, Any]) -> Manifest:

@@ -7,10 +7,10 @@ a pool it takes from the EnginePool.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sluice_operator.api.status import PoolSummary
-from sluice_operator.conditions import READY, Check, find
+from sluice_operator.conditions import ALL_READY, SERVING, UPDATED, Check, answering, find
 from sluice_operator.deployments import progress, shortfall
 from sluice_operator.observed import Manifest
 from sluice_operator.pod_checks import is_ready
@@ -20,6 +20,32 @@ Pools = Mapping[str, Manifest | None]
 """The live EnginePool of each role, if there is one."""
 
 APPLYING: Final = Check("False", "Applying", "the new spec is being applied.")
+
+
+class Part(NamedTuple):
+    """How one part of a service is doing."""
+
+    ready: Check
+    """It serves."""
+    updated: Check
+    """It is what the spec asks for."""
+
+
+def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
+    """Whether all that has to answer does; `obstacle`: why nothing is written, if that is so."""
+    idle = next((check for check in checks if not check.is_true), None)
+    if idle is None:
+        return Check("True", SERVING, "As many engines and routers answer as are asked for.")
+    return obstacle or idle
+
+
+def up_to_date(parts: Iterable[Part]) -> Check:
+    """Whether every part is what the spec asks for. One that does not serve is told first."""
+    checks = [part.updated for part in sorted(parts, key=lambda part: part.ready.is_true)]
+    done = Check("True", ALL_READY, "Every pool and the routers are as the spec asks, and ready.")
+    behind = (check for check in checks if not check.is_true)
+    special = (check for check in checks if check.reason != ALL_READY)
+    return next(behind, None) or next(special, done)
 
 
 def pool_summary(live: Manifest | None, desired: int, accelerator: str | None) -> Manifest:
@@ -35,10 +61,22 @@ def pool_summary(live: Manifest | None, desired: int, accelerator: str | None) -
     ).to_json_dict()
 
 
-def pool_ready(role: str, live: Manifest | None, waiting: Check) -> Check:
-    """Whether a pool has all its engines; `waiting`, as long as it does not say so itself."""
-    check = lifted(role, live, READY) if is_reported(live) else None
-    return check or prefixed(waiting, f"Pool {role}")
+def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) -> Part:
+    """How a pool is doing, of which `desired` engines are wanted."""
+    revisions = ((live or {}).get("status") or {}).get("revisions") or ()
+    ready = sum(revision["ready"] for revision in revisions)
+    return Part(answering(ready, desired, f"engines of pool {role}", updated), updated)
+
+
+def pool_updated(role: str, live: Manifest | None, waiting: Check) -> Check:
+    """What a pool says of its spec; `waiting`, as long as it does not say anything of it."""
+    told = lifted(role, live, UPDATED) if is_reported(live) else None
+    return told or prefixed(waiting, f"Pool {role}")
+
+
+def ready_of(role: str) -> str:
+    """The condition in which a service says whether a pool serves."""
+    return f"{role.capitalize()}Ready"
 
 
 def is_reported(live: Manifest | None) -> bool:
@@ -57,17 +95,29 @@ def lifted(role: str, live: Mapping[str, Any] | None, kind: str) -> Check | None
     return Check(found["status"], found["reason"], f"Pool {role}: {found['message']}")
 
 
-def router_ready(
+def router_part(
     desired: Manifest, live: Manifest | None, pods: Iterable[Manifest], waiting: Check
+) -> Part:
+    """How the routers are doing; `waiting`, as long as the Deployment is not the desired one."""
+    found = tuple(pods)
+    updated = _router_updated(desired, live, found, waiting)
+    return Part(answering(*_ready_of_asked(desired, found), "routers", updated), updated)
+
+
+def _router_updated(
+    desired: Manifest, live: Manifest | None, pods: tuple[Manifest, ...], waiting: Check
 ) -> Check:
-    """Whether all routers answer; `waiting`, as long as the Deployment is not the desired one."""
-    found, reached = tuple(pods), progress(desired, live)
-    count = f"{sum(map(is_ready, found))} of {desired['spec']['replicas']} routers ready"
+    reached, ready, asked = progress(desired, live), *_ready_of_asked(desired, pods)
+    count = f"{ready} of {asked} routers ready"
     if not reached.applied:
         return prefixed(waiting, count)
-    if reached.complete:
-        return Check("True", "AllReady", f"{count}.")
-    return shortfall(reached, found, count)
+    if reached.complete and ready >= asked:
+        return Check("True", ALL_READY, f"{count}.")
+    return shortfall(reached, pods, count)
+
+
+def _ready_of_asked(desired: Manifest, pods: Iterable[Manifest]) -> tuple[int, int]:
+    return sum(map(is_ready, pods)), desired["spec"]["replicas"]
 
 
 def model_available(pools: Pools) -> Check:

@@ -1,11 +1,10 @@
-"""What an InferenceService reports: one Ready to wait for, and what each part contributes.
+"""What an InferenceService reports: whether it serves, whether it is up to date, and why not.
 
 Pure; `now` is only used for transitions. What is below a pool it takes from the EnginePool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
@@ -16,6 +15,7 @@ from sluice_operator.conditions import (
     RECONCILING,
     STALLED,
     STALLING,
+    UPDATED,
     Check,
     apply_failed,
     conditions,
@@ -34,18 +34,25 @@ from sluice_operator.observed import (
 from sluice_operator.pool.status import MODEL_AVAILABLE
 from sluice_operator.service.in_place import (
     ROUTER_READY,
-    checks_in_place,
     facts_in_place,
+    front_in_place,
+    other_checks_in_place,
+    parts_in_place,
     still_in_use,
 )
 from sluice_operator.service.parts import (
     APPLYING,
+    Part,
     is_reported,
     lifted,
     model_available,
-    pool_ready,
+    pool_part,
     pool_summary,
-    router_ready,
+    pool_updated,
+    ready_of,
+    router_part,
+    serves,
+    up_to_date,
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.settings import settings_status
@@ -100,33 +107,35 @@ def _summary(observed: ServiceObserved, pool: PlannedPool) -> Manifest:
 
 
 def _refused(observed: ServiceObserved, refusal: Refusal, in_use: str) -> dict[str, Check]:
-    check = Check("False", refusal.reason, refusal.message + in_use)
+    why = Check("False", refusal.reason, refusal.message + in_use)
+    parts = parts_in_place(observed)
+    ready = {kind: part.ready for kind, part in parts.items()}
     return {
-        READY: check,
-        PROGRESSING: check,
-        **checks_in_place(observed, (ACCELERATOR_VERIFIED, SCALING_ACTIVE)),
-        RECONCILING: check,
-        STALLED: replace(check, status="True"),
+        READY: serves((front_in_place(observed), *ready.values()), why),
+        UPDATED: why,
+        PROGRESSING: why,
+        **ready,
+        **other_checks_in_place(observed, (ACCELERATOR_VERIFIED, SCALING_ACTIVE)),
+        RECONCILING: why,
+        STALLED: replace(why, status="True"),
     }
 
 
 def _checks(
     observed: ServiceObserved, plan: ServicePlan, obstacle: Check | None
 ) -> dict[str, Check]:
-    waiting = _waiting(plan)
-    pools = {
-        f"{pool.role.capitalize()}Ready": pool_ready(pool.role, _current(observed, pool), waiting)
-        for pool in plan.pools
-    }
-    router = _router_ready(observed, plan, waiting)
-    ready = obstacle or _first_false((*pools.values(), router))
-    stalled = _stalled(observed, plan, ready)
-    progressing = _progressing(plan, ready, stalled)
+    parts = _parts(observed, plan)
+    ready = {kind: part.ready for kind, part in parts.items()}
+    writes = obstacle is None and not plan.paused
+    front = () if writes else (front_in_place(observed),)
+    updated = obstacle or up_to_date(parts.values())
+    stalled = _stalled(observed, plan, updated)
+    progressing = _progressing(plan, updated, stalled)
     return {
-        READY: ready,
+        READY: serves((*front, *ready.values()), obstacle),
+        UPDATED: updated,
         PROGRESSING: progressing,
-        **pools,
-        ROUTER_READY: router,
+        **ready,
         MODEL_AVAILABLE: model_available(
             {pool.role: _child(observed, ENGINE_POOL, pool.manifest) for pool in plan.pools}
         ),
@@ -137,11 +146,19 @@ def _checks(
     }
 
 
-def _first_false(checks: Iterable[Check]) -> Check:
-    for check in checks:
-        if not check.is_true:
-            return check
-    return Check("True", "AllReady", "Every pool and the routers are ready.")
+def _parts(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Part]:
+    """How the parts are doing, by the condition that says so."""
+    assert plan.router is not None
+    waiting = _waiting(plan)
+    router = _child(observed, DEPLOYMENT, plan.router)
+    pools = {ready_of(pool.role): _pool(observed, pool, waiting) for pool in plan.pools}
+    return pools | {ROUTER_READY: router_part(plan.router, router, observed.pods, waiting)}
+
+
+def _pool(observed: ServiceObserved, pool: PlannedPool, waiting: Check) -> Part:
+    live = _child(observed, ENGINE_POOL, pool.manifest)
+    updated = pool_updated(pool.role, _current(observed, pool), waiting)
+    return pool_part(pool.role, live, pool.replicas, updated)
 
 
 def _current(observed: ServiceObserved, pool: PlannedPool) -> Manifest | None:
@@ -157,20 +174,14 @@ def _waiting(plan: ServicePlan) -> Check:
     return APPLYING
 
 
-def _router_ready(observed: ServiceObserved, plan: ServicePlan, waiting: Check) -> Check:
-    assert plan.router is not None
-    live = _child(observed, DEPLOYMENT, plan.router)
-    return router_ready(plan.router, live, observed.pods, waiting)
-
-
-def _progressing(plan: ServicePlan, ready: Check, stalled: Check) -> Check:
+def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
     if stalled.is_true:
         return Check("False", stalled.reason, stalled.message)
     if plan.paused:
         return Check("False", "Paused", "spec.paused is true: nothing but status is written.")
-    if ready.is_true or ready.reason == "ScaledToZero":
+    if updated.is_true:
         return Check("False", "Complete", "Everything is as the spec asks.")
-    return Check("True", ready.reason, ready.message)
+    return Check("True", updated.reason, updated.message)
 
 
 def _accelerator(plan: ServicePlan) -> Check:
@@ -183,9 +194,9 @@ def _scaling(spec: InferenceServiceSpec | None) -> Check:
     return Check("False", "FixedReplicas", "No pool has an autoscaling section.")
 
 
-def _stalled(observed: ServiceObserved, plan: ServicePlan, ready: Check) -> Check:
-    if ready.reason in STALLING:
-        return Check("True", ready.reason, ready.message)
+def _stalled(observed: ServiceObserved, plan: ServicePlan, updated: Check) -> Check:
+    if updated.reason in STALLING:
+        return Check("True", updated.reason, updated.message)
     for pool in plan.pools:
         live = _current(observed, pool)
         check = lifted(pool.role, live, STALLED) if is_reported(live) else None

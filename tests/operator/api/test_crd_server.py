@@ -129,8 +129,9 @@ async def test_the_table_shows_what_matters(
 ) -> None:
     await _create(cluster, namespace, document({}))
     head, row = plane.kubectl("get", "infsvc", "-n", namespace).strip().splitlines()
-    assert head.split() == ["NAME", "READY", "MODE", "M", "P", "D", "URL", "REASON", "AGE"]
-    assert row.split()[:4] == ["chat", "Unknown", "Mixed", "Pending"]
+    titles = ["NAME", "READY", "UPDATED", "MODE", "M", "P", "D", "URL", "REASON", "AGE"]
+    assert head.split() == titles
+    assert row.split()[:5] == ["chat", "Unknown", "Unknown", "Mixed", "Pending"]
     everything = plane.kubectl("get", "all", "-n", namespace)
     assert "inferenceservice.serving.sluice.dev/chat" in everything
 

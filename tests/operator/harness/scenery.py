@@ -75,11 +75,12 @@ def settled(name: str = "chat") -> Any:
 
 
 def is_ready(name: str = "chat") -> Any:
-    """Whether the service is Ready, and says so of its current spec."""
+    """Whether the service serves, and as its current spec asks."""
 
     def check(services: State) -> bool:
         service = services[name]
-        return _generation_seen(service) and condition(service, "Ready").get("status") == "True"
+        told = (condition(service, kind).get("status") for kind in ("Ready", "Updated"))
+        return _generation_seen(service) and set(told) == {"True"}
 
     return check
 

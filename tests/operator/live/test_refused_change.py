@@ -33,10 +33,10 @@ async def test_the_former_settings_keep_serving_and_the_condition_says_so(
     edit = {"spec": {"mode": "Disaggregated", "engine": {"chunkSize": 256}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
     found = await cluster.until(INFERENCE_SERVICE, namespace, settled())
-    ready = condition(found["chat"], "Ready")
-    assert ready["reason"] == "NotImplemented"
-    assert ready["message"].endswith("; the settings of generation 1 keep serving")
-    for part in ("MixedReady", "RouterReady", "ModelAvailable"):
+    updated = condition(found["chat"], "Updated")
+    assert (updated["status"], updated["reason"]) == ("False", "NotImplemented")
+    assert updated["message"].endswith("; the settings of generation 1 keep serving")
+    for part in ("Ready", "MixedReady", "RouterReady", "ModelAvailable"):
         assert condition(found["chat"], part)["status"] == "True", part
     assert found["chat"]["status"]["resolved"] == served["resolved"]
     assert found["chat"]["status"]["pools"]["mixed"]["summary"] == "1/1"

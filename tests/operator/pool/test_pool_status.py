@@ -24,7 +24,7 @@ from tests.operator.examples import (
     pool_plan,
     service,
 )
-from tests.operator.statuses import Ready, assert_at_rest, assert_situation
+from tests.operator.statuses import Told, assert_at_rest, assert_situation
 
 THREE = {"pools": {"mixed": {"replicas": 3}}}
 THREE_NEW = THREE | {"engine": {"image": "new:2"}}
@@ -32,6 +32,8 @@ UNSCHEDULABLE = {
     "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
     "message": "0/1 nodes are available: 1 Insufficient cpu.",
 }  # fmt: skip
+ENDED = {"exitCode": 1, "message": '{"reason":"ModelLoadFailed","message":"no config.json"}'}
+NO_MODEL = {"name": "engine", "ready": False, "lastState": {"terminated": ENDED}}
 
 
 def _deployment(spec: Manifest = THREE) -> Manifest:
@@ -65,19 +67,27 @@ def _unschedulable() -> PoolObserved:
 
 def _model_missing() -> PoolObserved:
     deployment = _deployment()
-    ended = {"exitCode": 1, "message": '{"reason":"ModelLoadFailed","message":"no config.json"}'}
-    container = {"name": "engine", "ready": False, "lastState": {"terminated": ended}}
-    broken = pods(deployment, phase="Running", containerStatuses=[container])
+    broken = pods(deployment, phase="Running", containerStatuses=[NO_MODEL])
     return pool_observed(pool(THREE), [live(deployment, observedGeneration=1)], broken)
 
 
-def _rolling_out() -> PoolObserved:
+def _rolling_out(starting: Manifest | None = None) -> PoolObserved:
+    """The engines of the new revision, all as `starting` says, beside those of the old one."""
     old, new = _deployment(), _deployment(THREE_NEW)
-    starting = pods(new, phase="Pending", conditions=[])
-    draining = pods(old)
-    draining[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    coming = pods(new, **(starting or {"phase": "Pending", "conditions": []}))
     children = [complete(old), live(new, observedGeneration=1)]
-    return pool_observed(pool(THREE_NEW), children, starting + draining)
+    return pool_observed(pool(THREE_NEW), children, [*coming, *pods(old)])
+
+
+def _rolling_out_in_vain() -> PoolObserved:
+    return _rolling_out({"phase": "Running", "containerStatuses": [NO_MODEL]})
+
+
+def _rolling_out_short() -> PoolObserved:
+    """One engine of the old revision goes before there is one of the new."""
+    observed = _rolling_out()
+    observed.pods[-1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return observed
 
 
 def _no_quota() -> PoolObserved:
@@ -121,22 +131,24 @@ def _orphaned() -> PoolObserved:
     return PoolObserved(orphan, None)
 
 
-SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], str, str]] = {
-    "new": (_new, "False", "Applying"),
-    "starting": (_starting, "False", "Starting"),
-    "ready": (_ready, "True", "AllReady"),
-    "unschedulable": (_unschedulable, "False", "Unschedulable"),
-    "model-missing": (_model_missing, "False", "ModelLoadFailed"),
-    "rolling-out": (_rolling_out, "False", "RollingOut"),
-    "no-quota": (_no_quota, "False", "ReplicaFailure"),
-    "too-slow": (_too_slow, "False", "ProgressDeadlineExceeded"),
-    "scaled-to-zero": (_scaled_to_zero, "False", "ScaledToZero"),
-    "scaling-up": (_scaling_up, "False", "Applying"),
-    "paused": (_paused, "False", "Paused"),
-    "edited": (_edited, "False", "Edited"),
-    "orphaned": (_orphaned, "False", "Orphaned"),
+SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
+    "new": (_new, Told("False", "False", "Applying")),
+    "starting": (_starting, Told("False", "False", "Starting")),
+    "ready": (_ready, Told("True", "True", "AllReady")),
+    "unschedulable": (_unschedulable, Told("False", "False", "Unschedulable")),
+    "model-missing": (_model_missing, Told("False", "False", "ModelLoadFailed")),
+    "rolling-out": (_rolling_out, Told("True", "False", "RollingOut")),
+    "rolling-out-in-vain": (_rolling_out_in_vain, Told("True", "False", "ModelLoadFailed")),
+    "rolling-out-short": (_rolling_out_short, Told("False", "False", "RollingOut")),
+    "no-quota": (_no_quota, Told("False", "False", "ReplicaFailure")),
+    "too-slow": (_too_slow, Told("False", "False", "ProgressDeadlineExceeded")),
+    "scaled-to-zero": (_scaled_to_zero, Told("False", "True", "ScaledToZero")),
+    "scaling-up": (_scaling_up, Told("False", "False", "Applying")),
+    "paused": (_paused, Told("False", "False", "Paused")),
+    "edited": (_edited, Told("True", "False", "Edited")),
+    "orphaned": (_orphaned, Told("False", "False", "Orphaned")),
 }
-STALLED = {"model-missing", "too-slow", "orphaned"}
+STALLED = {"model-missing", "rolling-out-in-vain", "too-slow", "orphaned"}
 
 
 def _status(observed: PoolObserved) -> Manifest:
@@ -145,10 +157,8 @@ def _status(observed: PoolObserved) -> Manifest:
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_status_in_each_situation(name: str) -> None:
-    observe, ready, reason = SITUATIONS[name]
-    assert_situation(
-        _status(observe()), Ready(ready, reason), stalled=name in STALLED, golden=f"pool-{name}"
-    )
+    observe, told = SITUATIONS[name]
+    assert_situation(_status(observe()), told, stalled=name in STALLED, golden=f"pool-{name}")
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
@@ -167,10 +177,11 @@ def test_a_child_that_is_refused_is_told_and_stalls() -> None:
     error = ApiError("PATCH /apis/x", 403, "Forbidden", "exceeded quota: small")
     status = pool_status(observed, plan_pool(observed), NOW, error)
     found = {each["type"]: each for each in status["conditions"]}
-    assert (found["Ready"]["status"], found["Ready"]["reason"]) == ("False", "ApplyFailed")
-    assert "exceeded quota: small" in found["Ready"]["message"]
+    assert (found["Updated"]["status"], found["Updated"]["reason"]) == ("False", "ApplyFailed")
+    assert "exceeded quota: small" in found["Updated"]["message"]
     assert (found["Stalled"]["status"], found["Reconciling"]["status"]) == ("True", "False")
-    assert found["ModelAvailable"]["status"] == "True", "what serves still serves"
+    for kind in ("Ready", "ModelAvailable"):
+        assert found[kind]["status"] == "True", "what serves still serves"
 
 
 def test_the_failing_pod_is_named() -> None:

@@ -26,13 +26,16 @@ from tests.operator.examples import (
     service_observed,
     service_plan,
 )
-from tests.operator.statuses import Ready, assert_at_rest, assert_situation, condition
+from tests.operator.statuses import Told, assert_at_rest, assert_situation, condition
 
+NO_ENGINES: Manifest = {"pools": {"mixed": {"replicas": 0}}}
 PINNED = {"value": 77, "source": "General", "from": "an earlier release"}
 
 
-def _with_pool(engines_ready: bool, routers_ready: bool) -> ServiceObserved:
-    plan = service_plan()
+def _with_pool(
+    engines_ready: bool, routers_ready: bool, spec: Manifest | None = None
+) -> ServiceObserved:
+    plan = service_plan(spec)
     router = plan.router
     assert router is not None
     children = [live(m) for m in plan.apply if m["kind"] not in ("EnginePool", "Deployment")]
@@ -40,7 +43,8 @@ def _with_pool(engines_ready: bool, routers_ready: bool) -> ServiceObserved:
     pool["status"] = _pool_status(pool, engines_ready)
     deployment = complete(router) if routers_ready else live(router, observedGeneration=1)
     router_pods = pods(router) if routers_ready else pods(router, phase="Pending")
-    return service_observed(children=[*children, pool, deployment], pods=tuple(router_pods))
+    there = [*children, pool, deployment]
+    return service_observed(service(spec), there, pods=tuple(router_pods))
 
 
 def _pool_status(pool: Manifest, ready: bool) -> Manifest:
@@ -98,21 +102,37 @@ def _sized_before(chunk_size: object = PINNED, **metadata: int) -> ServiceObserv
     return replace(observed, service=service(**metadata) | {"status": status})
 
 
-SITUATIONS: dict[str, tuple[Callable[[], ServiceObserved], str, str]] = {
-    "new": (service_observed, "False", "Applying"),
-    "ready": (_ready, "True", "AllReady"),
+def _scaled_to_zero() -> ServiceObserved:
+    return _with_pool(engines_ready=True, routers_ready=True, spec=NO_ENGINES)
+
+
+def _router_died_in_a_rollout() -> ServiceObserved:
+    rolling = _changed(_ready(), {"engine": {"chunkSize": 64}})
+    return replace(rolling, pods=())
+
+
+SITUATIONS: dict[str, tuple[Callable[[], ServiceObserved], Told]] = {
+    "new": (service_observed, Told("False", "False", "Applying")),
+    "ready": (_ready, Told("True", "True", "AllReady")),
     "model-missing": (
-        lambda: _with_pool(engines_ready=False, routers_ready=True), "False", "ModelLoadFailed",
+        lambda: _with_pool(engines_ready=False, routers_ready=True),
+        Told("False", "False", "ModelLoadFailed"),
     ),
     "routers-starting": (
-        lambda: _with_pool(engines_ready=True, routers_ready=False), "False", "Starting",
+        lambda: _with_pool(engines_ready=True, routers_ready=False),
+        Told("False", "False", "Starting"),
     ),
-    "outdated": (_outdated, "False", "Applying"),
-    "paused": (_paused, "True", "AllReady"),
-    "paused-before-applying": (_paused_before_applying, "False", "Paused"),
-    "refused": (_refused, "False", "NotImplemented"),
+    "outdated": (_outdated, Told("True", "False", "Applying")),
+    "router-died-in-a-rollout": (_router_died_in_a_rollout, Told("False", "False", "Starting")),
+    "scaled-to-zero": (_scaled_to_zero, Told("False", "True", "ScaledToZero")),
+    "paused": (_paused, Told("True", "True", "AllReady")),
+    "paused-before-applying": (_paused_before_applying, Told("True", "False", "Paused")),
+    "refused": (_refused, Told("True", "False", "NotImplemented")),
+    "refused-at-first": (
+        lambda: service_observed(service(SLO)), Told("False", "False", "NotImplemented"),
+    ),
 }  # fmt: skip
-STALLED = {"model-missing", "refused"}
+STALLED = {"model-missing", "refused", "refused-at-first"}
 
 
 def _status(observed: ServiceObserved) -> Manifest:
@@ -121,10 +141,8 @@ def _status(observed: ServiceObserved) -> Manifest:
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_status_in_each_situation(name: str) -> None:
-    observe, ready, reason = SITUATIONS[name]
-    assert_situation(
-        _status(observe()), Ready(ready, reason), stalled=name in STALLED, golden=f"service-{name}"
-    )
+    observe, told = SITUATIONS[name]
+    assert_situation(_status(observe()), told, stalled=name in STALLED, golden=f"service-{name}")
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
@@ -151,8 +169,9 @@ def test_a_child_that_is_refused_is_told_and_stalls() -> None:
     observed = _ready()
     status = service_status(observed, plan_service(observed), NOW, REFUSED)
     found = {each["type"]: each for each in status["conditions"]}
-    assert (found["Ready"]["status"], found["Ready"]["reason"]) == ("False", "ApplyFailed")
-    assert found["Ready"]["message"] == "PATCH /apis/x: 403 Forbidden: exceeded quota: small"
+    assert (found["Updated"]["status"], found["Updated"]["reason"]) == ("False", "ApplyFailed")
+    assert found["Updated"]["message"] == "PATCH /apis/x: 403 Forbidden: exceeded quota: small"
+    assert found["Ready"]["status"] == "True", "what serves still serves"
     assert (found["Stalled"]["status"], found["Reconciling"]["status"]) == ("True", "False")
     (event,) = status_events(_status(observed), status)
     assert (event.type, event.reason) == ("Warning", "ApplyFailed")
@@ -161,7 +180,8 @@ def test_a_child_that_is_refused_is_told_and_stalls() -> None:
 def test_a_refusal_is_told_of_an_object_that_has_just_been_made() -> None:
     observed = service_observed(service() | {"status": DEFAULT_STATUS})
     status = service_status(observed, plan_service(observed), NOW, REFUSED)
-    assert (find(status, "Ready") or {})["reason"] == "ApplyFailed"
+    for kind in ("Ready", "Updated"):
+        assert condition(status, kind)["reason"] == "ApplyFailed"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +209,7 @@ def test_a_refusal_keeps_the_url_that_still_answers() -> None:
 def test_a_refused_change_tells_which_generation_keeps_serving(spec: Manifest) -> None:
     observed = _changed(_ready(), spec)
     status = _status(observed)
-    for kind in ("Ready", "Progressing", "Reconciling", "Stalled"):
+    for kind in ("Updated", "Progressing", "Reconciling", "Stalled"):
         message = condition(status, kind)["message"]
         assert message.endswith("; the settings of generation 1 keep serving"), kind
     (event,) = status_events(observed.service["status"], status)
@@ -201,7 +221,7 @@ def test_the_generation_that_keeps_serving_outlasts_several_refusals() -> None:
     second = _changed(_changed(_ready(), SLO), SLO | {"paused": True}, generation=3)
     status = _status(second)
     assert (status["observedGeneration"], status["appliedGeneration"]) == (3, 1)
-    assert "the settings of generation 1 keep serving" in condition(status, "Ready")["message"]
+    assert "the settings of generation 1 keep serving" in condition(status, "Updated")["message"]
 
 
 def test_settings_with_no_engine_ready_are_only_in_place() -> None:
