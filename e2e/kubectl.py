@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import Any
+from typing import Any, Protocol
 
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.provider import Cluster
+
+
+class Reachable(Protocol):
+    """A cluster, as far as kubectl is concerned."""
+
+    def kubectl_argv(self, *words: str) -> list[str]: ...
 
 
 class Kubectl:
     """Runs kubectl against one cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Reachable) -> None:
         self._cluster = cluster
 
     def run(self, *words: str, stdin: str | None = None, timeout_seconds: float = 300) -> str:

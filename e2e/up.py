@@ -38,7 +38,9 @@ def main() -> int:
         cluster = choose_cluster()
         cluster.up()
         install_operator(cluster, load_images(cluster))
-        apply_sample(Kubectl(cluster))
+        kubectl = Kubectl(cluster)
+        apply_sample(kubectl)
+        await_sample(kubectl)
         say(f"Asking it, as any OpenAI client would ({time.monotonic() - started:.0f} s so far):")
         with reach(cluster, SAMPLE_NAMESPACE, SERVICE) as url:
             show_completion(url, MODEL, PROMPT, max_tokens=64)
@@ -66,15 +68,19 @@ def load_images(cluster: Cluster) -> Mapping[str, str]:
 
 
 def apply_sample(kubectl: Kubectl) -> None:
-    """The sample service, up to date; says what is missing while it is not, and does not wait for
-    a service that is stuck."""
+    """The sample service, unless there is one: as a person applies it, who will do so again."""
     words = ("get", KIND, SERVICE, "-n", SAMPLE_NAMESPACE, "--ignore-not-found", "-o", "name")
     if kubectl.run(*words):
         say(f"The InferenceService {SERVICE} is there already and stays as it is.")
     else:
-        kubectl.apply(SAMPLE.read_text())
+        kubectl.run("apply", "-n", SAMPLE_NAMESPACE, "-f", "-", stdin=SAMPLE.read_text())
+
+
+def await_sample(kubectl: Kubectl) -> None:
+    """Until the sample service is up to date; says what is missing while it is not, and does not
+    wait for a service that is stuck."""
     deadline, stalled_since = time.monotonic() + READY_SECONDS, None
-    with Step(f"Waiting for the InferenceService {SERVICE} to be Ready") as step:
+    with Step(f"Waiting for the InferenceService {SERVICE} to be up to date") as step:
         while not _is_updated(kubectl):
             conditions = _conditions(kubectl)
             step.detail(conditions.get("Updated", {}).get("message", ""))
@@ -85,7 +91,7 @@ def apply_sample(kubectl: Kubectl) -> None:
             final = stalled and stall.get("reason") in FINAL_REASONS
             if final or stuck or time.monotonic() > deadline:
                 hint = f'make kubectl ARGS="edit infsvc {SERVICE}"'
-                raise ClusterError(f"the service is not Ready; {hint}:\n{_table(conditions)}")
+                raise ClusterError(f"the service does not come up; {hint}:\n{_table(conditions)}")
 
 
 def _is_updated(kubectl: Kubectl) -> bool:

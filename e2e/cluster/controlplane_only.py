@@ -76,8 +76,12 @@ class ControlPlane:
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Standard output of a kubectl command against this API server."""
+        return run(self.kubectl_argv(*words), stdin=stdin)
+
+    def kubectl_argv(self, *words: str) -> list[str]:
+        """The command line of `kubectl`."""
         kubectl = self._binaries.program("kubectl")
-        return run([kubectl, f"--kubeconfig={self.kubeconfig}", *words], stdin=stdin)
+        return [str(kubectl), f"--kubeconfig={self.kubeconfig}", *words]
 
     def user_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
         """A kubeconfig of another user, who may do what RBAC grants: for tests of roles."""

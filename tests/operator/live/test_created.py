@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 
 import pytest
 from sluice_operator.observed import INFERENCE_SERVICE, POD
 
+from e2e.cluster.controlplane_only import ControlPlane
+from e2e.kubectl import Kubectl
+from e2e.up import KIND, SAMPLE, SAMPLE_NAMESPACE, SERVICE, apply_sample
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import until_told
@@ -21,6 +25,19 @@ from tests.operator.harness.scenery import (
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
+
+
+def test_the_sample_of_make_up_can_be_applied_again_by_hand(plane: ControlPlane) -> None:
+    apply_sample(Kubectl(plane))
+    try:
+        words = ("apply", "-n", SAMPLE_NAMESPACE, "-f", str(SAMPLE))
+        again = subprocess.run(
+            plane.kubectl_argv(*words), capture_output=True, text=True, check=True
+        )
+    finally:
+        plane.kubectl("delete", KIND, SERVICE, "-n", SAMPLE_NAMESPACE)
+    assert "unchanged" in again.stdout
+    assert again.stderr == ""
 
 
 async def test_from_apply_to_ready(
