@@ -82,7 +82,9 @@ def inference_service_crd() -> Manifest:
     schema["x-kubernetes-validations"] = [
         {"rule": rule.cel, "message": rule.message} for rule in NAME_RULES
     ]
-    return _crd(INFERENCE_SERVICE, ["infsvc"], schema, SERVICE_COLUMNS, {"status": {}})
+    # Of the one pool there is in mode Mixed; other modes have a rule that refuses that pool.
+    scale = _scale(".spec.pools.mixed.replicas", ".status.pools.mixed")
+    return _crd(INFERENCE_SERVICE, ["infsvc"], schema, SERVICE_COLUMNS, scale)
 
 
 def engine_pool_crd() -> Manifest:
@@ -92,12 +94,17 @@ def engine_pool_crd() -> Manifest:
         EnginePoolSpec,
         EnginePoolStatus,
     )
+    return _crd(ENGINE_POOL, ["epool"], schema, POOL_COLUMNS, _scale(".spec.replicas", ".status"))
+
+
+def _scale(replicas: str, status: str) -> dict[str, Any]:
+    """The subresources of a kind that is scaled by its field `replicas`."""
     scale = {
-        "specReplicasPath": ".spec.replicas",
-        "statusReplicasPath": ".status.replicas",
-        "labelSelectorPath": ".status.selector",
+        "specReplicasPath": replicas,
+        "statusReplicasPath": f"{status}.replicas",
+        "labelSelectorPath": f"{status}.selector",
     }
-    return _crd(ENGINE_POOL, ["epool"], schema, POOL_COLUMNS, {"status": {}, "scale": scale})
+    return {"status": {}, "scale": scale}
 
 
 def _object_schema(description: str, spec: type[ApiModel], status: type[ApiModel]) -> Schema:

@@ -64,6 +64,17 @@ class PoolSpec(ApiModel):
     )
     template: PodTemplate | None = Field(default=None, description="Additions to the pool's pods.")
 
+    RULES: ClassVar = (
+        # On updates, which only the API server sees: `kubectl scale` would do nothing in silence.
+        Rule(
+            "!has(self.autoscaling) || !has(oldSelf.autoscaling) || "
+            "self.replicas == oldSelf.replicas",
+            lambda _: True,
+            "must not change while the pool scales by itself; change autoscaling.minReplicas",
+            "replicas",
+        ),
+    )
+
 
 class Pools(ApiModel):
     """The pools of a service: mixed alone, or prefill and decode."""

@@ -42,9 +42,13 @@ class PoolSummary(ApiModel):
     """One pool in numbers."""
 
     desired: int = Field(description="Engines that there should be.")
+    replicas: int = Field(description="Engines that run or start, of every revision.")
     ready: int = Field(description="Engines of the current revision that answer.")
     draining: int = Field(description="Engines that finish their streams before they end.")
     summary: str = Field(description="ready/desired, for people.")
+    selector: str | None = Field(
+        default=None, description="Label selector of the engines, for the scale subresource."
+    )
     accelerator: str | None = Field(
         default=None, description="What the engines run on, e.g. 2 x NVIDIA-A100-SXM4-40GB or CPU."
     )

@@ -54,9 +54,11 @@ def pool_summary(live: Manifest | None, desired: int, accelerator: str | None) -
     ready = status.get("ready", 0)
     return PoolSummary(
         desired=desired,
+        replicas=status.get("replicas", 0),
         ready=ready,
         draining=status.get("draining", 0),
         summary=f"{ready}/{desired}",
+        selector=status.get("selector"),
         accelerator=accelerator,
     ).to_json_dict()
 

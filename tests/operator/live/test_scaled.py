@@ -6,14 +6,17 @@ from collections.abc import Callable
 from typing import Final
 
 import pytest
+from sluice_operator.client import path
 from sluice_operator.events import EVENT
-from sluice_operator.observed import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, Manifest
+from sluice_operator.observed import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, POD, Manifest
+from sluice_operator.transport import Request
 
 from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.errors import CommandFailedError
 from tests.operator.harness.cluster import Cluster, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import chat_at_rest, comes_to_rest, until_told
-from tests.operator.harness.scenery import settled
+from tests.operator.harness.scenery import chat, is_ready, play_controllers, settled
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -136,6 +139,52 @@ async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says
     )
     await comes_to_rest(cluster, namespace)
     assert await below(cluster, namespace) == before
+
+
+@pytest.mark.parametrize("pools", [None, {"mixed": {"replicas": 2}}])
+async def test_a_service_is_scaled_as_anything_else_is(
+    plane: ControlPlane,
+    cluster: Cluster,
+    namespace: str,
+    start_operator: StartOperator,
+    pools: Manifest | None,
+) -> None:
+    service = chat(namespace, **({"pools": pools} if pools else {}))
+    await cluster.create(INFERENCE_SERVICE, service)
+    start_operator()
+    plane.kubectl("scale", "infsvc/chat", "--replicas=5", "-n", namespace)
+    await cluster.until(
+        ENGINE_POOL,
+        namespace,
+        lambda found: "chat-mixed" in found and found["chat-mixed"]["spec"]["replicas"] == 5,
+    )
+    await play_controllers(cluster, namespace)
+    await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
+    scale = Request("GET", path(INFERENCE_SERVICE, namespace, "chat", "scale"))
+    found = await cluster.send(scale)
+    assert (found["spec"]["replicas"], found["status"]["replicas"]) == (5, 5)
+    engines = await cluster.list(POD, namespace, found["status"]["selector"])
+    assert len(engines) == 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"mode": "Disaggregated"}, "mode Disaggregated allows only the pools prefill and decode"),
+        (
+            {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
+            "change autoscaling.minReplicas",
+        ),
+    ],
+)
+async def test_a_service_that_cannot_be_scaled_so_says_what_to_change(
+    plane: ControlPlane, cluster: Cluster, namespace: str, spec: Manifest, says: str
+) -> None:
+    made = await cluster.create(INFERENCE_SERVICE, chat(namespace, **spec))
+    with pytest.raises(CommandFailedError, match=says):
+        plane.kubectl("scale", "infsvc/chat", "--replicas=5", "-n", namespace)
+    found = await cluster.get(INFERENCE_SERVICE, namespace, "chat")
+    assert found["spec"] == made["spec"]
 
 
 async def test_an_edit_of_the_service_is_no_repair(
