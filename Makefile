@@ -107,7 +107,7 @@ bench-interference: setup ## a long prompt beside streams and before short ones:
 
 .PHONY: bench-cpu
 bench-cpu: setup ## the workload "CPU serving", beside transformers; PEERS=1: beside other engines too
-	$(PYTHON) -m benchmarks.cpu_serving $(if $(PEERS),--peers)
+	$(PYTHON) -m benchmarks.cpu_serving $(if $(PEERS),--beside transformers openvino vllm)
 
 .PHONY: bench-kernels
 bench-kernels: setup ## each compiled kernel on every instruction set, beside plain torch

@@ -1,9 +1,9 @@
 """The workload "CPU serving": 64 requests on a 33.6 M-parameter Qwen3 in bfloat16.
 
 Prompts and answers of 16 to 256 tokens (9,536 in, 8,224 out), all there at once; the engine without
-its HTTP side, and transformers' continuous batching beside it in the same run. transformers has one
-answer length for all, so it gets the mean. `--peers` adds the engines of `benchmarks.peers`, each
-in an environment of its own. Prints one JSON line a figure.
+its HTTP side, and others beside it in the same run: transformers' continuous batching, which has
+one answer length for all and gets the mean, and the engines of `benchmarks.peers`, each in an
+environment of its own. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from benchmarks.peers.environments import PEERS, run_peer
 from benchmarks.step_breakdown import breakdown, least_work, product_rate, read_rate
 
 TEMPERATURE = 0.6
+OTHERS = ("transformers", *PEERS)
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,9 @@ def run_transformers(folder: Path, work: Workload, threads: int) -> Measured:
 
 
 def run_other(name: str, folder: Path, work: Workload, threads: int) -> Measured:
-    """An engine of `benchmarks.peers`."""
+    """One of OTHERS."""
+    if name == "transformers":
+        return run_transformers(folder, work, threads)
     given = {"model": str(folder), "threads": threads, "temperature": TEMPERATURE}
     seen = run_peer(name, {**given, "prompts": work.prompts, "answers": work.answers})
     return Measured(int(seen["tokens"]), seen["seconds"], seen["cpu_seconds"])
@@ -226,8 +229,13 @@ def as_an_engine_process(module: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--alone", action="store_true", help="without transformers")
-    parser.add_argument("--peers", action="store_true", help="with the engines of benchmarks.peers")
+    parser.add_argument(
+        "--beside",
+        nargs="*",
+        choices=OTHERS,
+        default=["transformers"],
+        help="engines to run as well; those of benchmarks.peers install several GB each",
+    )
     arguments = parser.parse_args()
     as_an_engine_process("benchmarks.cpu_serving")
     work, threads = workload(), arguments.threads
@@ -239,12 +247,8 @@ def main() -> None:
         report_run("cpu_serving.sluice", ours)
         report_steps(folder, work, threads)
         report_ceilings(folder, work, ours)
-        if arguments.alone:
-            return
-        others = {"transformers": run_transformers(folder, work, threads)}
-        for name in PEERS if arguments.peers else ():
-            others[name] = run_other(name, folder, work, threads)
-        for name, theirs in others.items():
+        for name in arguments.beside:
+            theirs = run_other(name, folder, work, threads)
             report_run(f"cpu_serving.{name}", theirs)
             unit = f"sluice / {name}"
             report(f"cpu_serving.ratio.{name}", ours.rate / theirs.rate, unit=unit)
