@@ -19,7 +19,6 @@ from sluice_contract.config import EngineConfig, read_engine_config
 
 from sluice_runtime.engine.host import set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
-from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import InvalidConfigError, StartupError, StepOutOfMemoryError
 from sluice_runtime.messages import EngineFailed
@@ -73,6 +72,7 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     # Imports torch, which takes seconds: what is wrong with the two above is said before that.
     from sluice_runtime.engine.build import build_engine
     from sluice_runtime.engine.device import device_of
+    from sluice_runtime.engine.loop import EngineLoop
     from sluice_runtime.engine.warm_up import warm_up
 
     stops: list[int] = []

@@ -81,7 +81,7 @@ class GenerationRequest(StructuredFields):
     seed: int | None = Field(default=None, ge=-_INT64, lt=_INT64)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
     logit_bias: LogitBias | None = None
     """By token id as text, as JSON has no other keys."""
     max_tokens: int | None = Field(default=None, ge=1)

@@ -116,7 +116,7 @@ def test_the_whole_context_in_a_pool_that_hardly_holds_it(pair_of: PairOf, case:
 
 @pytest.mark.full
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_whole_context_under_every_policy(pair_of: PairOf, policy: str, overlap: bool) -> None:
+def test_the_whole_context_under_every_policy(pair_of: PairOf, policy: str) -> None:
     case = Case("trained", chunk_size=512, policy=policy, overlap=True, max_running_requests=4)
     requests = [
         msgspec.structs.replace(

@@ -28,6 +28,8 @@ from sluice_runtime.transport import ApiLink, EngineLink, private_endpoint
 
 pytestmark = pytest.mark.process
 
+DUMMY = {"uri": "dummy://qwen3-tiny"}
+
 
 @contextmanager
 def engine(folder: Path, **config: Any) -> Iterator[tuple[ApiLink, subprocess.Popen[bytes]]]:
@@ -58,8 +60,7 @@ async def steps(messages: AsyncIterator[ToApi]) -> AsyncIterator[StepResult]:
 
 
 async def test_it_serves_until_sigterm(tmp_path: Path) -> None:
-    uri = {"uri": "dummy://qwen3-tiny"}
-    with engine(tmp_path, model=uri, threads=1, kvPoolTokens=2048) as (link, process):
+    with engine(tmp_path, model=DUMMY, threads=1, kvPoolTokens=2048) as (link, process):
         messages = link.messages()
         ready = await anext(messages)
         assert isinstance(ready, EngineReady)
@@ -82,28 +83,35 @@ async def test_it_serves_until_sigterm(tmp_path: Path) -> None:
         assert await asyncio.to_thread(process.wait) == 0
 
 
+async def test_a_failed_start_says_why(tmp_path: Path) -> None:
+    with engine(tmp_path, model={"uri": "dummy://nothing"}) as (link, process):
+        failed = await anext(link.messages())
+        assert isinstance(failed, EngineFailed)
+        assert failed.reason == "ModelLoadFailed"
+        assert "dummy://qwen3-tiny" in failed.message
+        assert await asyncio.to_thread(process.wait) == 2
+
+
+def test_what_libraries_are_told_comes_before_they_load() -> None:
+    """libgomp reads its variables once, when torch loads it."""
+    script = "import sys, sluice_runtime.engine.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("config", "reason", "part"),
     [
-        ({"model": {"uri": "dummy://nothing"}}, "ModelLoadFailed", "dummy://qwen3-tiny"),
         ({"model": {"uri": "x"}, "chunkSize": 0}, "InvalidConfig", "chunkSize"),
-        (
-            {"model": {"uri": "dummy://qwen3-tiny", "revision": "v1"}},
-            "InvalidConfig",
-            "model.revision",
-        ),
+        ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", "model.revision"),
     ],
 )
-async def test_a_failed_start_says_why(
-    tmp_path: Path, config: dict[str, Any], reason: str, part: str
+def test_what_is_wrong_with_the_configuration_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], reason: str, part: str
 ) -> None:
-    with engine(tmp_path, **config) as (link, process):
-        failed = await anext(link.messages())
-        assert isinstance(failed, EngineFailed)
-        assert failed.reason == reason
-        assert part in failed.message
-        assert "\n" not in failed.message
-        assert await asyncio.to_thread(process.wait) == 2
+    code, failed = end_of(tmp_path, monkeypatch, config)
+    assert (code, failed.reason) == (2, reason)
+    assert part in failed.message
+    assert "\n" not in failed.message
 
 
 @pytest.mark.parametrize(
@@ -120,14 +128,21 @@ def test_what_ended_it_decides_the_exit_code(
     def fails(*_: object) -> None:
         raise failure
 
-    sent: list[ToApi] = []
-    path = tmp_path / "engine.json"
-    path.write_text(json.dumps({"model": {"uri": "dummy://qwen3-tiny"}}))
     monkeypatch.setattr(engine_main, "_serve", fails)
+    ended, failed = end_of(tmp_path, monkeypatch, {"model": DUMMY})
+    assert (ended, failed.reason) == (code, reason)
+    assert str(failure) in failed.message
+
+
+def end_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> tuple[int, EngineFailed]:
+    """Exit code and last message of an engine that runs in this process."""
+    sent: list[ToApi] = []
+    path = folder / "engine.json"
+    path.write_text(json.dumps(config))
     monkeypatch.setattr(EngineLink, "send", lambda _, message: sent.append(message))
-    arguments = ["--config", str(path), "--endpoint", f"ipc://{tmp_path}/engine.sock"]
-    assert engine_main.main(arguments) == code
+    code = engine_main.main(["--config", str(path), "--endpoint", f"ipc://{folder}/engine.sock"])
     (failed,) = sent
     assert isinstance(failed, EngineFailed)
-    assert failed.reason == reason
-    assert str(failure) in failed.message
+    return code, failed

@@ -69,7 +69,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, completion(logit_bias={"a": 1}), "logit_bias", "token ids"),
     (COMPLETIONS, completion(presence_penalty=2.1), "presence_penalty", "2 or less"),
     (COMPLETIONS, completion(frequency_penalty=-2.1), "frequency_penalty", "-2 or more"),
-    (COMPLETIONS, completion(repetition_penalty=0), "repetition_penalty", "more than 0"),
+    (COMPLETIONS, completion(repetition_penalty=0.001), "repetition_penalty", "0.01 or more"),
     (COMPLETIONS, completion(min_p=1.1), "min_p", "1 or less"),
     (COMPLETIONS, completion(min_tokens=-1), "min_tokens", "0 or more"),
     (COMPLETIONS, completion(min_tokens=9, max_tokens=8), "min_tokens", "at most 8"),
