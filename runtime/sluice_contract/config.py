@@ -23,6 +23,8 @@ SchedulingPolicy = Literal[
     "routing-key", "adaptive",
 ]  # fmt: skip
 
+EvictionPolicy = Literal["lru", "lfu", "fifo", "slru"]
+
 
 class ModelRef(ContractModel):
     """Which weights to serve, and under what name."""
@@ -127,6 +129,9 @@ class EngineSettings(ContractModel):
     )
     prefix_cache: bool | None = Field(
         default=None, description="Whether computed prefixes are kept and shared."
+    )
+    prefix_eviction_policy: EvictionPolicy | None = Field(
+        default=None, description="Which cached prefixes go first when pages are needed."
     )
     overlap: bool | None = Field(
         default=None, description="Whether scheduling runs beside the device's step."

@@ -57,6 +57,7 @@ GENERAL: Final[dict[str, Value]] = {
     "memory_fraction": 0.85,
     "mixed_chunk": True,
     "prefix_cache": True,
+    "prefix_eviction_policy": "lru",
     "overlap": False,
     "scheduling_policy": "fcfs",
     "schedule_conservativeness": 1.0,

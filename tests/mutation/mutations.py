@@ -23,6 +23,7 @@ class Mutation:
 PROPERTIES: Final = ("test_scheduler_properties",)
 CACHE: Final = ("test_scheduler_prefix", "test_scheduler_properties")
 TREE: Final = ("test_prefix_cache", "test_prefix_cache_properties")
+EVICTION: Final = ("test_eviction",)
 FAILURES: Final = ("test_peers_failures", "test_scheduler_properties")
 
 MUTATIONS: Final = (
@@ -126,10 +127,38 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "tree: the newest goes first",
-        "prefix_cache",
+        "eviction",
         "return node.used",
         "return -node.used",
         TREE,
+    ),
+    Mutation(
+        "eviction: uses are not counted",
+        "prefix_cache",
+        "node.uses += 1",
+        "node.uses += 0",
+        EVICTION,
+    ),
+    Mutation(
+        "eviction: a split prefix was never used",
+        "prefix_cache",
+        "upper.made, upper.uses = node.made, node.uses",
+        "upper.made = node.made",
+        EVICTION,
+    ),
+    Mutation(
+        "eviction: the first use counts as a second",
+        "eviction",
+        "return (node.uses > 1) * TICKS + node.used",
+        "return (node.uses > 0) * TICKS + node.used",
+        EVICTION,
+    ),
+    Mutation(
+        "eviction: the configured order is not used",
+        "holdings",
+        "PrefixCache(settings.page_size, EVICTIONS[settings.eviction])",
+        "PrefixCache(settings.page_size)",
+        EVICTION,
     ),
     Mutation(
         "holdings: the whole prompt is found, its last token too",

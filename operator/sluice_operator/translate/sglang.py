@@ -9,6 +9,8 @@ from sluice_operator.translate.values import fraction, number, one_of
 
 POLICIES: Final = ("fcfs", "lpm", "random", "dfs-weight", "lof", "priority", "routing-key")
 """Those of SGLang's that have the same name and meaning here."""
+EVICTIONS: Final = ("lru", "lfu", "fifo", "slru")
+"""Likewise."""
 
 FLAGS: Final = (
     *COMMON,
@@ -71,6 +73,12 @@ FLAGS: Final = (
         fraction,
     ),
     switch("disable-radix-cache", "engine.prefixCache", False, "no prefix is kept"),
+    Flag(
+        ("radix-eviction-policy",),
+        "engine.prefixEvictionPolicy",
+        "which cached prefixes go first",
+        one_of({name: name for name in EVICTIONS}),
+    ),
     switch("disable-overlap-schedule", "engine.overlap", False, "scheduling waits for the step"),
     Flag(
         ("disaggregation-mode",),

@@ -106,6 +106,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         max_queued_requests=config.max_queued_requests or 1,
         mixed=bool(config.mixed_chunk),
         prefix_cache=bool(config.prefix_cache),
+        eviction=config.prefix_eviction_policy or "lru",
         policy=config.scheduling_policy or "fcfs",
         seed=config.seed,
         priority_threshold=config.priority_threshold or 0,

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from sluice_runtime.scheduler.batch import PagesReplaced
+from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.integrity import check_integrity
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
 from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache
@@ -36,7 +37,7 @@ class Holdings:
         self._page_size = settings.page_size
         self._keeps = settings.prefix_cache
         self._allocator = allocator
-        self._cache = PrefixCache(settings.page_size)
+        self._cache = PrefixCache(settings.page_size, EVICTIONS[settings.eviction])
         self._free_rows = list(range(settings.max_running_requests))[::-1]
         self._in_flight: list[int] = []
         self._retired: deque[tuple[int, Retired]] = deque()

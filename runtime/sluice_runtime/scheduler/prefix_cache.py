@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
+
+from sluice_runtime.scheduler.eviction import Rank, least_recently_used
 
 TOKEN_BYTES: Final = 4
 
@@ -38,19 +40,15 @@ class Node:
     key: bytes = b""
     page_ids: list[int] = field(default_factory=list)
     locks: int = 0
+    made: int = 0
+    """Tick at which its pages came."""
     used: int = 0
     """Tick of its last lock or unlock."""
+    uses: int = 0
+    """Locks there have been on it."""
     queued: bool = False
     """Whether it has an entry among the candidates of eviction."""
     children: dict[Hashable, Node] = field(default_factory=dict)
-
-
-Rank = Callable[[Node], int]
-"""Lowest is evicted first; must not fall while a node is not evicted."""
-
-
-def least_recently_used(node: Node) -> int:
-    return node.used
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +146,7 @@ class PrefixCache:
             if child is None:
                 child = node.children[edge] = self._node(node, edge)
                 child.key, child.page_ids = key[at:], page_ids[at // width :] if at else page_ids
+                child.made = self._tick
                 self.evictable_pages += len(child.page_ids)
                 node = child
                 break
@@ -247,6 +246,7 @@ class PrefixCache:
                 self.evictable_pages -= len(node.page_ids)
                 self.protected_pages += len(node.page_ids)
             node.locks += 1
+            node.uses += 1
             node.used = self._tick
             assert node.parent is not None
             node = node.parent
@@ -258,6 +258,7 @@ class PrefixCache:
         upper = parent.children[node.edge] = self._node(parent, node.edge)
         upper.key, upper.page_ids = node.key[:cut], node.page_ids[:pages]
         upper.locks, upper.used = node.locks, node.used
+        upper.made, upper.uses = node.made, node.uses
         node.parent, node.key, node.page_ids = upper, node.key[cut:], node.page_ids[pages:]
         node.edge = node.key[: self._page_bytes]
         upper.children[node.edge] = node

@@ -35,6 +35,8 @@ class SchedulerSettings:
     """Whether decode rows join prefill chunks in one forward pass."""
     prefix_cache: bool = True
     """Whether computed prefixes are kept and shared."""
+    eviction: str = "lru"
+    """Which prefixes go first when pages are needed."""
     policy: str = "fcfs"
     seed: int = 0
     """Of the policy random."""

@@ -45,6 +45,7 @@ SGLANG = {
     "--tp-size 4": {"engine": {"tensorParallelSize": 4}},
     "--disable-radix-cache": {"engine": {"prefixCache": False}},
     "--schedule-policy lpm": {"engine": {"schedulingPolicy": "lpm"}},
+    "--radix-eviction-policy lfu": {"engine": {"prefixEvictionPolicy": "lfu"}},
     "--disaggregation-mode decode": {"mode": "Disaggregated"},
     "--disaggregation-mode null": {"mode": "Mixed"},
     "--disaggregation-ib-device mlx5_0": {

@@ -69,6 +69,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.memoryFraction": 0.5,
     "engine.mixedChunk": False,
     "engine.prefixCache": False,
+    "engine.prefixEvictionPolicy": "lfu",
     "engine.overlap": True,
     "engine.schedulingPolicy": "sjf",
     "engine.scheduleConservativeness": 0.5,

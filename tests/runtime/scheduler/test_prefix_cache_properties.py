@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.integrity import path_of
 from sluice_runtime.scheduler.lock_costs import Locking, Unlocking
 from sluice_runtime.scheduler.prefix_cache import Lock, PrefixCache, key_of
@@ -17,10 +18,10 @@ NAMESPACES = st.sampled_from(["", "salt"])
 class TreeMachine(RuleBasedStateMachine):
     """`cached` maps namespace and prefix to its last page: all that can be found."""
 
-    @initialize(page_size=st.sampled_from([1, 3]))
-    def build(self, page_size: int) -> None:
+    @initialize(page_size=st.sampled_from([1, 3]), eviction=st.sampled_from(list(EVICTIONS)))
+    def build(self, page_size: int, eviction: str) -> None:
         self.size = page_size
-        self.tree = PrefixCache(page_size)
+        self.tree = PrefixCache(page_size, EVICTIONS[eviction])
         self.cached: dict[tuple[str, str], int] = {}
         self.holders: list[tuple[Lock, str, str]] = []
         """Lock, namespace and key of the locked path."""

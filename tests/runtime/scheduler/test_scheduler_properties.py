@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.policies import POLICIES
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -24,6 +25,7 @@ SIZES = st.fixed_dictionaries(
         "shuffle": st.integers(0, 10),
         "prefill_tokens": st.sampled_from([1, 24, 4096]),
         "prefix_cache": st.booleans(),
+        "eviction": st.sampled_from(list(EVICTIONS)),
         "overlap": st.booleans(),
         "policy": st.sampled_from(["fcfs", "priority", *sorted(POLICIES)]),
         "threshold": st.sampled_from([0, 10]),
@@ -51,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_prefill_tokens=sizes["prefill_tokens"],
             context=40,
             prefix_cache=sizes["prefix_cache"],
+            eviction=sizes["eviction"],
             policy=sizes["policy"],
             priority_threshold=sizes["threshold"],
         )
