@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -24,8 +23,7 @@ def engine(stack: AsyncExitStack, folder: Path) -> processes.Process:
     """A whole engine with random weights, while it starts."""
     folder.mkdir()
     config = processes.write_config(folder, contextLength=4096, kvPoolTokens=8192)
-    command = [sys.executable, "-m", "sluice_runtime", "--config", str(config)]
-    return stack.enter_context(processes.running(command))
+    return stack.enter_context(processes.running(processes.program(config)))
 
 
 async def kill_when_it_runs(process: processes.Process) -> None:

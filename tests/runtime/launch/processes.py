@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ import httpx
 
 HANG_SECONDS: Final = 60.0
 """For what must happen at once, on a machine that is busy with other things."""
+CONTEXT_TOKENS: Final = 4096
+"""Of the shared engine, and of those that tests end."""
 SOON_SECONDS: Final = 30.0
 """For what must not wait for a drain to run out of time, or for an engine to be silent."""
 
@@ -98,6 +101,11 @@ def running(command: Sequence[str], **environment: str) -> Iterator[Process]:
                     os.kill(pid, signal.SIGKILL)
         popen.wait(HANG_SECONDS)
         process.rest()
+
+
+def program(config: Path) -> list[str]:
+    """The command line of the whole program."""
+    return [sys.executable, "-m", "sluice_runtime", "--config", str(config)]
 
 
 def write_config(folder: Path, **keys: Any) -> Path:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runtime.launch.processes import running, status, write_config
+from tests.runtime.launch.processes import program, running, status, write_config
 from tests.runtime.server.api_fuzz import fuzz
 
 EXAMPLES = 150
@@ -16,7 +15,7 @@ EXAMPLES = 150
 @pytest.mark.full
 def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(tmp_path: Path) -> None:
     config = write_config(tmp_path, threads=1, kvPoolTokens=64)
-    with running([sys.executable, "-m", "sluice_runtime", "--config", str(config)]) as process:
+    with running(program(config)) as process:
         url = process.ready_url()
         seen = fuzz(url, "tiny", EXAMPLES)
         assert status(url, "/health_generate") == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +17,10 @@ from tests.runtime.launch.processes import (
     Process,
     command_line,
     descendants,
-    running,
     until,
-    write_config,
 )
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("engine")]
 
 NEVER_DONE = {
     "type": "object",
@@ -40,15 +37,16 @@ class City(pydantic.BaseModel):
     founded: int = pydantic.Field(ge=0, le=2100)
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, openai.OpenAI]]:
-    config = write_config(tmp_path_factory.mktemp("engine"), threads=1, kvPoolTokens=32768)
-    with running([sys.executable, "-m", "sluice_runtime", "--config", str(config)]) as process:
-        url = f"{process.ready_url()}/v1"
-        with openai.OpenAI(
-            base_url=url, api_key="none", max_retries=0, timeout=HANG_SECONDS
-        ) as sdk:
-            yield process, sdk
+Engine = tuple[Process, openai.OpenAI]
+
+
+@pytest.fixture
+def client(engine: tuple[Process, str]) -> Iterator[Engine]:
+    process, url = engine
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=HANG_SECONDS
+    ) as sdk:
+        yield process, sdk
 
 
 def workers(process: Process) -> set[int]:
@@ -60,9 +58,9 @@ def user(text: str) -> list[Any]:
 
 
 def test_no_compile_process_runs_before_it_is_needed(
-    engine: tuple[Process, openai.OpenAI],
+    client: Engine,
 ) -> None:
-    process, sdk = engine
+    process, sdk = client
     sdk.completions.create(model="tiny", prompt="a", max_tokens=2)
     assert workers(process) == set()
     assert "libxgrammar" not in Path(f"/proc/{process.child(ENGINE)}/maps").read_text()
@@ -70,8 +68,8 @@ def test_no_compile_process_runs_before_it_is_needed(
     assert len(workers(process)) == 1
 
 
-def test_the_client_parses_what_it_asked_for(engine: tuple[Process, openai.OpenAI]) -> None:
-    answer = engine[1].chat.completions.parse(
+def test_the_client_parses_what_it_asked_for(client: Engine) -> None:
+    answer = client[1].chat.completions.parse(
         model="tiny", messages=user("Where?"), response_format=City, n=3, seed=5
     )
     for choice in answer.choices:
@@ -79,10 +77,10 @@ def test_the_client_parses_what_it_asked_for(engine: tuple[Process, openai.OpenA
         assert isinstance(choice.message.parsed, City)
 
 
-def test_a_required_tool_is_called(engine: tuple[Process, openai.OpenAI]) -> None:
+def test_a_required_tool_is_called(client: Engine) -> None:
     parameters = City.model_json_schema()
     tool: Any = {"type": "function", "function": {"name": "tell", "parameters": parameters}}
-    with engine[1].chat.completions.stream(
+    with client[1].chat.completions.stream(
         model="tiny",
         messages=user("Where?"),
         tools=[tool],
@@ -99,9 +97,9 @@ def test_a_required_tool_is_called(engine: tuple[Process, openai.OpenAI]) -> Non
 
 
 def test_a_grammar_that_never_compiles_is_a_400_and_hurts_nobody(
-    engine: tuple[Process, openai.OpenAI],
+    client: Engine,
 ) -> None:
-    process, sdk = engine
+    process, sdk = client
     with ThreadPoolExecutor(1) as threads:
         bad = threads.submit(
             sdk.completions.create,
@@ -129,9 +127,9 @@ def _waits(process: Process, sdk: openai.OpenAI) -> bool:
     return bool(json.loads(response.content)["queuedRequests"])
 
 
-def test_a_pattern_with_a_mistake_is_a_400(engine: tuple[Process, openai.OpenAI]) -> None:
+def test_a_pattern_with_a_mistake_is_a_400(client: Engine) -> None:
     with pytest.raises(openai.BadRequestError) as error:
-        engine[1].completions.create(
+        client[1].completions.create(
             model="tiny", prompt="a", extra_body={"guided_regex": "(a"}, stream=True
         )
     assert error.value.param == "guided_regex"
