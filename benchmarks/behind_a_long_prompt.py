@@ -2,13 +2,14 @@
 
 On this machine: 16 streams decode, a prompt of 32 chunks comes, and others of 64 tokens follow over
 the first half of what it takes unchunked; also how much memory a step takes beyond what is always
-there. At the size of a GPU, simulated: 20 others of 500 tokens in the first second of a prompt of
-100,000. Prints one JSON line a figure.
+there. At the size of a GPU, simulated: 20 others of 500 tokens behind a prompt of 100,000, in its
+first second or all the while. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import statistics
 import tempfile
@@ -77,7 +78,7 @@ def observe(engine: Engine, turn: int, arrivals: list[float]) -> Waits:
 def measured(turns: int, threads: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_model(folder)
+        write_model(folder, context=2 * CHUNK * CHUNKS)
         pool = {"kv_pool_tokens": 2 * CHUNK * CHUNKS}
         engines = {
             "unchunked": engine_for(folder, -1, threads, **pool),
@@ -101,8 +102,6 @@ def _together(seen: list[Waits]) -> Waits:
 
 
 def simulated() -> None:
-    others = [TraceRequest(0.05 * (n + 1), 500, 100) for n in range(OTHERS)]
-    trace = trace_of("behind", [TraceRequest(0.0, 100_000, 1), *others])
     cost = cost_named(GPU)
     base = settings_on(cost, 2_048)
     kinds = {
@@ -110,11 +109,16 @@ def simulated() -> None:
         "chunked": base,
         "slo": replace(base, chunk_size=8_192, target=StepTarget(0.05, 0.99, 1_024)),
     }
-    runs: dict[str, Waits] = {}
-    for kind, how in kinds.items():
-        lines = Replay(trace, how, SimulatedDevice(trace.requests, cost), Options()).run().record
-        runs[kind] = _waits(trace, [line.first_token_seconds or 0.0 for line in lines.timelines])
-    compare("simulated", runs)
+    for when, seconds in (("first_second", 1.0), ("all_the_while", 5.0)):
+        arrivals = [seconds * (n + 1) / OTHERS for n in range(OTHERS)]
+        others = [TraceRequest(at, 500, 100) for at in arrivals]
+        trace = trace_of("behind", [TraceRequest(0.0, 100_000, 1), *others])
+        runs: dict[str, Waits] = {}
+        for kind, how in kinds.items():
+            device = SimulatedDevice(trace.requests, cost)
+            lines = Replay(trace, how, device, Options()).run().record.timelines
+            runs[kind] = _waits(trace, [line.first_token_seconds or 0.0 for line in lines])
+        compare(f"simulated.{when}", runs)
 
 
 def _waits(trace: Trace, first: list[float]) -> Waits:
@@ -145,7 +149,8 @@ def _memory(field: str) -> float:
 
 
 def _reset_peak() -> float:
-    """From now on the peak counts anew; returns what is resident."""
+    """From now on the peak counts anew; returns what is resident, without what was freed."""
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     return _memory("VmRSS")
 

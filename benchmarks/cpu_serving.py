@@ -52,7 +52,7 @@ def workload(count: int = 64, longest: int = 256) -> Workload:
     return Workload(prompts, [draw.randint(16, longest) for _ in range(count)])
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, context: int = 4096) -> None:
     """Random weights, saved as transformers does."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -66,7 +66,7 @@ def write_model(folder: Path) -> None:
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=64,
-        max_position_embeddings=4096,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         rope_theta=1e6,
     )

@@ -64,15 +64,15 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "admission: others take all of a long prompt's steps but a page",
-        "admission",
-        "half = -(-(budget - continuing.lead_tokens) // 2)",
+        "prefill_share",
+        "half = -(-(budget - cut.lead_tokens) // 2)",
         "half = 0",
         ("test_prefill_share",),
     ),
     Mutation(
         "admission: what is kept for a long prompt is not given back",
         "admission",
-        "self._spend(-self._kept)",
+        "self._spend(-self._share.kept_tokens, -self._share.kept_tokens)",
         "pass",
         ("test_prefill_share",),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from sluice_runtime.scheduler.settings import StepTarget
 from sluice_simulator.costs import cost_named
 
 from tests.simulator.simulating import replay, requests, settings
@@ -49,6 +50,23 @@ def test_short_prompts_that_come_during_a_long_one_hardly_wait(policy: str) -> N
     assert waits[None][10] > 30 * waits[2_048][10]
     assert waits[None][-1] > 30 * waits[2_048][-1]
     assert long[2_048] < 1.1 * long[None]
+
+
+def test_with_a_target_prompts_of_a_thousand_tokens_are_computed_beside_a_long_one() -> None:
+    """Late in the long prompt a chunk of it that keeps the target has 500 tokens; theirs are
+    lighter."""
+    streams = [(0.1 * n, 2_000, 400) for n in range(20)]
+    others = [(3.5 + 0.3 * n, 1_000, 100) for n in range(18)]
+    how = settings(chunk_size=8_192, target=StepTarget(0.05, 0.99, 1_024))
+    trace = requests(*streams, (3.0, 120_000, 1), *others)
+    record = replay(trace, how, cost=cost_named("h200-llama3-8b")).record
+    long, *rest = record.timelines[20:]
+    assert long.first_token_seconds
+    assert long.first_token_seconds > 9
+    for line in rest:
+        assert line.first_token_seconds
+        assert line.first_token_seconds - line.request.arrival_seconds < 0.15
+    assert max(record.gaps.values) < 0.05 * 1.05
 
 
 def test_a_long_prompt_is_at_most_doubled_by_others_that_never_stop_coming() -> None:

@@ -15,6 +15,7 @@ is going to use cannot be, so it is taken off before the request is weighed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +23,7 @@ from typing import Final
 
 from sluice_runtime.scheduler.lock_costs import Locking
 from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.prefill_share import Share, share_with
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
@@ -83,6 +85,8 @@ class Room:
     """Requests that may still join."""
     alone: bool
     """Nothing else holds or needs a page."""
+    beginning_weight: float = 1.0
+    """What a token at the beginning of a prompt takes of the chunk, beside one that goes on."""
 
 
 def reserved_tokens(requests: Iterable[Request], ratio: float) -> float:
@@ -138,10 +142,11 @@ class PrefillAdder:
         self._alone = room.alone
         self._items: list[PrefillItem] = []
         self._cut = False
-        self._kept = 0
-        """Tokens of the step that are the continuing prompt's, and not yet taken."""
-        self._most_beside = 0
-        """Tokens that others could have of such a step at best."""
+        self._share: Share | None = None
+        """While a part of the step is kept for the continuing prompt."""
+        self._beginning_weight = room.beginning_weight
+        self._given = 0
+        """Tokens that others got beside it."""
 
     @property
     def closed(self) -> AdmitResult | None:
@@ -152,16 +157,14 @@ class PrefillAdder:
         return None if fits else AdmitResult.NO_TOKEN
 
     def keep_for(self, continuing: Request) -> bool:
-        """Sets aside what a prompt that was cut must have of the step: half, less what it is ahead
-        of others by, and one page at least. So others never get more of its steps than it has had
-        itself. False when it ends in this step: then nobody gains by its waiting."""
+        """Sets aside what a prompt that was cut must have of the step, whoever else waits. False
+        when it ends in this step: then nobody gains by its waiting."""
         budget = self._step_tokens()
         if budget is None or continuing.uncomputed_tokens <= budget:
             return False
-        half = -(-(budget - continuing.lead_tokens) // 2)
-        self._kept = max(1, pages_for(half, self._page_size)) * self._page_size
-        self._most_beside = budget - self._page_size
-        self._spend(self._kept)
+        weight = self._beginning_weight
+        self._share = share_with(continuing, budget, self._page_size, weight)
+        self._spend(self._share.kept_tokens, self._share.kept_tokens)
         self._cut = True
         return True
 
@@ -169,8 +172,10 @@ class PrefillAdder:
         """The next chunk of the request that was cut: what was kept for it, and what others left.
         Its pages are its own already, so it always makes progress; its answer is part of what is
         reserved."""
-        self._spend(-self._kept)
-        self._kept, start = 0, request.computed_tokens
+        if self._share:
+            self._spend(-self._share.kept_tokens, -self._share.kept_tokens)
+            self._share = None
+        start = request.computed_tokens
         self._take(PrefillItem(request, start, *self._end(request, start)), first=True)
 
     def add(self, request: Request, match: Match) -> AdmitResult:
@@ -179,8 +184,9 @@ class PrefillAdder:
             return AdmitResult.OTHER
         start = match.pages * self._page_size
         end, cut = self._end(request, start)
-        if cut and self._kept and len(request.token_ids) - start > self._most_beside:
-            return AdmitResult.TOO_LONG
+        if cut and self._share:
+            fits = self._share.ever_fits(start, len(request.token_ids) - start)
+            return AdmitResult.OTHER if fits else AdmitResult.TOO_LONG
         if cut and (self._cut or end <= start):
             return AdmitResult.OTHER
         if not cut and self._items and end - start > self._rem_input:
@@ -205,7 +211,7 @@ class PrefillAdder:
     def _end(self, request: Request, start: int) -> tuple[int, bool]:
         """How far the step gets with a request, and whether it is cut there: at an absolute page
         boundary."""
-        whole, budget = len(request.token_ids), self._step_tokens()
+        whole, budget = len(request.token_ids), self._step_tokens(start)
         if budget is None or whole - start <= budget:
             return whole, False
         return (start + max(budget, 0)) // self._page_size * self._page_size, True
@@ -223,16 +229,26 @@ class PrefillAdder:
     def _take(self, item: PrefillItem, *, first: bool = False) -> None:
         self._items.insert(0 if first else len(self._items), item)
         self._cut = self._cut or item.cut
-        self._spend(item.end - item.start)
+        tokens = item.end - item.start
+        if self._share is None:
+            self._spend(tokens, tokens)
+            return
+        self._given += tokens
+        self._spend(tokens, math.ceil(tokens * self._share.weight(item.start)))
 
-    def _step_tokens(self) -> int | None:
-        """Tokens that the step has left; None: chunking is off."""
-        return None if self._rem_chunk is None else min(self._rem_chunk, self._rem_input)
+    def _step_tokens(self, start: int = 0) -> int | None:
+        """Tokens that the step has left for a prompt that begins there; None: chunking is off."""
+        if self._rem_chunk is None:
+            return None
+        if self._share is None:
+            return min(self._rem_chunk, self._rem_input)
+        fitting = int(self._rem_chunk / self._share.weight(start))
+        return min(fitting, self._rem_input, self._share.most_tokens - self._given)
 
-    def _spend(self, tokens: int) -> None:
+    def _spend(self, tokens: int, chunk_tokens: int) -> None:
         self._rem_input -= tokens
         if self._rem_chunk is not None:
-            self._rem_chunk -= tokens
+            self._rem_chunk -= chunk_tokens
 
     def _explain(self, result: AdmitResult) -> str:
         if result is AdmitResult.CONTINUE:

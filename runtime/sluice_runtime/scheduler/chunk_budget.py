@@ -9,7 +9,7 @@ Budgets count the decode rows too, as `chunkSize` does. Knows no clock and no qu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from sluice_runtime.scheduler.cost_model import CostModel
@@ -44,6 +44,8 @@ class ChunkBudget:
     tokens: int | None
     reason: str
     message: str
+    beginning_weight: float = 1.0
+    """What a token at the beginning of a prompt takes of it, beside the prompt that goes on."""
 
 
 class ChunkChoice(Protocol):
@@ -101,7 +103,8 @@ class TargetChunk:
             return self._of(fits, view, "LeastShare", "the target leaves less than prefill's share")
         if fits > (reach := self._within_seen()):
             return self._of(reach, view, "Growing", "twice the largest step that has been seen")
-        return self._of(fits, view, "Target", self._explained(view, fits))
+        target = self._of(fits, view, "Target", self._explained(view, fits))
+        return replace(target, beginning_weight=self._beginning_weight(view, fits))
 
     def _within_seen(self) -> int:
         return self._seen * GROWTH
@@ -117,6 +120,13 @@ class TargetChunk:
         linear = token + product * (view.computed_tokens + 0.5)
         root = linear + math.sqrt(linear * linear + 2 * product * left)
         return int(2 * left / root) if root > 2 * left / self._most else self._most
+
+    def _beginning_weight(self, view: StepView, tokens: int) -> float:
+        """A token costs itself and the tokens that it attends to."""
+        _, token, product, _, _ = self._cost.coefficients
+        beginning = token + product * tokens / 2
+        going_on = beginning + product * view.computed_tokens
+        return beginning / going_on if going_on else 1.0
 
     def _explained(self, view: StepView, tokens: int) -> str:
         slack = self._cost.slack(self._share)

@@ -98,7 +98,8 @@ class Joining:
         """With what the next step has left for prompts."""
         budget = self._pacing.budget(self._roster.running, self._roster.prefilling)
         settings = replace(self._settings, chunk_size=budget.tokens)
-        return PrefillAdder(settings, self._room(), self._ratio.value)
+        room = replace(self._room(), beginning_weight=budget.beginning_weight)
+        return PrefillAdder(settings, room, self._ratio.value)
 
     def _room(self) -> Room:
         return room_beside(

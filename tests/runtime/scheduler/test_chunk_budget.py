@@ -113,6 +113,24 @@ def test_the_budget_is_the_largest_that_keeps_the_target(
             raise AssertionError(budget.reason)
 
 
+def test_a_token_at_the_beginning_of_a_prompt_is_lighter_than_one_far_into_it() -> None:
+    made, cost = targeted(200), CostModel()
+    assert made.target
+    choice = TargetChunk(made, made.target, cost)
+    learnt(random.Random(2), choice, cost)
+    choice.observe(StepShape(4096))
+    weights = []
+    for computed in (0, 4000, 40_000):
+        budget = choice.budget(StepView(16, 2000, computed))
+        assert budget.tokens
+        weights.append(budget.beginning_weight)
+        beginning = COSTS[1] + COSTS[2] * budget.tokens / 2
+        expected = beginning / (beginning + COSTS[2] * computed)
+        assert budget.beginning_weight == pytest.approx(expected, rel=0.15)
+    assert weights == sorted(weights, reverse=True)
+    assert FixedChunk(512).budget(VIEW).beginning_weight == 1
+
+
 def test_it_leaves_room_for_steps_that_take_longer_than_predicted() -> None:
     made = targeted()
     assert made.target

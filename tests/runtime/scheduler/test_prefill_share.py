@@ -96,6 +96,42 @@ def test_what_is_cached_needs_no_share() -> None:
     assert adder.add(waiting(100), cached(3)) is AdmitResult.CONTINUE
 
 
+def test_prompts_that_attend_to_less_take_less_of_the_step() -> None:
+    """At the end of a long prompt a token takes four times as much as at the beginning of one."""
+    long = waiting(3000, computed=1600)
+    long.lead_tokens = 1000
+    shared = {"continuing": long, "chunk_size": 128, "beginning_weight": 0.25}
+    assert taken(plan([waiting(200)], **shared)) == [(1600, 1664, True), (0, 200, False)]
+    assert taken(plan([waiting(448)], **shared)) == [(1600, 1616, True), (0, 448, False)]
+    made = plan([waiting(449)], **shared)
+    assert taken(made) == [(1600, 1728, True)]
+    assert made.reason == AdmitResult.TOO_LONG.value
+
+
+@given(
+    budget=st.integers(16, 600),
+    lead=st.integers(0, 2000),
+    weight=st.floats(0.02, 1.0),
+    others=st.lists(st.integers(1, 700), max_size=12),
+)
+def test_whatever_others_weigh_the_step_is_not_overrun_and_they_never_get_ahead(
+    budget: int, lead: int, weight: float, others: list[int]
+) -> None:
+    long = waiting(5000, computed=3200)
+    long.lead_tokens = lead
+    made = plan(
+        [waiting(tokens) for tokens in others],
+        continuing=long,
+        chunk_size=budget,
+        beginning_weight=weight,
+    )
+    (start, end, cut), *rest = taken(made)
+    assert cut
+    assert end - start >= PAGE
+    assert sum(tokens for _, tokens, _ in rest) <= lead + end - start
+    assert end - start + sum(weight * tokens for _, tokens, _ in rest) <= budget
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "sjf", "priority"])
 def test_the_share_follows_the_policy(policy: str) -> None:
     bench = Bench(settings_of(pool_tokens=4096, page_size=PAGE, chunk_size=64, policy=policy))
