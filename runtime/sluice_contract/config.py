@@ -24,6 +24,7 @@ SchedulingPolicy = Literal[
 ]  # fmt: skip
 
 EvictionPolicy = Literal["lru", "lfu", "fifo", "slru"]
+ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
 
 
 class ModelRef(ContractModel):
@@ -150,6 +151,10 @@ class EngineSettings(ContractModel):
     )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads; the cgroup's quota when left out."
+    )
+    tool_call_format: ToolCallFormat | None = Field(
+        default=None,
+        description="How the model writes tool calls; found out from its chat template if absent.",
     )
     kv_transfer: KvTransfer | None = Field(
         default=None, description="Hand-over of the KV cache between prefill and decode."

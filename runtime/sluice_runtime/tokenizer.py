@@ -38,6 +38,9 @@ class Tokenizer(Protocol):
     def token_name(self, token_id: int) -> str:
         """How the vocabulary spells a token."""
 
+    def special_id(self, name: str) -> int | None:
+        """The special token that is spelled so."""
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; with special tokens as the model's post-processor adds them."""
 
@@ -57,6 +60,9 @@ class ByteTokenizer:
     def token_name(self, token_id: int) -> str:
         special = token_id - _BYTE_VALUES
         return _SPECIAL_NAMES[special] if special >= 0 else f"<0x{token_id:02X}>"
+
+    def special_id(self, name: str) -> int | None:
+        return _BYTE_VALUES + _SPECIAL_NAMES.index(name) if name in _SPECIAL_NAMES else None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
@@ -95,6 +101,10 @@ class FileTokenizer:
 
     def token_name(self, token_id: int) -> str:
         return self._tokenizer.id_to_token(token_id) or ""
+
+    def special_id(self, name: str) -> int | None:
+        token = self._tokenizer.token_to_id(name)
+        return token if token in self.hidden_ids else None
 
     @cached_property
     def _anchor(self) -> list[int]:

@@ -104,4 +104,19 @@ FLAGS: Final = (
         "rendezvous port of prefill engines",
         number,
     ),
+    Flag(
+        ("tool-call-parser",),
+        "engine.toolCallFormat",
+        "how the model writes tool calls; found out from its chat template when left out",
+        one_of(
+            {
+                "hermes": "hermes",
+                "llama3": "llama3-json",
+                "mistral": "mistral",
+                "qwen": "hermes",
+                "qwen25": "hermes",
+                "qwen3_coder": "qwen3-coder",
+            }
+        ),
+    ),
 )

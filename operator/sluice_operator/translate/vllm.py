@@ -40,4 +40,24 @@ FLAGS: Final = (
     switch("no-enable-prefix-caching", "engine.prefixCache", False, "no prefix is kept"),
     switch("async-scheduling", "engine.overlap", True, "scheduling runs beside the device's step"),
     switch("no-async-scheduling", "engine.overlap", False, "scheduling waits for the step"),
+    Flag(
+        ("tool-call-parser",),
+        "engine.toolCallFormat",
+        "how the model writes tool calls; found out from its chat template when left out",
+        one_of(
+            {
+                "hermes": "hermes",
+                "llama3_json": "llama3-json",
+                "mistral": "mistral",
+                "qwen3_coder": "qwen3-coder",
+                "qwen3_xml": "qwen3-coder",
+            }
+        ),
+    ),
+    switch(
+        "enable-auto-tool-choice",
+        "",
+        None,
+        "nothing to set: the model may choose where its format of calls is known",
+    ),
 )

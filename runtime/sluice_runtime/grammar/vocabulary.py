@@ -1,6 +1,8 @@
 """What bytes each token of a model stands for, as a grammar sees them. Imports no torch.
 
-Special tokens stand for nothing: they never appear in the text, so no grammar may use one.
+Special tokens stand for nothing: they never appear in the text, so no grammar may use one. Those
+that begin tool calls are named by grammars of calls, by number: they stand for bytes that are in no
+text, since the library never allows a token that stands for none.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import tokenizers
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model_files import ModelFiles
 
+NAMED_BY_GRAMMARS: Final = ("[TOOL_CALLS]", "[ARGS]")
+"""Special tokens that a grammar may demand."""
+_IN_NO_TEXT: Final = b"\xff"
 _BYTE_VALUES: Final = 256
 _PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Byte values that byte-level vocabularies write as the character of the same number; the others
@@ -39,8 +44,14 @@ def token_bytes(files: ModelFiles, vocabulary_size: int) -> list[bytes]:
             words[token] = spell(text)
     for token, added in tokenizer.get_added_tokens_decoder().items():
         if token < vocabulary_size:
-            words[token] = b"" if added.special else added.content.encode()
+            words[token] = _added(added.content, special=added.special)
     return words
+
+
+def _added(content: str, *, special: bool) -> bytes:
+    if not special:
+        return content.encode()
+    return _IN_NO_TEXT + content.encode() if content in NAMED_BY_GRAMMARS else b""
 
 
 def _decoders(path: Path) -> list[Mapping[str, Any]]:

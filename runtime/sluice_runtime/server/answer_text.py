@@ -16,7 +16,7 @@ from sluice_runtime.server.detokenizer import Detokenizer
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.stop_strings import StopStrings
 from sluice_runtime.server.token_text import ScoredToken, TokenTexts
-from sluice_runtime.server.tools.calls import ToolCall
+from sluice_runtime.server.tools.calls import CallPart, whole_calls
 from sluice_runtime.tokenizer import Tokenizer
 
 
@@ -37,8 +37,8 @@ class Piece:
     """Of `token_ids`, and before them of an echoed prompt; None when nobody asked."""
     prompt_scores: tuple[ScoredToken, ...] | None = None
     """Of the prompt's tokens, on the first piece; None when nobody asked."""
-    calls: tuple[ToolCall, ...] = ()
-    """Tool calls that are complete with it; their text is no part of the answer's."""
+    calls: tuple[CallPart, ...] = ()
+    """Parts of tool calls; their text is no part of the answer's."""
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -51,7 +51,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         finish_reason=pieces[-1].finish_reason,
         token_ids=tuple(chain.from_iterable(piece.token_ids for piece in pieces)),
         scores=tuple(chain.from_iterable(scores)) if scores else None,
-        calls=tuple(chain.from_iterable(piece.calls for piece in pieces)),
+        calls=whole_calls(chain.from_iterable(piece.calls for piece in pieces)),
     )
 
 
@@ -72,7 +72,7 @@ class AnswerText:
         self._plan = plan
         self._tokenizer = tokenizer
         self._texts = texts
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, plan.shown_tokens)
         self._stops = StopStrings(plan.stops, kept=plan.keeps_stop)
         self._waiting: deque[_Waiting] = deque()
         self._tokens = 0

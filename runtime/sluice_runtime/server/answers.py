@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sluice_runtime.server.answer_text import Piece, joined
 from sluice_runtime.server.logprobs_json import chat_logprobs, completion_logprobs, prompt_logprobs
-from sluice_runtime.server.tools.calls import ToolCall
+from sluice_runtime.server.tools.calls import CallPart
 
 
 @dataclass
@@ -122,7 +122,7 @@ class ChatShape:
         if piece.text:
             delta["content"] = piece.text
         if piece.calls:
-            delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in piece.calls]
+            delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
         return {
             "index": piece.index,
             "delta": delta,
@@ -151,9 +151,16 @@ class GenerateShape:
         }
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: CallPart) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.call_id, "type": "function", "function": function}
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    """A call begins with its id and name; what follows has arguments only."""
+    if part.call_id is None:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    return {"index": part.index, **_call(part)}
 
 
 def _prompt_scores(piece: Piece) -> dict[str, Any]:

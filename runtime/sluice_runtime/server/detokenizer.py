@@ -6,7 +6,7 @@ Knows nothing of stop strings or requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sluice_runtime.tokenizer import Tokenizer
@@ -21,8 +21,10 @@ _WINDOW_TOKENS: Final = 32
 class Detokenizer:
     """The text of one growing answer."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown or {}
+        """Special tokens that are text here."""
         self._window: list[int] = []
         """The last tokens: context, then those whose text is not out yet."""
         self._emitted = 0
@@ -31,13 +33,24 @@ class Detokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens make certain."""
         hidden = self._tokenizer.hidden_ids
-        new = [token for token in token_ids if token not in hidden]
-        return "".join([self._push_one(token) for token in new])
+        return "".join(
+            [
+                self._push_one(token) if token not in hidden else self._push_shown(token)
+                for token in token_ids
+                if token not in hidden or token in self._shown
+            ]
+        )
 
     def finish(self) -> str:
         """The text that was held back; nothing may be pushed afterwards."""
         text = self._tokenizer.decode(self._window)[self._emitted :]
         self._emitted += len(text)
+        return text
+
+    def _push_shown(self, token: int) -> str:
+        """No character goes across a special token."""
+        text = self.finish() + self._shown[token]
+        self._window, self._emitted = [], 0
         return text
 
     def _push_one(self, token: int) -> str:

@@ -16,7 +16,6 @@ from sluice_runtime.server.answer_text import AnswerText, Piece
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, EngineClient, TokenStream
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.token_text import TokenTexts
-from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.server.tools.pieces import with_calls
 from sluice_runtime.tokenizer import Tokenizer
 
@@ -69,7 +68,7 @@ class Generator:
     async def _choice(self, stream: TokenStream, plan: ChoicePlan) -> AsyncGenerator[Piece, None]:
         """One choice's pieces; its pages are free as soon as it ends, whatever the others do."""
         answer = AnswerText(plan, self.tokenizer, self.texts)
-        parser = CallParser(plan.tool_format, self._draw_call_id) if plan.tool_format else None
+        parser = plan.reading.parser() if plan.reading else None
         while True:
             delta = await stream.next()
             if delta.prompt_logprobs is None:
@@ -83,9 +82,6 @@ class Generator:
             yield piece
             if piece.finish_reason is not None:
                 return
-
-    def _draw_call_id(self) -> str:
-        return f"call_{self.draw_id()}"
 
     def _message(self, plan: ChoicePlan, caller: Caller) -> Generate:
         return Generate(

@@ -24,6 +24,7 @@ from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.sampling_plan import defaults_from
 from sluice_runtime.server.service import Clocks, Identity, Service
+from sluice_runtime.server.tools.formats import format_of
 from sluice_runtime.tokenizer import load_tokenizer
 from sluice_runtime.transport import ApiLink
 
@@ -61,7 +62,7 @@ async def _live(
 ) -> int:
     """From the start of loading to the last answer."""
     engine = asyncio.create_task(service.client.run())
-    loading = asyncio.create_task(_become_ready(service, config.model.uri))
+    loading = asyncio.create_task(_become_ready(service, config))
     asked = asyncio.create_task(signals.get())
     try:
         await _first(engine, asked, loading)
@@ -77,22 +78,24 @@ async def _live(
         await asyncio.gather(engine, loading, asked, return_exceptions=True)
 
 
-async def _become_ready(service: Service, uri: str) -> None:
+async def _become_ready(service: Service, config: EngineConfig) -> None:
     """Reads what the model's files say about text while the engine reads the weights."""
-    service.text = await asyncio.to_thread(_model_text, uri)
+    service.text = await asyncio.to_thread(_model_text, config)
     await service.client.became_ready.wait()
     _log.info("ready: %r answers", service.identity.model)
 
 
-def _model_text(uri: str) -> ModelText:
+def _model_text(config: EngineConfig) -> ModelText:
     # Here, since jinja2 is slow to import and /health need not wait for it.
     from sluice_runtime.chat_template import load_chat_template
 
-    files = model_files.resolve(uri)
+    files = model_files.resolve(config.model.uri)
     defaults, left_out = defaults_from(files.generation, files.eos_token_ids())
     if left_out:
         _log.warning("generation_config.json: not implemented, left out: %s", ", ".join(left_out))
-    return ModelText(load_tokenizer(files), load_chat_template(files), defaults)
+    template = load_chat_template(files)
+    form = format_of(template.source if template else "", config.tool_call_format)
+    return ModelText(load_tokenizer(files), template, defaults, form)
 
 
 async def _drain(

@@ -5,7 +5,7 @@ Tokenising is CPU work: call `plan_*` in a thread. Knows neither the engine's qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from sluice_runtime.server.sampling_plan import (
 from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import ToolFormat
-from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
+from sluice_runtime.server.tools.plan import CallReading, ToolPlan, plan_tools
 from sluice_runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ChoicePlan:
     """Whether the stop string that was found is part of the answer."""
     priority: int = 0
     grammar: Grammar | None = None
-    tool_format: ToolFormat | None = None
+    reading: CallReading | None = None
     """Set when the answer may hold tool calls."""
     cache_salt: str = ""
     logprobs: int = -1
@@ -60,6 +60,11 @@ class ChoicePlan:
     prompt_logprobs: int = -1
     echo: str | None = None
     """The prompt's text, when the answer begins with it."""
+
+    @property
+    def shown_tokens(self) -> Mapping[int, str]:
+        """Special tokens that are part of the answer's text."""
+        return {} if self.reading is None else self.reading.shown_tokens
 
     @property
     def asked_prompt_logprobs(self) -> int:
@@ -84,6 +89,8 @@ class ModelText:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     defaults: Defaults
+    tool_format: ToolFormat | None = None
+    """How the model writes tool calls, if that is known."""
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -123,7 +130,7 @@ class Planner:
             raise InvalidRequestError(
                 "messages: the model has no chat template; use /v1/completions", "messages"
             )
-        tools = plan_tools(request, self.text.template.source)
+        tools = plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
         messages = [message.for_template() for message in request.messages]
         prompt = self.text.template.render(messages, tools.shown if tools else None)
         ids = self._encoded(prompt, "messages", special=False)
@@ -179,7 +186,7 @@ class Planner:
                 keeps_stop=bool(request.include_stop_str_in_output),
                 priority=request.priority or 0,
                 grammar=grammar,
-                tool_format=tools.form if tools else None,
+                reading=tools.reading if tools else None,
                 cache_salt=request.cache_salt or "",
                 logprobs=request.told_logprobs,
                 prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,

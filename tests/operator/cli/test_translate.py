@@ -34,6 +34,9 @@ VLLM = {
         "engine": {"dtype": "float16"},
     },
     "--host 0.0.0.0 --port 80": {},
+    "--enable-auto-tool-choice --tool-call-parser llama3_json": {
+        "engine": {"toolCallFormat": "llama3-json"}
+    },
 }
 SGLANG = {
     "--chunked-prefill-size 4096": {"engine": {"chunkSize": 4096}},
@@ -48,6 +51,7 @@ SGLANG = {
     "--radix-eviction-policy lfu": {"engine": {"prefixEvictionPolicy": "lfu"}},
     "--disaggregation-mode decode": {"mode": "Disaggregated"},
     "--disaggregation-mode null": {"mode": "Mixed"},
+    "--tool-call-parser qwen25": {"engine": {"toolCallFormat": "hermes"}},
     "--disaggregation-ib-device mlx5_0": {
         "engine": {"kvTransfer": {"device": "mlx5_0", "protocol": "rdma"}}
     },

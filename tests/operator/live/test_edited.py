@@ -75,6 +75,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.scheduleConservativeness": 0.5,
     "engine.priorityThreshold": 3,
     "engine.threads": 2,
+    "engine.toolCallFormat": "mistral",
     "engine.kvTransfer": {"backend": "TCP"},
     "engine.image": "sluice/engine:other",
     "engine.drainSeconds": 30,

@@ -62,6 +62,15 @@ def test_special_tokens_are_no_text_and_added_words_are(tmp_path: Path) -> None:
     assert words[299] == b""
 
 
+def test_special_tokens_that_grammars_name_stand_for_no_text(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True)])
+    word = token_bytes(saved(tmp_path, tokenizer), 300)[tokenizer.token_to_id("[TOOL_CALLS]")]
+    assert word
+    with pytest.raises(UnicodeDecodeError):
+        word.decode()
+
+
 def test_byte_fallback_tokens_are_bytes_and_pieces(tmp_path: Path) -> None:
     words = token_bytes(saved(tmp_path, byte_fallback()), 258)
     assert words[0x0A] == b"\n"

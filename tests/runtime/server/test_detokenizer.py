@@ -94,3 +94,10 @@ def test_a_long_run_of_broken_characters_is_passed_on_and_decoded_in_a_small_win
 def test_special_tokens_are_not_text() -> None:
     stream = Detokenizer(ByteTokenizer())
     assert stream.push([256, 104, 258, 105]) + stream.finish() == "hi"
+
+
+def test_special_tokens_may_be_shown() -> None:
+    stream = Detokenizer(ByteTokenizer(), {257: "[CALLS]"})
+    tokens = [256, 104, 0xE2, 0x82, 257, 0xAC, 105, 257]
+    text = "".join(stream.push([token]) for token in tokens) + stream.finish()
+    assert text == "h\ufffd[CALLS]\ufffdi[CALLS]"

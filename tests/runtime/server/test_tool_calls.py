@@ -1,102 +1,57 @@
-"""Calls found in growing text, however it is cut; and what tools mean for a plan."""
+"""What tools mean for a plan: the prompt, the grammar, and the reading of the answer."""
 
 from __future__ import annotations
 
 import json
-from itertools import count, pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.protocol import ChatRequest
-from sluice_runtime.server.tools.calls import CallParser
-from sluice_runtime.server.tools.formats import HERMES, format_of
+from sluice_runtime.server.tools.formats import (
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_NAMED,
+    QWEN3_CODER,
+    ToolFormat,
+    format_of,
+)
 from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 
-KNOWN = "{{ tools }} <tool_call>"
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("{{ tools }} <tool_call>", HERMES),
+        ("<tool_call><function=name>", QWEN3_CODER),
+        ("[AVAILABLE_TOOLS] [TOOL_CALLS]", MISTRAL),
+        ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_NAMED),
+        ("<|python_tag|>", LLAMA3),
+        ('Respond in the format {"name": function name, "parameters": dictionary', LLAMA3),
+        ("{{ messages }}", None),
+    ],
+)
+def test_families_are_known_by_their_template(template: str, form: ToolFormat | None) -> None:
+    assert format_of(template) is form
 
 
-def call(name: str, **arguments: Any) -> str:
-    body = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{body}\n</tool_call>"
-
-
-def parsed(parts: list[str]) -> tuple[str, list[tuple[int, str, str, Any]]]:
-    ids = count()
-    parser = CallParser(HERMES, lambda: f"id{next(ids)}")
-    results = [*(parser.push(part) for part in parts), parser.finish()]
-    calls = [found for result in results for found in result.calls]
-    assert parser.calls == len(calls)
-    return "".join(result.text for result in results), [
-        (one.index, one.call_id, one.name, json.loads(one.arguments)) for one in calls
-    ]
-
-
-CASES = [
-    ("no call", "no call", []),
-    ("ends in a < ", "ends in a < ", []),
-    (call("f", x=1), "", [(0, "id0", "f", {"x": 1})]),
-    ("Well:\n" + call("f"), "Well:", [(0, "id0", "f", {})]),
-    (
-        call("f", x=1) + "\n" + call("g", y="a") + "\n",
-        "",
-        [(0, "id0", "f", {"x": 1}), (1, "id1", "g", {"y": "a"})],
-    ),
-    ("<tool_call>not json</tool_call> so", "<tool_call>not json</tool_call> so", []),
-    ('<tool_call>{"name": 7}</tool_call>', '<tool_call>{"name": 7}</tool_call>', []),
-    (
-        "<tool_call>no</tool_call>" + call("f"),
-        "<tool_call>no</tool_call>",
-        [(0, "id0", "f", {})],
-    ),
-    (call("f", x="a </tool_call> b"), "", [(0, "id0", "f", {"x": "a </tool_call> b"})]),
-    (call("f", x=1).removesuffix("\n</tool_call>"), "", [(0, "id0", "f", {"x": 1})]),
-    ("<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
-    ('<tool_call>{"name": "f"', '<tool_call>{"name": "f"', []),
-    ("<tool_call><tool_call>", "<tool_call><tool_call>", []),
-]
-
-
-@pytest.mark.parametrize(("text", "rest", "calls"), CASES)
-def test_calls_are_taken_out_of_the_text(text: str, rest: str, calls: list[Any]) -> None:
-    assert parsed([text]) == (rest, calls)
-    assert parsed(list(text)) == (rest, calls)
-
-
-@given(st.sampled_from(CASES[:10]), st.data())
-def test_it_does_not_matter_how_the_text_is_cut(case: Any, data: st.DataObject) -> None:
-    text, rest, calls = case
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
-    bounds = [0, *cuts, len(text)]
-    parts = [text[a:b] for a, b in pairwise(bounds)]
-    assert parsed(parts) == (rest, calls)
-
-
-def test_text_is_out_as_soon_as_it_is_no_call() -> None:
-    parser = CallParser(HERMES, lambda: "id")
-    assert parser.push("a <tool").text == "a"
-    assert parser.push("box").text == " <toolbox"
-    assert parser.push(" and  ").text == " and"
-    assert parser.push("more").text == "  more"
-
-
-def test_families_are_known_by_their_template() -> None:
-    assert format_of(KNOWN) is HERMES
-    assert format_of("<tool_call><function=") is None
-    assert format_of("{{ messages }}") is None
+def test_a_format_may_be_named() -> None:
+    assert format_of("<tool_call>", "llama3-json") is LLAMA3
+    assert format_of("", "mistral") is MISTRAL
+    assert format_of("[TOOL_CALLS]{{ name }}[ARGS]", "mistral") is MISTRAL_NAMED
 
 
 def tool(name: str, **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
 
 
-def plan(template: str = KNOWN, **fields: Any) -> ToolPlan | None:
+def plan(form: ToolFormat | None = HERMES, **fields: Any) -> ToolPlan | None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    return plan_tools(parse_request(ChatRequest, msgspec.json.encode(body)), template)
+    request = parse_request(ChatRequest, msgspec.json.encode(body))
+    return plan_tools(request, form, {"[TOOL_CALLS]": 5}.get)
 
 
 def held_to(**fields: Any) -> dict[str, Any]:
@@ -115,7 +70,7 @@ def test_without_tools_or_with_none_there_is_no_plan() -> None:
     assert plan() is None
     assert plan(tools=[]) is None
     assert plan(tools=[F], tool_choice="none") is None
-    assert plan("no tools here", tools=[F], tool_choice="none") is None
+    assert plan(None, tools=[F], tool_choice="none") is None
 
 
 def test_auto_leaves_the_model_free() -> None:
@@ -124,7 +79,7 @@ def test_auto_leaves_the_model_free() -> None:
     assert planned.wish is None
     assert planned.shown == [F]
     with pytest.raises(InvalidRequestError, match="format of tool calls is not known"):
-        plan("no tools here", tools=[F])
+        plan(None, tools=[F])
 
 
 def test_strict_tools_and_single_calls_hold_the_calls_of_a_free_text() -> None:
@@ -135,8 +90,8 @@ def test_strict_tools_and_single_calls_hold_the_calls_of_a_free_text() -> None:
 
 
 def test_required_and_named_tools_must_be_called_by_any_model() -> None:
-    for template in (KNOWN, "no tools here"):
-        required = held_to(template=template, tools=[F, G], tool_choice="required")
+    for form in (HERMES, None):
+        required = held_to(form=form, tools=[F, G], tool_choice="required")
         assert [tag["begin"] for tag in required["tags"]] == [
             '<tool_call>\n{"name": "f", "arguments": ',
             '<tool_call>\n{"name": "g", "arguments": ',

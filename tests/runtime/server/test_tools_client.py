@@ -12,6 +12,7 @@ import pytest
 from openai import BadRequestError
 from sluice_runtime.chat_template import ChatTemplate
 from sluice_runtime.messages import Generate
+from sluice_runtime.server.tools.formats import HERMES
 
 from tests.runtime.server.conftest import MODEL, Server
 
@@ -45,7 +46,7 @@ def calling(server: Server) -> Iterator[Server]:
     text = server.service.text
     assert text is not None
     template = ChatTemplate(jinja2.Template(SOURCE), {}, SOURCE)
-    server.service.text = replace(text, template=template)
+    server.service.text = replace(text, template=template, tool_format=HERMES)
     yield server
     server.service.text = text
 
@@ -98,6 +99,34 @@ async def test_a_stream_tells_each_call_once(calling: Server) -> None:
     assert choice.finish_reason == "tool_calls"
     calls = choice.message.tool_calls or []
     assert [json.loads(call.function.arguments)["city"] for call in calls] == ["Rome", "Kyōto"]
+
+
+async def test_arguments_are_streamed_as_they_come(calling: Server) -> None:
+    stream = await calling.openai.chat.completions.create(
+        model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER], stream=True
+    )
+    parts = [part async for chunk in stream for part in chunk.choices[0].delta.tool_calls or []]
+    begun = [part for part in parts if part.id]
+    assert [(part.index, part.type) for part in begun] == [(0, "function"), (1, "function")]
+    assert len(parts) > 20
+    told = "".join(part.function.arguments for part in parts if part.index == 0)  # type: ignore[union-attr,misc]
+    assert json.loads(told) == {"city": "Rome"}
+
+
+async def test_a_required_call_that_is_cut_is_a_call(calling: Server) -> None:
+    for most, arguments in ((51, '{"city'), (20, None)):
+        answer = await calling.openai.chat.completions.create(
+            model=MODEL,
+            messages=user(TWO_CALLS),
+            tools=[WEATHER],
+            tool_choice="required",
+            max_tokens=most,
+        )
+        (choice,) = answer.choices
+        assert choice.finish_reason == "length"
+        assert not choice.message.content
+        calls = choice.message.tool_calls or []
+        assert [call.function.arguments for call in calls] == ([arguments] if arguments else [])  # type: ignore[union-attr]
 
 
 async def test_an_answer_that_is_cut_says_so(calling: Server) -> None:

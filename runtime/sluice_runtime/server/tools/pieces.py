@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice_runtime.server.answer_text import Piece
-from sluice_runtime.server.tools.calls import CallParser
+from sluice_runtime.server.tools.calls import CallParser, whole_calls
 
 
 def with_calls(piece: Piece, parser: CallParser) -> Piece:
@@ -18,6 +18,6 @@ def with_calls(piece: Piece, parser: CallParser) -> Piece:
     return replace(
         piece,
         text=parsed.text + rest.text,
-        calls=parsed.calls + rest.calls,
+        calls=whole_calls([*parsed.calls, *rest.calls]),
         finish_reason="tool_calls" if called else piece.finish_reason,
     )

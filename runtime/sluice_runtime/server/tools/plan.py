@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.structured import Wish, checked_schema
-from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat, format_of
+from sluice_runtime.server.tools.calls import CallParser
+from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat
 from sluice_runtime.server.tools.request import Function, NamedTool, ToolFields
+
+
+@dataclass(frozen=True)
+class CallReading:
+    """How the calls of an answer are read."""
+
+    form: ToolFormat
+    schemas: Mapping[str, Any]
+    """Of the arguments of each function that was offered."""
+    imposed: bool = False
+    """Whether the answer is held to calls, and so has no text."""
+    shown_tokens: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that are text to it."""
+
+    def parser(self) -> CallParser:
+        """For one choice."""
+        return CallParser(self.form.read, self.schemas, self.form.draw_id, imposed=self.imposed)
 
 
 @dataclass(frozen=True)
@@ -19,13 +37,16 @@ class ToolPlan:
 
     shown: Sequence[dict[str, Any]]
     """For the chat template."""
-    form: ToolFormat
+    reading: CallReading
     wish: Wish | None
     """What the answer is held to; None where the model chooses and nothing is strict."""
 
 
-def plan_tools(request: ToolFields, template: str) -> ToolPlan | None:
-    """None when no tool may be called.
+def plan_tools(
+    request: ToolFields, known: ToolFormat | None, special_id: Callable[[str], int | None]
+) -> ToolPlan | None:
+    """None when no tool may be called. `known`: the model's format; `special_id`: the special
+    token that is called so.
 
     Raises:
         InvalidRequestError: the choice does not fit the tools, or needs a format not known.
@@ -39,16 +60,23 @@ def plan_tools(request: ToolFields, template: str) -> ToolPlan | None:
         return None
     functions = [tool.function for tool in request.tools]
     _check_names(functions)
-    form = format_of(template)
-    if choice in (None, "auto") and form is None:
+    if choice in (None, "auto") and known is None:
         raise InvalidRequestError(
             'tool_choice: "auto", which is the default, is not allowed, since this model\'s format '
-            'of tool calls is not known; allowed: "none", "required" or a function',
+            'of tool calls is not known (toolCallFormat names one); allowed: "none", "required" '
+            "or a function",
             "tool_choice",
         )
-    form = form or WRAPPING
+    form = known or WRAPPING
+    tokens = {one: token for one in form.markers if (token := special_id(one)) is not None}
+    reading = CallReading(
+        form,
+        {function.name: function.arguments for function in functions},
+        imposed=choice not in (None, "auto"),
+        shown_tokens={token: text for text, token in tokens.items()},
+    )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
-    return ToolPlan(shown, form, _wish(request, functions, form))
+    return ToolPlan(shown, reading, _wish(request, functions, form, tokens))
 
 
 def _check_names(functions: Sequence[Function]) -> None:
@@ -57,7 +85,9 @@ def _check_names(functions: Sequence[Function]) -> None:
         raise InvalidRequestError(f"tools: two functions are called {twice!r}", "tools")
 
 
-def _wish(request: ToolFields, functions: Sequence[Function], form: ToolFormat) -> Wish | None:
+def _wish(
+    request: ToolFields, functions: Sequence[Function], form: ToolFormat, tokens: Mapping[str, int]
+) -> Wish | None:
     """A grammar of calls: of one function, of any, or of text with calls in it."""
     choice, one = request.tool_choice, request.parallel_tool_calls is False
     if isinstance(choice, NamedTool):
@@ -67,43 +97,20 @@ def _wish(request: ToolFields, functions: Sequence[Function], form: ToolFormat) 
                 f"tool_choice.function.name: {choice.function.name!r} is not among the tools",
                 "tool_choice.function.name",
             )
-        return _calls(wanted, form, one=True)
+        return _structural_tag(form.imposed.calls(_checked(wanted), tokens, one=True))
     if choice == "required":
-        return _calls(functions, form, one=one)
+        return _structural_tag(form.imposed.calls(_checked(functions), tokens, one=one))
     if one or any(function.strict for function in functions):
-        return _text_with_calls(functions, form, one=one)
+        return _structural_tag(form.imposed.text_with_calls(_checked(functions), tokens, one=one))
     return None
 
 
-def _calls(functions: Sequence[Function], form: ToolFormat, *, one: bool) -> Wish:
-    return _structural_tag(
-        {
-            "type": "tags_with_separator",
-            "tags": _tags(functions, form),
-            "separator": "\n",
-            "at_least_one": True,
-            "stop_after_first": one,
-        }
-    )
-
-
-def _text_with_calls(functions: Sequence[Function], form: ToolFormat, *, one: bool) -> Wish:
-    return _structural_tag(
-        {
-            "type": "triggered_tags",
-            "triggers": [form.opening],
-            "tags": _tags(functions, form),
-            "at_least_one": False,
-            "stop_after_first": one,
-        }
-    )
-
-
-def _tags(functions: Sequence[Function], form: ToolFormat) -> list[dict[str, Any]]:
-    return [
-        form.tag(function.name, checked_schema(f"tools.{function.name}", function.arguments))
+def _checked(functions: Sequence[Function]) -> dict[str, Any]:
+    """Schemas by function, as the library gets them."""
+    return {
+        function.name: checked_schema(f"tools.{function.name}", function.arguments)
         for function in functions
-    ]
+    }
 
 
 def _structural_tag(form: dict[str, Any]) -> Wish:

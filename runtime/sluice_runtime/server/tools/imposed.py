@@ -1,0 +1,165 @@
+"""Calls as grammars: a model family's format, as the grammar library's structural tags have it.
+
+Pure. Special tokens stand for no text, so a grammar names them by their number: `tokens`, by
+their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+Schemas = Mapping[str, Any]
+"""Of the arguments of each function that may be called."""
+Tokens = Mapping[str, int]
+Form = dict[str, Any]
+
+_MARKER: Final = "[TOOL_CALLS]"
+_ARGS: Final = "[ARGS]"
+_MOST_WHITESPACE: Final = 32
+
+
+class Imposed(Protocol):
+    """`one`: there is one call at most."""
+
+    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        """Calls only, and one at least."""
+
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        """Any text, with calls in it."""
+
+
+@dataclass(frozen=True)
+class JsonTag:
+    """A text, the arguments, a text; for each call. `%s` is the function's name."""
+
+    begin: str
+    end: str
+    separator: str
+    trigger: str
+    """What `begin` begins with, and no text does."""
+
+    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        return separated(self._tags(schemas), self.separator, one=one)
+
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        return triggered(self._tags(schemas), self.trigger, one=one)
+
+    def _tags(self, schemas: Schemas) -> list[Form]:
+        return [
+            tag(self.begin % name, arguments(schema), self.end) for name, schema in schemas.items()
+        ]
+
+
+@dataclass(frozen=True)
+class XmlTag:
+    """A tag for the function, and one for each argument in it."""
+
+    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        return separated(self._tags(schemas), "\n", one=one)
+
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        return triggered(self._tags(schemas), "<tool_call>", one=one)
+
+    def _tags(self, schemas: Schemas) -> list[Form]:
+        return [
+            tag(
+                f"<tool_call>\n<function={name}>\n",
+                arguments(schema) | {"style": "qwen_xml"},
+                "\n</function>\n</tool_call>",
+            )
+            for name, schema in schemas.items()
+        ]
+
+
+@dataclass(frozen=True)
+class JsonList:
+    """One marker, and a list of all calls."""
+
+    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        return self._list(schemas, tokens, one=one)
+
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        return marked([self._list(schemas, tokens, one=one)], tokens, one=True)
+
+    def _list(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        objects = [
+            tag(f'{{"name": "{name}", "arguments": ', arguments(schema), "}")
+            for name, schema in schemas.items()
+        ]
+        parts = [constant("["), separated(objects, ", ", one=one)]
+        return tag(token(_MARKER, tokens), {"type": "sequence", "elements": parts}, "]")
+
+
+@dataclass(frozen=True)
+class NamedTag:
+    """A marker, the name, another marker and the arguments; for each call."""
+
+    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        return separated(self._tags(schemas, tokens), "", one=one)
+
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+        return marked(self._tags(schemas, tokens), tokens, one=one)
+
+    def _tags(self, schemas: Schemas, tokens: Tokens) -> list[Form]:
+        marker, args = token(_MARKER, tokens), token(_ARGS, tokens)
+        between = constant(args) if isinstance(args, str) else args
+        return [
+            tag(
+                marker,
+                {"type": "sequence", "elements": [constant(name), between, arguments(schema)]},
+                "",
+            )
+            for name, schema in schemas.items()
+        ]
+
+
+def tag(begin: str | Form, content: Form, end: str) -> Form:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def constant(text: str) -> Form:
+    return {"type": "const_string", "value": text}
+
+
+def arguments(schema: Any) -> Form:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
+
+
+def token(text: str, tokens: Tokens) -> str | Form:
+    """A marker: by its number where it is a special token, else by its text."""
+    return {"type": "token", "token": tokens[text]} if text in tokens else text
+
+
+def separated(tags: list[Form], separator: str, *, one: bool) -> Form:
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": one,
+    }
+
+
+def triggered(tags: list[Form], trigger: str, *, one: bool) -> Form:
+    return {
+        "type": "triggered_tags",
+        "triggers": [trigger],
+        "tags": tags,
+        "at_least_one": False,
+        "stop_after_first": one,
+    }
+
+
+def marked(tags: list[Form], tokens: Tokens, *, one: bool) -> Form:
+    """Text with tags that begin with the marker."""
+    if _MARKER not in tokens:
+        return triggered(tags, _MARKER, one=one)
+    return {
+        "type": "token_triggered_tags",
+        "trigger_tokens": [tokens[_MARKER]],
+        "tags": tags,
+        "at_least_one": False,
+        "stop_after_first": one,
+    }

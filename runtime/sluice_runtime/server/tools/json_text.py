@@ -1,0 +1,117 @@
+"""Reads JSON out of a growing text, and a call that is written as a JSON object.
+
+Finds where values end; whether they are right inside is not asked. Knows no format of calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Final
+
+from sluice_runtime.server.tools.calls import Calls
+from sluice_runtime.server.tools.source import Reading, Source
+
+_ARGUMENTS: Final = ("arguments", "parameters")
+_CLOSING: Final = ",}]"
+
+
+def read_call(source: Source, calls: Calls, names: Collection[str] | None = None) -> Reading[bool]:
+    """Reads an object of `name` and `arguments`, which are told as they come; whether a call was
+    told. `names`: which there are; None: any."""
+    if not (yield from source.take("{")):
+        return False
+    name, early, told = "", "", False
+    while (key := (yield from _key(source))) is not None:
+        if key == "name":
+            name = (yield from _string(source)) or ""
+            if not name or (names is not None and name not in names):
+                return told
+        elif key in _ARGUMENTS and not (told or early):
+            if (yield from source.peek()) != "{":
+                return False
+            told = bool(name) and _tell(calls, name)
+            parts: list[str] = []
+            if not (yield from read_object(source, calls.arguments if told else parts.append)):
+                return told
+            early = "".join(parts)
+        else:
+            yield from _value(source)
+        yield from source.skip_space()
+        if not (yield from source.take(",")):
+            break
+    closed = yield from source.take("}")
+    return told or (closed and bool(name) and _tell(calls, name, early or "{}"))
+
+
+def read_object(source: Source, sink: Callable[[str], None]) -> Reading[bool]:
+    """Passes on an object or a list as it comes; whether its end came."""
+    depth, quoted, escaped = 0, False, False
+    while (yield from source.peek()):
+        part = source.rest()
+        for number, character in enumerate(part, 1):
+            if quoted:
+                quoted = escaped or character != '"'
+                escaped = character == "\\" and not escaped
+            elif character == '"':
+                quoted = True
+            elif character in "{[":
+                depth += 1
+            elif character in "}]":
+                depth -= 1
+                if depth == 0:
+                    sink(part[:number])
+                    source.advance(number)
+                    return True
+        sink(part)
+        source.advance(len(part))
+    return False
+
+
+def _tell(calls: Calls, name: str, arguments: str = "") -> bool:
+    calls.begin(name)
+    calls.arguments(arguments)
+    return True
+
+
+def _key(source: Source) -> Reading[str | None]:
+    """A name of an object, with its colon."""
+    yield from source.skip_space()
+    key = yield from _string(source)
+    yield from source.skip_space()
+    if key is None or not (yield from source.take(":")):
+        return None
+    yield from source.skip_space()
+    return key
+
+
+def _string(source: Source) -> Reading[str | None]:
+    """A text's value; None: none comes next, or not as a whole."""
+    if not (yield from source.take('"')):
+        return None
+    raw, escaped = '"', False
+    while character := (yield from source.peek()):
+        raw += character
+        source.advance(1)
+        if character == '"' and not escaped:
+            return _decoded(raw)
+        escaped = character == "\\" and not escaped
+    return None
+
+
+def _decoded(raw: str) -> str | None:
+    try:
+        return str(json.loads(raw))
+    except ValueError:
+        return None
+
+
+def _value(source: Source) -> Reading[None]:
+    """Reads a value of any type."""
+    character = yield from source.peek()
+    if character == '"':
+        yield from _string(source)
+    elif character and character in "{[":
+        yield from read_object(source, lambda part: None)
+    else:
+        yield from source.take_while(lambda one: one not in _CLOSING)

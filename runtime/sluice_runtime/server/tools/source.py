@@ -1,0 +1,123 @@
+"""The text of an answer as it comes, for a generator that reads it: where it needs more, it yields.
+
+What was read since the last `mark` is kept, since it may turn out to be text like any other. Knows
+no format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
+
+Reading = Generator[None, None, ResultT]
+"""Reads of a source; yields while the text does not suffice."""
+
+
+class Source:
+    """One growing text, and how far it has been read."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        """From the mark on."""
+        self._at = 0
+        self.ended = False
+
+    def add(self, text: str) -> None:
+        """More text has come."""
+        self._text += text
+
+    def mark(self) -> None:
+        """What was read up to here is done with."""
+        self._text = self._text[self._at :]
+        self._at = 0
+
+    def since_mark(self) -> str:
+        """What was read since the mark, and is now done with, too."""
+        text = self._text[: self._at]
+        self.mark()
+        return text
+
+    def rest(self) -> str:
+        """What has come and is not read."""
+        return self._text[self._at :]
+
+    def advance(self, characters: int) -> None:
+        """So much of the rest is read."""
+        self._at += characters
+
+    def peek(self) -> Reading[str]:
+        """The next character; "" at the end."""
+        while self._at == len(self._text) and not self.ended:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def take(self, literal: str) -> Reading[bool]:
+        """Reads `literal`, if it comes next."""
+        while not self.ended and len(self.rest()) < len(literal):
+            if not literal.startswith(self.rest()):
+                return False
+            yield
+        if not self._text.startswith(literal, self._at):
+            return False
+        self._at += len(literal)
+        return True
+
+    def take_while(self, belongs: Callable[[str], bool]) -> Reading[str]:
+        """The characters that come next and belong."""
+        taken = ""
+        while (character := (yield from self.peek())) and belongs(character):
+            taken += character
+            self._at += 1
+        return taken
+
+    def skip_space(self) -> Reading[None]:
+        """Reads white space."""
+        yield from self.take_while(str.isspace)
+
+    def skip_past(self, literal: str) -> Reading[None]:
+        """Reads up to the end of `literal`, or of all."""
+        searched = self._at
+        while (at := self._text.find(literal, searched)) < 0 and not self.ended:
+            searched = max(self._at, len(self._text) - len(literal) + 1)
+            yield
+        self._at = len(self._text) if at < 0 else at + len(literal)
+
+    def until(
+        self,
+        literals: Sequence[str],
+        sink: Callable[[str], None],
+        strip: Callable[[str], str] = str.rstrip,
+    ) -> Reading[str | None]:
+        """Passes on what comes before the first of `literals`, less what `strip` takes off its
+        end; reads that one, which begins at the mark, and returns it. None at the end: what is not
+        read then would have been stripped, or begins one of `literals`."""
+        while True:
+            rest = self.rest()
+            found = min(
+                [(at, one) for one in literals if (at := rest.find(one)) >= 0], default=None
+            )
+            if found is not None:
+                sink(strip(rest[: found[0]]))
+                self._at += found[0]
+                self.mark()
+                self._at = len(found[1])
+                return found[1]
+            held = _possible_start(rest, literals)
+            certain = strip(rest[: len(rest) - held])
+            sink(certain)
+            self._at += len(certain)
+            self.mark()
+            if self.ended:
+                return None
+            yield
+
+
+def _possible_start(text: str, literals: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins one of `literals`."""
+    longest = min(len(text), max(map(len, literals)) - 1)
+    for length in range(longest, 0, -1):
+        if any(literal.startswith(text[-length:]) for literal in literals):
+            return length
+    return 0

@@ -1,0 +1,144 @@
+"""Every format of tool calls, held to by an engine with random weights, and read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+from sluice_runtime.engine.build import Engine
+from sluice_runtime.grammar.native import RAW, GrammarCompiler, GrammarMatcher, TokenizerInfo
+from sluice_runtime.grammar.vocabulary import _added
+from sluice_runtime.messages import Grammar, Sampling
+from sluice_runtime.server.detokenizer import Detokenizer
+from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.protocol import ChatRequest
+from sluice_runtime.server.tools.calls import whole_calls
+from sluice_runtime.server.tools.formats import (
+    FORMATS,
+    MISTRAL,
+    MISTRAL_NAMED,
+    ToolFormat,
+)
+from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
+from sluice_runtime.tokenizer import ByteTokenizer
+
+from tests.runtime.grammar.driving import EOS, ask, engine_of, grammar, run
+
+pytestmark = pytest.mark.process
+
+SPECIAL = {"[TOOL_CALLS]": 257, "[ARGS]": 256}
+MARKED = (MISTRAL, MISTRAL_NAMED)
+SCHEMAS: dict[str, Any] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "pattern": "[a-z]{1,8}"},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+EVERY = pytest.mark.parametrize(
+    "form", FORMATS, ids=[f"{form.name}-{type(form.imposed).__name__}" for form in FORMATS]
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_of(max_queued_requests=256) as built:
+        yield built
+
+
+def planned(form: ToolFormat, special: dict[str, int], **fields: Any) -> tuple[ToolPlan, Grammar]:
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}}
+        for name, schema in SCHEMAS.items()
+    ]
+    message = {"role": "user", "content": "a"}
+    body = json.dumps({"model": "m", "messages": [message], "tools": tools, **fields})
+    plan = plan_tools(parse_request(ChatRequest, body.encode()), form, special.get)
+    assert plan is not None
+    assert plan.wish is not None
+    return plan, grammar(plan.wish.kind, plan.wish.text)
+
+
+def answers(engine: Engine, held: Grammar, plan: ToolPlan, runs: int) -> Iterator[list[Any]]:
+    """The calls of each run that ended by itself; no call is unfinished."""
+    asked = [
+        ask(f"run {n}", held, 300, sampling=Sampling(temperature=1.0, seed=n)) for n in range(runs)
+    ]
+    results = run(engine, asked)
+    for one in asked:
+        end = results.ends[one.request_id]
+        assert end.finish_reason in ("stop", "length"), end.error
+        stream = Detokenizer(ByteTokenizer(), plan.reading.shown_tokens)
+        parser = plan.reading.parser()
+        text = stream.push(results.tokens[one.request_id]) + stream.finish()
+        found = [parser.push(text), parser.finish()]
+        if end.finish_reason == "stop":
+            yield [*whole_calls(part for parsed in found for part in parsed.calls)]
+
+
+@EVERY
+def test_an_answer_that_must_call_is_calls(engine: Engine, form: ToolFormat) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    for fields in (
+        {"tool_choice": "required", "parallel_tool_calls": False},
+        {"tool_choice": named},
+    ):
+        plan, held = planned(form, {}, **fields)
+        ended = list(answers(engine, held, plan, 6))
+        assert ended
+        for (call,) in ended:
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+            assert "function" not in str(fields["tool_choice"]) or call.name == "weather"
+
+
+@EVERY
+def test_several_calls_may_be_required(engine: Engine, form: ToolFormat) -> None:
+    plan, held = planned(form, {}, tool_choice="required")
+    ended = list(answers(engine, held, plan, 12))
+    assert any(len(calls) > 1 for calls in ended)
+    for calls in ended:
+        for call in calls:
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+
+
+@EVERY
+def test_calls_in_a_free_text_are_held_to_the_format(engine: Engine, form: ToolFormat) -> None:
+    plan, held = planned(form, {}, parallel_tool_calls=False)
+    for calls in answers(engine, held, plan, 6):
+        assert len(calls) <= 1
+        for call in calls:
+            jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+
+
+def accepts(held: Grammar, tokens: Sequence[int]) -> bool:
+    """Whether an answer of these tokens, and its end, is one of the grammar's."""
+    words = [bytes([value]) for value in range(256)]
+    marked = [_added(name, special=True) for name in sorted(SPECIAL)]
+    tokenizer = TokenizerInfo([*words, *marked, b""], RAW, 259, [], False)
+    compiled = GrammarCompiler(tokenizer, 1, False, 0).compile_structural_tag(held.text)
+    matcher = GrammarMatcher(compiled, [EOS], False, -1, None)
+    return all(matcher.accept_token(token, False) for token in [*tokens, EOS])
+
+
+@pytest.mark.parametrize("form", MARKED, ids=["list", "named"])
+@pytest.mark.parametrize("free", [True, False])
+def test_calls_begin_with_the_model_s_special_tokens(form: ToolFormat, free: bool) -> None:
+    choice: dict[str, Any] = {"parallel_tool_calls": False} if free else {"tool_choice": "required"}
+    _, held = planned(form, SPECIAL, **choice)
+    begin, args = SPECIAL["[TOOL_CALLS]"], SPECIAL["[ARGS]"]
+    spelled = {
+        MISTRAL: [begin, *b'[{"name": "now", "arguments": {}}]'],
+        MISTRAL_NAMED: [begin, *b"now", args, *b"{}"],
+    }[form]
+    assert accepts(held, spelled)
+    assert accepts(held, [*b"So: ", *spelled]) is free
+    assert not accepts(held, [begin, *spelled])
+    assert not accepts(held, spelled[:-1])
