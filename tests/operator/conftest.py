@@ -25,8 +25,9 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
-    """etcd, API server and garbage collector, with Sluice's kinds and the operator's rights."""
-    with control_plane(controllers=["garbage-collector-controller"]) as running:
+    """etcd, API server and two controllers, with Sluice's kinds, and the rights to them."""
+    controllers = ["garbage-collector-controller", "clusterrole-aggregation-controller"]
+    with control_plane(controllers) as running:
         running.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests" / "base"))
         running.kubectl("wait", "--for=condition=Established", "crd", "--all")
         wait_until_served(running)
