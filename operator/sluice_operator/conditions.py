@@ -1,6 +1,6 @@
 """Conditions: pure checks make them, and the time of their last transition is carried along.
 
-Knows the form of conditions, not what they are about.
+Knows the form of conditions and what Ready and Updated mean; not what they are said of.
 """
 
 from __future__ import annotations

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import kopf
-from kopf._core.engines.peering import Identity
 from sluice_contract import labels
 
 from sluice_operator.client import PAGE_ITEMS
@@ -87,7 +86,7 @@ async def inform(
         settings=informer_settings(),
         standalone=True,
         # Kopf would ask the system for the user's name, and a container's user has none.
-        identity=Identity(labels.FIELD_MANAGER),
+        identity=cast(Any, labels.FIELD_MANAGER),
         clusterwide=not namespaces,
         namespaces=namespaces,
     )

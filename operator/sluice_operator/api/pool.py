@@ -65,3 +65,8 @@ class EnginePoolSpec(ApiModel):
     template: PodTemplate | None = Field(default=None, description="Additions to the pool's pods.")
 
     RULES: ClassVar = (_immutable("serviceName"), _immutable("role"))
+
+    @property
+    def replicas_place(self) -> str:
+        """Where a person says how many engines there should be, in words."""
+        return f"spec.pools.{self.role}.replicas of InferenceService {self.service_name}"

@@ -7,7 +7,7 @@ carried out: what is below it stays as it is until its InferenceService has set 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 from sluice_contract import labels
@@ -69,13 +69,7 @@ def plan_pool(observed: PoolObserved) -> PoolPlan:
         return _edited(observed.pool, spec)
     plan = _desired(observed, EnginePoolSpec.model_validate(applied))
     if (observed.service.get("spec") or {}).get("paused"):
-        return PoolPlan(
-            paused=True,
-            spec=plan.spec,
-            revision=plan.revision,
-            deployment=plan.deployment,
-            progress=plan.progress,
-        )
+        return replace(plan, apply=(), prune=(), events=(), paused=True)
     return plan
 
 
@@ -161,7 +155,7 @@ def _started(
     before = live["spec"].get("replicas")
     if before == spec.replicas or is_current(desired, live):
         return ()
-    text = f"Replicas from {before} to {spec.replicas} (spec.replicas)."
+    text = f"Replicas from {before} to {spec.replicas} ({spec.replicas_place})."
     return (Event("Normal", "Scaled", text),)
 
 

@@ -118,8 +118,7 @@ def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> C
 
 
 def _scaled_to_zero(spec: EnginePoolSpec) -> Check:
-    place = f"spec.pools.{spec.role}.replicas of InferenceService {spec.service_name}"
-    return Check("True", SCALED_TO_ZERO, f"No engine is asked for: {place} is 0.")
+    return Check("True", SCALED_TO_ZERO, f"No engine is asked for: {spec.replicas_place} is 0.")
 
 
 def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:

@@ -6,7 +6,7 @@ Decides no numbers of replicas and knows no pods: an EnginePool's own plan does 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 from sluice_contract.base import ConfigError
@@ -101,7 +101,7 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     if observed.foreign:
         return ServicePlan(refusal=_taken(observed.foreign), spec=spec)
     if spec.paused:
-        return ServicePlan(paused=True, spec=spec, pools=plan.pools, router=plan.router)
+        return replace(plan, apply=(), prune=(), events=(), paused=True)
     return plan
 
 

@@ -36,16 +36,22 @@ ADDITIONS: Final[Manifest] = {
 """What the InferenceService says nothing about."""
 
 
+@pytest.fixture
+async def at_rest(cluster: Cluster, namespace: str, start_operator: StartOperator) -> None:
+    """The service `chat`, carried out by a running operator."""
+    start_operator()
+    await chat_at_rest(cluster, namespace)
+
+
 async def told(cluster: Cluster, namespace: str, reason: str) -> list[Manifest]:
     events = (await cluster.list(EVENT, namespace)).values()
     return [event for event in events if event["reason"] == reason]
 
 
+@pytest.mark.usefixtures("at_rest")
 async def test_an_edit_by_hand_is_taken_back_and_told_once(
-    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+    plane: ControlPlane, cluster: Cluster, namespace: str
 ) -> None:
-    start_operator()
-    await chat_at_rest(cluster, namespace)
     assert await told(cluster, namespace, "Repaired") == []
 
     plane.kubectl("scale", "enginepool", "chat-mixed", "--replicas=7", "-n", namespace)
@@ -74,11 +80,10 @@ async def below(cluster: Cluster, namespace: str) -> dict[str, tuple[str, int]]:
     }
 
 
+@pytest.mark.usefixtures("at_rest")
 async def test_an_edited_pool_is_set_back_before_anything_follows_from_it(
-    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+    plane: ControlPlane, cluster: Cluster, namespace: str
 ) -> None:
-    start_operator()
-    await chat_at_rest(cluster, namespace)
     before = await below(cluster, namespace)
     spec = (await cluster.get(ENGINE_POOL, namespace, "chat-mixed"))["spec"]
 
@@ -95,11 +100,8 @@ async def test_an_edited_pool_is_set_back_before_anything_follows_from_it(
     assert await told(cluster, namespace, "RollingOut") == []
 
 
-async def test_what_somebody_adds_to_a_pool_has_no_effect(
-    cluster: Cluster, namespace: str, start_operator: StartOperator
-) -> None:
-    start_operator()
-    await chat_at_rest(cluster, namespace)
+@pytest.mark.usefixtures("at_rest")
+async def test_what_somebody_adds_to_a_pool_has_no_effect(cluster: Cluster, namespace: str) -> None:
     before = await below(cluster, namespace)
 
     await cluster.patch(ENGINE_POOL, namespace, "chat-mixed", {"spec": ADDITIONS})
@@ -113,11 +115,10 @@ async def test_what_somebody_adds_to_a_pool_has_no_effect(
     assert len(changed) == 1, "the engines' Deployment, scaled"
 
 
+@pytest.mark.usefixtures("at_rest")
 async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says_so(
-    cluster: Cluster, namespace: str, start_operator: StartOperator
+    cluster: Cluster, namespace: str
 ) -> None:
-    start_operator()
-    await chat_at_rest(cluster, namespace)
     before = await below(cluster, namespace)
     mode = {"spec": {"mode": "Disaggregated"}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", mode)
@@ -187,11 +188,8 @@ async def test_a_service_that_cannot_be_scaled_so_says_what_to_change(
     assert found["spec"] == made["spec"]
 
 
-async def test_an_edit_of_the_service_is_no_repair(
-    cluster: Cluster, namespace: str, start_operator: StartOperator
-) -> None:
-    start_operator()
-    await chat_at_rest(cluster, namespace)
+@pytest.mark.usefixtures("at_rest")
+async def test_an_edit_of_the_service_is_no_repair(cluster: Cluster, namespace: str) -> None:
     edit = {"spec": {"engine": {"chunkSize": 256}, "pools": {"mixed": {"replicas": 3}}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
     await cluster.until(INFERENCE_SERVICE, namespace, settled())

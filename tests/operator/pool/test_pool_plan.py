@@ -148,7 +148,8 @@ def test_scaling_keeps_the_revision_and_is_told() -> None:
     plan = plan_pool(pool_observed(bigger, children))
     assert of(plan.apply, "Deployment")["spec"]["replicas"] == 5
     assert plan.prune == ()
-    assert [event.message for event in plan.events] == ["Replicas from 1 to 5 (spec.replicas)."]
+    place = "spec.pools.mixed.replicas of InferenceService chat"
+    assert [event.message for event in plan.events] == [f"Replicas from 1 to 5 ({place})."]
 
 
 def test_a_deployment_that_somebody_scaled_was_not_scaled_by_the_plan() -> None:
