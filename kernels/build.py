@@ -36,7 +36,7 @@ if platform.machine() == "x86_64":
         "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
     }
 # Contraction of products and sums is what the compiler does by default; nothing else is reordered.
-FLAGS = ["-O3", "-std=c++17", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-g0"]
+FLAGS = ["-O3", "-std=c++20", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-g0"]
 # g++ 12 takes its own intrinsics' undefined registers for a mistake.
 WARNINGS = ["-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 
@@ -75,7 +75,7 @@ def build(folder: Path) -> Path:
 
     extension = CppExtension(
         "sluice_kernels._native",
-        [str(SOURCES / "bindings.cpp")],
+        [str(SOURCES / name) for name in ("bindings.cpp", "choice.cpp", "layers.cpp")],
         # Without -fopenmp torch's parallel_for compiles into a plain loop.
         extra_compile_args=[*FLAGS, "-fvisibility=hidden", "-fopenmp"],
         extra_link_args=["-s", "-fopenmp"],

@@ -97,6 +97,38 @@ def paged_attention(
     return cast(Tensor, operator(queries, pool, layer, page_table, rows, begins, contexts, scale))
 
 
+def sharded_layers(
+    x: Tensor,
+    norms: list[Tensor],
+    head_norms: list[Tensor],
+    weights: list[Tensor],
+    shards: int,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pool: Tensor,
+    pages: Tensor,
+    offsets: Tensor,
+    page_table: Tensor,
+    rows: Tensor,
+    begins: Tensor,
+    contexts: Tensor,
+    scale: float,
+) -> None:
+    """All layers of a decoder: x [n, hidden] becomes what leaves the last one.
+
+    norms: [hidden] each, before attention and before the feed-forward part of every layer;
+    head_norms: [heads + key heads of a shard, d] of every layer, or none at all; weights: qkv,
+    output, gate and up, down of every shard of every layer, [out, in], packed by oneDNN or not.
+    Each of `shards` threads computes one; `shards` divides the key heads. The rest is as in
+    `rotate_and_store` and `paged_attention`.
+    """
+    torch.ops.sluice.sharded_layers.default(
+        x, norms, head_norms, weights, shards, eps, cos, sin, pool, pages, offsets, page_table,
+        rows, begins, contexts, scale,
+    )  # fmt: skip
+
+
 def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
     """See `reference.draw`."""
     return cast(Tensor, torch.ops.sluice.draw.default(logits, temperatures, uniforms))

@@ -35,13 +35,18 @@ inline void attend_heads(const sluice::Attention& call, const sluice::AttentionT
                          const Plan& plan, const HeadTile& heads) {
   alignas(64) float scores[BLOCK_TOKENS * TILE];
   alignas(64) uint32_t weights[BLOCK_TOKENS / 2 * TILE];
-  const int64_t end = task.position + 1, stride = call.pool.kv_heads * plan.dim * sizeof(bf16);
+  const int64_t end = task.position + 1, stride = call.pool.token_stride * sizeof(bf16);
+  const int64_t head_bytes = plan.dim * sizeof(bf16);
   float* sums = plan.sums + heads.begin * plan.group * plan.dim;
   Running softmax;
   for (int64_t from = 0; from < end; from += BLOCK_TOKENS) {
     const Block<bf16> block(call, task, from, end);
-    score_block(block, stride, heads, plan.dim, scores);
-    const Vector shrink = softmax.settle(scores, block.tokens, call.scale, weights);
+    const int64_t after = from + BLOCK_TOKENS;
+    const Block<bf16> next(call, task, std::min(after, end - 1), end);
+    Ahead ahead;
+    if (after < end) ahead = Ahead(next, heads.begin * head_bytes, heads.end * head_bytes);
+    score_block(block, stride, heads, plan.dim, scores, ahead);
+    const Vector shrink = softmax.settle(scores, block.tokens, call.scale, weights, ahead);
     for (int64_t column = 0; column < heads.columns; ++column) {
       if (shrink[column] == 1.0f) continue;
       float* mine = sums + column * plan.dim;
@@ -50,7 +55,8 @@ inline void attend_heads(const sluice::Attention& call, const sluice::AttentionT
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       const int64_t first = (head - heads.begin) * plan.group;
       weigh_all_pairs({weights + first, 1, TILE}, plan.group, block.values, head * plan.dim,
-                      plan.dim, block.tokens, sums + first * plan.dim);
+                      plan.dim, block.tokens, sums + first * plan.dim,
+                      [&] { ahead.fetch(LINES_A_PAIR); });
     }
   }
   for (int64_t column = 0; column < heads.columns; ++column) {

@@ -121,10 +121,11 @@ inline void advance_tile(const sluice::Attention& call, const sluice::AttentionT
   alignas(64) uint32_t weights[BLOCK_TOKENS / 2 * TILE];
   const int64_t last = task.position + (tile.first + tile.columns - 1) / plan.group;
   if (last < block.begin) return;
-  const int64_t stride = call.pool.kv_heads * plan.dim * sizeof(bf16);
-  score_block(block, stride, {0, 1, tile.columns, tile.queries}, plan.dim, scores);
+  const int64_t stride = call.pool.token_stride * sizeof(bf16);
+  Ahead nothing;
+  score_block(block, stride, {0, 1, tile.columns, tile.queries}, plan.dim, scores, nothing);
   hide(plan, tile, block, task.position, scores);
-  const Vector shrink = tile.softmax.settle(scores, block.tokens, call.scale, weights);
+  const Vector shrink = tile.softmax.settle(scores, block.tokens, call.scale, weights, nothing);
   const int64_t pairs = (block.tokens + 1) / 2;
   std::fill(weights + pairs * TILE, weights + BLOCK_TOKENS / 2 * TILE, 0);
   weigh_tile(values, weights, block.tokens, shrink, plan.dim, tile.sums);

@@ -50,7 +50,7 @@ struct Block {
     const sluice::Pool& pool = call.pool;
     const int64_t* pages = call.page_table + task.row * call.table_stride;
     const T* base = static_cast<const T*>(pool.base) + task.kv_begin * pool.dim;
-    const int64_t stride = pool.kv_heads * pool.dim;
+    const int64_t stride = pool.token_stride;
     int64_t page = begin / pool.page_size, offset = begin % pool.page_size;
     const T* key = base;
     for (int64_t i = 0; i < BLOCK_TOKENS; ++i) {

@@ -10,66 +10,16 @@
 #include <string>
 #include <vector>
 
-#include "variant.h"
+#include "attention_tasks.h"
+#include "checks.h"
+#include "choice.h"
 
 namespace {
 
 using at::Tensor;
 using namespace sluice;
 
-// Best last.
-const std::vector<const Variant*>& variants() {
-  static const std::vector<const Variant*> all = {
-      &variant_generic,
-#if defined(__x86_64__)
-      &variant_avx2, &variant_avx512, &variant_avx512_bf16, &variant_amx,
-#endif
-  };
-  return all;
-}
-
-std::atomic<const Variant*> chosen{nullptr};
-
-const Variant& variant() {
-  const Variant* found = chosen.load();
-  if (found) return *found;
-  for (const Variant* one : variants()) {
-    if (one->runs_here()) found = one;
-  }
-  chosen.store(found);
-  return *found;
-}
-
 std::string isa() { return variant().name; }
-
-std::vector<std::string> isas() {
-  std::vector<std::string> names;
-  for (const Variant* one : variants()) {
-    if (one->runs_here()) names.emplace_back(one->name);
-  }
-  return names;
-}
-
-void use_isa(std::string name) {
-  for (const Variant* one : variants()) {
-    if (name == one->name && one->runs_here()) return chosen.store(one);
-  }
-  TORCH_CHECK(false, "isa: '", name, "' is not allowed; allowed: ", c10::Join(", ", isas()));
-}
-
-Dtype dtype_of(const Tensor& tensor) {
-  if (tensor.scalar_type() == at::kFloat) return Dtype::f32;
-  TORCH_CHECK(tensor.scalar_type() == at::kBFloat16, "dtype: ", tensor.scalar_type(),
-              " is not allowed; allowed: float32, bfloat16");
-  return Dtype::bf16;
-}
-
-void check(const Tensor& tensor, at::ScalarType dtype, at::IntArrayRef sizes, const char* name) {
-  TORCH_CHECK(tensor.device().is_cpu() && tensor.is_contiguous() &&
-                  tensor.scalar_type() == dtype && tensor.sizes() == sizes,
-              name, ": ", tensor.scalar_type(), " ", tensor.sizes(),
-              " is not allowed; allowed: contiguous ", dtype, " ", sizes, " on the CPU");
-}
 
 // Rows that are worth a thread of their own, for rows of so many numbers.
 int64_t grain(int64_t width) { return std::max<int64_t>(1, 8192 / std::max<int64_t>(1, width)); }
@@ -80,9 +30,9 @@ Tensor normed(const Tensor& x, const Tensor* delta, const Tensor& weight, double
   if (delta) check(*delta, x.scalar_type(), {rows, width}, "delta");
   check(weight, x.scalar_type(), {width}, "weight");
   Tensor out = at::empty_like(x);
-  const AddNorm call{x.mutable_data_ptr(),    delta ? delta->const_data_ptr() : nullptr,
-                     weight.const_data_ptr(), out.mutable_data_ptr(),
-                     width,                   static_cast<float>(eps)};
+  const void* added = delta ? delta->const_data_ptr() : nullptr;
+  const AddNorm call{x.mutable_data_ptr(),   &added, delta != nullptr, weight.const_data_ptr(),
+                     out.mutable_data_ptr(), width,  static_cast<float>(eps)};
   const Dtype dtype = dtype_of(x);
   at::parallel_for(0, rows, grain(width), [&](int64_t begin, int64_t end) {
     variant().add_norm(call, dtype, begin, end);
@@ -120,20 +70,6 @@ Tensor to_float(const Tensor& x) {
   return out;
 }
 
-// pool: [page, layer, 2, token, kv_head, dim].
-Pool layer_of(const Tensor& pool, int64_t layer) {
-  TORCH_CHECK(pool.dim() == 6 && pool.is_contiguous() && pool.device().is_cpu() &&
-                  pool.size(2) == 2 && 0 <= layer && layer < pool.size(1),
-              "pool: ", pool.sizes(), " has no layer ", layer);
-  char* base = static_cast<char*>(pool.mutable_data_ptr());
-  return Pool{base + layer * pool.stride(1) * pool.itemsize(),
-              pool.stride(0),
-              pool.stride(2),
-              pool.size(3),
-              pool.size(4),
-              pool.size(5)};
-}
-
 Tensor rotate_and_store(const Tensor& qkv, const std::optional<Tensor>& head_norm, double eps,
                         const Tensor& cos, const Tensor& sin, const Tensor& pool, int64_t layer,
                         const Tensor& pages, const Tensor& offsets) {
@@ -164,40 +100,9 @@ Tensor rotate_and_store(const Tensor& qkv, const std::optional<Tensor>& head_nor
   return queries;
 }
 
-// Query tokens of a task of a row that extends: enough columns that a block of keys pays.
-constexpr int64_t COLUMNS = 96;
-
-// Rows that extend are cut by query token and key head, rows that decode by key head if there are
-// few. begins: [rows + 1]; contexts: [rows].
-std::vector<AttentionTask> tasks_for(const Tensor& rows, const Tensor& begins,
-                                     const Tensor& contexts, int64_t heads, int64_t kv_heads) {
-  const auto row = rows.const_data_ptr<int64_t>();
-  const auto begin = begins.const_data_ptr<int64_t>();
-  const auto context = contexts.const_data_ptr<int64_t>();
-  const int64_t count = rows.size(0), wanted = 4 * at::get_num_threads();
-  const int64_t piece = std::max<int64_t>(2, COLUMNS * kv_heads / heads);
-  const int64_t share = count >= wanted ? kv_heads : std::max<int64_t>(1, kv_heads * count / wanted);
-  std::vector<AttentionTask> tasks;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t tokens = begin[i + 1] - begin[i], known = context[i] - tokens;
-    const int64_t heads_at_once = tokens > 1 ? 1 : share;
-    for (int64_t kv = 0; kv < kv_heads; kv += heads_at_once) {
-      const int64_t kv_end = std::min(kv + heads_at_once, kv_heads);
-      for (int64_t from = 0; from < tokens; from += piece) {
-        tasks.push_back({row[i], begin[i] + from, std::min(piece, tokens - from), known + from, kv,
-                         kv_end});
-      }
-    }
-  }
-  return tasks;
-}
-
 // Threads take the next task when they are done with one: contexts differ in length.
 void run(const Attention& call, Dtype dtype, const std::vector<AttentionTask>& tasks) {
-  int64_t numbers = 0;
-  for (const AttentionTask& task : tasks) {
-    numbers = std::max(numbers, variant().attend_scratch(call, task));
-  }
+  const int64_t numbers = attention_scratch(call, tasks);
   std::atomic<size_t> next{0};
   at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(begin < end ? numbers : 0);
@@ -227,7 +132,10 @@ Tensor paged_attention(const Tensor& queries, const Tensor& pool, int64_t layer,
                        page_table.size(1),
                        heads,
                        static_cast<float>(scale)};
-  run(call, dtype_of(queries), tasks_for(rows, begins, contexts, heads, place.kv_heads));
+  const Rows step{rows.const_data_ptr<int64_t>(), begins.const_data_ptr<int64_t>(),
+                  contexts.const_data_ptr<int64_t>(), count};
+  const int64_t wanted = 4 * at::get_num_threads();
+  run(call, dtype_of(queries), attention_tasks(step, heads, place.kv_heads, wanted));
   return out;
 }
 
@@ -263,8 +171,8 @@ Tensor draw(const Tensor& logits, const Tensor& temperatures, const Tensor& unif
 
 TORCH_LIBRARY(sluice, library) {
   library.def("isa() -> str", isa);
-  library.def("isas() -> str[]", isas);
-  library.def("use_isa(str name) -> ()", use_isa);
+  library.def("isas() -> str[]", runnable);
+  library.def("use_isa(str name) -> ()", [](std::string name) { use(name); });
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   library.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
   library.def("silu_and_multiply(Tensor gate_up) -> Tensor");

@@ -27,20 +27,33 @@ float inverse_rms(const T* x, int64_t width, float eps) {
   return 1.0f / std::sqrt((total + sum(sums)) / static_cast<float>(width) + eps);
 }
 
+// x[at + i] += the deltas there.
 template <typename T>
-void add(T* x, const T* delta, int64_t width) {
+void add(const sluice::AddNorm& call, int64_t at) {
+  T* x = static_cast<T*>(call.x) + at;
+  const auto delta = [&](int64_t k) { return static_cast<const T*>(call.deltas[k]) + at; };
   each(
-      width, [&](int64_t i) { store(load(x + i) + load(delta + i), x + i); },
-      [&](int64_t i) { narrow(widen(x[i]) + widen(delta[i]), x[i]); });
+      call.width,
+      [&](int64_t i) {
+        Vector total = load(x + i);
+        for (int64_t k = 0; k < call.delta_count; ++k) total += load(delta(k) + i);
+        store(total, x + i);
+      },
+      [&](int64_t i) {
+        float total = widen(x[i]);
+        for (int64_t k = 0; k < call.delta_count; ++k) total += widen(delta(k)[i]);
+        narrow(total, x[i]);
+      });
 }
 
 template <typename T>
 void add_norm(const sluice::AddNorm& call, int64_t begin, int64_t end) {
   const T* weight = static_cast<const T*>(call.weight);
   for (int64_t row = begin; row < end; ++row) {
-    T* x = static_cast<T*>(call.x) + row * call.width;
+    const T* x = static_cast<const T*>(call.x) + row * call.width;
     T* normed = static_cast<T*>(call.normed) + row * call.width;
-    if (call.delta) add(x, static_cast<const T*>(call.delta) + row * call.width, call.width);
+    if (call.delta_count) add<T>(call, row * call.width);
+    if (!weight) continue;
     const float scale = inverse_rms(x, call.width, call.eps);
     each(
         call.width, [&](int64_t i) { store(load(x + i) * scale * load(weight + i), normed + i); },
@@ -109,7 +122,7 @@ void rotate_and_store(const sluice::RotateAndStore& call, int64_t begin, int64_t
     const T* token = static_cast<const T*>(call.qkv) + n * (turning + pool.kv_heads) * dim;
     T* queries = static_cast<T*>(call.queries) + n * heads * dim;
     T* keys = static_cast<T*>(pool.base) + call.pages[n] * pool.page_stride +
-              call.offsets[n] * pool.kv_heads * dim;
+              call.offsets[n] * pool.token_stride;
     const float* cos = call.cos + n * (dim / 2);
     const float* sin = call.sin + n * (dim / 2);
     for (int64_t head = 0; head < turning; ++head) {

@@ -34,11 +34,12 @@ struct WeightPairs {
 
 // to[j][d] += sum over t of weights[j][t] x values[t][d], for J columns and 64 numbers of d. Values
 // of two tokens are interleaved within 128 bits, so sums come out as 4 from each half of 8.
-template <int J>
+template <int J, typename Fetch>
 void weigh_pairs(WeightPairs weights, const bf16* const* values, int64_t offset, int64_t tokens,
-                 float* to, int64_t width) {
+                 float* to, int64_t width, const Fetch& fetch) {
   __m512 sums[J][4] = {};
   for (int64_t p = 0; 2 * p < tokens; ++p) {
+    fetch();
     const bf16* even = values[2 * p] + offset;
     const bf16* odd = values[std::min(2 * p + 1, tokens - 1)] + offset;
     __m512bh both[4];
@@ -66,15 +67,20 @@ void weigh_pairs(WeightPairs weights, const bf16* const* values, int64_t offset,
   }
 }
 
-// The same for any number of columns; `dim` in units of 64.
+// The same for any number of columns; `dim` in units of 64. `fetch` is called once for each two
+// tokens.
+template <typename Fetch>
 inline void weigh_all_pairs(WeightPairs weights, int64_t columns, const bf16* const* values,
-                            int64_t offset, int64_t dim, int64_t tokens, float* to) {
+                            int64_t offset, int64_t dim, int64_t tokens, float* to,
+                            const Fetch& fetch) {
   for (int64_t d = 0; d < dim; d += 64) {
     for (int64_t j = 0; j < columns;) {
       const WeightPairs mine{weights.pairs + j * weights.column, weights.column, weights.pair};
       const int64_t left = columns - j;
-      const auto some = left >= 4 ? weigh_pairs<4> : left >= 2 ? weigh_pairs<2> : weigh_pairs<1>;
-      some(mine, values, offset + d, tokens, to + j * dim + d, dim);
+      const auto some = left >= 4   ? weigh_pairs<4, Fetch>
+                        : left >= 2 ? weigh_pairs<2, Fetch>
+                                    : weigh_pairs<1, Fetch>;
+      some(mine, values, offset + d, tokens, to + j * dim + d, dim, fetch);
       j += left >= 4 ? 4 : left >= 2 ? 2 : 1;
     }
   }
@@ -94,7 +100,8 @@ inline bool weighed_in_pairs(const float* weights, int64_t columns, const bf16* 
       _mm512_store_si512(&packed[j][t / 2], (__m512i)both);
     }
   }
-  weigh_all_pairs({packed[0], BLOCK_TOKENS / 2, 1}, columns, values, offset, dim, tokens, to);
+  weigh_all_pairs({packed[0], BLOCK_TOKENS / 2, 1}, columns, values, offset, dim, tokens, to,
+                  [] {});
   return true;
 }
 

@@ -1,6 +1,7 @@
 // Tile instructions (AMX-BF16) as attention uses them. Empty elsewhere.
 #pragma once
 
+#include "ahead.h"
 #include "attention_plan.h"
 
 namespace {
@@ -49,7 +50,7 @@ struct HeadTile {
 // scores[t][column] for the first COUNT x TILE tokens of a block; `stride`: bytes between tokens.
 template <int COUNT>
 void score_tiles(const bf16* const* keys, int64_t stride, const HeadTile& heads, int64_t dim,
-                 float* scores) {
+                 float* scores, Ahead& ahead) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -59,6 +60,7 @@ void score_tiles(const bf16* const* keys, int64_t stride, const HeadTile& heads,
   for (int64_t at = heads.begin * dim; at < heads.end * dim; at += SLICE) {
     _tile_loadd(6, queries, 64);
     queries += TILE * TILE;
+    ahead.fetch(LINES_A_TILE * COUNT);
     _tile_loadd(4, keys[0] + at, stride);
     _tile_dpbf16ps(0, 4, 6);
     if (COUNT > 1) {
@@ -81,12 +83,12 @@ void score_tiles(const bf16* const* keys, int64_t stride, const HeadTile& heads,
 }
 
 inline void score_block(const Block<bf16>& block, int64_t stride, const HeadTile& heads,
-                        int64_t dim, float* scores) {
+                        int64_t dim, float* scores, Ahead& ahead) {
   const auto score = block.tokens > 3 * TILE   ? score_tiles<4>
                      : block.tokens > 2 * TILE ? score_tiles<3>
                      : block.tokens > TILE     ? score_tiles<2>
                                                : score_tiles<1>;
-  score(block.keys, stride, heads, dim, scores);
+  score(block.keys, stride, heads, dim, scores, ahead);
 }
 
 // Softmax of all columns so far, one a lane.
@@ -94,7 +96,7 @@ struct Running {
   Vector peaks = fill(-INFINITY), masses = fill(0.0f);
 
   // Scores become weights, in pairs of tokens; returns what sums so far are to be scaled by.
-  Vector settle(const float* scores, int64_t tokens, float scale, uint32_t* weights) {
+  Vector settle(const float* scores, int64_t tokens, float scale, uint32_t* weights, Ahead& ahead) {
     Vector most = peaks;
     for (int64_t t = 0; t < tokens; ++t) most = larger(most, load(scores + t * TILE) * scale);
     const Vector shrink = exponential(peaks - most);
@@ -104,6 +106,7 @@ struct Running {
         31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
         19, 3, 18, 2, 17, 1, 16, 0);
     for (int64_t t = 0; t < tokens; t += 2) {
+      ahead.fetch(LINES_A_SOFTMAX_PAIR);
       const Vector even = exponential(load(scores + t * TILE) * scale - most);
       const Vector odd = t + 1 < tokens
                              ? exponential(load(scores + (t + 1) * TILE) * scale - most)

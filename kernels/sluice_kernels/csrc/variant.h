@@ -8,12 +8,13 @@ namespace sluice {
 
 enum class Dtype { f32, bf16 };
 
-// normed = rms_norm(x + delta) x weight, and x becomes x + delta. delta may be null.
+// x becomes x + all deltas, and normed = rms_norm(x) x weight. Without a weight there is no norm.
 struct AddNorm {
-  void* x;              // [n, width]
-  const void* delta;    // [n, width]
-  const void* weight;   // [width]
-  void* normed;         // [n, width]
+  void* x;                    // [n, width]
+  const void* const* deltas;  // [n, width] each
+  int64_t delta_count;
+  const void* weight;         // [width], or null
+  void* normed;               // [n, width]
   int64_t width;
   float eps;
 };
@@ -30,11 +31,13 @@ struct ToFloat {
   float* to;
 };
 
-// Where keys and values lie: [page, layer, 2, token, kv_head, dim], of which `base` is one layer.
+// Where keys and values lie: [page, layer, 2, token, kv_head, dim], of which `base` is one layer, or
+// some of its key heads.
 struct Pool {
   void* base;
   int64_t page_stride;   // numbers from one page to the next
   int64_t value_offset;  // numbers from a page's keys to its values
+  int64_t token_stride;  // numbers from one token to the next
   int64_t page_size;     // tokens
   int64_t kv_heads;
   int64_t dim;

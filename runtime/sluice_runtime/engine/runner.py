@@ -85,9 +85,7 @@ class Runner:
         )
 
     def _compute(self, batch: Batch, inputs: StepInputs) -> tuple[Tensor, Scores]:
-        angles = self._model.angles(inputs.positions)
-        attention = self._model.backend.attention(self._pool, inputs.layout, angles)
-        hidden = self._model.hidden(inputs.token_ids, attention)
+        hidden = self._model.hidden(inputs.token_ids, inputs.positions, self._pool, inputs.layout)
         self._sampling.logprobs.read(batch, hidden, self._model.logits)
         return self._sample(batch, inputs, hidden)
 

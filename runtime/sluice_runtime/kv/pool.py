@@ -83,6 +83,8 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """On a CPU memory is mapped, not written: a page of the pool costs nothing until it is used."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
+    size_bytes = math.prod(size) * dtype.itemsize
+    # Private memory can have huge pages where shared memory seldom may.
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(size)

@@ -1,4 +1,4 @@
-"""Who computes what is not a matrix product: compiled kernels, or torch.
+"""Who computes a model: compiled kernels, or plain torch.
 
 The registry, and the choice among it. Plain torch is the reference and serves everywhere; the
 kernels serve a CPU for which they were built, in the number types that they know.
@@ -6,7 +6,7 @@ kernels serve a CPU for which they were built, in the number types that they kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,29 +14,23 @@ import torch
 from sluice_kernels import native
 from torch import Tensor
 
-from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.attention import Attention
 from sluice_runtime.layers.attention_native import NativeAttention
 from sluice_runtime.layers.attention_torch import TorchAttention
 from sluice_runtime.layers.draw import best, draw
 from sluice_runtime.layers.mlp import silu_and_multiply
 from sluice_runtime.layers.norm import add_rms_norm, rms_norm
-from sluice_runtime.layers.rope import Angles
-from sluice_runtime.layers.token_layout import TokenLayout
+from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights
+from sluice_runtime.layers.stack_plain import Operators, PlainStack
+from sluice_runtime.layers.stack_sharded import ShardedStack
 
 
 @dataclass(frozen=True)
 class Backend:
-    """The parts. `x` of `add_rms_norm` is changed in place."""
+    """The parts of a model."""
 
     name: str
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """x [n, h], weight [h], eps → [n, h]."""
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
-    """x, delta [n, h], weight [h], eps → [n, h], the norm of what x becomes: x + delta."""
-    silu_and_multiply: Callable[[Tensor], Tensor]
-    """[n, 2 x width] → [n, width]."""
-    attention: Callable[[PagePool, TokenLayout, Angles], Attention]
+    operators: Operators
+    layers: Callable[[Iterable[LayerWeights], LayerShape], LayerStack]
     reads_whole_pages: bool
     """Whether attention reads slots that were not written yet, so that they must hold numbers."""
     to_float: Callable[[Tensor], Tensor]
@@ -46,12 +40,22 @@ class Backend:
     """logits [m, v], temperatures and uniform random numbers [m] → tokens [m]."""
 
 
+def _native_layers(layers: Iterable[LayerWeights], shape: LayerShape) -> LayerStack:
+    """A shard for each thread where heads can be dealt out evenly."""
+    threads = torch.get_num_threads()
+    if shape.kv_heads % threads:
+        return PlainStack(layers, shape, _NATIVE)
+    return ShardedStack(layers, shape, threads)
+
+
+_TORCH: Final = Operators(rms_norm, add_rms_norm, silu_and_multiply, TorchAttention)
+_NATIVE: Final = Operators(
+    native.rms_norm, native.add_rms_norm, native.silu_and_multiply, NativeAttention
+)
 TORCH: Final = Backend(
     name="torch",
-    rms_norm=rms_norm,
-    add_rms_norm=add_rms_norm,
-    silu_and_multiply=silu_and_multiply,
-    attention=TorchAttention,
+    operators=_TORCH,
+    layers=lambda layers, shape: PlainStack(layers, shape, _TORCH),
     reads_whole_pages=True,
     to_float=Tensor.float,
     best=best,
@@ -59,10 +63,8 @@ TORCH: Final = Backend(
 )
 NATIVE: Final = Backend(
     name="native",
-    rms_norm=native.rms_norm,
-    add_rms_norm=native.add_rms_norm,
-    silu_and_multiply=native.silu_and_multiply,
-    attention=NativeAttention,
+    operators=_NATIVE,
+    layers=_native_layers,
     reads_whole_pages=False,
     to_float=native.to_float,
     best=native.best,

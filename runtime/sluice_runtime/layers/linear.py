@@ -18,14 +18,9 @@ PACKED_DTYPES: Final = (torch.bfloat16, torch.float16)
 
 def linear(weight: Tensor) -> Linear:
     """x → x weight^T for weight [out, in]; on a CPU packed once for its matrix units."""
-    can_pack = torch._C._has_mkldnn and weight.device.type == "cpu"
-    if can_pack and weight.dtype in PACKED_DTYPES:
-        return _packed(weight)
-    return lambda x: F.linear(x, weight)
-
-
-def _packed(weight: Tensor) -> Linear:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    packed = pack(weight)
+    if not packed.is_mkldnn:
+        return lambda x: F.linear(x, weight)
     multiply = torch.ops.mkldnn._linear_pointwise
 
     def apply(x: Tensor) -> Tensor:
@@ -33,3 +28,12 @@ def _packed(weight: Tensor) -> Linear:
         return product
 
     return apply
+
+
+def pack(weight: Tensor) -> Tensor:
+    """`weight` in oneDNN's order where that pays, else as it is."""
+    can_pack = torch._C._has_mkldnn and weight.device.type == "cpu"
+    if can_pack and weight.dtype in PACKED_DTYPES:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        return packed
+    return weight

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-
-from sluice_runtime.layers.linear import Linear
-
-
-@dataclass(frozen=True)
-class GatedMlp:
-    """down(silu(gate(x)) x up(x)); gate and up are one matrix, gate first."""
-
-    gate_up: Linear
-    down: Linear
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.backend import Backend, choose_backend
-from sluice_runtime.layers.linear import Linear, linear
-from sluice_runtime.layers.mlp import GatedMlp
-from sluice_runtime.layers.norm import HeadNorm
+from sluice_runtime.layers.linear import linear
 from sluice_runtime.layers.rope import inverse_frequencies
-from sluice_runtime.model.decoder import Decoder, DecoderLayer
+from sluice_runtime.layers.stack import LayerShape, LayerWeights
+from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.model.weights import RandomWeights, SafetensorsWeights, WeightSource
 from sluice_runtime.model_files import ModelFiles
@@ -50,7 +49,7 @@ def build_decoder(
     """Reads every tensor, joins those that are multiplied together, checks that none is left."""
     reader = _Reader(spec, weights, dtype)
     embedding = reader.matrix("model.embed_tokens.weight", (spec.vocabulary_size, spec.hidden_size))
-    layers = tuple(_layer(reader, index) for index in range(spec.layers))
+    layers = backend.layers((_layer(reader, index) for index in range(spec.layers)), _shape(spec))
     norm = reader.tensor("model.norm.weight", (spec.hidden_size,))
     head = (
         embedding
@@ -80,20 +79,12 @@ class _Reader:
         on one node share its memory."""
         return self.weights.read(name, shape).to(self.dtype)
 
-    def joined(self, prefix: str, parts: dict[str, int], width: int) -> Linear:
-        """Matrices that take the same input, as one: [sum of outs, width]."""
-        if len(parts) == 1:
-            ((part, out),) = parts.items()
-            return linear(self.matrix(f"{prefix}.{part}.weight", (out, width)))
-        weight = torch.empty((sum(parts.values()), width), dtype=self.dtype)
-        row = 0
-        for part, out in parts.items():
-            weight[row : row + out] = self.weights.read(f"{prefix}.{part}.weight", (out, width))
-            row += out
-        return linear(weight)
+
+def _shape(spec: ModelSpec) -> LayerShape:
+    return LayerShape(spec.heads, spec.kv_heads, spec.head_dim, spec.norm_eps)
 
 
-def _layer(reader: _Reader, index: int) -> DecoderLayer:
+def _layer(reader: _Reader, index: int) -> LayerWeights:
     spec, prefix = reader.spec, f"model.layers.{index}"
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -101,28 +92,21 @@ def _layer(reader: _Reader, index: int) -> DecoderLayer:
     def norm(name: str, size: int) -> Tensor:
         return reader.tensor(f"{prefix}.{name}.weight", (size,))
 
-    return DecoderLayer(
-        index=index,
+    def matrix(name: str, out: int, width: int) -> Tensor:
+        return reader.matrix(f"{prefix}.{name}.weight", (out, width))
+
+    def head_norm(name: str) -> Tensor:
+        return norm(f"self_attn.{name}", spec.head_dim)
+
+    return LayerWeights(
         attention_norm=norm("input_layernorm", hidden),
-        qkv=reader.joined(
-            f"{prefix}.self_attn", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, hidden
-        ),
-        head_norm=_head_norm(reader, prefix) if spec.variant.qk_norm else None,
-        output=reader.joined(f"{prefix}.self_attn", {"o_proj": hidden}, q_size),
+        query=matrix("self_attn.q_proj", q_size, hidden),
+        key=matrix("self_attn.k_proj", kv_size, hidden),
+        value=matrix("self_attn.v_proj", kv_size, hidden),
+        head_norms=(head_norm("q_norm"), head_norm("k_norm")) if spec.variant.qk_norm else None,
+        output=matrix("self_attn.o_proj", hidden, q_size),
         mlp_norm=norm("post_attention_layernorm", hidden),
-        mlp=GatedMlp(
-            reader.joined(f"{prefix}.mlp", {"gate_proj": inner, "up_proj": inner}, hidden),
-            reader.joined(f"{prefix}.mlp", {"down_proj": hidden}, inner),
-        ),
+        gate=matrix("mlp.gate_proj", inner, hidden),
+        up=matrix("mlp.up_proj", inner, hidden),
+        down=matrix("mlp.down_proj", hidden, inner),
     )
-
-
-def _head_norm(reader: _Reader, prefix: str) -> HeadNorm:
-    """All query heads share one weight, all key heads another."""
-    spec = reader.spec
-    query, key = (
-        reader.tensor(f"{prefix}.self_attn.{name}.weight", (spec.head_dim,))
-        for name in ("q_norm", "k_norm")
-    )
-    weight = torch.cat((query.expand(spec.heads, -1), key.expand(spec.kv_heads, -1)))
-    return HeadNorm(weight, spec.norm_eps)

@@ -12,31 +12,17 @@ from sluice_runtime.layers import backend as backends
 from sluice_runtime.layers.backend import NATIVE, TORCH, Backend, choose_backend
 from sluice_runtime.layers.norm import HeadNorm
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
-from sluice_runtime.layers.token_layout import TokenLayout
 from sluice_runtime.model.load import load_model
 from sluice_runtime.model_files import resolve
 from torch import Tensor
+
+from tests.runtime.layers.layouts import layout
 
 MISSING = native.load()
 needs_kernels = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 DIM, HEADS, KV_HEADS = 64, 4, 2
-ROWS = ((40, 40), (7, 30), (1, 1), (1, 17), (1, 100))
-"""(tokens, context): two rows extend, three decode."""
-
-
-def layout(page_size: int) -> TokenLayout:
-    counts = torch.tensor([count for count, _ in ROWS])
-    contexts = torch.tensor([context for _, context in ROWS])
-    ends = counts.cumsum(0)
-    most = -(-int(contexts.max()) // page_size)
-    table = torch.randperm(len(ROWS) * most).view(len(ROWS), most)
-    rows = torch.arange(len(ROWS))
-    positions = torch.arange(int(ends[-1])) + (contexts - ends).repeat_interleave(counts)
-    pages = table[rows.repeat_interleave(counts), positions // page_size]
-    begins = torch.cat((torch.zeros(1, dtype=torch.int64), ends))
-    return TokenLayout(pages, positions % page_size, table, rows, begins, contexts, extends=2)
 
 
 def attended(backend: Backend, page_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -49,7 +35,7 @@ def attended(backend: Backend, page_size: int, dtype: torch.dtype) -> tuple[Tens
     angles = angles_of(inverse_frequencies(Rope(10_000.0), DIM), torch.arange(n))
     qkv = torch.randn(n, HEADS + 2 * KV_HEADS, DIM).to(dtype)
     norm = HeadNorm(torch.rand(HEADS + KV_HEADS, DIM).to(dtype), 1e-6)
-    return backend.attention(pool, where, angles).attend(1, qkv, norm), pool.data
+    return backend.operators.attention(pool, where, angles).attend(1, qkv, norm), pool.data
 
 
 @needs_kernels

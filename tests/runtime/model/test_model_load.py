@@ -107,10 +107,11 @@ def test_random_weights_depend_on_the_seed_alone() -> None:
         load_model(resolve("dummy://llama-tiny"), "bfloat16", seed) for seed in (1, 1, 2)
     )
     assert one.dtype is torch.bfloat16
-    x = torch.ones(1, 192, dtype=torch.bfloat16)
-    down, same_down, other_down = (model.layers[3].mlp.down(x) for model in (one, same, other))
-    assert torch.equal(down, same_down)
-    assert not torch.equal(down, other_down)
+    # The head is read last, after all layers.
+    x = torch.ones(1, one.spec.hidden_size, dtype=torch.bfloat16)
+    logits, same_logits, other_logits = (model.head(x) for model in (one, same, other))
+    assert torch.equal(logits, same_logits)
+    assert not torch.equal(logits, other_logits)
 
 
 def test_a_new_file_of_that_name_is_not_seen(saved: Path, tmp_path: Path) -> None:

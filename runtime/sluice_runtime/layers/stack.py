@@ -1,0 +1,60 @@
+"""The layers of a decoder between embedding and last norm: their weights, and what computes them.
+
+Shapes: n tokens of a step, flat over all rows; h hidden size; d head dimension; every matrix is
+[out, in]. Knows no checkpoint and no request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.rope import Angles
+from sluice_runtime.layers.token_layout import TokenLayout
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Of one layer."""
+
+    attention_norm: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    head_norms: tuple[Tensor, Tensor] | None
+    """[d] for each query head, [d] for each key head; None where the variant has none."""
+    output: Tensor
+    mlp_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What all layers have in common."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+
+
+@dataclass(frozen=True)
+class PagedStep:
+    """Where the tokens of a step lie, and the angles of their positions."""
+
+    pool: PagePool
+    layout: TokenLayout
+    angles: Angles
+
+
+class LayerStack(Protocol):
+    """All layers."""
+
+    def forward(self, x: Tensor, step: PagedStep) -> Tensor:
+        """[n, h] → [n, h]; `x` may be changed. Keys and values go into the step's pool."""
+        ...

@@ -1,0 +1,70 @@
+"""The layers in one call of the kernels, every thread with a shard of each matrix.
+
+A thread has heads and a part of the feed-forward part of its own: tensor parallelism, as
+Megatron-LM does it over GPUs. So threads meet four times a layer, and Python is left out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from sluice_kernels import native
+from torch import Tensor
+
+from sluice_runtime.layers.linear import pack
+from sluice_runtime.layers.stack import LayerShape, LayerWeights, PagedStep
+from sluice_runtime.layers.stack_plain import head_norm
+
+
+class ShardedStack:
+    """See `layers.stack.LayerStack`."""
+
+    def __init__(self, layers: Iterable[LayerWeights], shape: LayerShape, shards: int) -> None:
+        """`shards` divides the key heads."""
+        self._shape = shape
+        self._shards = shards
+        self._norms: list[Tensor] = []
+        self._head_norms: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        for weights in layers:
+            self._norms += (weights.attention_norm, weights.mlp_norm)
+            if (norm := head_norm(weights, shape, shards)) is not None:
+                self._head_norms.append(norm.weight)
+            self._weights += (pack(matrix) for matrix in _shards(weights, shards))
+
+    def forward(self, x: Tensor, step: PagedStep) -> Tensor:
+        """See `layers.stack.LayerStack`."""
+        layout, angles = step.layout, step.angles
+        native.sharded_layers(
+            x,
+            self._norms,
+            self._head_norms,
+            self._weights,
+            self._shards,
+            self._shape.norm_eps,
+            angles.cos,
+            angles.sin,
+            step.pool.data,
+            layout.pages,
+            layout.offsets,
+            layout.page_table,
+            layout.rows,
+            layout.begins,
+            layout.contexts,
+            self._shape.head_dim**-0.5,
+        )
+        return x
+
+
+def _shards(weights: LayerWeights, shards: int) -> Iterator[Tensor]:
+    """qkv, output, gate and up, down: of the first shard, then of the second."""
+
+    def rows(*matrices: Tensor) -> Tensor:
+        return torch.cat([matrix.chunk(shards)[shard] for matrix in matrices])
+
+    for shard in range(shards):
+        yield rows(weights.query, weights.key, weights.value)
+        yield weights.output.chunk(shards, dim=1)[shard]
+        yield rows(weights.gate, weights.up)
+        yield weights.down.chunk(shards, dim=1)[shard]

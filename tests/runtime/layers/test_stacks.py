@@ -1,0 +1,127 @@
+"""All ways to compute the layers agree: operator by operator, and in shards of any number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from sluice_kernels import native
+from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers.backend import NATIVE, TORCH
+from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
+from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights, PagedStep
+from sluice_runtime.layers.stack_plain import PlainStack
+from sluice_runtime.layers.stack_sharded import ShardedStack
+from torch import Tensor
+
+from tests.runtime.layers.layouts import layout
+
+MISSING = native.load()
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+LAYERS, HIDDEN, INNER, DIM, HEADS, KV_HEADS = 3, 48, 96, 32, 8, 4
+SHAPE = LayerShape(HEADS, KV_HEADS, DIM, 1e-6)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+"""Of the difference's norm, beside the norm of what is wanted."""
+Make = Callable[[list[LayerWeights]], LayerStack]
+
+
+def layers(dtype: torch.dtype, *, head_norms: bool = True) -> list[LayerWeights]:
+    def drawn(*shape: int) -> Tensor:
+        return (torch.randn(shape) * shape[-1] ** -0.5).to(dtype)
+
+    def norm(width: int) -> Tensor:
+        return (torch.rand(width) + 0.5).to(dtype)
+
+    torch.manual_seed(0)
+    return [
+        LayerWeights(
+            attention_norm=norm(HIDDEN),
+            query=drawn(HEADS * DIM, HIDDEN),
+            key=drawn(KV_HEADS * DIM, HIDDEN),
+            value=drawn(KV_HEADS * DIM, HIDDEN),
+            head_norms=(norm(DIM), norm(DIM)) if head_norms else None,
+            output=drawn(HIDDEN, HEADS * DIM),
+            mlp_norm=norm(HIDDEN),
+            gate=drawn(INNER, HIDDEN),
+            up=drawn(INNER, HIDDEN),
+            down=drawn(HIDDEN, INNER),
+        )
+        for _ in range(LAYERS)
+    ]
+
+
+@torch.inference_mode()
+def computed(stack: LayerStack, dtype: torch.dtype, page_size: int = 16) -> tuple[Tensor, Tensor]:
+    """Output and pool of one step over a pool that holds the rows' earlier tokens."""
+    torch.manual_seed(1)
+    where = layout(page_size)
+    pool = PagePool(KvShape(LAYERS, KV_HEADS, DIM, dtype), where.page_table.numel(), page_size)
+    pool.data.copy_(torch.randn(pool.data.shape))
+    n = int(where.begins[-1])
+    angles = angles_of(inverse_frequencies(Rope(10_000.0), DIM), torch.arange(n))
+    return stack.forward(
+        torch.randn(n, HIDDEN).to(dtype), PagedStep(pool, where, angles)
+    ), pool.data
+
+
+def sharded(shards: int) -> Make:
+    return lambda weights: ShardedStack(weights, SHAPE, shards)
+
+
+STACKS: dict[str, Make] = {
+    "native": lambda weights: PlainStack(weights, SHAPE, NATIVE.operators),
+    **{f"{shards} shards": sharded(shards) for shards in (1, 2, 4)},
+}
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("head_norms", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", STACKS)
+def test_stacks_agree(name: str, dtype: torch.dtype, head_norms: bool, page_size: int) -> None:
+    weights = layers(dtype, head_norms=head_norms)
+    wanted = computed(PlainStack(weights, SHAPE, TORCH.operators), dtype, page_size)
+    seen = computed(STACKS[name](weights), dtype, page_size)
+    for actual, expected in zip(seen, wanted, strict=True):
+        assert (actual - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+def test_a_step_computes_the_same_each_time() -> None:
+    stack = ShardedStack(layers(torch.bfloat16), SHAPE, 4)
+    first, *others = (computed(stack, torch.bfloat16) for _ in range(50))
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_an_error_of_one_thread_ends_the_step_of_all() -> None:
+    weights = layers(torch.float32)
+    stack = ShardedStack(weights, SHAPE, 2)
+    stack._weights[5] = torch.randn(HIDDEN, 7)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        computed(stack, torch.float32)
+    again = ShardedStack(weights, SHAPE, 2)
+    assert computed(again, torch.float32)[0].isfinite().all()
+
+
+def test_shards_that_divide_no_heads_are_refused() -> None:
+    weights = layers(torch.float32)
+    stack = ShardedStack(weights, SHAPE, 2)
+    stack._shards = 3
+    with pytest.raises(RuntimeError, match="shards: 3 is not allowed; allowed: divisors of 4"):
+        computed(stack, torch.float32)
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("count", "kind"), [(1, ShardedStack), (2, ShardedStack), (3, PlainStack)])
+def test_heads_are_dealt_out_where_they_come_out_even(
+    count: int, kind: type, threads: Callable[[int], None]
+) -> None:
+    threads(count)
+    assert type(NATIVE.layers(layers(torch.float32), SHAPE)) is kind
