@@ -31,13 +31,14 @@ COPY kernels/build.py /kernels/
 COPY kernels/sluice_kernels/csrc /kernels/sluice_kernels/csrc
 RUN sh /opt/build/kernels.sh /kernels /built
 
-FROM ${BASE} AS code
-COPY images/bytecode.sh /opt/build/
+FROM packages AS code
+COPY images/check_engine.py /opt/build/
 COPY runtime/sluice_contract /app/sluice_contract
 COPY runtime/sluice_runtime /app/sluice_runtime
 COPY kernels/sluice_kernels/*.py /app/sluice_kernels/
 COPY --from=kernels /built/_native.so /app/sluice_kernels/
-RUN sh /opt/build/bytecode.sh /app
+RUN sh /opt/build/bytecode.sh /app && \
+    PYTHONPATH=/app PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python /opt/build/check_engine.py
 
 FROM packages
 COPY --from=code /app /app

@@ -101,6 +101,14 @@ def test_an_image_gets_kernels_and_no_compiler() -> None:
     assert parsed[[rest for _, rest in parsed].index("packages") :][0] == ("FROM", "packages")
 
 
+@pytest.mark.parametrize("check", ["check_torch.py", "check_engine.py"])
+def test_an_engine_that_does_not_compute_or_compile_is_no_image(check: str) -> None:
+    steps = [
+        rest for word, rest in instructions(ROOT / "images/engine.Dockerfile") if word == "RUN"
+    ]
+    assert sum(rest.endswith(f" /opt/venv/bin/python /opt/build/{check}") for rest in steps) == 1
+
+
 @pytest.mark.parametrize("path", DOCKERFILES, ids=named)
 def test_what_is_copied_is_not_ignored(path: Path) -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()

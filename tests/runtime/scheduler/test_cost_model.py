@@ -85,7 +85,7 @@ def test_a_kind_of_work_that_is_no_longer_seen_keeps_its_cost() -> None:
     model = CostModel()
     for rows in range(1, 200):
         model.observe(StepShape(16, 136, rows % 7, 0), 0.01 + 0.001 * (rows % 7))
-    for _ in range(80_000):
+    for _ in range(20_000):
         model.observe(StepShape(16, 136), 0.01)
     assert model.coefficients[3] == pytest.approx(0.001, rel=0.05)
 
