@@ -130,7 +130,8 @@ def print_next_steps(cluster: Cluster) -> None:
         url = "http://127.0.0.1:8080"
     else:
         print(f"\nThe URL:    {url}/v1   (from this machine)")
-    body = f'{{"model": "{MODEL}", "prompt": "add:ab=3 cd=4\\nab+cd\\n", "stream": true}}'
+    body = f'{{"model": "{MODEL}", "prompt": "add:ab=3 cd=4\\nab+cd\\n", "max_tokens": 64'
+    body += ', "stream": true}'
     print(
         f"Ask it:     curl -N {url}/v1/completions -H 'content-type: application/json' "
         f"-d '{body}'\n"

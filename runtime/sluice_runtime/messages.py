@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 7
+PROTOCOL_VERSION: Final = 8
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal["overloaded", "unavailable", "invalid"]
@@ -61,6 +61,10 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The tokens that may end the answer, once it is complete; one at least."""
     field: str
     """The request's field that asked for it: what a refusal names."""
+    min_tokens: int = 0
+    """Before so many tokens no stop token is drawn, unless nothing else may follow."""
+    ends_late: bool = False
+    """Whether the answer ends only where nothing else may follow."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ without a grammar are not touched. Knows no scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +29,13 @@ _WORD_BITS = 32
 class Matcher:
     """How far one answer is in its grammar."""
 
-    def __init__(self, native: GrammarMatcher, prompt_tokens: int) -> None:
+    def __init__(self, native: GrammarMatcher, message: Generate) -> None:
+        assert message.grammar is not None
         self._native = native
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens = len(message.prompt_ids)
+        self._min_tokens = message.grammar.min_tokens
+        self._stops = _bits(message.stop_token_ids)
+        self._late_ends = _bits(message.grammar.end_token_ids if message.grammar.ends_late else [])
         self._accepted = 0
         self._lost = False
 
@@ -46,6 +50,9 @@ class Matcher:
             return
         assert self._accepted == answered, "a token was drawn behind the matcher's back"
         self._native.fill_next_token_bitmask(words, place, False)
+        _forbid(words[place], self._late_ends)
+        if answered < self._min_tokens:
+            _forbid(words[place], self._stops)
 
     def accept(self, token: int) -> None:
         """The token that was drawn with the last mask."""
@@ -57,6 +64,26 @@ class Matcher:
         accepted = self._native.accept_token(token, False)
         assert accepted, f"token {token} was drawn though its grammar forbids it"
         self._accepted += 1
+
+
+def _bits(tokens: Iterable[int]) -> dict[int, int]:
+    """By word of a mask, all bits but those of `tokens`."""
+    bits: dict[int, int] = {}
+    for token in tokens:
+        word, bit = divmod(token, _WORD_BITS)
+        bits[word] = bits.get(word, -1) & ~(1 << bit)
+    return bits
+
+
+def _forbid(words: NDArray[np.int32], bits: Mapping[int, int]) -> None:
+    """Takes tokens out of a mask, unless it has no others."""
+    if not bits:
+        return
+    left = words.copy()
+    for word, others in bits.items():
+        left[word] &= np.int64(others).astype(np.int32)
+    if left.any():
+        words[:] = left
 
 
 class Matchers:
@@ -74,7 +101,7 @@ class Matchers:
         assert message.grammar is not None
         ends = message.grammar.end_token_ids
         native = GrammarMatcher(compiled, ends, False, -1, None)
-        self._requests[message.request_id] = Matcher(native, len(message.prompt_ids))
+        self._requests[message.request_id] = Matcher(native, message)
 
     def close(self, request_id: str) -> None:
         """The request has ended; unknown ids are ignored. Its row may be in one more step."""

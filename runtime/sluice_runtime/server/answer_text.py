@@ -99,7 +99,7 @@ class AnswerText:
 
     @property
     def _honoured(self) -> bool:
-        return self._tokens > self._plan.sampling.min_tokens
+        return self._tokens > self._plan.min_tokens
 
     def _take(self, token: int, score: TokenLogprob | None) -> str:
         """What one token more makes certain."""

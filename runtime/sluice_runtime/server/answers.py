@@ -89,13 +89,7 @@ class CompletionShape:
         return self.chunk_choice(answer, first=True)
 
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        return {
-            "index": piece.index,
-            "text": piece.text,
-            "logprobs": completion_logprobs(piece.scores),
-            "finish_reason": piece.finish_reason,
-            **_prompt_scores(piece),
-        }
+        return _choice(piece, completion_logprobs(piece.scores), text=piece.text)
 
 
 class ChatShape:
@@ -109,13 +103,7 @@ class ChatShape:
         if answer.calls:
             message["content"] = answer.text or None
             message["tool_calls"] = [_call(call) for call in answer.calls]
-        return {
-            "index": answer.index,
-            "message": message,
-            "logprobs": chat_logprobs(answer.scores),
-            "finish_reason": answer.finish_reason,
-            **_prompt_scores(answer),
-        }
+        return _choice(answer, chat_logprobs(answer.scores), message=message)
 
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
         delta: dict[str, Any] = {"role": "assistant", "content": piece.text} if first else {}
@@ -123,12 +111,7 @@ class ChatShape:
             delta["content"] = piece.text
         if piece.calls:
             delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
-        return {
-            "index": piece.index,
-            "delta": delta,
-            "logprobs": chat_logprobs(piece.scores or None),
-            "finish_reason": piece.finish_reason,
-        }
+        return _choice(piece, chat_logprobs(piece.scores or None), delta=delta)
 
 
 class GenerateShape:
@@ -141,14 +124,8 @@ class GenerateShape:
         return self.chunk_choice(answer, first=True)
 
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        return {
-            "index": piece.index,
-            "text": piece.text,
-            "token_ids": list(piece.token_ids),
-            "logprobs": chat_logprobs(piece.scores),
-            "finish_reason": piece.finish_reason,
-            **_prompt_scores(piece),
-        }
+        own = {"text": piece.text, "token_ids": list(piece.token_ids)}
+        return _choice(piece, chat_logprobs(piece.scores), **own)
 
 
 def _call(call: CallPart) -> dict[str, Any]:
@@ -163,11 +140,18 @@ def _call_delta(part: CallPart) -> dict[str, Any]:
     return {"index": part.index, **_call(part)}
 
 
-def _prompt_scores(piece: Piece) -> dict[str, Any]:
-    """A field of Sluice's own, there only when it was asked for."""
-    if piece.prompt_scores is None:
-        return {}
-    return {"prompt_logprobs": prompt_logprobs(piece.prompt_scores)}
+def _choice(piece: Piece, logprobs: object, **own: Any) -> dict[str, Any]:
+    """What the choices of all routes have, around what is a route's own. `prompt_logprobs` is
+    Sluice's own, and there only when it was asked for."""
+    choice = {
+        "index": piece.index,
+        **own,
+        "logprobs": logprobs,
+        "finish_reason": piece.finish_reason,
+    }
+    if piece.prompt_scores is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(piece.prompt_scores)
+    return choice
 
 
 @dataclass
@@ -184,7 +168,8 @@ class Chunks:
         """The chunk for a piece; None when it has nothing to tell."""
         self.usage.add(piece)
         first = piece.index not in self._begun
-        if not (piece.text or piece.scores or piece.calls or piece.finish_reason):
+        told = piece.text or piece.scores or piece.calls or piece.prompt_scores
+        if not (told or piece.finish_reason):
             return None
         self._begun.add(piece.index)
         choices = [self.shape.chunk_choice(piece, first=first)]

@@ -6,6 +6,7 @@ Knows no route; `serve` reads as the life of the process.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import time
@@ -28,6 +29,8 @@ from sluice_runtime.server.tools.formats import format_of
 from sluice_runtime.tokenizer import load_tokenizer
 from sluice_runtime.transport import ApiLink
 
+_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Who listens here has a person before it, who is shown how to ask."""
 _LAST_WORDS_SECONDS: Final = 2.0
 """How long the last error events may take to reach their clients."""
 
@@ -50,7 +53,7 @@ async def serve(config: EngineConfig, endpoint: str) -> int:
         "Sluice serves %r at %s once the model is loaded", service.identity.model, url_of(listener)
     )
     try:
-        return await _live(service, config, signals)
+        return await _live(service, config, url_of(listener), signals)
     finally:
         http.should_exit = True
         await serving
@@ -58,11 +61,11 @@ async def serve(config: EngineConfig, endpoint: str) -> int:
 
 
 async def _live(
-    service: Service, config: EngineConfig, signals: asyncio.Queue[signal.Signals]
+    service: Service, config: EngineConfig, url: str, signals: asyncio.Queue[signal.Signals]
 ) -> int:
     """From the start of loading to the last answer."""
     engine = asyncio.create_task(service.client.run())
-    loading = asyncio.create_task(_become_ready(service, config))
+    loading = asyncio.create_task(_become_ready(service, config, url))
     asked = asyncio.create_task(signals.get())
     try:
         await _first(engine, asked, loading)
@@ -78,11 +81,14 @@ async def _live(
         await asyncio.gather(engine, loading, asked, return_exceptions=True)
 
 
-async def _become_ready(service: Service, config: EngineConfig) -> None:
+async def _become_ready(service: Service, config: EngineConfig, url: str) -> None:
     """Reads what the model's files say about text while the engine reads the weights."""
     service.text = await asyncio.to_thread(_model_text, config)
     await service.client.became_ready.wait()
     _log.info("ready: %r answers", service.identity.model)
+    if config.server.host in _LOOPBACK:
+        body = json.dumps({"model": service.identity.model, "prompt": "Hello"})
+        _log.info("try: curl %s/v1/completions -d '%s'", url, body)
 
 
 def _model_text(config: EngineConfig) -> ModelText:

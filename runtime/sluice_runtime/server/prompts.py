@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.messages import Grammar, Sampling
 from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
@@ -48,6 +50,8 @@ class ChoicePlan:
     stop_token_ids: list[int]
     ignore_eos: bool
     stops: Sequence[str]
+    min_tokens: int = 0
+    """A stop string that ends before is text like any other."""
     keeps_stop: bool = False
     """Whether the stop string that was found is part of the answer."""
     priority: int = 0
@@ -170,10 +174,15 @@ class Planner:
             if reason := refusal(self.limits, len(prompt.token_ids)):
                 raise InvalidRequestError(f"{param}: {reason}", param)
             refuse_unknown_tokens(param, prompt.token_ids, self.vocabulary_size)
+        min_tokens, ignore_eos = request.min_tokens or 0, bool(request.ignore_eos)
+        eos = self._eos_token_ids()
+        wish = tools.wish if tools else None
+        grammar = grammar_of(request, eos, wish, min_tokens, ends_late=ignore_eos)
         base = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
-        eos = self._eos_token_ids(request)
-        stop_ids = sorted({*eos, *self._own_stop_token_ids(request)})
-        grammar = grammar_of(request, eos, tools.wish if tools else None, request.min_tokens)
+        if grammar is not None:  # which knows where an answer may go on
+            base = msgspec.structs.replace(base, min_tokens=0)
+        ends = () if ignore_eos and grammar is None else eos
+        stop_ids = sorted({*ends, *self._own_stop_token_ids(request)})
         return [
             ChoicePlan(
                 index=number * request.choices + choice,
@@ -181,8 +190,9 @@ class Planner:
                 max_tokens=self._max_tokens(request, len(prompt.token_ids)),
                 sampling=for_choice(base, choice),
                 stop_token_ids=stop_ids,
-                ignore_eos=bool(request.ignore_eos),
+                ignore_eos=ignore_eos,
                 stops=request.stops,
+                min_tokens=min_tokens,
                 keeps_stop=bool(request.include_stop_str_in_output),
                 priority=request.priority or 0,
                 grammar=grammar,
@@ -196,9 +206,9 @@ class Planner:
             for choice in range(request.choices)
         ]
 
-    def _eos_token_ids(self, request: GenerationRequest) -> tuple[int, ...]:
-        """Those that end the answer and that the model can draw."""
-        eos = () if request.ignore_eos else self.text.defaults.eos_token_ids
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        """Those that end answers and that the model can draw."""
+        eos = self.text.defaults.eos_token_ids
         return tuple([token for token in eos if token < self.vocabulary_size])
 
     def _own_stop_token_ids(self, request: GenerationRequest) -> Sequence[int]:
@@ -216,7 +226,9 @@ class Planner:
                 f"{self.limits.kv_pool_tokens} tokens)",
                 field,
             )
-        most, least = room if wanted is None else wanted, request.min_tokens or 0
+        usual = request.usual_answer_tokens
+        most = wanted if wanted is not None else min(room, room if usual is None else usual)
+        least = request.min_tokens or 0
         if least > most:
             raise InvalidRequestError(
                 f"min_tokens: {least} is not allowed; allowed: at most {most} ({field})",

@@ -23,6 +23,8 @@ MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_SALT_CHARACTERS: Final = 256
+USUAL_COMPLETION_TOKENS: Final = 16
+"""As OpenAI's completions have it, and other engines; chats go on to their end."""
 MOST_LOGPROBS: Final = 20
 MOST_COMPLETION_LOGPROBS: Final = 5
 MAX_BIASED_TOKENS: Final = 1024
@@ -123,6 +125,11 @@ class GenerationRequest(StructuredFields):
         return "max_tokens", self.max_tokens
 
     @property
+    def usual_answer_tokens(self) -> int | None:
+        """Bounds the answer of a request that does not; None: as much as there is room for."""
+        return None
+
+    @property
     def told_logprobs(self) -> int:
         """Most probable tokens to tell beside each token of the answer; -1: tell nothing."""
         return -1
@@ -136,8 +143,6 @@ class GenerationRequest(StructuredFields):
         """A field that does not go with the others, and with what it would."""
         if self.stream_options is not None and not self.stream:
             return "stream_options", "given without stream; allowed: only with stream true"
-        if self.prompt_logprobs is not None and self.stream:
-            return "prompt_logprobs", "given with stream; allowed: only without"
         return None
 
 
@@ -162,6 +167,10 @@ class CompletionRequest(GenerationRequest):
     @property
     def asked_model(self) -> str:
         return self.model
+
+    @property
+    def usual_answer_tokens(self) -> int:
+        return USUAL_COMPLETION_TOKENS
 
     @property
     def told_logprobs(self) -> int:

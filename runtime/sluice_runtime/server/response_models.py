@@ -180,6 +180,7 @@ class ChatChunkChoice(ResponseModel):
     delta: Delta
     logprobs: TokenLogprobs | None
     finish_reason: ChatReason
+    prompt_logprobs: PromptLogprobs = []
 
 
 class ChatCompletionChunk(AnswerBase):

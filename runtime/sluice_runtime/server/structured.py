@@ -77,7 +77,9 @@ def grammar_of(
     request: StructuredFields,
     end_token_ids: Sequence[int],
     tools: Wish | None = None,
-    min_tokens: int | None = None,
+    min_tokens: int = 0,
+    *,
+    ends_late: bool = False,
 ) -> Grammar | None:
     """The grammar for the engine; None when any text will do. `tools`: what its tools demand.
 
@@ -92,11 +94,6 @@ def grammar_of(
         first, second = wishes[0].field, wishes[1].field
         raise InvalidRequestError(f"{second}: given beside {first}; allowed: one of them", second)
     field, kind, text = wishes[0]
-    if min_tokens:
-        raise InvalidRequestError(
-            f"min_tokens: given beside {field}, which says where the answer ends; allowed: 0",
-            "min_tokens",
-        )
     if len(text) > MOST_CHARACTERS:
         raise InvalidRequestError(
             f"{field}: {len(text)} characters are not allowed; allowed: at most {MOST_CHARACTERS}",
@@ -104,11 +101,10 @@ def grammar_of(
         )
     if not end_token_ids:
         raise InvalidRequestError(
-            f"{field}: needs a token that ends the answer; allowed: without ignore_eos, for a "
-            "model that names one",
+            f"{field}: needs a token that ends the answer; allowed: for a model that names one",
             field,
         )
-    return Grammar(kind, text, list(end_token_ids), field)
+    return Grammar(kind, text, list(end_token_ids), field, min_tokens, ends_late)
 
 
 def checked_schema(field: str, schema: object) -> Any:

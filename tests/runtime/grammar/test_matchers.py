@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,3 +177,30 @@ def test_also_the_end_is_taken_back() -> None:
     for token in (ord("a"), EOS):
         matchers.advance([0], [token])
     assert masked(matchers, 0, 1) == {ord("b"), EOS}
+
+
+def drawn(pattern: str, least: int, **fields: Any) -> bytes:
+    """An answer whose end is drawn whenever it may be, and else the smallest token."""
+    compiled = COMPILER.compile_regex(pattern)
+    grammar = Grammar("regex", "", [EOS], "field", **fields)
+    message = Generate("a", PROMPT, 50, Sampling(), stop_token_ids=[EOS], grammar=grammar)
+    matchers = Matchers(SIZE)
+    matchers.open(message, compiled)
+    matchers.follow(batch([(0, "a")]))
+    answer: list[int] = []
+    while not answer or answer[-1] != EOS:
+        logits = torch.zeros(1, SIZE)
+        matchers.mask(logits, [0], torch.tensor([len(PROMPT) + len(answer)]))
+        allowed = torch.isfinite(logits[0]).nonzero().flatten().tolist()
+        answer.append(EOS if EOS in allowed else allowed[0])
+        matchers.advance([0], answer[-1:])
+        assert len(answer) < 40
+    assert len(answer) > least
+    return b"".join(WORDS[token] for token in answer)
+
+
+def test_an_answer_may_be_held_open_for_as_long_as_it_can_go_on() -> None:
+    assert drawn("a{1,30}", 0) == b"a"
+    assert drawn("[ab]{1,9}", 5, min_tokens=5) == b"aaaaa"
+    assert drawn("a|[0-9]", 1, min_tokens=5) == b"0"
+    assert len(drawn("[xy]{1,9}", 9, ends_late=True)) == 9

@@ -51,7 +51,7 @@ def supervised(log: Path, *engine: str, drain_seconds: float = 120) -> Iterator[
 @contextmanager
 def stream(url: str, tokens: int) -> Iterator[Iterator[str]]:
     """A stream of `tokens` events, of which the first has come."""
-    body = {"model": "tiny", "prompt": "x" * tokens, "stream": True}
+    body = {"model": "tiny", "prompt": "x" * tokens, "stream": True, "max_tokens": tokens + 1}
     with (
         httpx.Client(verify=False, timeout=HANG_SECONDS) as client,
         client.stream("POST", f"{url}/v1/completions", json=body) as response,

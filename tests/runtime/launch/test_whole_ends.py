@@ -62,7 +62,7 @@ def test_sigterm_while_loading_ends_soon(own_engine: Process) -> None:
 
 def test_a_killed_engine_ends_streams_with_an_error(own_engine: Process, tmp_path: Path) -> None:
     url = own_engine.ready_url()
-    body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True}
+    body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "max_tokens": 1000}
     with (
         httpx.Client(verify=False, timeout=HANG_SECONDS) as http,
         http.stream("POST", f"{url}/v1/completions", json=body) as response,

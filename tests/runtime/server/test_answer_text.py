@@ -19,7 +19,7 @@ TEXTS = TokenTexts(TOKENIZER)
 
 
 def plan_of(stops: list[str], **fields: Any) -> ChoicePlan:
-    sampling = Sampling(min_tokens=fields.pop("min_tokens", 0))
+    sampling = Sampling()
     return ChoicePlan(0, [1], 100, sampling, [EOS], False, stops, logprobs=0, **fields)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -140,3 +141,25 @@ async def test_prompt_logprobs_are_told_by_token_id(server: Server) -> None:
             "99": {"logprob": -0.25, "rank": 1, "decoded_token": "c"},
         },
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"model": MODEL, "prompt": "ab"}),
+        ("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "ab"}]}),
+        ("/generate", {"text": "ab"}),
+    ],
+)
+async def test_a_stream_tells_prompt_logprobs_once(
+    server: Server, path: str, asked: dict[str, Any]
+) -> None:
+    whole = await server.http.post(path, json={**asked, "prompt_logprobs": 1})
+    (choice,) = whole.json()["choices"]
+    body = {**asked, "prompt_logprobs": 1, "stream": True}
+    stream = await server.http.post(path, json=body)
+    events = [line[6:] for line in stream.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    told = [one["prompt_logprobs"] for one in choices if "prompt_logprobs" in one]
+    assert told == [choice["prompt_logprobs"]]
+    assert len(choices) > 1

@@ -176,11 +176,17 @@ async def test_sampling_reaches_the_engine(server: Server) -> None:
     assert (generate.max_tokens, generate.stop_token_ids) == (9, [5, 258])
 
 
-async def test_an_omitted_max_tokens_is_all_there_is_room_for(server: Server) -> None:
+async def test_an_omitted_max_tokens_is_16_in_completions_and_all_there_is_room_for_in_chats(
+    server: Server,
+) -> None:
     await server.openai.completions.create(model=MODEL, prompt="abc")
-    generate = server.engine.of(Generate)[0]
-    assert isinstance(generate, Generate)
-    assert generate.max_tokens == 512 - 3
+    await server.openai.completions.create(model=MODEL, prompt="a" * 505)
+    await server.openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "abc"}]
+    )
+    asked = [message for message in server.engine.heard if isinstance(message, Generate)]
+    chat_prompt = len("user: abc\nassistant: ")
+    assert [message.max_tokens for message in asked] == [16, 512 - 505, 512 - chat_prompt]
 
 
 async def test_models_are_listed(server: Server) -> None:

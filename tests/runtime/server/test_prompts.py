@@ -42,7 +42,7 @@ def test_the_models_sampling_is_the_default() -> None:
 
 
 def test_the_smaller_of_context_and_pool_bounds_the_answer() -> None:
-    assert plan()[0].max_tokens == 64 - 3
+    assert plan(prompt="a" * 60)[0].max_tokens == 4
     assert plan(max_tokens=61)[0].max_tokens == 61
     with pytest.raises(InvalidRequestError, match=r"max_tokens: 62 .* at most 61") as refused:
         plan(max_tokens=62)
@@ -131,14 +131,26 @@ def test_no_more_tokens_can_be_demanded_than_allowed() -> None:
     assert plan(min_tokens=5, max_tokens=5)[0].sampling.min_tokens == 5
     with pytest.raises(InvalidRequestError, match=r"min_tokens: 6 .* at most 5 \(max_tokens\)"):
         plan(min_tokens=6, max_tokens=5)
-    with pytest.raises(InvalidRequestError, match=r"min_tokens: 62 .* at most 61"):
-        plan(min_tokens=62)
+    with pytest.raises(InvalidRequestError, match=r"min_tokens: 17 .* at most 16"):
+        plan(min_tokens=17)
 
 
 def test_end_tokens_join_the_clients_own() -> None:
     assert plan()[0].stop_token_ids == [258]
     assert plan(stop_token_ids=[7, 258])[0].stop_token_ids == [7, 258]
     assert plan(ignore_eos=True, stop_token_ids=[7])[0].stop_token_ids == [7]
+
+
+def test_a_form_knows_where_an_answer_may_end() -> None:
+    (asked,) = plan(guided_regex="a+", min_tokens=5, max_tokens=9)
+    assert asked.grammar is not None
+    assert (asked.grammar.min_tokens, asked.grammar.ends_late) == (5, False)
+    assert (asked.min_tokens, asked.sampling.min_tokens) == (5, 0)
+    (late,) = plan(guided_regex="a+", ignore_eos=True, stop_token_ids=[7])
+    assert late.grammar is not None
+    assert late.grammar.ends_late
+    assert late.grammar.end_token_ids == [258]
+    assert late.stop_token_ids == [7, 258]
 
 
 def test_choices_are_numbered_prompt_by_prompt() -> None:
