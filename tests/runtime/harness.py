@@ -47,6 +47,8 @@ class Run:
     """Batches that were launched before the results of the one before them were in."""
     evictions: int = 0
     """Pages that left the prefix cache for others."""
+    layers: str = ""
+    """Name of the class that computed them."""
 
 
 class Recorder:
@@ -108,6 +110,7 @@ def run_engine(
     finally:
         torch.set_num_threads(1)
     status = engine.scheduler.status()
+    run.layers = type(engine.model.layers).__name__
     run.cuts, run.retractions = status.chunk_cuts, status.retractions
     run.evictions = status.evicted_pages
     assert status.pages_available == status.pages_total, "pages leaked"

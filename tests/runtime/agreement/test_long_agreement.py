@@ -55,7 +55,8 @@ def check_cached(case: Case, run: Run) -> None:
 
 SHORT = [
     Case("trained", chunk_size=512),
-    Case("trained", chunk_size=512, overlap=True),
+    Case("trained", chunk_size=512, overlap=True, threads=2),
+    Case("trained", page_size=1, chunk_size=512, threads=3),
     Case("trained", page_size=1, chunk_size=-1, mixed=False, backend="torch"),
 ]
 SHORT_SMALL_POOL = Case("trained", chunk_size=256, pool_tokens=2320)
