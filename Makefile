@@ -123,7 +123,7 @@ bench-simulator: setup ## CPU time of a simulated hour, exact and leaping: ARGS=
 
 .PHONY: bench-scheduler
 bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requests, and of its tree
-	$(PYTHON) -m benchmarks.scheduler_step
+	$(PYTHON) -m benchmarks.scheduler_step $(if $(POLICIES),--policies)
 	$(PYTHON) -m benchmarks.prefix_tree $(if $(SGLANG),--sglang $(SGLANG))
 
 .PHONY: bench-startup

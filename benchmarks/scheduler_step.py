@@ -43,6 +43,8 @@ SHORT_ANSWER_TOKENS = (16, 64)
 LONG_ANSWER_TOKENS = (600, 700)
 STOP, TOKEN = 0, 7
 QUEUE = 8
+STEP_SECONDS = 0.02
+"""A step on the scheduler's clock."""
 LONG_QUEUE = 128
 """As many as a policy looks up in the prefix cache."""
 
@@ -61,7 +63,7 @@ class Traffic:
     def __post_init__(self) -> None:
         self.systems = [self._tokens(SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
 
-    def next(self) -> Generate:
+    def next(self, now: float) -> Generate:
         self.made += 1
         name = f"r{self.made}"
         short = self.made % (SHORT_WAVE + LONG_WAVE) < SHORT_WAVE
@@ -79,6 +81,7 @@ class Traffic:
             stop_token_ids=[STOP],
             priority=self.draw.randrange(3),
             routing_key=key,
+            arrival_seconds=now,
         )
 
     def answer(self, batch: Batch) -> SampledTokens:
@@ -145,10 +148,10 @@ def measure(policy: str, queue: int, steps: int, warm_up: int = 1000) -> Measure
     gc.collect()
     gc.freeze()
     for now in range(warm_up):
-        _step(engine, traffic, queue, float(now), Measured())
+        _step(engine, traffic, queue, now * STEP_SECONDS, Measured())
     measured, before = Measured(), engine.status()
     for now in range(warm_up, warm_up + steps):
-        _step(engine, traffic, queue, float(now), measured)
+        _step(engine, traffic, queue, now * STEP_SECONDS, measured)
     after = engine.status()
     gc.unfreeze()
     measured.cut_prompts = after.chunk_cuts - before.chunk_cuts
@@ -159,7 +162,7 @@ def measure(policy: str, queue: int, steps: int, warm_up: int = 1000) -> Measure
 
 def _step(engine: Scheduler, traffic: Traffic, queue: int, now: float, measured: Measured) -> None:
     for _ in range(queue - engine.status().queued_requests):
-        engine.add(traffic.next())
+        engine.add(traffic.next(now))
     began = time.process_time()
     batch = engine.next_batch(now)
     planned = time.process_time()
