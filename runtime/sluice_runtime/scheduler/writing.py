@@ -6,6 +6,8 @@ Decides nothing; knows no queue.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final
 
 from sluice_runtime.scheduler.admission import PrefillItem
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, PagesAppended, forward_mode
@@ -13,6 +15,9 @@ from sluice_runtime.scheduler.holdings import Holdings
 from sluice_runtime.scheduler.request import Request, row_added, row_of
 from sluice_runtime.scheduler.retraction import opening
 from sluice_runtime.scheduler.roster import Roster
+
+ROW: Final = attrgetter("row")
+"""Of a running request, which has one."""
 
 
 class BatchWriter:
@@ -43,7 +48,7 @@ class BatchWriter:
             added_rows=tuple([row_added(request) for request in starting]),
             appended_pages=(*started, *opened),
             extend_rows=tuple([self._extend(item) for item in prefill]),
-            decode_rows=tuple([row_of(request) for request in decode]),
+            decode_rows=tuple(map(ROW, decode)),
             decode_context_tokens=sum([request.computed_tokens for request in decode]),
         )
 
