@@ -1,15 +1,17 @@
 """Where a step's time goes, and how far a run is from what the machine could do at most.
 
 A step is split by the profiler into matrix products, attention (rotation and storing with it), the
-other operators, and what is left: Python, and waiting for threads. Ceilings come from this process,
-in the same run: the best rate of a large bfloat16 product, and of reading memory.
+other operators, waiting where the shards of a layer meet, and what is left: Python. It is the time
+of the thread that runs the loop, which computes one of the shards; threads inside one operator wait
+for each other in that operator's time. Ceilings come from this process, in the same run: the best
+rate of a large bfloat16 product, and of reading memory.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import torch
@@ -19,8 +21,11 @@ from torch.profiler import ProfilerActivity, profile
 
 PRODUCTS: Final = ("_linear_pointwise", "addmm", "aten::mm", "linear")
 ATTENTION: Final = (
-    "paged_attention", "rotate_and_store", "scaled_dot_product", "index_select", "roll", "addcmul",
+    "sluice::attend", "paged_attention", "rotate_and_store", "scaled_dot_product", "index_select",
+    "roll", "addcmul",
 )  # fmt: skip
+WAITING: Final = ("sluice::wait",)
+KINDS: Final = {"products": PRODUCTS, "attention": ATTENTION, "waiting": WAITING}
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,12 @@ class Breakdown:
     products: float
     attention: float
     operators: float
+    waiting: float
     python: float
 
     @property
     def whole(self) -> float:
-        return self.products + self.attention + self.operators + self.python
+        return sum(asdict(self).values())
 
 
 def breakdown(step: Callable[[], object], steps: int) -> Breakdown:
@@ -44,16 +50,17 @@ def breakdown(step: Callable[[], object], steps: int) -> Breakdown:
         for _ in range(steps):
             step()
         whole = time.perf_counter() - began
-    spent = {"products": 0.0, "attention": 0.0, "operators": 0.0}
+    spent = dict.fromkeys((*KINDS, "operators"), 0.0)
     for event in profiled.key_averages():
         spent[_kind(event.key)] += event.self_cpu_time_total / 1000 / steps
     return Breakdown(**spent, python=max(0.0, 1000 * whole / steps - sum(spent.values())))
 
 
 def _kind(operator: str) -> str:
-    if any(name in operator for name in PRODUCTS):
-        return "products"
-    return "attention" if any(name in operator for name in ATTENTION) else "operators"
+    for kind, names in KINDS.items():
+        if any(name in operator for name in names):
+            return kind
+    return "operators"
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <omp.h>
 #include <torch/library.h>
@@ -114,6 +115,7 @@ class Worker {
   template <typename Work>
   void meet(const Work& work) {
     step_.errors.guard(work);
+    RECORD_FUNCTION("sluice::wait", c10::ArrayRef<c10::IValue>{});
     step_.barrier.wait();
   }
 
@@ -128,6 +130,7 @@ class Worker {
   }
 
   Tensor attend(const Layer& layer) {
+    RECORD_FUNCTION("sluice::attend", c10::ArrayRef<c10::IValue>{});
     const Shard& mine = layer.shards[index_];
     const int64_t tokens = step_.tokens, width = step_.heads * step_.dim;
     Pool pool = layer.pool;

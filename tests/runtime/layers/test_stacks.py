@@ -14,6 +14,7 @@ from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights, Pa
 from sluice_runtime.layers.stack_plain import PlainStack
 from sluice_runtime.layers.stack_sharded import ShardedStack
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from tests.runtime.layers.layouts import layout
 
@@ -102,6 +103,15 @@ def test_an_error_of_one_thread_ends_the_step_of_all() -> None:
         computed(stack, torch.float32)
     again = ShardedStack(weights, SHAPE, 2)
     assert computed(again, torch.float32)[0].isfinite().all()
+
+
+def test_a_profile_tells_attention_and_waiting_apart() -> None:
+    stack = ShardedStack(layers(torch.bfloat16), SHAPE, 2)
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
+        computed(stack, torch.bfloat16)
+    calls = {event.key: event.count for event in profiled.key_averages()}
+    assert calls["sluice::attend"] == LAYERS
+    assert calls["sluice::wait"] == 1 + 4 * LAYERS
 
 
 def test_shards_that_divide_no_heads_are_refused() -> None:
