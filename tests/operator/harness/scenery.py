@@ -32,15 +32,18 @@ async def chat_that_serves(cluster: Cluster, namespace: str) -> Manifest:
 
 
 async def play_controllers(cluster: Cluster, namespace: str) -> None:
-    """Routers' and engines' Deployments get their pods, all ready, and say so."""
+    """Routers' and engines' Deployments get their pods, all ready, and say so. One that has them
+    already is left alone: the operator may be about to remove it."""
     found = await cluster.until(DEPLOYMENT, namespace, lambda each: len(each) >= DEPLOYMENTS)
     for deployment in found.values():
         metadata, spec = deployment["metadata"], deployment["spec"]
         replicas = spec["replicas"]
-        for number in range(replicas):
-            await _run_pod(cluster, deployment, f"{metadata['name']}-{number}")
         counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
         status = dict.fromkeys(counts, replicas) | {"observedGeneration": metadata["generation"]}
+        if status.items() <= deployment["status"].items():
+            continue
+        for number in range(replicas):
+            await _run_pod(cluster, deployment, f"{metadata['name']}-{number}")
         await cluster.patch(DEPLOYMENT, namespace, metadata["name"], {"status": status}, "status")
 
 
