@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from sluice_operator import reasons
 from sluice_operator.errors import ApiError
 from sluice_operator.observed import Event, Manifest
 
@@ -20,23 +21,6 @@ UPDATED: Final = "Updated"
 PROGRESSING: Final = "Progressing"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
-
-SERVING: Final = "Serving"
-"""Of Ready, where it is True."""
-ALL_READY: Final = "AllReady"
-"""Of Updated, where it is True and engines are asked for."""
-SCALED_TO_ZERO: Final = "ScaledToZero"
-APPLY_FAILED: Final = "ApplyFailed"
-"""The API server refuses a child."""
-
-HEALTHY_REASONS: Final = frozenset(
-    {ALL_READY, SCALED_TO_ZERO, "Applying", "Edited", "RollingOut", "Starting", "Paused"}
-)
-"""Reasons of Updated that are part of an ordinary life; all others are worth a warning. (Of an edit
-the one who sets it back tells.)"""
-
-STALLING: Final = frozenset({APPLY_FAILED, "ProgressDeadlineExceeded"})
-"""Reasons of Updated that need a person, whatever else there is."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +65,7 @@ def answering(ready: int, asked: int, what: str, updated: Check) -> Check:
     """Ready, of `what` there are several of. `updated` says why there are fewer than asked for, or
     that none is."""
     if 0 < asked <= ready:
-        return Check("True", SERVING, f"As many {what} answer as are asked for.")
+        return Check("True", reasons.SERVING, f"As many {what} answer as are asked for.")
     return replace(updated, status="False")
 
 
@@ -97,15 +81,18 @@ def apply_failed(error: ApiError, before: Manifest | None, generation: int) -> C
     The words of the status `before` stay while the same request is refused for the same spec: some
     webhooks number theirs, and each change of status is a cause to try again at once."""
     told = find(before, UPDATED) or {}
-    same = (told.get("reason"), told.get("observedGeneration")) == (APPLY_FAILED, generation)
+    same = (told.get("reason"), told.get("observedGeneration")) == (
+        reasons.APPLY_FAILED,
+        generation,
+    )
     if same and told["message"].startswith(error.summary):
-        return Check("False", APPLY_FAILED, told["message"])
-    return Check("False", APPLY_FAILED, str(error))
+        return Check("False", reasons.APPLY_FAILED, told["message"])
+    return Check("False", reasons.APPLY_FAILED, str(error))
 
 
 def apply_failed_event(error: ApiError) -> Event:
     """The refusal in the server's latest words, for a person."""
-    return Event("Warning", APPLY_FAILED, str(error))
+    return Event("Warning", reasons.APPLY_FAILED, str(error))
 
 
 def status_events(before: Manifest | None, after: Manifest) -> tuple[Event, ...]:
@@ -113,7 +100,7 @@ def status_events(before: Manifest | None, after: Manifest) -> tuple[Event, ...]
     was, now = find(before, UPDATED), find(after, UPDATED)
     if now is None or (was and (was["status"], was["reason"]) == (now["status"], now["reason"])):
         return ()
-    healthy = now["status"] == "True" or now["reason"] in HEALTHY_REASONS
+    healthy = now["status"] == "True" or now["reason"] in reasons.HEALTHY
     if healthy and now["status"] != "True":
         return ()
     return (Event("Normal" if healthy else "Warning", now["reason"], now["message"]),)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_operator import reasons
 from sluice_operator.conditions import Check
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.observed import Manifest
@@ -26,7 +27,7 @@ class Progress:
 
 
 def shortfall(
-    reached: Progress, pods: Iterable[Manifest], count: str, reason: str = "Starting"
+    reached: Progress, pods: Iterable[Manifest], count: str, reason: str = reasons.STARTING
 ) -> Check:
     """Why a Deployment that was applied is not complete: its pods', its controller's word, or
     that the rest are on their way (`reason`). `count` says how many there are."""
@@ -36,7 +37,7 @@ def shortfall(
         return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
     if reached.deadline_exceeded:
         text = f"{count}; no progress within the deadline."
-        return Check("False", "ProgressDeadlineExceeded", text)
+        return Check("False", reasons.PROGRESS_DEADLINE_EXCEEDED, text)
     return Check("False", reason, f"{count}; the others are starting.")
 
 
@@ -52,7 +53,7 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
     return Progress(
         applied=seen,
         complete=seen and all(count == wanted for count in counts),
-        deadline_exceeded=seen and moving.get("reason") == "ProgressDeadlineExceeded",
+        deadline_exceeded=seen and moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED,
         failure=failure.get("message") if failure.get("status") == "True" else None,
     )
 

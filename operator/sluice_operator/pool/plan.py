@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 from sluice_contract import labels
 
+from sluice_operator import reasons
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.validate import findings_of
 from sluice_operator.deployments import Progress, progress
@@ -151,7 +152,7 @@ def _started(
         others = any(True for _ in of_kind(observed.children, DEPLOYMENT))
         text = f"Deployment {name}, replicas: {spec.replicas}"
         text += "; the former revision stays until it is ready." if others else "."
-        return (Event("Normal", "RollingOut" if others else "Created", text),)
+        return (Event("Normal", reasons.ROLLING_OUT if others else "Created", text),)
     before = live["spec"].get("replicas")
     if before == spec.replicas or is_current(desired, live):
         return ()

@@ -10,16 +10,14 @@ from datetime import datetime
 
 from sluice_contract import labels
 
+from sluice_operator import reasons
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.status import EnginePoolStatus, RevisionStatus
 from sluice_operator.conditions import (
-    ALL_READY,
     PROGRESSING,
     READY,
     RECONCILING,
-    SCALED_TO_ZERO,
     STALLED,
-    STALLING,
     UPDATED,
     Check,
     answering,
@@ -103,29 +101,33 @@ def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> C
     desired, reached = plan.spec.replicas, plan.progress
     ready, others_ready = sum(map(is_ready, current)), _others_ready(pods, plan)
     if plan.edited:
-        return Check("False", "Edited", f"engines ready: {ready}; {plan.edited}.")
+        return Check("False", reasons.EDITED, f"engines ready: {ready}; {plan.edited}.")
     count = f"{ready} of {desired} engines ready"
     if others_ready:
         count += f", {others_ready} of the former revision still serve"
     if plan.paused and (reached is None or not reached.applied):
         text = f"{count}; the new spec waits, because the InferenceService is paused."
-        return Check("False", "Paused", text)
+        return Check("False", reasons.PAUSED, text)
     if reached is None or not reached.applied:
-        return Check("False", "Applying", f"{count}; the new spec is being applied.")
+        return Check("False", reasons.APPLYING, f"{count}; the new spec is being applied.")
     if reached.complete and ready >= desired:
-        return Check("True", ALL_READY, f"{count}.") if desired else _scaled_to_zero(plan.spec)
-    return shortfall(reached, current, count, "RollingOut" if others_ready else "Starting")
+        return _complete(plan.spec, count)
+    reason = reasons.ROLLING_OUT if others_ready else reasons.STARTING
+    return shortfall(reached, current, count, reason)
 
 
-def _scaled_to_zero(spec: EnginePoolSpec) -> Check:
-    return Check("True", SCALED_TO_ZERO, f"No engine is asked for: {spec.replicas_place} is 0.")
+def _complete(spec: EnginePoolSpec, count: str) -> Check:
+    if spec.replicas:
+        return Check("True", reasons.ALL_READY, f"{count}.")
+    text = f"No engine is asked for: {spec.replicas_place} is 0."
+    return Check("True", reasons.SCALED_TO_ZERO, text)
 
 
 def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
     if stalled.is_true:
         return Check("False", stalled.reason, stalled.message)
     if plan.paused:
-        return Check("False", "Paused", "spec.paused of the InferenceService is true.")
+        return Check("False", reasons.PAUSED, "spec.paused of the InferenceService is true.")
     if updated.is_true:
         return Check("False", "Complete", "Every engine is of the current revision.")
     return Check("True", updated.reason, updated.message)
@@ -141,7 +143,7 @@ def _model(ready: bool, failure: PodFailure | None) -> Check:
 
 def _stalled(plan: PoolPlan, updated: Check, failure: PodFailure | None) -> Check:
     hopeless = failure is not None and failure.lasting and not updated.is_true
-    if plan.refusal is not None or hopeless or updated.reason in STALLING:
+    if plan.refusal is not None or hopeless or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
     return Check("False", "NotStalled", "Nothing needs a person.")
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 from sluice_contract import labels
 from sluice_contract.labels import ROUTER_ROLE
 
-from sluice_operator.conditions import SERVING, Check, find
+from sluice_operator import reasons
+from sluice_operator.conditions import Check, find
 from sluice_operator.observed import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -36,7 +37,7 @@ from sluice_operator.service.parts import (
 
 ROUTER_READY: Final = "RouterReady"
 MISSING: Final = Check("False", "Missing", "gone, and not made again while the spec is refused.")
-WAITING: Final = Check("False", "Applying", "it has not said yet how it is doing.")
+WAITING: Final = Check("False", reasons.APPLYING, "it has not said yet how it is doing.")
 
 
 def facts_in_place(observed: ServiceObserved) -> Manifest:
@@ -73,7 +74,7 @@ def front_in_place(observed: ServiceObserved) -> Check:
     name = observed.service["metadata"]["name"]
     for item in of_kind(observed.children, SERVICE):
         if item["metadata"]["name"] == name and _is_ours(observed, item):
-            return Check("True", SERVING, f"There is the Service {name}.")
+            return Check("True", reasons.SERVING, f"There is the Service {name}.")
     return Check("False", MISSING.reason, f"Service {name}: not there, and not made as things are.")
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from sluice_operator import reasons
 from sluice_operator.api.status import PoolSummary
-from sluice_operator.conditions import ALL_READY, SERVING, UPDATED, Check, answering, find
+from sluice_operator.conditions import UPDATED, Check, answering, find
 from sluice_operator.deployments import progress, shortfall
 from sluice_operator.observed import Manifest
 from sluice_operator.pod_checks import is_ready
@@ -19,7 +20,7 @@ from sluice_operator.pool.status import MODEL_AVAILABLE
 Pools = Mapping[str, Manifest | None]
 """The live EnginePool of each role, if there is one."""
 
-APPLYING: Final = Check("False", "Applying", "the new spec is being applied.")
+APPLYING: Final = Check("False", reasons.APPLYING, "the new spec is being applied.")
 
 
 class Part(NamedTuple):
@@ -35,16 +36,20 @@ def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
     """Whether all that has to answer does; `obstacle`: why nothing is written, if that is so."""
     idle = next((check for check in checks if not check.is_true), None)
     if idle is None:
-        return Check("True", SERVING, "As many engines and routers answer as are asked for.")
+        return Check(
+            "True", reasons.SERVING, "As many engines and routers answer as are asked for."
+        )
     return obstacle or idle
 
 
 def up_to_date(parts: Iterable[Part]) -> Check:
     """Whether every part is what the spec asks for. One that does not serve is told first."""
     checks = [part.updated for part in sorted(parts, key=lambda part: part.ready.is_true)]
-    done = Check("True", ALL_READY, "Every pool and the routers are as the spec asks, and ready.")
+    done = Check(
+        "True", reasons.ALL_READY, "Every pool and the routers are as the spec asks, and ready."
+    )
     behind = (check for check in checks if not check.is_true)
-    special = (check for check in checks if check.reason != ALL_READY)
+    special = (check for check in checks if check.reason != reasons.ALL_READY)
     return next(behind, None) or next(special, done)
 
 
@@ -114,7 +119,7 @@ def _router_updated(
     if not reached.applied:
         return prefixed(waiting, count)
     if reached.complete and ready >= asked:
-        return Check("True", ALL_READY, f"{count}.")
+        return Check("True", reasons.ALL_READY, f"{count}.")
     return shortfall(reached, pods, count)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+from sluice_operator import reasons
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.conditions import (
     PROGRESSING,
     READY,
     RECONCILING,
     STALLED,
-    STALLING,
     UPDATED,
     Check,
     apply_failed,
@@ -170,7 +170,7 @@ def _current(observed: ServiceObserved, pool: PlannedPool) -> Manifest | None:
 def _waiting(plan: ServicePlan) -> Check:
     if plan.paused:
         text = "the new spec waits, because spec.paused is true."
-        return Check("False", "Paused", text)
+        return Check("False", reasons.PAUSED, text)
     return APPLYING
 
 
@@ -178,7 +178,7 @@ def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
     if stalled.is_true:
         return Check("False", stalled.reason, stalled.message)
     if plan.paused:
-        return Check("False", "Paused", "spec.paused is true: nothing but status is written.")
+        return Check("False", reasons.PAUSED, "spec.paused is true: nothing but status is written.")
     if updated.is_true:
         return Check("False", "Complete", "Everything is as the spec asks.")
     return Check("True", updated.reason, updated.message)
@@ -195,7 +195,7 @@ def _scaling(spec: InferenceServiceSpec | None) -> Check:
 
 
 def _stalled(observed: ServiceObserved, plan: ServicePlan, updated: Check) -> Check:
-    if updated.reason in STALLING:
+    if updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
     for pool in plan.pools:
         live = _current(observed, pool)
