@@ -41,7 +41,8 @@ class PodFailure:
         return self.reason in LASTING_REASONS
 
     def __str__(self) -> str:
-        return f"pod {self.pod}: {self.reason}: {self.message}"
+        """For a condition, which has the reason beside its message."""
+        return f"pod {self.pod}: {self.message}"
 
 
 def is_ready(pod: Manifest) -> bool:

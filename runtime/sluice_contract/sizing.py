@@ -153,6 +153,11 @@ def _check(resolved: dict[str, Resolved]) -> None:
         raise ConfigError("chunkSize", chunk, f"-1 (off) or at least pageSize ({page})")
     if chunk != -1 and minimum > chunk:
         raise ConfigError("minPrefillTokens", minimum, f"at most chunkSize ({chunk})")
+    pool = resolved.get("kv_pool_tokens")
+    if pool is not None and (tokens := _tokens(pool)) % page:
+        below = tokens // page * page
+        near = f"{below} or {below + page}" if below else str(page)
+        raise ConfigError("kvPoolTokens", tokens, f"a multiple of pageSize ({page}), as {near}")
     policy = resolved["scheduling_policy"].value
     if policy in CACHE_POLICIES and not resolved["prefix_cache"].value:
         raise ConfigError(

@@ -58,6 +58,8 @@ def test_the_users_value_wins_and_says_so() -> None:
             EngineSettings(max_prefill_tokens=64, min_prefill_tokens=65, chunk_size=-1),
             "minPrefillTokens: 65",
         ),
+        (EngineSettings(kv_pool_tokens=20), "kvPoolTokens: 20 .* pageSize .16., as 16 or 32"),
+        (EngineSettings(kv_pool_tokens=3, page_size=8), "kvPoolTokens: 3 .* pageSize .8., as 8"),
         (EngineSettings(max_prefill_tokens=15), "maxPrefillTokens: 15 .* pageSize .16."),
         (
             EngineSettings(scheduling_policy="lpm", prefix_cache=False),

@@ -47,7 +47,8 @@ class ModelSpec(ModelRef, ApiModel):
         Rule(
             f"self.uri.matches('^({MODEL_URI})$')",
             lambda s: re.fullmatch(MODEL_URI, s.uri) is not None,
-            "allowed: hf://org/name, pvc://claim/path, oci://image, file:///path, dummy://name",
+            "allowed: pvc://claim/path, file:///path, dummy://name (hf://org/name and oci://image "
+            "are not implemented yet)",
             "uri",
         ),
         Rule(

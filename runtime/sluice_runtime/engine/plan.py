@@ -82,7 +82,7 @@ def pool_pages(
                 f"{config.kv_pool_tokens} tokens of {bytes_per_token} bytes, and "
                 f"{host.available >> 20} MiB are available"
             )
-        return max(1, config.kv_pool_tokens // page_size)
+        return config.kv_pool_tokens // page_size
     useful = (config.max_running_requests or 1) * context_tokens
     if affordable < min(useful, context_tokens):
         raise OutOfMemoryError(

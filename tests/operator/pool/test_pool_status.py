@@ -188,7 +188,7 @@ def test_the_failing_pod_is_named() -> None:
     message = find(_status(_unschedulable()), "Ready")["message"]  # type: ignore[index]
     pod = pods(_deployment())[2]["metadata"]["name"]
     assert message.startswith("2 of 3 engines ready; ")
-    assert f"pod {pod}: Unschedulable: 0/1 nodes are available" in message
+    assert f"pod {pod}: 0/1 nodes are available" in message
 
 
 def test_a_pool_that_is_going_keeps_its_status() -> None:

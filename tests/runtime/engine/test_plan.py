@@ -43,7 +43,7 @@ def test_the_pool_is_no_larger_than_what_all_rows_can_use() -> None:
 
 
 def test_a_configured_pool_is_taken_as_it_is() -> None:
-    assert pool_pages(config(kvPoolTokens=1000), 4096, 1024, HOST) == 62
+    assert pool_pages(config(kvPoolTokens=992), 4096, 1024, HOST) == 62
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_sigterm_while_loading_ends_soon(own_engine: Process) -> None:
     code, seconds = own_engine.end()
     assert code == 0
     assert seconds < SOON_SECONDS
+
+
+def test_a_local_engine_says_how_to_ask_it(own_engine: Process) -> None:
+    url = own_engine.url()
+    command = shlex.split(own_engine.wait_for(r"try: (curl .*)")[1])
+    assert command[1] == f"{url}/v1/completions"
+    answer = httpx.post(command[1], content=command[3], verify=False, timeout=HANG_SECONDS)
+    assert answer.status_code == 200
+    assert len(answer.json()["choices"]) == 1
 
 
 def test_a_killed_engine_ends_streams_with_an_error(own_engine: Process, tmp_path: Path) -> None:
