@@ -118,7 +118,7 @@ class Cluster:
         yield state
         query = {"watch": "1", "resourceVersion": listing["metadata"]["resourceVersion"]}
         url = self._connection.server + path(kind, namespace)
-        async with self._watches.get(url, params=query) as response:
+        async with self._watches.get(url, params=query) as response, aborted(response):
             async for line in response.content:
                 event = json.loads(line)
                 name = event["object"]["metadata"]["name"]
@@ -127,6 +127,16 @@ class Cluster:
                 else:
                     state[name] = event["object"]
                 yield state
+
+
+@contextlib.asynccontextmanager
+async def aborted(response: aiohttp.ClientResponse) -> AsyncGenerator[None, None]:
+    """Ends a watch without taking leave of the server, whose answer might come after the test."""
+    try:
+        yield
+    finally:
+        if response.connection is not None and response.connection.transport is not None:
+            response.connection.transport.abort()
 
 
 def condition(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
