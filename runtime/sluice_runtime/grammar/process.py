@@ -44,7 +44,7 @@ class CompileProcess:
             GrammarError: it is refused, or took too much time or memory; the process may be gone.
             CompileProcessError: there is no process that could compile it.
         """
-        process = self._process or self._start()
+        process = self._living() or self._start()
         try:
             answer = self._ask(process, job, self._limits.compile_seconds)
         except TimeoutError:
@@ -68,6 +68,12 @@ class CompileProcess:
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
                 pipe.close()
+
+    def _living(self) -> subprocess.Popen[bytes] | None:
+        """None when it was never started, or died between two grammars: neither is at fault."""
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()
+        return self._process
 
     def _start(self) -> subprocess.Popen[bytes]:
         try:

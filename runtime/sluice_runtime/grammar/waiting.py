@@ -77,7 +77,9 @@ class GrammarQueue:
         """Its compilation goes on, for whoever asks next; unknown ids are ignored."""
         if key := self._keys.pop(request_id, None):
             del self._waiting[key][request_id]
-            self._released.ended.append(TokenDelta(request_id, [], "abort"))
+        elif not self._recall(request_id):
+            return
+        self._released.ended.append(TokenDelta(request_id, [], "abort"))
 
     def released(self) -> Released:
         """What became of requests since the last call; never waits."""
@@ -97,6 +99,15 @@ class GrammarQueue:
     def close(self) -> None:
         """Ends the compile processes; whoever still waits is forgotten."""
         self._compiler.close()
+
+    def _recall(self, request_id: str) -> bool:
+        """Takes back one that may run, but was not asked for yet; whether there was such a one."""
+        ready = self._released.ready
+        self._released.ready = [m for m in ready if m.request_id != request_id]
+        if len(self._released.ready) == len(ready):
+            return False
+        self._matchers.close(request_id)
+        return True
 
     def _release(self, message: Generate, compiled: Compiled) -> None:
         assert message.grammar is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import textwrap
 import time
@@ -137,6 +139,15 @@ def test_one_that_dies_of_its_work_is_started_again(tmp_path: Path) -> None:
         with pytest.raises(GrammarError, match="too much memory"):
             process.compile(GOOD)
         assert process.compile(GOOD) == b"fine"
+
+
+def test_one_that_is_killed_between_two_grammars_is_started_again() -> None:
+    with process_of() as process:
+        process.compile(GOOD)
+        assert process._process is not None
+        os.kill(pid_of(process), signal.SIGKILL)
+        process._process.wait()
+        assert process.compile(GOOD)
 
 
 def test_memory_is_bounded() -> None:

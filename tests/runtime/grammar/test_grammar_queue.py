@@ -136,6 +136,21 @@ def test_an_aborted_request_leaves_and_the_others_stay(
     assert ready(queue) == ["two"]
 
 
+def test_a_request_is_aborted_between_its_coming_and_its_start(
+    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened
+) -> None:
+    queue.add(ask("one"))
+    compiler.done.append(Compiled(key(), COMPILED))
+    queue.released()
+    for name in ("two", "three"):
+        queue.add(ask(name))
+    queue.abort("two")
+    released = queue.released()
+    assert [message.request_id for message in released.ready] == ["three"]
+    assert [(end.request_id, end.finish_reason) for end in released.ended] == [("two", "abort")]
+    assert matchers.live == ["one", "three"]
+
+
 def test_a_compilation_that_nobody_waits_for_any_more_is_remembered(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
