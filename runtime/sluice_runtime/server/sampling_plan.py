@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from pydantic import ValidationError
 
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.server.protocol import GenerationRequest
+from sluice_runtime.server.wording import allowed_words
 
 _SEED_BITS: Final = 63
 
@@ -37,7 +39,7 @@ def defaults_from(
     """The defaults in generation_config.json, and the keys that are left out for now.
 
     Raises:
-        ModelLoadError: a value is no number; names the key.
+        ModelLoadError: a value that no request may have; names the key.
     """
     defaults = Defaults(
         eos_token_ids=eos_token_ids,
@@ -99,11 +101,17 @@ def refuse_unknown_tokens(field: str, token_ids: Iterable[int], vocabulary_size:
 
 
 def _number(generation: Mapping[str, Any], key: str, default: float) -> float:
-    value = generation.get(key)
+    """What the model says is bounded as what its clients say."""
+    value: float | None = generation.get(key)
     if value is None:
         return default
-    if not isinstance(value, int | float):
-        raise ModelLoadError(f"generation_config.json: {key}: {value!r}; allowed: a number")
+    try:
+        GenerationRequest.model_validate({key: value})
+    except ValidationError as error:
+        allowed = allowed_words(error.errors(include_url=False)[0])
+        raise ModelLoadError(
+            f"generation_config.json: {key}: {value!r} is not allowed; allowed: {allowed}"
+        ) from None
     return value
 
 

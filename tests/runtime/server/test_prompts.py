@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -193,7 +194,18 @@ def test_generation_config_is_honoured_and_what_is_not_is_named(
     assert (defaults, names) == (expected, left_out)
 
 
-@pytest.mark.parametrize("value", ["warm", [1], {"a": 1}])
-def test_a_damaged_generation_config_names_the_key(value: object) -> None:
-    with pytest.raises(ModelLoadError, match=r"generation_config\.json: temperature"):
-        defaults_from({"temperature": value}, ())
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("temperature", value) for value in ("warm", [1], {"a": 1}, -1, math.nan)),
+        *(("top_k", value) for value in (-7, math.inf, 2**70)),
+        ("top_p", 0),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0),
+    ],
+)
+def test_a_generation_config_that_no_request_could_ask_for_is_refused(
+    key: str, value: object
+) -> None:
+    with pytest.raises(ModelLoadError, match=rf"generation_config\.json: {key}: .* allowed: "):
+        defaults_from({key: value}, ())
