@@ -146,9 +146,9 @@ async def test_prompt_logprobs_are_told_by_token_id(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
-        ("/v1/completions", {"model": MODEL, "prompt": "ab"}),
+        ("/v1/completions", {"model": MODEL, "prompt": "éb"}),
         ("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "ab"}]}),
-        ("/generate", {"text": "ab"}),
+        ("/generate", {"text": "éb"}),
     ],
 )
 async def test_a_stream_tells_prompt_logprobs_once(

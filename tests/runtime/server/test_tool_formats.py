@@ -112,7 +112,7 @@ def read(form: ToolFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
 
 
 ROME = ("weather", {"city": "Rome", "days": 3})
-ODD = ("weather", {"city": 'a "b" </tool_call>\n\\ Kyōto', "at": None, "where": {"x": [1, {}]}})
+ODD = ("weather", {"city": 'a "b" "}] </tool_call>\n\\ Kyōto', "at": None, "where": {"x": [1, {}]}})
 NOW: tuple[str, Arguments] = ("now", {})
 
 ANSWERS = [
