@@ -164,6 +164,21 @@ class EngineClient:
             self.end_streams(EngineDiedError(f"the engine has failed: {failure.message}"))
         return failure
 
+    def check_choices(self, choices: int) -> None:
+        """Refuses a request for more answers than the engine holds at once: it would be told to
+        come again for ever.
+
+        Raises:
+            InvalidRequestError: with the numbers.
+        """
+        if self.ready is None or queue_full(self.ready, choices - 1) is None:
+            return
+        running, queued = self.ready.max_running_requests, self.ready.max_queued_requests
+        raise InvalidRequestError(
+            f"prompt and n: {choices} answers are not allowed; allowed: at most {running + queued} "
+            f"({running} maxRunningRequests and {queued} maxQueuedRequests)"
+        )
+
     def open(self, generate: Generate, names: Collection[str] = ()) -> TokenStream:
         """Starts a request; the caller closes the stream. `names` are for `abort`.
 

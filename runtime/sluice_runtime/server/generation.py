@@ -51,6 +51,7 @@ class Generator:
         Raises:
             RequestError, GenerationFailedError: one of them failed; the others are aborted.
         """
+        self.client.check_choices(len(plans))
         streams: list[TokenStream] = []
         try:
             for plan in plans:

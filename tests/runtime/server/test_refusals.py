@@ -212,6 +212,19 @@ async def test_a_full_queue_is_a_429_with_retry_after(server: Server) -> None:
     assert (await waiting).choices[0].text == "a"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_more_answers_than_ever_run_and_wait_are_a_400_and_not_a_429(
+    server: Server, stream: bool
+) -> None:
+    most = MOST_RUNNING + MOST_QUEUED
+    body = completion(n=most + 1, stream=stream)
+    refused = await server.http.post(COMPLETIONS, json=body)
+    assert refused.status_code == 400
+    assert f"{most + 1} answers are not allowed; allowed: at most {most}" in refused.text
+    assert not server.engine.running
+    assert (await server.http.post(COMPLETIONS, json=completion(n=most))).status_code == 200
+
+
 async def test_as_many_as_run_and_wait_are_taken_at_once_and_one_more_is_a_429(
     server: Server,
 ) -> None:
