@@ -111,6 +111,56 @@ def test_arguments_that_could_not_be_kept_to_their_schema_are_refused() -> None:
     assert str(error.value) == "tools.f: not is not implemented"
 
 
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
+DEFS = {"$defs": {"a": {"type": "object", "properties": {"x": {}}}, "n": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "held"),
+    [
+        ({}, ANY_OBJECT),
+        ({"title": "f"}, {**ANY_OBJECT, "title": "f"}),
+        ({"properties": {"x": {}}}, {"type": "object", "properties": {"x": {}}}),
+        ({"type": ["object", "null"]}, ANY_OBJECT),
+        ({"anyOf": [{"type": "null"}, {"type": "object"}, {}]}, {"anyOf": [ANY_OBJECT] * 2}),
+        ({"type": "object", "oneOf": [{"const": 1}, True]}, {"oneOf": [ANY_OBJECT]}),
+        ({"enum": [1, {"x": 1}]}, {"enum": [{"x": 1}]}),
+        ({"$ref": "#/$defs/a", **DEFS}, {**DEFS["$defs"]["a"], **DEFS}),
+        (
+            {"anyOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/a"}], **DEFS},
+            {"anyOf": [{"$ref": "#/$defs/a"}], **DEFS},
+        ),
+    ],
+)
+def test_parameters_are_held_to_objects(parameters: dict[str, Any], held: dict[str, Any]) -> None:
+    form = held_to(tools=[tool("f", parameters=parameters)], tool_choice="required")
+    assert form["tags"][0]["content"]["json_schema"] == held
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"type": "array"}, '.type: "array" is not allowed; allowed: "object"'),
+        ({"type": ["string", "null"]}, '.type: ["string", "null"] is not allowed; allowed: "o'),
+        ({"type": "null", "anyOf": [{}]}, '.type: "null" is not allowed; allowed: "object"'),
+        ({"enum": [1]}, ".enum: [1] is not allowed; allowed: one that is an object"),
+        ({"const": 1}, ".const: 1 is not allowed; allowed: an object"),
+        ({"anyOf": [{"type": "null"}]}, '.anyOf: [{"type": "null"}] is not allowed; allowed: one'),
+        ({"allOf": [{"type": "null"}]}, '.allOf[0].type: "null" is not allowed; allowed: "object"'),
+        ({"$ref": "#"}, '.$ref: "#" is not allowed; allowed: a reference to a schema of type'),
+        ({"anyOf": [{"$ref": "#"}]}, '.anyOf[0].$ref: "#" is not allowed; allowed: a reference'),
+        ({"$ref": "#/$defs/n", **DEFS}, '.type: "null" is not allowed; allowed: "object"'),
+    ],
+)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_parameters_that_can_be_no_object_are_refused(
+    parameters: dict[str, Any], words: str, choice: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        plan(tools=[tool("f", parameters=parameters)], tool_choice=choice)
+    assert str(error.value).startswith(f"tools.f: parameters{words}")
+
+
 def test_earlier_calls_are_shown_with_their_arguments_as_objects() -> None:
     made = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     messages = [

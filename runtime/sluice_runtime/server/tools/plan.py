@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.errors import GrammarError, InvalidRequestError
+from sluice_runtime.grammar.object_schema import object_schema
 from sluice_runtime.server.structured import Wish, checked_schema
 from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat
@@ -60,6 +61,7 @@ def plan_tools(
         return None
     functions = [tool.function for tool in request.tools]
     _check_names(functions)
+    schemas = {function.name: _arguments(function) for function in functions}
     if choice in (None, "auto") and known is None:
         raise InvalidRequestError(
             'tool_choice: "auto", which is the default, is not allowed, since this model\'s format '
@@ -71,12 +73,12 @@ def plan_tools(
     tokens = {one: token for one in form.markers if (token := special_id(one)) is not None}
     reading = CallReading(
         form,
-        {function.name: function.arguments for function in functions},
+        schemas,
         imposed=choice not in (None, "auto"),
         shown_tokens={token: text for text, token in tokens.items()},
     )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
-    return ToolPlan(shown, reading, _wish(request, functions, form, tokens))
+    return ToolPlan(shown, reading, _wish(request, functions, reading, tokens))
 
 
 def _check_names(functions: Sequence[Function]) -> None:
@@ -85,32 +87,44 @@ def _check_names(functions: Sequence[Function]) -> None:
         raise InvalidRequestError(f"tools: two functions are called {twice!r}", "tools")
 
 
+def _arguments(function: Function) -> dict[str, Any]:
+    """The schema of a call's arguments, which are an object."""
+    try:
+        return object_schema(function.arguments, "parameters")
+    except GrammarError as error:
+        field = f"tools.{function.name}"
+        raise InvalidRequestError(f"{field}: {error}", field) from None
+
+
 def _wish(
-    request: ToolFields, functions: Sequence[Function], form: ToolFormat, tokens: Mapping[str, int]
+    request: ToolFields,
+    functions: Sequence[Function],
+    reading: CallReading,
+    tokens: Mapping[str, int],
 ) -> Wish | None:
     """A grammar of calls: of one function, of any, or of text with calls in it."""
     choice, one = request.tool_choice, request.parallel_tool_calls is False
+    form, schemas = reading.form, reading.schemas
     if isinstance(choice, NamedTool):
-        wanted = [function for function in functions if function.name == choice.function.name]
-        if not wanted:
+        name = choice.function.name
+        if name not in schemas:
             raise InvalidRequestError(
-                f"tool_choice.function.name: {choice.function.name!r} is not among the tools",
+                f"tool_choice.function.name: {name!r} is not among the tools",
                 "tool_choice.function.name",
             )
-        return _structural_tag(form.imposed.calls(_checked(wanted), tokens, one=True))
+        return _structural_tag(
+            form.imposed.calls(_checked({name: schemas[name]}), tokens, one=True)
+        )
     if choice == "required":
-        return _structural_tag(form.imposed.calls(_checked(functions), tokens, one=one))
+        return _structural_tag(form.imposed.calls(_checked(schemas), tokens, one=one))
     if one or any(function.strict for function in functions):
-        return _structural_tag(form.imposed.text_with_calls(_checked(functions), tokens, one=one))
+        return _structural_tag(form.imposed.text_with_calls(_checked(schemas), tokens, one=one))
     return None
 
 
-def _checked(functions: Sequence[Function]) -> dict[str, Any]:
+def _checked(schemas: Mapping[str, Any]) -> dict[str, Any]:
     """Schemas by function, as the library gets them."""
-    return {
-        function.name: checked_schema(f"tools.{function.name}", function.arguments)
-        for function in functions
-    }
+    return {name: checked_schema(f"tools.{name}", schema) for name, schema in schemas.items()}
 
 
 def _structural_tag(form: dict[str, Any]) -> Wish:

@@ -30,7 +30,7 @@ class Function(RequestModel):
     name: FunctionName
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema; None: it takes none."""
+    """A JSON schema of an object; None: it takes none."""
     strict: bool | None = None
     """Whether a call's arguments must validate, also where the model chooses whether to call."""
 

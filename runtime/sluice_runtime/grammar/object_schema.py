@@ -1,0 +1,135 @@
+"""A function's parameters as a schema of objects: calls carry nothing else; pure.
+
+What does not say its type is held to objects, alternatives that are none are left out, and what can
+be no object is refused by its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.json_schema import ANNOTATIONS
+
+_OBJECT: Final = '"object"'
+_REFERRED: Final = 'a reference to a schema of type "object"'
+_MOST_SHOWN: Final = 60
+
+Schema = Mapping[str, Any]
+
+
+def object_schema(schema: Schema, path: str) -> dict[str, Any]:
+    """`schema`, with no value left that is not an object.
+
+    Raises:
+        GrammarError: no object is one of its values; names `path`, the value and what is allowed.
+    """
+    root, seen = schema, set[str]()
+    while _is_reference(schema):
+        _check_type(schema, path)
+        reference = schema["$ref"]
+        target = _target(reference, root)
+        if not isinstance(target, Mapping) or reference in seen:
+            raise _no_object(f"{path}.$ref", reference, _REFERRED)
+        seen.add(reference)
+        schema = target
+    return _held(schema, path, root) | {
+        key: root[key] for key in ("$defs", "definitions") if key in root
+    }
+
+
+def _held(schema: Schema, path: str, root: Schema) -> dict[str, Any]:
+    _check_type(schema, path)
+    held: dict[str, Any] = dict(schema)
+    rest = {key: value for key, value in schema.items() if key != "type"}
+    for key in ("enum", "const", "anyOf", "oneOf", "allOf"):
+        if key in schema:
+            held = rest = rest | {key: _objects(key, schema[key], f"{path}.{key}", root)}
+    return held if "$ref" in held or held is rest else held | {"type": "object"}
+
+
+def _objects(key: str, given: Any, path: str, root: Schema) -> Any:
+    """Those of a keyword's values or schemas that are objects."""
+    if key == "const":
+        if not isinstance(given, Mapping):
+            raise _no_object(path, given, "an object")
+        return given
+    parts = list(enumerate(given if isinstance(given, list) else []))
+    kept: list[Any] = []
+    if key == "enum":
+        kept = [part for _, part in parts if isinstance(part, Mapping)]
+    elif key == "allOf":
+        kept = [_alternative(part, f"{path}[{i}]", root) for i, part in parts]
+    else:
+        kept = [
+            _alternative(part, f"{path}[{i}]", root)
+            for i, part in parts
+            if not _is_none(part, root)
+        ]
+    if not kept:
+        raise _no_object(path, given, "one that is an object")
+    return kept
+
+
+def _alternative(part: object, path: str, root: Schema) -> dict[str, Any]:
+    """One part held to objects. References in it stay: what they lead to must say its type."""
+    if part is True:
+        return {"type": "object"}
+    if not isinstance(part, Mapping):
+        raise _no_object(path, part, "a schema of an object")
+    if _is_reference(part):
+        target = _target(part["$ref"], root)
+        if not isinstance(target, Mapping) or target.get("type") != "object":
+            raise _no_object(f"{path}.$ref", part["$ref"], _REFERRED)
+        return {key: value for key, value in part.items() if key != "type"}
+    return _held(part, path, root)
+
+
+def _is_none(part: object, root: Schema) -> bool:
+    """Whether no object is a value of it, by its own type or that of what it refers to."""
+    if isinstance(part, Mapping) and _is_reference(part):
+        part = _target(part["$ref"], root)
+    if not isinstance(part, Mapping):
+        return part is False
+    if "enum" in part and isinstance(part["enum"], list):
+        return not any(isinstance(value, Mapping) for value in part["enum"])
+    if "const" in part:
+        return not isinstance(part["const"], Mapping)
+    return "type" in part and not _may_be_object(part["type"])
+
+
+def _is_reference(schema: Schema) -> bool:
+    """One that stands alone and stays in the schema; any other is refused where grammars are."""
+    reference = schema.get("$ref")
+    return (
+        isinstance(reference, str)
+        and reference.startswith("#")
+        and not schema.keys() - ANNOTATIONS - {"$ref", "type"}
+    )
+
+
+def _target(reference: str, root: Schema) -> object:
+    """The part of the schema that a reference names; None: there is none."""
+    found: object = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(step.replace("~1", "/").replace("~0", "~"))
+    return found
+
+
+def _check_type(schema: Schema, path: str) -> None:
+    if "type" in schema and not _may_be_object(schema["type"]):
+        raise _no_object(f"{path}.type", schema["type"], _OBJECT)
+
+
+def _may_be_object(kind: object) -> bool:
+    return kind == "object" or (isinstance(kind, list) and "object" in kind)
+
+
+def _no_object(path: str, value: object, allowed: str) -> GrammarError:
+    text = json.dumps(value, ensure_ascii=False)
+    cut = text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+    return GrammarError(f"{path}: {cut} is not allowed; allowed: {allowed}")
