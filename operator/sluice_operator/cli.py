@@ -110,8 +110,9 @@ def _render(shown: list[Preview], output: str) -> int:
 def _simulate(words: Sequence[str]) -> int:
     """Hands over to the simulator, which says itself what of its needs is missing."""
     if find_spec(SIMULATOR) is None:
-        missing = "sluice simulate: the simulator is not installed; install its extra: "
-        print(f"{missing}pip install 'sluice[simulate]'", file=sys.stderr)
+        missing = "sluice simulate: the simulator is not installed; it comes with the extra"
+        had = "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
+        print(f"{missing} `simulate`: {had}", file=sys.stderr)
         return UNUSABLE
     return subprocess.run([sys.executable, "-m", SIMULATOR, *words], check=False).returncode
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-NEEDED: Final = "the simulator needs {}; install its extra: pip install 'sluice[simulate]'"
+from sluice_simulator.errors import INSTALL
+
+NEEDED: Final = f"the simulator needs {{}}; it comes with the extra `simulate`: {INSTALL}"
 
 
 def main() -> int:

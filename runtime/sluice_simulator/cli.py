@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,9 +27,12 @@ from sluice_simulator.traces.request import Trace, at_rate, window
 from sluice_simulator.traces.synthetic import WORKLOADS, synthesise
 from sluice_simulator.traces.tags import tagged
 
+FAILED: Final = 1
 UNUSABLE: Final = 2
 EXACT: Final = "exact"
 FLEET: Final = "fleet"
+TEXT: Final = "text"
+JSON: Final = "json"
 
 
 @dataclass(frozen=True)
@@ -55,19 +58,20 @@ class Simulation:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "sluice simulate") -> int:
-    """The command. 0: done; 2: something it was given cannot be used."""
+    """The command. 0: done; 1: a run in which every request failed; 2: something it was given
+    cannot be used."""
     options = _parser(prog).parse_args(arguments)
     try:
         simulation = _simulate(options)
     except SimulatorError as error:
         print(error, file=sys.stderr)
         return UNUSABLE
-    show: Callable[[Simulation], None] = options.show
+    show = _show_json if options.output == JSON else _show_text
     show(simulation)
     if options.plot:
         records = {name: run.record for name, run in simulation.runs.items()}
         draw(options.plot, f"{simulation.trace.name} on {simulation.cost.name}", records)
-    return 0
+    return 0 if all(run.summary.finished for run in simulation.runs.values()) else FAILED
 
 
 def _simulate(options: argparse.Namespace) -> Simulation:
@@ -179,12 +183,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     _add_cut(parser)
     parser.add_argument("--plot", type=Path, help="also draw a picture: FILE.png or FILE.svg")
     parser.add_argument(
-        "-o",
-        "--output",
-        dest="show",
-        type={"text": _show_text, "json": _show_json}.__getitem__,
-        default=_show_text,
-        help="text or json",
+        "-o", "--output", choices=(TEXT, JSON), default=TEXT, help="default: %(default)s"
     )
     return parser
 

@@ -5,11 +5,12 @@ The only module that needs matplotlib, and only when it is called.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sluice_simulator.errors import UnusableConfigError
+from sluice_simulator.errors import INSTALL, UnusableConfigError
 from sluice_simulator.record import Record
 
 if TYPE_CHECKING:
@@ -26,17 +27,24 @@ def check_plot(path: Path) -> None:
     """Before anything is simulated.
 
     Raises:
-        UnusableConfigError: a suffix that is not drawn, or matplotlib is not installed.
+        UnusableConfigError: a suffix that is not drawn, a place where no file can be made, or
+            matplotlib is not installed.
     """
     if path.suffix not in SUFFIXES:
         allowed = " or ".join(SUFFIXES)
         raise UnusableConfigError(
             f"--plot: {str(path)!r} is not allowed; allowed: a file that ends in {allowed}"
         )
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not path.parent.is_dir() or not os.access(place, os.W_OK):
+        raise UnusableConfigError(
+            f"--plot: {str(path)!r} is not allowed; allowed: a file in a folder that is there, "
+            "where you may write"
+        )
     try:
         import matplotlib as _  # noqa: F401
     except ImportError:
-        needed = "matplotlib; it comes with the extra `simulate`: pip install 'sluice[simulate]'"
+        needed = f"matplotlib; it comes with the extra `simulate`: {INSTALL}"
         raise UnusableConfigError(f"--plot: needs {needed}") from None
 
 

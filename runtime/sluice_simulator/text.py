@@ -24,6 +24,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min"
 
 
+def shown(times: Spread, seconds: float) -> str:
+    """A value of `times`; a dash where there is none."""
+    return duration(seconds) if times.count else "–"
+
+
 def number(value: float) -> str:
     """A whole number with thousands, or millions to three digits."""
     return f"{value / 1e6:.3g} M" if value >= 1e7 else f"{value:,.0f}"
@@ -48,11 +53,11 @@ def headline(trace: Trace, settings: SchedulerSettings, cost: Cost) -> str:
 
 
 def one_run(summary: Summary) -> str:
-    """Times by percentile, then what the engine did."""
+    """What failed, times by percentile, then what the engine did."""
     rows = [
         ("", "mean", "p50", "p90", "p99", "worst"),
         *(
-            (name, *(duration(value) for value in _times(times)))
+            (name, *(shown(times, value) for value in _times(times)))
             for name, times in (
                 ("TTFT", summary.ttft),
                 ("ITL", summary.itl),
@@ -61,7 +66,15 @@ def one_run(summary: Summary) -> str:
             )
         ),
     ]
-    return f"{table(rows)}\n\n{facts_of(summary)}"
+    return "\n\n".join(filter(None, (failures(summary), table(rows), facts_of(summary))))
+
+
+def failures(summary: Summary) -> str:
+    """How many requests failed, and why the first did; empty when none did."""
+    if not summary.failed:
+        return ""
+    of = number(summary.finished + summary.failed)
+    return f"{number(summary.failed)} of {of} requests failed; the first: {summary.first_error}"
 
 
 def facts_of(summary: Summary) -> str:
@@ -86,44 +99,44 @@ def facts_of(summary: Summary) -> str:
         ("chunk cuts", number(summary.chunk_cuts)),
         ("retractions", number(summary.retractions)),
     )
-    failure = [("first failure", summary.first_error)] if summary.first_error else []
-    return "\n".join(f"{name:<14} {fact}" for name, fact in (*facts, *failure))
+    return "\n".join(f"{name:<14} {fact}" for name, fact in facts)
 
 
 Columns = Sequence[tuple[str, Callable[[Summary], str]]]
 COLUMNS: Final[Columns] = (
-    ("TTFT p50", lambda run: duration(run.ttft.p50)),
-    ("p90", lambda run: duration(run.ttft.p90)),
-    ("p99", lambda run: duration(run.ttft.p99)),
-    ("worst", lambda run: duration(run.ttft.worst)),
-    ("ITL p50", lambda run: duration(run.itl.p50)),
-    ("p99", lambda run: duration(run.itl.p99)),
-    ("e2e p50", lambda run: duration(run.e2e.p50)),
-    ("p99", lambda run: duration(run.e2e.p99)),
+    ("TTFT p50", lambda run: shown(run.ttft, run.ttft.p50)),
+    ("p90", lambda run: shown(run.ttft, run.ttft.p90)),
+    ("p99", lambda run: shown(run.ttft, run.ttft.p99)),
+    ("worst", lambda run: shown(run.ttft, run.ttft.worst)),
+    ("ITL p50", lambda run: shown(run.itl, run.itl.p50)),
+    ("p99", lambda run: shown(run.itl, run.itl.p99)),
+    ("e2e p50", lambda run: shown(run.e2e, run.e2e.p50)),
+    ("p99", lambda run: shown(run.e2e, run.e2e.p99)),
     ("tok/s out", lambda run: number(run.output_rate)),
     ("cached", lambda run: f"{run.cached_share:.0%}"),
     ("usage", lambda run: f"{run.usage_mean:.0%}"),
     ("retracted", lambda run: number(run.retractions)),
 )
 URGENT: Final[Columns] = (
-    ("urgent TTFT p50", lambda run: duration(run.urgent_ttft.p50)),
-    ("p99", lambda run: duration(run.urgent_ttft.p99)),
+    ("urgent TTFT p50", lambda run: shown(run.urgent_ttft, run.urgent_ttft.p50)),
+    ("p99", lambda run: shown(run.urgent_ttft, run.urgent_ttft.p99)),
 )
 SMALL_TENANTS: Final[Columns] = (
-    ("small tenants p50", lambda run: duration(run.small_tenants_ttft.p50)),
-    ("p99", lambda run: duration(run.small_tenants_ttft.p99)),
+    ("small tenants p50", lambda run: shown(run.small_tenants_ttft, run.small_tenants_ttft.p50)),
+    ("p99", lambda run: shown(run.small_tenants_ttft, run.small_tenants_ttft.p99)),
 )
 
 
 def comparison(first_column: str, runs: Mapping[str, Summary]) -> str:
-    """A row a run; urgent requests and small tenants have columns where there are any."""
+    """What failed, then a row a run; urgent requests and small tenants have columns where there
+    are any."""
     columns = [*COLUMNS]
     columns += URGENT if any(run.urgent_ttft.count for run in runs.values()) else ()
     columns += SMALL_TENANTS if any(run.small_tenants_ttft.count for run in runs.values()) else ()
     head = (first_column, *(name for name, _ in columns))
-    return table(
-        [head, *((name, *(show(run) for _, show in columns)) for name, run in runs.items())]
-    )
+    rows = [head, *((name, *(show(run) for _, show in columns)) for name, run in runs.items())]
+    failed = [f"{name}: {failures(run)}\n" for name, run in runs.items() if run.failed]
+    return "\n".join((*failed, table(rows)))
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

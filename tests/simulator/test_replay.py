@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sluice_simulator.costs import Cost
 from sluice_simulator.report import summarise
-from sluice_simulator.text import facts_of
+from sluice_simulator.text import failures
 from sluice_simulator.traces.request import TraceRequest, trace_of
 from sluice_simulator.traces.synthetic import Workload, synthesise
 
@@ -124,7 +124,7 @@ def test_a_prompt_that_can_never_run_is_counted_as_failed() -> None:
     summary = summarise(replayed.record, replayed.status)
     assert (summary.finished, summary.failed) == (1, 1)
     assert "context length" in str(summary.first_error)
-    assert "first failure  the prompt has 300000 tokens" in facts_of(summary)
+    assert "1 of 2 requests failed; the first: the prompt has 300000 tokens" in failures(summary)
 
 
 def test_a_summary_adds_up() -> None:

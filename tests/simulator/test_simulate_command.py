@@ -97,6 +97,8 @@ def test_a_plot(suffix: str, trace: str, tmp_path: Path) -> None:
         (["--cost", "abacus"], "--cost: 'abacus' is not allowed; allowed: a preset"),
         (["--config", "none.json"], "none.json: --config: 'none.json' is not allowed"),
         (["--plot", "out.pdf"], "--plot: 'out.pdf' is not allowed; allowed: a file that ends in"),
+        (["--plot", "/none/a.png"], "--plot: '/none/a.png' is not allowed; allowed: a file in a"),
+        (["--plot", "/proc/self/stat/a.png"], "allowed: a file in a folder that is there"),
         (["--start", "9"], "--start 9: no request of talk is in there; allowed: a part of its 2 s"),
     ],
 )
@@ -114,6 +116,11 @@ def test_what_cannot_be_used_is_named(
         ({"kvTransfer": {}}, "kvTransfer"),
         ({"contextLength": 10_000_000}, "contextLength: 10000000 is not allowed"),
         ({"chunkSize": 8}, "chunkSize"),
+        (
+            {"chunkSize": -1, "slo": {"itlMilliseconds": 50}},
+            "chunkSize: -1 is not allowed; allowed: at least pageSize, as slo.itlMilliseconds",
+        ),
+        ({"mixedChunk": False, "slo": {"itlMilliseconds": 50}}, "mixedChunk: False is not allowed"),
     ],
 )
 def test_a_setting_that_cannot_be_simulated_is_refused(
@@ -128,6 +135,28 @@ def test_a_setting_that_cannot_be_simulated_is_refused(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("policies", ["fcfs", "fcfs,lpm"])
+def test_when_every_request_fails_there_are_failures_first_and_no_times(
+    policies: str, trace: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(json.dumps({"model": {"uri": "dummy://x"}, "contextLength": 16}))
+    words = ["--trace", trace, "--config", str(config), "--plot", str(tmp_path / "a.svg")]
+    assert main([*words, "--policy", policies]) == 1
+    out = capsys.readouterr().out
+    assert out.index("2 of 2 requests failed; the first: the prompt has ") < out.index("TTFT")
+    times = next(line for line in out.splitlines() if line.startswith(("TTFT", "lpm  ")))
+    assert times.split()[1:6] == ["–"] * 5
+
+
+def test_another_output_is_refused(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--trace", trace, "-o", "yaml"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "-o/--output: invalid choice: 'yaml' (choose from " in said
+    assert "json" in said
+
+
 def test_a_missing_dependency_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['msgspec'] = None\n"
@@ -135,4 +164,14 @@ def test_a_missing_dependency_names_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "needs msgspec; install its extra: pip install 'sluice[simulate]'" in done.stderr
+    assert "needs msgspec; it comes with the extra `simulate`: in a checkout" in done.stderr
+    assert "uv pip install '.[operator,simulate]'" in done.stderr
+
+
+def test_a_plot_without_matplotlib_names_the_extra(
+    trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["--trace", trace, "--plot", "out.png"]) == 2
+    assert "--plot: needs matplotlib" in (said := capsys.readouterr().err)
+    assert "uv pip install '.[operator,simulate]'" in said

@@ -169,7 +169,10 @@ def test_simulate_without_the_simulator_names_the_extra(
 ) -> None:
     monkeypatch.setattr("sluice_operator.cli.find_spec", lambda name: None)
     assert main(["simulate", "--help"]) == 2
-    assert "pip install 'sluice[simulate]'" in capsys.readouterr().err
+    assert (
+        "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
+        in capsys.readouterr().err
+    )
 
 
 def test_help_lists_simulate(capsys: pytest.CaptureFixture[str]) -> None:
