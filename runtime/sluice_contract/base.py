@@ -5,11 +5,14 @@ Knows how fields are spelled outside (camelCase) and how a refusal reads; knows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
+
+from sluice_contract.http_errors import shown
+from sluice_contract.places import Model, known_keys
+from sluice_contract.wording import allowed_words
 
 
 class ContractModel(BaseModel):
@@ -36,15 +39,23 @@ class ConfigError(ValueError):
         self.key = key
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{key}: {value!r} is not allowed; allowed: {allowed}")
+        super().__init__(f"{key}: {shown(repr(value))} is not allowed; allowed: {allowed}")
 
 
-def config_error_from(error: ValidationError, known_keys: Sequence[str] = ()) -> ConfigError:
-    """The first finding of a pydantic error as one line: key, value, what is allowed."""
-    finding = error.errors(include_url=False)[0]
+def config_error_from(error: ValidationError, kind: Model) -> ConfigError:
+    """The most telling finding about a `kind` as one line: key, value, what is allowed.
+
+    An unknown key comes first: it may be a misspelt one that is then missing.
+    """
+    findings = error.errors(include_url=False)
+    finding = min(findings, key=lambda one: one["type"] != "extra_forbidden")
     key = ".".join(str(part) for part in finding["loc"]) or "(root)"
+    value = finding["input"]
     if finding["type"] == "extra_forbidden":
-        return ConfigError(key, finding.get("input"), "known keys: " + ", ".join(known_keys))
+        known = ", ".join(known_keys(kind, finding["loc"][:-1]))
+        return ConfigError(key, value, f"known keys: {known}")
     if finding["type"] == "missing":
         return ConfigError(key, None, "a value: the key is required")
-    return ConfigError(key, finding.get("input"), finding["msg"].removeprefix("Value error, "))
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return ConfigError(key, value, allowed_words(kind, finding))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator
 
 from sluice_contract import ports
 from sluice_contract.base import ConfigError, ContractModel, config_error_from
@@ -199,11 +199,12 @@ class EngineConfig(EngineSettings):
         default=0, ge=0, lt=2**63, description="Seed of random weights and unseeded sampling."
     )
 
-    @model_validator(mode="after")
-    def _sizes_fit_each_other(self) -> Self:
-        if self.chunk_size == 0:
-            raise ValueError("chunkSize: 0 is not allowed; allowed: -1 (off) or at least one page")
-        return self
+    @field_validator("chunk_size")
+    @classmethod
+    def _chunk_of_something(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("-1 (off) or at least one page")
+        return value
 
 
 def parse_engine_config(text: str | bytes) -> EngineConfig:
@@ -213,10 +214,9 @@ def parse_engine_config(text: str | bytes) -> EngineConfig:
         ConfigError: one line with key, value and what is allowed.
     """
     try:
-        return EngineConfig.model_validate_json(text)
+        return EngineConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
-        known = [field.alias or name for name, field in EngineConfig.model_fields.items()]
-        raise config_error_from(error, known) from None
+        raise config_error_from(error, EngineConfig) from None
 
 
 def read_engine_config(path: Path) -> EngineConfig:

@@ -21,6 +21,8 @@ MAX_HEADER_BYTES: Final = 8190
 """Of one header, its name included, and of the request's target."""
 
 _SHOWN_CHARACTERS: Final = 60
+_SHOWN_ITEMS: Final = 100
+"""Of a list or a text: more than is shown of it in the end."""
 _LOOKED_AT_BYTES: Final = 1024
 _PARSED_AGAIN_BYTES: Final = 16 * 1024
 
@@ -125,3 +127,10 @@ def otherwise_bad(status: int, reason: str | None) -> Mistake:
 def shown(text: str) -> str:
     """A client's own text, cut short."""
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
+
+def shown_json(value: object) -> str:
+    """A client's own value as JSON, cut short: it goes back to the client and into no log."""
+    if isinstance(value, str | list):
+        value = value[:_SHOWN_ITEMS]
+    return shown(pydantic_core.to_json(value, fallback=str).decode())

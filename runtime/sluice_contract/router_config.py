@@ -116,10 +116,9 @@ def parse_router_config(text: str | bytes) -> RouterConfig:
         ConfigError: one line with key, value and what is allowed.
     """
     try:
-        return RouterConfig.model_validate_json(text)
+        return RouterConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
-        known = [field.alias or name for name, field in RouterConfig.model_fields.items()]
-        raise config_error_from(error, known) from None
+        raise config_error_from(error, RouterConfig) from None
 
 
 def read_router_config(path: Path) -> RouterConfig:

@@ -55,7 +55,7 @@ def _from_flags(options: argparse.Namespace) -> RouterConfig:
         server = RouterServer(host=options.host, port=options.port)
         return RouterConfig(engines=tuple(options.engines.split(",")), server=server)
     except ValidationError as error:
-        raise config_error_from(error) from None
+        raise config_error_from(error, RouterConfig) from None
 
 
 async def _run(config: RouterConfig) -> None:

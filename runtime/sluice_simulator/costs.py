@@ -85,5 +85,4 @@ def _parsed(name: str, text: bytes) -> Cost:
     try:
         return Cost.model_validate_json(text)
     except ValidationError as error:
-        known = [field.alias or name for name, field in Cost.model_fields.items()]
-        raise CostError(f"{name}: {config_error_from(error, known)}") from None
+        raise CostError(f"{name}: {config_error_from(error, Cost)}") from None

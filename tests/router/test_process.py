@@ -79,7 +79,7 @@ async def test_it_streams_and_leaves_on_sigterm_after_the_last_stream(tmp_path: 
         ('{"engines": ["http://x"], "extra": 1}', "extra: 1 is not allowed; allowed: known keys"),
         ('{"engines": ["http://x"], "load": {"staleSeconds": 0}}', "load.staleSeconds: 0"),
         ('{"discovery": {"service": "chat"}}', "discovery: None is not allowed"),
-        ("{", "Invalid JSON"),
+        ("{", r"allowed: a JSON object \(EOF"),
     ],
 )
 def test_bad_configuration_is_one_line_and_exit_code_2(

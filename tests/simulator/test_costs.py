@@ -54,7 +54,7 @@ def test_the_h200_takes_5_seconds_for_a_prompt_of_100_thousand_tokens() -> None:
     [
         ({"coefficients": {"step": 1}}, "coefficients.token: None is not allowed"),
         ({"coefficients": {**GOOD["coefficients"], "row": -1}}, "coefficients.row: -1"),
-        ({"speed": 3}, "speed: 3 is not allowed; allowed: known keys: name, source"),
+        ({"speed": 3}, "speed: 3 is not allowed; allowed: known keys: accelerator, coefficients"),
         ({"source": ""}, "source: ''"),
     ],
 )

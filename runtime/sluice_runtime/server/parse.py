@@ -11,14 +11,16 @@ from typing import Any, Final, TypeVar
 
 import pydantic_core
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from sluice_contract import http_errors
+from sluice_contract.places import known_keys
+from sluice_contract.wording import allowed_words
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.not_implemented import without_neutral_fields
 from sluice_runtime.server.protocol import GenerationRequest
 from sluice_runtime.server.request_model import RequestModel
-from sluice_runtime.server.wording import allowed_words
 
 _ALTERNATIVES: Final[Mapping[str, str]] = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
@@ -28,10 +30,7 @@ _ALTERNATIVES: Final[Mapping[str, str]] = {
     "guided_json": "a JSON schema, as an object or as text",
 }
 """Fields that take several types: what a value of none of them is told."""
-_ALTERNATIVE_NAMES: Final = frozenset({"str"})
-
-_SHOWN_ITEMS: Final = 100
-"""Of a list or a text: more than is shown of it in the end."""
+_ALTERNATIVE_NAMES: Final = frozenset({"NamedTool", "str"})
 
 ModelT = TypeVar("ModelT", bound=RequestModel)
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
@@ -75,26 +74,36 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequestError:
-    """The most telling finding: one about a value before one about its type."""
-    findings = error.errors(include_url=False)
-    finding = min(findings, key=lambda f: str(f["type"]).endswith("_type"))
+    """The refusal for the most telling finding."""
+    finding = min(error.errors(include_url=False), key=_rank)
     param = _param(finding["loc"])
     field = param.rpartition(".")[2]
     if finding["type"] == "missing":
         return InvalidRequestError(f"{param}: is required", param)
     if finding["type"] == "extra_forbidden":
         return _unknown_field(kind, finding["loc"])
-    allowed = allowed_words(finding)
-    if field in _ALTERNATIVES and str(finding["type"]).endswith("_type"):
+    allowed = allowed_words(kind, finding)
+    if field in _ALTERNATIVES and finding["type"].endswith("_type"):
         allowed = _ALTERNATIVES[field]
-    value = _shown(finding["input"])
+    last = finding["loc"][-1]
+    of_a_token = isinstance(last, str) and last.isdecimal()
+    value = http_errors.shown_json({last: finding["input"]} if of_a_token else finding["input"])
     return InvalidRequestError(f"{param}: {value} is not allowed; allowed: {allowed}", param)
+
+
+def _rank(finding: ErrorDetails) -> int:
+    """A value, an unknown field (it may be a misspelt one that is then missing), a type, a field
+    that is missing: of alternatives, the one that was meant is at fault in the former."""
+    kind = finding["type"]
+    if kind.endswith("_type") or (kind == "literal_error" and isinstance(finding["input"], dict)):
+        return 2
+    return {"extra_forbidden": 1, "missing": 3}.get(kind, 0)
 
 
 def _unknown_field(kind: type[RequestModel], location: Sequence[str | int]) -> InvalidRequestError:
     above, key = _param(location[:-1]), http_errors.shown(str(location[-1]))
     param = f"{above}.{key}" if above else key
-    known = "the API's fields" if above else ", ".join(sorted(kind.model_fields))
+    known = ", ".join(known_keys(kind, location[:-1]))
     return InvalidRequestError(f"{param}: is not a known field; allowed: {known}", param)
 
 
@@ -107,10 +116,3 @@ def _param(location: Sequence[str | int]) -> str:
         elif part.isidentifier() and part not in _ALTERNATIVE_NAMES:
             path += f".{part}" if path else part
     return path
-
-
-def _shown(value: object) -> str:
-    """A value as JSON, cut short: it goes back to the client and into no log."""
-    if isinstance(value, str | list):
-        value = value[:_SHOWN_ITEMS]
-    return http_errors.shown(pydantic_core.to_json(value, fallback=str).decode())

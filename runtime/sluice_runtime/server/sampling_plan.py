@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import msgspec
 from pydantic import ValidationError
+from sluice_contract.wording import allowed_words
 
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.server.protocol import GenerationRequest
-from sluice_runtime.server.wording import allowed_words
 
 _SEED_BITS: Final = 63
 
@@ -108,7 +108,7 @@ def _number(generation: Mapping[str, Any], key: str, default: float) -> float:
     try:
         GenerationRequest.model_validate({key: value})
     except ValidationError as error:
-        allowed = allowed_words(error.errors(include_url=False)[0])
+        allowed = allowed_words(GenerationRequest, error.errors(include_url=False)[0])
         raise ModelLoadError(
             f"generation_config.json: {key}: {value!r} is not allowed; allowed: {allowed}"
         ) from None

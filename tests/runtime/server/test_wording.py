@@ -7,10 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from pydantic import BaseModel
+from sluice_contract.config import EngineConfig
+from sluice_contract.router_config import RouterConfig
+from sluice_contract.wording import WORDS
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from sluice_runtime.server.wording import WORDS
+from sluice_simulator.costs import Cost
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -19,10 +23,20 @@ COMPLETION_CASES: list[tuple[str, Any, str]] = [
     ("model", "a\0", 'model: "a\\u0000" is not allowed; allowed: text without the character NUL'),
     ("stream", "yes", 'stream: "yes" is not allowed; allowed: true or false'),
     ("temperature", "1", 'temperature: "1" is not allowed; allowed: a number'),
-    ("temperature", -1, "temperature: -1 is not allowed; allowed: 0 or more"),
-    ("temperature", 2.5, "temperature: 2.5 is not allowed; allowed: 2 or less"),
-    ("top_p", 0, "top_p: 0 is not allowed; allowed: more than 0"),
-    ("top_k", 2**31, "top_k: 2147483648 is not allowed; allowed: less than 2147483648"),
+    ("temperature", -1, "temperature: -1 is not allowed; allowed: 0 to 2"),
+    ("temperature", 2.5, "temperature: 2.5 is not allowed; allowed: 0 to 2"),
+    ("top_p", 0, "top_p: 0 is not allowed; allowed: more than 0 and 1 or less"),
+    (
+        "top_k",
+        2**31,
+        "top_k: 2147483648 is not allowed; allowed: -1 or more and less than 2147483648",
+    ),
+    ("n", 0, "n: 0 is not allowed; allowed: 1 to 16"),
+    (
+        "stream_options",
+        {"inc": 1},
+        "stream_options.inc: is not a known field; allowed: include_obfuscation, include_usage",
+    ),
     ("max_tokens", "5", 'max_tokens: "5" is not allowed; allowed: an integer'),
     ("max_tokens", 1.5, "max_tokens: 1.5 is not allowed; allowed: an integer"),
     ("stop", "", 'stop: "" is not allowed; allowed: at least 1 character'),
@@ -51,7 +65,7 @@ COMPLETION_CASES: list[tuple[str, Any, str]] = [
         {"a": 1},
         'logit_bias: {"a":1} is not allowed; allowed: an object whose keys are token ids',
     ),
-    ("logit_bias", {"5": 101}, "logit_bias: 101 is not allowed; allowed: 100 or less"),
+    ("logit_bias", {"5": 101}, 'logit_bias: {"5":101} is not allowed; allowed: -100 to 100'),
     ("stream_options", 1, "stream_options: 1 is not allowed; allowed: an object"),
 ]
 CHAT_CASES: list[tuple[str, Any, str]] = [
@@ -66,7 +80,25 @@ CHAT_CASES: list[tuple[str, Any, str]] = [
     (
         "messages",
         [{"role": "user", "content": "a", "x": 1}],
-        "messages[0].x: is not a known field; allowed: the API's fields",
+        "messages[0].x: is not a known field; "
+        "allowed: content, name, refusal, role, tool_call_id, tool_calls",
+    ),
+    (
+        "messages",
+        [{"rol": "user", "content": "a"}],
+        "messages[0].rol: is not a known field; "
+        "allowed: content, name, refusal, role, tool_call_id, tool_calls",
+    ),
+    (
+        "response_format",
+        {"type": "json_schema", "json_schema": {"schem": {}}},
+        "response_format.json_schema.schem: is not a known field; "
+        "allowed: description, name, schema, strict",
+    ),
+    (
+        "tool_choice",
+        {"type": "function", "function": {"nam": "f"}},
+        "tool_choice.function.nam: is not a known field; allowed: name",
     ),
 ]
 
@@ -102,6 +134,7 @@ FINDINGS: dict[str, set[str]] = {
     "float": {"float_type", "finite_number"},
     "function-after": {"value_error"},
     "function-before": {"value_error"},
+    "enum": {"enum"},
     "int": {"int_type", "int_from_float"},
     "list": {"list_type"},
     "literal": {"literal_error"},
@@ -110,6 +143,7 @@ FINDINGS: dict[str, set[str]] = {
     "model-fields": {"dict_type", "extra_forbidden"},
     "nullable": set(),
     "str": {"string_type"},
+    "tuple": {"tuple_type"},
     "union": set(),
 }
 CONSTRAINTS: dict[str, dict[str, str]] = {
@@ -151,15 +185,16 @@ def findings_of(schema: Any) -> Iterator[str]:
             yield from findings_of(part)
 
 
-@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
-def test_there_are_words_for_all_that_a_request_model_can_find(
-    kind: type[GenerationRequest],
-) -> None:
+MODELS = [CompletionRequest, ChatRequest, EngineConfig, RouterConfig, Cost]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_there_are_words_for_all_that_a_model_can_find(kind: type[BaseModel]) -> None:
     found = set(findings_of(kind.__pydantic_core_schema__))
     assert "greater_than_equal" in found
     assert found - {"missing", "extra_forbidden"} <= WORDS.keys()
 
 
-def test_there_are_no_words_for_what_no_request_model_can_find() -> None:
-    schemas = [kind.__pydantic_core_schema__ for kind in (CompletionRequest, ChatRequest)]
-    assert WORDS.keys() <= set(findings_of(schemas))
+def test_there_are_no_words_for_what_no_model_can_find() -> None:
+    schemas = [kind.__pydantic_core_schema__ for kind in MODELS]
+    assert WORDS.keys() <= set(findings_of(schemas)) | {"json_invalid"}

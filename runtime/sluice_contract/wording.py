@@ -1,6 +1,7 @@
-"""What a field takes, in plain words: one row for each kind of finding the request models can make.
+"""What a field takes, in plain words: one row for each kind of finding that models can make.
 
-Knows pydantic's names of findings, none of its sentences, and no field.
+Of requests and of configuration files. Knows pydantic's names of findings, none of its sentences,
+and no field.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pydantic_core import ErrorDetails
+
+from sluice_contract.places import Model, bounds_at
 
 Words = Callable[[Mapping[str, Any]], str]
 
@@ -22,12 +25,14 @@ WORDS: Final[Mapping[str, Words]] = {
     "dict_type": _always("an object"),
     "finite_number": _always("a finite number"),
     "float_type": _always("a number"),
-    "greater_than": lambda context: f"more than {_number(context['gt'])}",
-    "greater_than_equal": lambda context: f"{_number(context['ge'])} or more",
+    "enum": lambda context: str(context["expected"]),
+    "greater_than": lambda context: _range(context),
+    "greater_than_equal": lambda context: _range(context),
     "int_from_float": _always("an integer"),
     "int_type": _always("an integer"),
-    "less_than": lambda context: f"less than {_number(context['lt'])}",
-    "less_than_equal": lambda context: f"{_number(context['le'])} or less",
+    "json_invalid": lambda context: f"a JSON object ({context['error']})",
+    "less_than": lambda context: _range(context),
+    "less_than_equal": lambda context: _range(context),
     "list_type": _always("a list"),
     "literal_error": lambda context: str(context["expected"]),
     "model_type": _always("an object"),
@@ -37,14 +42,23 @@ WORDS: Final[Mapping[str, Words]] = {
     "string_type": _always("a string"),
     "too_long": lambda context: f"{_holder(context)} of at most {_items(context['max_length'])}",
     "too_short": lambda context: f"a list of at least {_items(context['min_length'])}",
+    "tuple_type": _always("a list"),
     "value_error": lambda context: str(context["error"]),
 }
 """By pydantic's type of the finding; `missing` and `extra_forbidden` are about keys, not values."""
 
 
-def allowed_words(finding: ErrorDetails) -> str:
-    """What would have been allowed where `finding` was made."""
-    return WORDS[finding["type"]](finding.get("ctx", {}))
+def allowed_words(kind: Model, finding: ErrorDetails) -> str:
+    """What would have been allowed where `finding` was made in `kind`: both ends of a range."""
+    return WORDS[finding["type"]](finding.get("ctx", {}) | bounds_at(kind, finding["loc"]))
+
+
+def _range(bounds: Mapping[str, Any]) -> str:
+    number = {key: _number(value) for key, value in bounds.items()}
+    if "ge" in number and "le" in number:
+        return f"{number['ge']} to {number['le']}"
+    words = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
+    return " and ".join(text.format(number[key]) for key, text in words.items() if key in number)
 
 
 def _items(number: int) -> str:
