@@ -137,7 +137,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         _add_images(sub, environment)
     text = "what an engine would make of a trace (extra `simulate`); see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
-    text = "the spec that another engine's flags ask for, explained; see its --help"
+    text = "the service that another engine's flags ask for, explained; see its --help"
     commands.add_parser(TRANSLATE, help=text, add_help=False)
     return parser
 

@@ -76,5 +76,8 @@ COMMON: Final = (
     sets("engine.kvCacheDtype", "kv-cache-dtype"),
     needless("host", says="not needed: every pod listens on its own address"),
     needless("port", says="not needed: the front Service listens on port 80"),
+    switch(
+        "trust-remote-code", "", None, "no meaning here: a model's own Python code is never run"
+    ),
 )
 """Flags that all engines spell alike."""

@@ -48,6 +48,7 @@ FLAGS: Final = (
         "largest decode batch that is captured as a CUDA graph",
         number,
     ),
+    switch("disable-cuda-graph", "engine.cudaGraphMaxBatch", 0, "no CUDA graphs"),
     Flag(
         ("schedule-policy",),
         "engine.schedulingPolicy",

@@ -5,21 +5,31 @@ Pure: words in, a frozen value out. What no table knows is refused by name, neve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
+from sluice_contract.sizing import GENERAL
 from sluice_contract.supported import unsupported
 
 from sluice_operator.api.engine import EngineSpec
+from sluice_operator.model_uri import SERVED_SCHEMES, scheme_of
 from sluice_operator.translate import sglang, vllm
 from sluice_operator.translate.rows import Flag
 
 ENGINES: Final[Mapping[str, Sequence[Flag]]] = {"vllm": vllm.FLAGS, "sglang": sglang.FLAGS}
 LARGEST_DEFAULT_PREFILL: Final = 16_384
 """maxPrefillTokens when it is left out; a larger chunk needs a larger one."""
-_COMMANDS: Final = frozenset({"vllm", "serve", "sglang", "python", "python3", "launch_server"})
+_STARTS: Final = {
+    engine: re.compile(rf"(?:.*/bin/)?(?:python[\d.]*|{engine})|-m|serve|{modules}")
+    for engine, modules in {
+        "vllm": r"vllm\.entrypoints\.openai\.api_server",
+        "sglang": r"(?:sglang\.)?launch_server",
+    }.items()
+}
+"""Words that stand before an engine's flags where it is started by hand."""
 
 
 class UntranslatableError(ValueError):
@@ -29,7 +39,7 @@ class UntranslatableError(ValueError):
 @dataclass(frozen=True)
 class Translation:
     """`spec`: what to put into an InferenceService. `lines`: one for each flag, in their order.
-    `notes`: what this version does not have yet."""
+    `notes`: what is left out, changed, or not there yet in this version."""
 
     spec: dict[str, Any]
     lines: tuple[str, ...]
@@ -46,7 +56,7 @@ def translate(engine: str, given: Sequence[str]) -> Translation:
     spec: dict[str, Any] = {}
     lines: list[str] = []
     mistakes: list[str] = []
-    for name, text in _flags(given, known):
+    for name, text in _flags(_without_command(engine, given), known):
         try:
             lines.append(_carry_out(name, text, known.get(name), spec))
         except ValueError as error:
@@ -56,7 +66,16 @@ def translate(engine: str, given: Sequence[str]) -> Translation:
     if mistakes:
         raise UntranslatableError("\n".join(mistakes))
     lines += _consequences(spec)
-    return Translation(spec, tuple(lines), tuple(_notes(spec)))
+    rounded = list(_whole_pages(spec))
+    return Translation(spec, (*lines, *rounded), (*rounded, *_notes(spec)))
+
+
+def _without_command(engine: str, given: Sequence[str]) -> list[str]:
+    """The flags alone, of a line that starts the engine."""
+    words = list(given)
+    while words and _STARTS[engine].fullmatch(words[0]):
+        words.pop(0)
+    return words
 
 
 def _flags(given: Sequence[str], known: Mapping[str, Flag]) -> Iterator[tuple[str, str | None]]:
@@ -65,8 +84,7 @@ def _flags(given: Sequence[str], known: Mapping[str, Flag]) -> Iterator[tuple[st
     while words:
         word = words.pop(0)
         if not word.startswith("-"):
-            if word not in _COMMANDS:
-                yield "model", word
+            yield "model", word
             continue
         name, equals, text = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
@@ -111,17 +129,39 @@ def _consequences(spec: dict[str, Any]) -> Iterator[str]:
         yield f"and so engine.maxPrefillTokens: {chunk} (a step may hold one chunk of prompts)"
 
 
+def _whole_pages(spec: dict[str, Any]) -> Iterator[str]:
+    """Rounds the pool down to pages, of which it consists here."""
+    tokens, page = spec.get("engine", {}).get("kvPoolTokens", 0), _page_size(spec)
+    if tokens % page:
+        _put(spec, "engine.kvPoolTokens", whole := tokens - tokens % page)
+        yield f"engine.kvPoolTokens: {tokens} is rounded down to {whole}, whole pages of {page}"
+
+
+def _page_size(spec: Mapping[str, Any]) -> int:
+    return int(spec.get("engine", {}).get("pageSize") or GENERAL["page_size"])
+
+
 def _mistakes(spec: Mapping[str, Any]) -> list[str]:
     """Values that the API would refuse."""
+    engine = spec.get("engine", {})
     try:
-        EngineSpec.model_validate(spec.get("engine", {}))
+        EngineSpec.model_validate(engine)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         return [f"engine.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found]
+    tokens, page = engine.get("kvPoolTokens"), _page_size(spec)
+    if tokens is not None and tokens < page:
+        return [f"engine.kvPoolTokens: {tokens} is not allowed; allowed: at least a page ({page})"]
     return []
 
 
 def _notes(spec: Mapping[str, Any]) -> Iterator[str]:
+    uri = spec.get("model", {}).get("uri")
+    if uri is None:
+        yield "model.uri: no flag names it; an InferenceService needs it"
+    elif (scheme := scheme_of(uri)) not in SERVED_SCHEMES:
+        served = ", ".join(f"{name}://" for name in SERVED_SCHEMES)
+        yield f"model.uri: {scheme}:// is not implemented yet; allowed: {served}"
     if spec.get("mode") == "Disaggregated":
         yield "mode: Disaggregated is not implemented yet"
     for error in unsupported(EngineSpec.model_validate(spec.get("engine", {}))):

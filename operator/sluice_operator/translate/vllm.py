@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_operator.translate.rows import COMMON, Flag, sets, switch
+from sluice_operator.translate.rows import COMMON, Flag, needless, sets, switch
 from sluice_operator.translate.values import number, one_of
 
 FLAGS: Final = (
@@ -27,6 +27,11 @@ FLAGS: Final = (
         "engine.chunkSize",
         "tokens of one step, those of running requests included",
         number,
+    ),
+    switch("enforce-eager", "engine.cudaGraphMaxBatch", 0, "no CUDA graphs"),
+    needless(
+        "swap-space",
+        says="no meaning here: a request that gave its pages up is computed again",
     ),
     Flag(
         ("scheduling-policy", "schedule-policy"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -34,6 +35,12 @@ VLLM = {
         "engine": {"dtype": "float16"},
     },
     "--host 0.0.0.0 --port 80": {},
+    "--trust-remote-code --swap-space 4": {},
+    "--enforce-eager": {"engine": {"cudaGraphMaxBatch": 0}},
+    "python3 -m vllm.entrypoints.openai.api_server --model /m": {"model": {"uri": "file:///m"}},
+    "/usr/bin/python3.11 -m vllm.entrypoints.openai.api_server --model /m --port 80": {
+        "model": {"uri": "file:///m"}
+    },
     "--enable-auto-tool-choice --tool-call-parser llama3_json": {
         "engine": {"toolCallFormat": "llama3-json"}
     },
@@ -49,6 +56,16 @@ SGLANG = {
     "--disable-radix-cache": {"engine": {"prefixCache": False}},
     "--schedule-policy lpm": {"engine": {"schedulingPolicy": "lpm"}},
     "--radix-eviction-policy lfu": {"engine": {"prefixEvictionPolicy": "lfu"}},
+    "python -m sglang.launch_server --model-path /m": {"model": {"uri": "file:///m"}},
+    "python3 -m sglang.launch_server --model-path /m": {"model": {"uri": "file:///m"}},
+    "sglang.launch_server --model-path /m": {"model": {"uri": "file:///m"}},
+    "sglang serve --model-path /m --trust-remote-code": {"model": {"uri": "file:///m"}},
+    "--disable-cuda-graph": {"engine": {"cudaGraphMaxBatch": 0}},
+    "--max-total-tokens 100003": {"engine": {"kvPoolTokens": 100_000}},
+    "--max-total-tokens 100003 --page-size 64": {
+        "engine": {"kvPoolTokens": 99_968, "pageSize": 64}
+    },
+    "--max-total-tokens 4096": {"engine": {"kvPoolTokens": 4096}},
     "--disaggregation-mode decode": {"mode": "Disaggregated"},
     "--disaggregation-mode null": {"mode": "Mixed"},
     "--tool-call-parser qwen25": {"engine": {"toolCallFormat": "hermes"}},
@@ -98,7 +115,9 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("--enforce-eager", "--enforce-eager: is not known here"),
+        ("--enable-lora", "--enable-lora: is not known here"),
+        ("python -m sglang.launch_server", "--model: 'sglang.launch_server' is not allowed"),
+        ("--model /m -m vllm.entrypoints.openai.api_server", "--m: is not known here"),
         ("--max-num-seqs many", "--max-num-seqs: 'many' is not allowed; allowed: a whole number"),
         ("--max-num-seqs 1.5", "--max-num-seqs: '1.5' is not allowed; allowed: a whole number"),
         ("--max-num-seqs", "--max-num-seqs: needs a value"),
@@ -131,13 +150,16 @@ def test_the_command_prints_yaml_with_a_line_for_each_flag(
     assert main(["translate", "--from", "vllm", "--", *flags]) == 0
     shown = capsys.readouterr()
     assert yaml.safe_load(shown.out) == {
+        "apiVersion": "serving.sluice.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "model"},
         "spec": {
             "engine": {
                 "maxRunningRequests": 128,
                 "prefixCache": True,
                 "tensorParallelSize": 2,
             }
-        }
+        },
     }
     comments = [line for line in shown.out.splitlines() if line.startswith("# ")]
     assert comments[0] == (
@@ -145,6 +167,58 @@ def test_the_command_prints_yaml_with_a_line_for_each_flag(
     )
     assert len(comments) == 3
     assert "note: engine.tensorParallelSize: 2 is not allowed" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "note"),
+    [
+        (
+            "vllm",
+            "serve Qwen/Qwen3-8B",
+            "model.uri: hf:// is not implemented yet; allowed: file://",
+        ),
+        ("vllm", "--max-num-seqs 8", "model.uri: no flag names it; an InferenceService needs it"),
+        (
+            "sglang",
+            "--model-path /m --max-total-tokens 100003",
+            "engine.kvPoolTokens: 100003 is rounded down to 100000, whole pages of 16",
+        ),
+    ],
+)
+def test_what_is_not_there_yet_and_what_was_changed_is_said_on_stderr(
+    engine: str, given: str, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["translate", "--from", engine, "--", *given.split()]) == 0
+    assert f"note: {note}" in capsys.readouterr().err
+
+
+def test_a_pool_smaller_than_a_page_is_refused() -> None:
+    with pytest.raises(UntranslatableError) as caught:
+        translate("sglang", ["--max-total-tokens", "8"])
+    assert "kvPoolTokens: 8 is not allowed; allowed: at least a page (16)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("/models/Llama-3.1_8B --max-num-seqs 64", "llama-3-1-8b"),
+        ("/models/a --served-model-name org/My.Model", "my-model"),
+        (f"/models/4-{'ab-' * 20}", "ab-ab-ab-ab-ab-ab-ab-ab-ab-ab-ab-ab-ab-a"),
+        ("/models/4", "model"),
+    ],
+)
+def test_what_is_printed_can_be_planned(
+    given: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["translate", "--from", "vllm", "--", "vllm", "serve", *given.split()]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    monkeypatch.setattr("sys.stdin", io.StringIO(printed.out))
+    assert main(["plan", "-f", "-"]) == 0
+    assert f"InferenceService default/{name}: mode Mixed" in capsys.readouterr().out
 
 
 def test_an_unknown_flag_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
