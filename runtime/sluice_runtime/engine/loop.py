@@ -87,6 +87,7 @@ class EngineLoop:
         self._released: list[TokenDelta] = []
         self._draining = False
         self._idle = True
+        self._checked = True
         self._heard_seconds = self._clock.monotonic()
         self._heartbeat_seconds = self._clock.heartbeat_seconds
         self._pulse = Pulse(link.send, self._clock.monotonic, self._heartbeat_seconds)
@@ -199,14 +200,22 @@ class EngineLoop:
     def _rest(self, now: float) -> None:
         """Nothing runs: hand over what credit released, and show that the process lives."""
         if not self._idle:
-            self._scheduler.check_integrity()
             self._pace.forget_decode()
+            self._checked = False
         self._idle = True
         if self._released:
             mode = ForwardMode.IDLE.value
             self._send(StepResult(0, mode, now, 0.0, 0.0, self._deltas(()), self._load()))
         elif now - self._heard_seconds >= self._heartbeat_seconds:
+            self._check()
             self._send(Heartbeat(self._load()))
+
+    def _check(self) -> None:
+        """Once in each rest, and not at its beginning: with a large pool it takes milliseconds, for
+        which a request that comes at once would wait."""
+        if not self._checked:
+            self._scheduler.check_integrity()
+            self._checked = True
 
     def _count(self, batch: Batch, began: float, ended: float) -> None:
         if batch.extend_rows:

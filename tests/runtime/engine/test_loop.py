@@ -111,6 +111,18 @@ def test_it_waits_for_messages_only_while_idle_and_shows_that_it_lives(
     assert link.waits == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
 
 
+def test_the_books_are_checked_once_in_a_rest_and_not_while_requests_come(
+    link: FakeLink, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Scheduler] = []
+    monkeypatch.setattr(Scheduler, "check_integrity", seen.append)
+    link.coming.append([ask("a", 5, 3)])
+    turns(loop, 3)
+    assert not seen
+    turns(loop, 5)
+    assert len(seen) == 1
+
+
 def test_an_abort_ends_the_request_once(link: FakeLink, loop: EngineLoop) -> None:
     link.coming.append([ask("a", 5, 300)])
     link.coming.append([Abort("a"), Abort("a"), Abort("unknown")])
