@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+from sluice_contract.sizing import Source
+
 from sluice_operator.api.validate import parse_service
 from sluice_operator.observed import Images, Manifest, PoolObserved, ServiceObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
@@ -59,6 +62,7 @@ def as_json(shown: Preview) -> Manifest:
         "name": shown.service["metadata"]["name"],
         "namespace": shown.service["metadata"]["namespace"],
         "refusal": _refusal(plan),
+        "slo": _slo(plan),
         "pools": {pool.role.value: _pool(pool, below, plan) for pool, below in pools},
         "objects": [_identity(manifest) for manifest in shown.manifests],
     }
@@ -69,6 +73,20 @@ def _refusal(plan: ServicePlan) -> Manifest | None:
         return None
     refusal = plan.refusal
     return {"reason": refusal.reason, "field": refusal.field, "message": refusal.message}
+
+
+def _slo(plan: ServicePlan) -> Manifest:
+    """The promise, value by value with its source; empty where there is none."""
+    slo = plan.spec.slo if plan.spec else None
+    if slo is None:
+        return {}
+    user, general = (Source.USER.value, "spec"), (Source.GENERAL.value, "default")
+    return {
+        to_camel(name): {"value": value, "source": source, "from": origin}
+        for name, value in slo
+        if value is not None
+        for source, origin in [user if name in slo.model_fields_set else general]
+    }
 
 
 def _pool(pool: PlannedPool, below: PoolPlan, plan: ServicePlan) -> Manifest:
@@ -106,6 +124,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     assert plan.spec is not None
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
     yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
+    yield from _promise(plan)
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {pool.replicas}, each on {pool.accelerator.text}"
@@ -113,15 +132,23 @@ def _lines(shown: Preview) -> Iterator[str]:
         if _is_assumed(plan):
             yield "  That image is assumed, since the spec names none: the operator uses its own"
             yield "  default (SLUICE_ENGINE_IMAGE), and with another image comes another revision."
-        yield from _table(_settings_rows(pool))
+        yield from _table(_rows(settings_status(pool.settings)))
     yield ""
     yield f"{len(shown.manifests)} objects:"
     yield from _table((item["kind"], item["metadata"]["name"]) for item in shown.manifests)
 
 
-def _settings_rows(pool: PlannedPool) -> Iterator[tuple[str, ...]]:
+def _promise(plan: ServicePlan) -> Iterator[str]:
+    if not (slo := _slo(plan)):
+        return
+    yield ""
+    yield "Promise: the chunk of each step is chosen to keep it, and is chunkSize at most"
+    yield from _table(_rows({f"slo.{key}": entry for key, entry in slo.items()}))
+
+
+def _rows(settings: Manifest) -> Iterator[tuple[str, ...]]:
     yield ("setting", "value", "source", "from")
-    for key, entry in settings_status(pool.settings).items():
+    for key, entry in settings.items():
         yield (key, _value(entry["value"]), entry["source"], entry["from"])
 
 

@@ -38,6 +38,37 @@ def test_plan_says_what_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert ["EnginePool", "chat-mixed"] in rows
 
 
+@pytest.mark.parametrize(
+    ("slo", "rows"),
+    [
+        (None, {}),
+        (
+            {"itlMilliseconds": 50},
+            {"itlMilliseconds": [50, "User", "spec"], "percentile": [95, "General", "default"]},
+        ),
+        (
+            {"itlMilliseconds": 50, "percentile": 99},
+            {"itlMilliseconds": [50, "User", "spec"], "percentile": [99, "User", "spec"]},
+        ),
+    ],
+)
+def test_plan_shows_the_promise_and_what_it_resolves_to(
+    slo: dict[str, int] | None,
+    rows: dict[str, list[Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = _file(tmp_path, document({"slo": slo} if slo else {}))
+    assert main(["plan", "-f", file, "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert {key: list(entry.values()) for key, entry in found["slo"].items()} == rows
+    assert main(["plan", "-f", file]) == 0
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for key, row in rows.items():
+        assert [f"slo.{key}", *map(str, row)] in words
+    assert sum(line[:1] == ["Promise:"] for line in words) == bool(rows)
+
+
 def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", _file(tmp_path, document({})), "-o", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
