@@ -20,6 +20,10 @@ MAX_HEADERS: Final = 64
 MAX_HEADER_BYTES: Final = 8190
 """Of one header, its name included, and of the request's target."""
 
+_ROUTES: Final = (["chat", "completions"], ["completions"], ["models"])
+"""OpenAI's, below the base URL."""
+_BASE_URL: Final = "; allowed: /v1/{}, as with a client whose base URL ends in /v1"
+
 _SHOWN_CHARACTERS: Final = 60
 _SHOWN_ITEMS: Final = 100
 """Of a list or a text: more than is shown of it in the end."""
@@ -46,8 +50,11 @@ def error_object(
 
 
 def no_route(path: str) -> Mistake:
-    """404."""
-    return Mistake(404, "not_found", f"{shown(path)}: no such route")
+    """404; where a client's base URL is at fault, with what it should be."""
+    parts = [part for part in path.split("/") if part]
+    meant = next((route for route in _ROUTES if parts[-len(route) :] == route), None)
+    hint = "" if meant is None else _BASE_URL.format("/".join(meant))
+    return Mistake(404, "not_found", f"{shown(path)}: no such route{hint}")
 
 
 def method_not_allowed(method: str, path: str) -> Mistake:

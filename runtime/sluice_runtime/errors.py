@@ -67,6 +67,10 @@ class InvalidRequestError(RequestError):
     """The client's mistake: 400."""
 
 
+class ContextLengthError(InvalidRequestError):
+    """A prompt that no engine like this one can ever hold: 400 with a code of its own."""
+
+
 class AbortedError(RequestError):
     """Someone asked for the request to be given up."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sluice_contract.http_errors import not_json
+import pytest
+from sluice_contract.http_errors import no_route, not_json
 
 
 def test_where_a_mistake_is_is_said_of_short_bodies_and_not_looked_for_in_long_ones() -> None:
@@ -15,3 +16,23 @@ def test_what_is_no_object_is_shown_cut_short() -> None:
     told = not_json(b" [" + b"[]," * 100_000).message
     assert told.startswith("the body is [[],[],")
     assert len(told) < 120
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/completions/", "/v1/completions"),
+        ("//v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/models", "/v1/models"),
+    ],
+)
+def test_a_wrong_base_url_is_told_the_right_one(path: str, meant: str) -> None:
+    message = no_route(path).message
+    assert message.startswith(f"{path}: no such route; allowed: {meant}, ")
+    assert message.endswith("base URL ends in /v1")
+
+
+@pytest.mark.parametrize("path", ["/", "/nope", "/v1/completions/nope"])
+def test_any_other_path_is_told_nothing_more(path: str) -> None:
+    assert no_route(path).message == f"{path}: no such route"

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from sluice_runtime.errors import (
     AbortedError,
+    ContextLengthError,
     EngineDiedError,
     InvalidRequestError,
     OverloadedError,
@@ -56,6 +57,7 @@ class Kind:
 
 
 _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
+    ContextLengthError: Kind(400, INVALID_REQUEST, "context_length_exceeded"),
     InvalidRequestError: Kind(400, INVALID_REQUEST, "invalid_value"),
     ModelNotFoundError: Kind(404, INVALID_REQUEST, "model_not_found"),
     AbortedError: Kind(499, INVALID_REQUEST, "aborted"),

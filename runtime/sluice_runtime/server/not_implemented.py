@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sluice_contract import http_errors
+
 from sluice_runtime.errors import InvalidRequestError
 
 
@@ -53,7 +55,9 @@ def without_neutral_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     for key in body.keys() & ROWS.keys():
         if not any(_same(body[key], neutral) for neutral in ROWS[key].neutral):
             raise InvalidRequestError(
-                f"{key}: this value is not implemented yet; allowed: {ROWS[key].allowed}", key
+                f"{key}: {http_errors.shown_json(body[key])} is not implemented yet; "
+                f"allowed: {ROWS[key].allowed}",
+                key,
             )
     return {key: value for key, value in body.items() if key not in ROWS}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.errors import ContextLengthError, InvalidRequestError
 from sluice_runtime.messages import Grammar, Sampling
 from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
 from sluice_runtime.server.prompt_length import surely_exceeds
@@ -155,13 +155,17 @@ class Planner:
     def _encoded(self, text: str, param: str, *, special: bool) -> list[int]:
         most = self.limits.request_tokens
         if surely_exceeds(self.text.tokenizer, text, most):
-            raise InvalidRequestError(
-                f"{param}: the prompt has more than {most} tokens, which is all that the context "
-                f"({self.limits.context_length_tokens} tokens) and the KV pool "
-                f"({self.limits.kv_pool_tokens} tokens) hold",
-                param,
-            )
+            raise self._too_long(f"more than {most}", param)
         return self.text.tokenizer.encode(text, add_special_tokens=special)
+
+    def _too_long(self, tokens: str, param: str) -> ContextLengthError:
+        most = self.limits.request_tokens - 1
+        return ContextLengthError(
+            f"{param}: {tokens} tokens are not allowed; allowed: 1 to {most} in a prompt, with 1 "
+            f"token of answer (context length of {self.limits.context_length_tokens} tokens, KV "
+            f"pool of {self.limits.kv_pool_tokens})",
+            param,
+        )
 
     def _plans(
         self,
@@ -172,6 +176,8 @@ class Planner:
     ) -> list[ChoicePlan]:
         for prompt in prompts:
             if reason := refusal(self.limits, len(prompt.token_ids)):
+                if prompt.token_ids:
+                    raise self._too_long(str(len(prompt.token_ids)), param)
                 raise InvalidRequestError(f"{param}: {reason}", param)
             refuse_unknown_tokens(param, prompt.token_ids, self.vocabulary_size)
         min_tokens, ignore_eos = request.min_tokens or 0, bool(request.ignore_eos)

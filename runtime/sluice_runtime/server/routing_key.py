@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fastapi import Request
 from sluice_contract.engine_http import ROUTING_KEY_HEADER, is_acceptable_routing_key
+from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import InvalidRequestError
 
@@ -21,8 +22,8 @@ def routing_key_of(request: Request) -> str:
     given = request.headers.get(ROUTING_KEY_HEADER, "")
     if given and not is_acceptable_routing_key(given):
         raise InvalidRequestError(
-            f"{ROUTING_KEY_HEADER}: this value is not allowed; allowed: 1 to 128 letters, digits "
-            "and the characters - _ . : / @",
+            f"{ROUTING_KEY_HEADER}: {shown_json(given)} is not allowed; allowed: 1 to 128 letters, "
+            "digits and the characters - _ . : / @",
             ROUTING_KEY_HEADER,
         )
     return given

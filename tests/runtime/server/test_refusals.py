@@ -62,8 +62,22 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, completion(logprobs=True), "logprobs", "integer"),
     (COMPLETIONS, completion(prompt_logprobs=21), "prompt_logprobs", "0 to 20"),
     (COMPLETIONS, completion(echo=1), "echo", "true or false"),
-    (COMPLETIONS, completion(suffix="x"), "suffix", '""'),
-    (COMPLETIONS, completion(best_of=2), "best_of", "1"),
+    (
+        COMPLETIONS,
+        completion(suffix="x"),
+        "suffix",
+        'suffix: "x" is not implemented yet; allowed: ""',
+    ),
+    (COMPLETIONS, completion(store=True), "store", "store: true is not implemented"),
+    (COMPLETIONS, completion(metadata={"a": "b"}), "metadata", 'metadata: {"a":"b"} is not'),
+    (CHAT, chat(functions=[{"name": "f"}]), "functions", 'functions: [{"name":"f"}] is not'),
+    (CHAT, chat(reasoning_effort="low"), "reasoning_effort", 'reasoning_effort: "low" is not'),
+    (
+        COMPLETIONS,
+        completion(best_of=2),
+        "best_of",
+        "best_of: 2 is not implemented yet; allowed: 1",
+    ),
     (COMPLETIONS, completion(logit_bias={"1": 101}), "logit_bias", "-100 to 100"),
     (COMPLETIONS, completion(logit_bias={"a": 1}), "logit_bias", "token ids"),
     (COMPLETIONS, completion(presence_penalty=2.1), "presence_penalty", "-2 to 2"),
@@ -117,6 +131,24 @@ async def test_bad_input_is_a_400_that_names_the_field(server: Server) -> None:
         assert says in error["message"], case
         assert param is None or param in error["message"], case
     assert server.engine.heard == []
+
+
+@pytest.mark.parametrize("size", [512, 6_000])
+async def test_a_prompt_beyond_the_context_has_a_code_of_its_own(server: Server, size: int) -> None:
+    response = await server.http.post(COMPLETIONS, json=completion(prompt="a" * size))
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "512 tokens are not allowed; allowed: 1 to 511 in a prompt" in error["message"]
+    empty = await server.http.post(COMPLETIONS, json=completion(prompt=""))
+    assert empty.json()["error"]["code"] == "invalid_value"
+
+
+async def test_a_routing_key_is_refused_with_its_value(server: Server) -> None:
+    headers = {"x-sluice-routing-key": "a b"}
+    response = await server.http.post(COMPLETIONS, json=completion(), headers=headers)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith('X-Sluice-Routing-Key: "a b" is not allowed; allowed: 1 to 128')
 
 
 @pytest.mark.parametrize(
