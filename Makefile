@@ -8,7 +8,6 @@ BYTECODE := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(CURDIR)/.cache/bytec
 PYTEST := $(BYTECODE) OMP_NUM_THREADS=1 .venv/bin/pytest
 SOURCES := operator runtime kernels e2e tests benchmarks images
 MODEL ?= dummy://qwen3-tiny
-PORT ?= 8000
 CLUSTER ?=
 export CLUSTER
 
@@ -34,9 +33,9 @@ kubectl: ## kubectl against the local cluster: make kubectl ARGS="get infsvc"
 	@$(PYTHON) -m e2e.cluster kubectl $(ARGS)
 
 .PHONY: serve
-serve: ## one engine without a cluster: make serve MODEL=/path/to/model PORT=8000
+serve: ## one engine without a cluster: make serve MODEL=/path/to/model PORT=8000 CONFIG=engine.json SETTINGS='{"schedulingPolicy": "lpm"}'
 	@scripts/setup --serve
-	@scripts/serve "$(MODEL)" "$(PORT)"
+	@scripts/serve "$$MODEL" "$$PORT" "$$CONFIG" "$$SETTINGS"
 
 ## Test it
 

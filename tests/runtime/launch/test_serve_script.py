@@ -1,0 +1,48 @@
+"""`scripts/serve`: the settings it is given are the engine's, and what cannot be one is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "serve"
+FILE = {"model": {"uri": "dummy://qwen3-tiny"}, "server": {"port": 1}, "slo": {"percentile": 9}}
+
+
+def refusal(model: str = "", port: str = "", config: str = "", settings: str = "") -> str:
+    """What the script says of arguments of which one is at fault."""
+    command = [str(SCRIPT), model, port, config, settings]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    return ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"settings": "{"}, "SETTINGS: '{' is not allowed; allowed: a JSON object"),
+        ({"settings": "[]"}, "SETTINGS: '[]' is not allowed; allowed: a JSON object"),
+        ({"config": "/nope.json"}, "CONFIG: '/nope.json' is not allowed; allowed: a readable file"),
+        ({"port": "x"}, "PORT: 'x' is not allowed; allowed: a number from 0 to 65535"),
+        ({"port": "99999"}, "server.port: 99999 is not allowed; allowed: 0 to 65535"),
+        ({"settings": '{"chunkSizes": 3}'}, "chunkSizes: 3 is not allowed; allowed: known keys"),
+        ({"port": "1", "settings": '{"server": {"port": -1}}'}, "server.port: -1 is not allowed"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_key(arguments: dict[str, str], says: str) -> None:
+    assert says in refusal(**arguments)
+
+
+def test_settings_win_over_the_file_key_by_key(tmp_path: Path) -> None:
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps(FILE))
+    slo = '{"slo": {"itlMilliseconds": 50}}'
+    assert "slo.percentile: 9 is not allowed" in refusal(config=str(path), settings=slo)
+    assert "model.uri" in refusal(
+        config=str(path), settings='{"model": {"uri": ""}, "slo": {"itlMilliseconds": 50}}'
+    )
