@@ -115,7 +115,7 @@ def test_the_books_are_checked_once_in_a_rest_and_not_while_requests_come(
     link: FakeLink, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Scheduler] = []
-    monkeypatch.setattr(Scheduler, "check_integrity", seen.append)
+    monkeypatch.setattr(Scheduler, "check_integrity", lambda scheduler: seen.append(scheduler))
     link.coming.append([ask("a", 5, 3)])
     turns(loop, 3)
     assert not seen
