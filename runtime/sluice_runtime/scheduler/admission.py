@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from sluice_runtime.scheduler.chunk_budget import ChunkBudget
 from sluice_runtime.scheduler.lock_costs import Locking
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.prefill_share import Share, share_with
@@ -85,16 +86,16 @@ class Room:
     """Requests that may still join."""
     alone: bool
     """Nothing else holds or needs a page."""
-    beginning_weight: float = 1.0
-    """What a token at the beginning of a prompt takes of the chunk, beside one that goes on."""
 
 
 def reserved_tokens(requests: Iterable[Request], ratio: float) -> float:
     """Tokens that requests are expected to generate still."""
     may_end = whole = 0
     for request in requests:
-        tokens = request.remaining_tokens
-        if tokens > RESERVED_TOKENS_CLIP:  # min() would take a third of the loop
+        # `remaining_tokens` and min() written out: calls for every row were half of the loop.
+        known, scheduled = len(request.token_ids), request.computed_tokens + 1
+        tokens = request.most_tokens - (known if known > scheduled else scheduled)
+        if tokens > RESERVED_TOKENS_CLIP:
             tokens = RESERVED_TOKENS_CLIP
         if request.ignore_eos:
             whole += tokens
@@ -123,18 +124,22 @@ def room_beside(
 
 
 class PrefillAdder:
-    """Counts one step's budgets down; made anew for each step."""
+    """Counts one step's budgets down; made anew for each step. `budget` is the step's own, where it
+    is not chunkSize."""
 
-    def __init__(self, settings: SchedulerSettings, room: Room, ratio: float) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        room: Room,
+        ratio: float,
+        budget: ChunkBudget | None = None,
+    ) -> None:
         self._page_size = settings.page_size
         self._ratio = ratio
         share = max(settings.min_prefill_tokens, settings.page_size)
         self._rem_input = max(settings.max_prefill_tokens - room.decode_rows, share)
-        self._rem_chunk = (
-            None
-            if settings.chunk_size is None
-            else max(settings.chunk_size - room.decode_rows, share)
-        )
+        chunk = budget.tokens if budget else settings.chunk_size
+        self._rem_chunk = None if chunk is None else max(chunk - room.decode_rows, share)
         self._available_pages = room.available_pages
         self._rem_total = room.available_pages * settings.page_size - room.reserved_tokens
         self._locking = Locking()
@@ -144,7 +149,7 @@ class PrefillAdder:
         self._cut = False
         self._share: Share | None = None
         """While a part of the step is kept for the continuing prompt."""
-        self._beginning_weight = room.beginning_weight
+        self._beginning_weight = budget.beginning_weight if budget else 1.0
         self._given = 0
         """Tokens that others got beside it."""
 

@@ -10,19 +10,25 @@ tokens are forgotten apart, so that an hour of decoding does not erase what prom
 A step far from its prediction counts as one at the edge of what is likely. When several in a row
 are far off on the same side, it is the machine that has changed: all coefficients are scaled.
 
-Pure Python, some 20 microseconds a step. Knows no clock, no request and no device.
+Pure Python, some 15 microseconds a step. Knows no clock, no request and no device.
 """
 
 from __future__ import annotations
 
 import math
-from operator import mul
+from operator import add, itemgetter, mul
 from typing import Final, NamedTuple
 
 from sluice_runtime.scheduler.residuals import Residuals
 from sluice_runtime.scheduler.step_shape import StepShape
 
 SIZE: Final = 5
+PAIRS: Final = [(i, j) for i in range(SIZE) for j in range(i, SIZE)]
+"""Row and column of each entry of the upper triangle, which says all of a symmetric matrix."""
+ROWS: Final = [
+    itemgetter(*(PAIRS.index((min(i, j), max(i, j))) for j in range(SIZE))) for i in range(SIZE)
+]
+"""Each takes a whole row from such a triangle."""
 FORGETTING: Final = 0.99
 """A step counts for a third after a hundred more of its kind."""
 SWEEPS: Final = 6
@@ -43,17 +49,20 @@ class _Evidence:
     """The normal equations of one kind of step: `gram` x coefficients = `answers`."""
 
     def __init__(self) -> None:
-        self.gram = [[0.0] * SIZE for _ in range(SIZE)]
+        self.gram = [0.0] * len(PAIRS)
+        """The entries at PAIRS; the matrix is symmetric."""
         self.answers = [0.0] * SIZE
 
     def add(self, features: tuple[float, ...], seconds: float, scale: float) -> None:
         """One step, weighted so that its relative error counts."""
         weight = 1.0 / (scale * scale)
-        for i, row in enumerate(self.gram):
-            weighted = features[i] * weight
-            self.answers[i] = self.answers[i] * FORGETTING + weighted * seconds
-            for j in range(SIZE):
-                row[j] = row[j] * FORGETTING + weighted * features[j]
+        weighted = [weight * feature for feature in features]
+        products = [weighted[i] * features[j] for i, j in PAIRS]
+        self.gram = [old * FORGETTING + new for old, new in zip(self.gram, products, strict=True)]
+        self.answers = [
+            old * FORGETTING + new * seconds
+            for old, new in zip(self.answers, weighted, strict=True)
+        ]
 
 
 class _Step(NamedTuple):
@@ -160,16 +169,16 @@ class CostModel:
 
     def _solve(self) -> None:
         """Least squares without negative coefficients, by coordinate descent."""
-        rows = [
-            [a + b for a, b in zip(*pair, strict=True)]
-            for pair in zip(self._extending.gram, self._decoding.gram, strict=True)
-        ]
-        answers = [
-            a + b for a, b in zip(self._extending.answers, self._decoding.answers, strict=True)
+        gram = list(map(add, self._extending.gram, self._decoding.gram))
+        answers = map(add, self._extending.answers, self._decoding.answers)
+        rows = [pick(gram) for pick in ROWS]
+        equations = [
+            (i, row, row[i], answer)
+            for i, (row, answer) in enumerate(zip(rows, answers, strict=True))
+            if row[i] > FORGOTTEN
         ]
         found = self._coefficients
         for _ in range(SWEEPS):
-            for i, row in enumerate(rows):
-                if row[i] > FORGOTTEN:
-                    fitted = sum(map(mul, row, found))
-                    found[i] = max(0.0, found[i] + (answers[i] - fitted) / row[i])
+            for i, row, own, answer in equations:
+                better = found[i] + (answer - sum(map(mul, row, found))) / own
+                found[i] = better if better > 0.0 else 0.0

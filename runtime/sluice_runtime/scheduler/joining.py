@@ -97,9 +97,7 @@ class Joining:
     def _adder(self) -> PrefillAdder:
         """With what the next step has left for prompts."""
         budget = self._pacing.budget(self._roster.running, self._roster.prefilling)
-        settings = replace(self._settings, chunk_size=budget.tokens)
-        room = replace(self._room(), beginning_weight=budget.beginning_weight)
-        return PrefillAdder(settings, room, self._ratio.value)
+        return PrefillAdder(self._settings, self._room(), self._ratio.value, budget)
 
     def _room(self) -> Room:
         return room_beside(

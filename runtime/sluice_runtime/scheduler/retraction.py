@@ -38,7 +38,11 @@ class RetractionPlan:
 
 def opening(requests: Iterable[Request], page_size: int) -> list[Request]:
     """Those whose next token is the first of a page that they do not have yet."""
-    return [r for r in requests if r.computed_tokens >= len(r.page_ids) * page_size]
+    return [
+        r
+        for r in requests
+        if not r.computed_tokens % page_size and r.computed_tokens >= len(r.page_ids) * page_size
+    ]
 
 
 def plan_retraction(

@@ -38,8 +38,10 @@ class BatchWriter:
         """`starting`: those of `prefill` that have their rows since this step."""
         started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
         opened = self._open_pages(decode)
+        context_tokens = 0
         for request in decode:
-            request.computed_tokens += 1
+            request.computed_tokens = computed = request.computed_tokens + 1
+            context_tokens += computed
         return Batch(
             step=step,
             mode=forward_mode(bool(prefill), bool(decode)),
@@ -49,7 +51,7 @@ class BatchWriter:
             appended_pages=(*started, *opened),
             extend_rows=tuple([self._extend(item) for item in prefill]),
             decode_rows=tuple(map(ROW, decode)),
-            decode_context_tokens=sum([request.computed_tokens for request in decode]),
+            decode_context_tokens=context_tokens,
         )
 
     def _open_pages(self, decode: Sequence[Request]) -> list[PagesAppended]:

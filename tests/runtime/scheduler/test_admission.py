@@ -14,6 +14,7 @@ from sluice_runtime.scheduler.admission import (
     plan_prefill,
     reserved_tokens,
 )
+from sluice_runtime.scheduler.chunk_budget import ChunkBudget
 from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache, key_of
 from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
@@ -57,11 +58,16 @@ def room(**changed: Any) -> Room:
 
 
 def plan(
-    requests: list[Request], continuing: Request | None = None, ratio: float = 0.5, **changed: Any
+    requests: list[Request],
+    continuing: Request | None = None,
+    ratio: float = 0.5,
+    beginning_weight: float = 1.0,
+    **changed: Any,
 ) -> PrefillPlan:
     of_room = {k: changed.pop(k) for k in list(changed) if k in Room.__dataclass_fields__}
     settings = settings_of(page_size=16, **changed)
-    adder = PrefillAdder(settings, room(**of_room), ratio)
+    budget = ChunkBudget(settings.chunk_size, "Fixed", "", beginning_weight)
+    adder = PrefillAdder(settings, room(**of_room), ratio, budget)
     computing = BeingComputed(settings, [])
     return plan_prefill(adder, continuing, requests, lambda _: cached(0), computing)
 
