@@ -1,13 +1,14 @@
-"""Builds the native kernels beside their sources: `python kernels/build.py [FOLDER]`.
+"""Builds the native kernels beside their sources: `kernels/build.py [FOLDER] [--cache FOLDER]`.
 
 Through torch's extension builder, ahead of time, for the torch that runs this. One library holds
 every instruction set; the process that loads it picks. Needs g++ 12 or clang and setuptools here,
 and nothing where the library is used but that torch. What was built from the same sources with the
-same torch and compiler is left alone, without loading torch.
+same torch and compiler is left alone, or copied from the cache, without loading torch.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import platform
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ HERE = Path(__file__).parent / "sluice_kernels"
 SOURCES = HERE / "csrc"
 LIBRARY = "_native.so"
 STAMP = "_native.stamp"
+CACHED = 8
+"""Libraries in the cache, for the branches of somebody who works on the kernels."""
 
 # The widest last. A variant without flags runs on any processor of the architecture.
 VARIANTS: dict[str, list[str]] = {"generic": []}
@@ -39,6 +43,8 @@ if platform.machine() == "x86_64":
 FLAGS = ["-O3", "-std=c++20", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-g0"]
 # g++ 12 takes its own intrinsics' undefined registers for a mistake.
 WARNINGS = ["-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+# What setuptools adds to the command lines of its own accord.
+COMPILER_VARIABLES = ("CC", "CXX", "CPPFLAGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "LDSHARED")
 
 
 def fingerprint() -> str:
@@ -47,6 +53,7 @@ def fingerprint() -> str:
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
     digest.update(f"{version('torch')} {platform.machine()} {compiler_version()}".encode())
+    digest.update("\0".join(os.environ.get(name, "") for name in COMPILER_VARIABLES).encode())
     return digest.hexdigest()
 
 
@@ -64,14 +71,19 @@ def build(folder: Path) -> Path:
         """torch's builder, with objects whose flags are their own."""
 
         def build_extension(self, extension: Any) -> None:
-            for name, flags in VARIANTS.items():
-                extension.extra_objects += self.compiler.compile(
-                    [str(SOURCES / "variant.cpp")],
-                    output_dir=str(Path(self.build_temp) / name),
-                    macros=[("SLUICE_VARIANT", name)],
-                    extra_postargs=[*FLAGS, *WARNINGS, *flags],
-                )
+            with ThreadPoolExecutor(os.cpu_count()) as compilers:
+                for objects in compilers.map(self.compile_variant, VARIANTS):
+                    extension.extra_objects += objects
             super().build_extension(extension)
+
+        def compile_variant(self, name: str) -> list[str]:
+            objects: list[str] = self.compiler.compile(
+                [str(SOURCES / "variant.cpp")],
+                output_dir=str(Path(self.build_temp) / name),
+                macros=[("SLUICE_VARIANT", name)],
+                extra_postargs=[*FLAGS, *WARNINGS, *VARIANTS[name]],
+            )
+            return objects
 
     extension = CppExtension(
         "sluice_kernels._native",
@@ -88,29 +100,47 @@ def build(folder: Path) -> Path:
         command.ensure_finalized()
         command.run()
         built = Path(command.get_ext_fullpath("sluice_kernels._native"))
-        return place(built, folder)
+        return place(built, folder / LIBRARY)
 
 
-def place(built: Path, folder: Path) -> Path:
+def place(source: Path, target: Path) -> Path:
     """In one step: a process that starts meanwhile sees the old library or the new one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{LIBRARY}.{os.getpid()}"
-    shutil.copyfile(built, temporary)
-    return temporary.replace(folder / LIBRARY)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.copyfile(source, temporary)
+    return temporary.replace(target)
 
 
-def main() -> int:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
+def obtain(folder: Path, cache: Path | None, wanted: str) -> None:
+    """From the cache, or compiled and kept there."""
+    kept = None if cache is None else cache / f"{wanted[:16]}.so"
+    if kept is not None and kept.exists():
+        place(kept, folder / LIBRARY)
+        return
+    print("… building the kernels", file=sys.stderr)
+    build(folder)
+    if kept is not None:
+        place(folder / LIBRARY, kept)
+        by_age = sorted(kept.parent.glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
+        for old in by_age[:-CACHED]:
+            old.unlink(missing_ok=True)
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=HERE)
+    parser.add_argument("--cache", type=Path, help="where built libraries are kept")
+    arguments = parser.parse_args(words)
     try:
         wanted = fingerprint()
     except FileNotFoundError:
         print("… no C++ compiler: the engine will compute in plain torch", file=sys.stderr)
         return 0
-    stamp = folder / STAMP
-    if (folder / LIBRARY).exists() and stamp.exists() and stamp.read_text() == wanted:
+    stamp = arguments.folder / STAMP
+    built = (arguments.folder / LIBRARY).exists() and stamp.exists()
+    if built and stamp.read_text() == wanted:
         return 0
-    print("… building the kernels", file=sys.stderr)
-    build(folder)
+    obtain(arguments.folder, arguments.cache, wanted)
     stamp.write_text(wanted)
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -26,30 +26,31 @@ def builder() -> ModuleType:
 @pytest.fixture
 def built(
     builder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[], int]:
-    """Runs the command on an empty folder with a compiler that only counts; returns its count."""
+) -> Callable[..., int]:
+    """Runs the command on a folder with a compiler that only counts; returns its count, which is
+    also what the library consists of."""
     calls: list[Path] = []
 
     def compile_into(folder: Path) -> None:
         calls.append(folder)
-        (folder / builder.LIBRARY).write_bytes(b"library")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / builder.LIBRARY).write_text(str(len(calls)))
 
-    def run() -> int:
-        assert builder.main() == 0
+    def run(*words: str) -> int:
+        assert builder.main(list(words or (str(tmp_path),))) == 0
         return len(calls)
 
     monkeypatch.setattr(builder, "build", compile_into)
     monkeypatch.setattr(builder, "compiler_version", lambda: "12.0")
-    monkeypatch.setattr(sys, "argv", ["build.py", str(tmp_path)])
     return run
 
 
-def test_what_was_built_is_left_alone(built: Callable[[], int]) -> None:
+def test_what_was_built_is_left_alone(built: Callable[..., int]) -> None:
     assert [built(), built()] == [1, 1]
 
 
 def test_another_torch_or_compiler_builds_anew(
-    builder: ModuleType, built: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    builder: ModuleType, built: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = [built()]
     monkeypatch.setattr(builder, "version", lambda _: "99.0")
@@ -59,10 +60,43 @@ def test_another_torch_or_compiler_builds_anew(
     assert seen == [1, 2, 3]
 
 
-def test_a_library_that_is_gone_is_built_anew(built: Callable[[], int], tmp_path: Path) -> None:
+def test_a_library_that_is_gone_is_built_anew(built: Callable[..., int], tmp_path: Path) -> None:
     built()
     (tmp_path / "_native.so").unlink()
     assert built() == 2
+
+
+def test_another_clone_takes_the_library_from_the_cache_unless_it_differs(
+    builder: ModuleType,
+    built: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    cache = ("--cache", str(tmp_path / "cache"))
+    seen = [built(str(tmp_path / clone), *cache) for clone in ("one", "two", "two")]
+    monkeypatch.setenv("CXXFLAGS", "-march=native")
+    seen += [built(str(tmp_path / clone), *cache) for clone in ("two", "three")]
+    monkeypatch.delenv("CXXFLAGS")
+    seen.append(built(str(tmp_path / "two"), *cache))
+    assert seen == [1, 1, 1, 2, 2, 2]
+    libraries = [tmp_path / clone / builder.LIBRARY for clone in ("one", "two", "three")]
+    assert [library.read_text() for library in libraries] == ["1", "1", "2"]
+
+
+def test_the_cache_keeps_the_last_libraries(
+    builder: ModuleType,
+    built: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    cache = tmp_path / "cache"
+    for number in range(1, 11):
+        monkeypatch.setenv("CXXFLAGS", f"-DN={number}")
+        built(str(tmp_path / "clone"), "--cache", str(cache))
+        (made,) = (path for path in cache.iterdir() if path.read_text() == str(number))
+        os.utime(made, (number, number))
+    kept = sorted(int(path.read_text()) for path in cache.iterdir())
+    assert kept == list(range(11 - builder.CACHED, 11))
 
 
 def test_without_a_compiler_nothing_is_built_and_that_is_said(
@@ -72,7 +106,6 @@ def test_without_a_compiler_nothing_is_built_and_that_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(sys, "argv", ["build.py", str(tmp_path)])
-    assert builder.main() == 0
+    assert builder.main([str(tmp_path), "--cache", str(tmp_path / "cache")]) == 0
     assert not list(tmp_path.iterdir())
     assert "no C++ compiler" in capsys.readouterr().err
