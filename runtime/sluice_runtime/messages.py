@@ -82,6 +82,7 @@ class Generate(Message, frozen=True):
     """API → engine: run this prompt. Exactly one terminal `TokenDelta` answers it."""
 
     request_id: str
+    """Drawn by the API process for each choice, and never a client's: no other request has it."""
     prompt_ids: list[int]
     max_tokens: int
     """Already clamped to what the context and the pool hold."""

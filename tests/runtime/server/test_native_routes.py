@@ -82,6 +82,44 @@ async def test_a_request_is_aborted_by_its_id(server: Server, stream: bool) -> N
     assert again.json() == {"aborted": 0}
 
 
+async def test_requests_that_give_the_same_id_are_told_apart_and_aborted_together(
+    server: Server,
+) -> None:
+    server.engine.paused.set()
+    asked = [
+        asyncio.ensure_future(
+            server.http.post("/generate", json={"text": text}, headers={"x-request-id": "mine"})
+        )
+        for text in ("a", "bc", "def", "x")
+    ]
+    await until(lambda: len(server.engine.running) == 4)
+    (wire_id, *_) = server.engine.running
+    asked.append(
+        asyncio.ensure_future(
+            server.http.post("/generate", json={"text": "y"}, headers={"x-request-id": wire_id})
+        )
+    )
+    await until(lambda: len(server.engine.running) == 5)
+    server.engine.paused.clear()
+    answers = [await one for one in asked]
+    texts = [answer.json()["choices"][0]["text"] for answer in answers]
+    assert texts == ["a", "bc", "def", "x", "y"]
+    assert [answer.headers["x-request-id"] for answer in answers] == ["mine"] * 4 + [wire_id]
+
+    server.engine.paused.set()
+    await until(lambda: not server.engine.running)
+    same = [
+        asyncio.ensure_future(
+            server.http.post("/generate", json={"text": "x"}, headers={"x-request-id": "mine"})
+        )
+        for _ in range(2)
+    ]
+    await until(lambda: len(server.engine.running) == 2)
+    aborted = await server.http.post("/abort_request", json={"request_id": "mine"})
+    assert aborted.json() == {"aborted": 2}
+    assert [(await one).status_code for one in same] == [499, 499]
+
+
 async def test_a_stream_is_aborted_by_the_id_of_its_response(server: Server) -> None:
     server.engine.step_seconds = 0.01
     body = {"text": "x" * 300, "stream": True}
