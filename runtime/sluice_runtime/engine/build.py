@@ -116,9 +116,7 @@ def build_engine(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
     scheduler = Scheduler(settings, allocator)
-    grammars = GrammarQueue(
-        _compile_pool(files, model.spec.vocabulary_size), matchers, settings.max_queued_requests
-    )
+    grammars = GrammarQueue(_compile_pool(files, model.spec.vocabulary_size), matchers)
     return Engine(settings, scheduler, runner, grammars, model, memory.available)
 
 

@@ -1,7 +1,8 @@
 """The grammar queue: requests wait for their compiled grammar, in front of the scheduler.
 
 A request without a grammar never comes here, and one whose grammar is known passes at once; so
-nothing that can run waits for what is being compiled. Knows neither the scheduler nor processes.
+nothing that can run waits for what is being compiled. How many wait is the API process's to bound,
+who counts them among all that the engine holds. Knows neither the scheduler nor processes.
 """
 
 from __future__ import annotations
@@ -38,12 +39,10 @@ class GrammarQueue:
         self,
         compiler: Compiler,
         matchers: Matchers,
-        most_requests: int,
         cache: GrammarCache | None = None,
     ) -> None:
         self._compiler = compiler
         self._matchers = matchers
-        self._most_requests = most_requests
         self._cache = cache or GrammarCache()
         self._waiting: dict[GrammarKey, dict[str, Generate]] = {}
         self._keys: dict[str, GrammarKey] = {}
@@ -63,10 +62,6 @@ class GrammarQueue:
         key = GrammarKey(message.grammar.kind, message.grammar.text)
         if known := self._cache.get(key):
             self._release(message, known)
-        elif len(self._keys) >= self._most_requests:
-            error = f"{len(self._keys)} requests wait for their grammars (maxQueuedRequests)"
-            refused = TokenDelta(message.request_id, [], "error", error, refusal="overloaded")
-            self._released.ended.append(refused)
         else:
             if key not in self._waiting:
                 self._compiler.submit(key)

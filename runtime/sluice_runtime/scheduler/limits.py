@@ -32,16 +32,16 @@ class QueueLimits(Protocol):
     def max_queued_requests(self) -> int: ...
 
 
-def queue_full(limits: QueueLimits, held_requests: int) -> str | None:
-    """Why one more request is not taken, for a person; None when it is.
+def queue_full(limits: QueueLimits, held_requests: int, coming: int = 1) -> str | None:
+    """Why so many more requests are not taken together, for a person; None when they are.
 
-    Held is what runs and what waits: an engine with free rows takes them and a queue at once,
-    whatever arrives between two of its steps.
+    Held is what runs and what waits, for a grammar too: an engine with free rows takes them and a
+    queue at once, whatever arrives between two of its steps.
     """
-    if held_requests < limits.max_running_requests + limits.max_queued_requests:
+    if held_requests + coming <= limits.max_running_requests + limits.max_queued_requests:
         return None
     return (
-        f"the queue is full: {held_requests} requests run or wait; allowed: "
+        f"the queue is full: {held_requests} requests run or wait, {coming} more come; allowed: "
         f"{limits.max_running_requests} (maxRunningRequests) and "
         f"{limits.max_queued_requests} (maxQueuedRequests)"
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from sluice_runtime.errors import (
@@ -164,31 +164,28 @@ class EngineClient:
             self.end_streams(EngineDiedError(f"the engine has failed: {failure.message}"))
         return failure
 
-    def check_choices(self, choices: int) -> None:
-        """Refuses a request for more answers than the engine holds at once: it would be told to
-        come again for ever.
+    def open_all(
+        self, choices: Sequence[Generate], names: Collection[str] = ()
+    ) -> list[TokenStream]:
+        """Starts the choices of one request, all or none; the caller closes the streams. `names`
+        are for `abort`.
 
         Raises:
-            InvalidRequestError: with the numbers.
-        """
-        if self.ready is None or queue_full(self.ready, choices - 1) is None:
-            return
-        running, queued = self.ready.max_running_requests, self.ready.max_queued_requests
-        raise InvalidRequestError(
-            f"prompt and n: {choices} answers are not allowed; allowed: at most {running + queued} "
-            f"({running} maxRunningRequests and {queued} maxQueuedRequests)"
-        )
-
-    def open(self, generate: Generate, names: Collection[str] = ()) -> TokenStream:
-        """Starts a request; the caller closes the stream. `names` are for `abort`.
-
-        Raises:
-            UnavailableError: there is no engine that could run it.
-            OverloadedError: as many requests wait as may.
+            UnavailableError: there is no engine that could run them.
+            InvalidRequestError: the engine never holds so many at once.
+            OverloadedError: so many cannot be taken now.
         """
         if self.ready is None or self.failure is not None:
             raise UnavailableError("the model is not loaded")
-        self._check_queue(self.ready)
+        self._check_room(self.ready, len(choices))
+        return [self._open(choice, names) for choice in choices]
+
+    def open(self, generate: Generate) -> TokenStream:
+        """Starts a request of one choice; see `open_all`."""
+        return self.open_all([generate])[0]
+
+    def _open(self, generate: Generate, names: Collection[str]) -> TokenStream:
+        assert generate.request_id not in self._held, "ids are drawn here, and never a client's"
         self._held.add(generate.request_id)
         field = generate.grammar.field if generate.grammar else None
         stream = TokenStream(generate.request_id, self._link.send, field, names)
@@ -238,12 +235,19 @@ class EngineClient:
         silent_seconds = self._clock() - self._heard_seconds
         return self.ready is None or silent_seconds < SILENCE_SECONDS
 
-    def _check_queue(self, ready: EngineReady) -> None:
-        """Refuses what the engine would refuse, and what would join a queue that does not move."""
+    def _check_room(self, ready: EngineReady, choices: int) -> None:
+        """Refuses whatever the engine would refuse a part of, what it could never hold, and what
+        would join a queue that does not move."""
+        running, queued = ready.max_running_requests, ready.max_queued_requests
+        if queue_full(ready, 0, choices):
+            raise InvalidRequestError(
+                f"prompt and n: {choices} answers are not allowed; allowed: at most "
+                f"{running + queued} ({running} maxRunningRequests and {queued} maxQueuedRequests)"
+            )
         waiting = self.load.queued_requests if self.load else 0
-        if waiting >= ready.max_queued_requests:
+        if waiting >= queued:
             raise OverloadedError(f"the queue is full: {waiting} requests wait (maxQueuedRequests)")
-        if error := queue_full(ready, len(self._held)):
+        if error := queue_full(ready, len(self._held), choices):
             raise OverloadedError(error)
 
     def _receive(self, message: EngineReady | StepResult | Heartbeat) -> None:

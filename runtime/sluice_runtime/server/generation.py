@@ -51,11 +51,9 @@ class Generator:
         Raises:
             RequestError, GenerationFailedError: one of them failed; the others are aborted.
         """
-        self.client.check_choices(len(plans))
-        streams: list[TokenStream] = []
+        messages = [self._message(plan, caller) for plan in plans]
+        streams = self.client.open_all(messages, caller.names)
         try:
-            for plan in plans:
-                streams.append(self.client.open(self._message(plan, caller), caller.names))
             choices = [
                 self._choice(stream, plan) for stream, plan in zip(streams, plans, strict=True)
             ]

@@ -26,4 +26,4 @@ class FakeCompiler:
 
 def no_grammars() -> GrammarQueue:
     """For engines that are asked for none."""
-    return GrammarQueue(FakeCompiler(), Matchers(0), 0)
+    return GrammarQueue(FakeCompiler(), Matchers(0))

@@ -53,7 +53,7 @@ def matchers() -> Opened:
 
 @pytest.fixture
 def queue(compiler: FakeCompiler, matchers: Opened) -> GrammarQueue:
-    return GrammarQueue(compiler, matchers, most_requests=4)
+    return GrammarQueue(compiler, matchers)
 
 
 def ready(queue: GrammarQueue) -> list[str]:
@@ -162,14 +162,6 @@ def test_a_compilation_that_nobody_waits_for_any_more_is_remembered(
     queue.add(ask("two"))
     assert ready(queue) == ["two"]
     assert compiler.submitted == [key()]
-
-
-def test_the_queue_is_bounded(queue: GrammarQueue) -> None:
-    for number in range(5):
-        queue.add(ask(str(number), str(number)))
-    (end,) = queue.released().ended
-    assert (end.request_id, end.refusal) == ("4", "overloaded")
-    assert len(queue) == 4
 
 
 def test_an_ended_request_gives_its_matcher_back(

@@ -39,6 +39,13 @@ def engine() -> Iterator[Engine]:
         yield built
 
 
+def test_a_short_queue_holds_for_a_grammar_as_many_as_may_run_and_wait() -> None:
+    with engine_of(max_queued_requests=1) as short:
+        most = short.settings.max_running_requests + 1
+        answers = run(short, [ask(f"{i}", grammar("regex", "[ab]{2}"), 9) for i in range(most)])
+    assert {end.finish_reason for end in answers.ends.values()} == {"stop"}
+
+
 def test_answers_validate_against_their_schemas(engine: Engine) -> None:
     asked = [ask(name, schema_of(name)) for name in SCHEMAS]
     answers = run(engine, asked)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sluice_runtime.messages import Heartbeat, Refusal
+from sluice_runtime.messages import Abort, Generate, Heartbeat, Refusal
 
 from tests.runtime.server.conftest import MAX_BODY_BYTES, MODEL, Server, until
 from tests.runtime.server.fake_engine import MOST_QUEUED, MOST_RUNNING, load
@@ -276,6 +276,27 @@ async def test_as_many_as_run_and_wait_are_taken_at_once_and_one_more_is_a_429(
     await until(lambda: len(server.engine.running) == most)
     server.engine.paused.clear()
     assert [response.status_code for response in await asyncio.gather(*waiting)] == [200] * 6
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_choices_of_a_request_are_taken_together_or_not_at_all(
+    server: Server, stream: bool
+) -> None:
+    server.engine.paused.set()
+    held = MOST_RUNNING + MOST_QUEUED - 3
+    first = asyncio.ensure_future(server.http.post(COMPLETIONS, json=completion(n=held)))
+    await until(lambda: len(server.engine.running) == held)
+    refused = await server.http.post(COMPLETIONS, json=completion(n=4, stream=stream))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert f"{held} requests run or wait, 4 more come" in refused.json()["error"]["message"]
+    two = server.http.post(COMPLETIONS, json=completion(prompt=["a", "b"], n=2, stream=stream))
+    assert (await two).status_code == 429
+    last = asyncio.ensure_future(server.http.post(COMPLETIONS, json=completion(n=3, stream=stream)))
+    await until(lambda: len(server.engine.running) == held + 3)
+    assert len(server.engine.of(Generate)) == held + 3
+    assert not server.engine.of(Abort)
+    server.engine.paused.clear()
+    assert [(await one).status_code for one in (first, last)] == [200, 200]
 
 
 @pytest.mark.parametrize("stream", [True, False])
