@@ -86,8 +86,8 @@ MUTATIONS: Final = (
     Mutation(
         "admission: decode rows take the whole chunk",
         "admission",
-        "else max(settings.chunk_size - room.decode_rows, share)",
-        "else settings.chunk_size - room.decode_rows",
+        "None if chunk is None else max(chunk - room.decode_rows, share)",
+        "None if chunk is None else chunk - room.decode_rows",
         ("test_admission", "test_peers_failures"),
     ),
     Mutation(
@@ -422,8 +422,8 @@ MUTATIONS: Final = (
     Mutation(
         "cost: coefficients may be negative",
         "cost_model",
-        "found[i] = max(0.0, found[i] + (answers[i] - fitted) / row[i])",
-        "found[i] = found[i] + (answers[i] - fitted) / row[i]",
+        "found[i] = better if better > 0.0 else 0.0",
+        "found[i] = better",
         ("test_cost_model",),
     ),
     Mutation(
