@@ -31,8 +31,8 @@ def linear(weight: Tensor) -> Linear:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """`weight` in oneDNN's order where that pays, else as it is."""
-    can_pack = torch._C._has_mkldnn and weight.device.type == "cpu"
+    """`weight` in oneDNN's order where that pays, else as it is; oneDNN takes no empty ones."""
+    can_pack = torch._C._has_mkldnn and weight.device.type == "cpu" and weight.numel() > 0
     if can_pack and weight.dtype in PACKED_DTYPES:
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         return packed

@@ -58,13 +58,14 @@ class ShardedStack:
 
 
 def _shards(weights: LayerWeights, shards: int) -> Iterator[Tensor]:
-    """qkv, output, gate and up, down: of the first shard, then of the second."""
+    """qkv, output, gate and up, down: of the first shard, then of the second. Of a feed-forward
+    part narrower than `shards` some have nothing."""
 
     def rows(*matrices: Tensor) -> Tensor:
-        return torch.cat([matrix.chunk(shards)[shard] for matrix in matrices])
+        return torch.cat([matrix.tensor_split(shards)[shard] for matrix in matrices])
 
     for shard in range(shards):
         yield rows(weights.query, weights.key, weights.value)
-        yield weights.output.chunk(shards, dim=1)[shard]
+        yield weights.output.tensor_split(shards, dim=1)[shard]
         yield rows(weights.gate, weights.up)
-        yield weights.down.chunk(shards, dim=1)[shard]
+        yield weights.down.tensor_split(shards, dim=1)[shard]

@@ -28,7 +28,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 Make = Callable[[list[LayerWeights]], LayerStack]
 
 
-def layers(dtype: torch.dtype, *, head_norms: bool = True) -> list[LayerWeights]:
+def layers(
+    dtype: torch.dtype, *, head_norms: bool = True, inner: int = INNER
+) -> list[LayerWeights]:
     def drawn(*shape: int) -> Tensor:
         return (torch.randn(shape) * shape[-1] ** -0.5).to(dtype)
 
@@ -45,9 +47,9 @@ def layers(dtype: torch.dtype, *, head_norms: bool = True) -> list[LayerWeights]
             head_norms=(norm(DIM), norm(DIM)) if head_norms else None,
             output=drawn(HIDDEN, HEADS * DIM),
             mlp_norm=norm(HIDDEN),
-            gate=drawn(INNER, HIDDEN),
-            up=drawn(INNER, HIDDEN),
-            down=drawn(HIDDEN, INNER),
+            gate=drawn(inner, HIDDEN),
+            up=drawn(inner, HIDDEN),
+            down=drawn(HIDDEN, inner),
         )
         for _ in range(LAYERS)
     ]
@@ -85,6 +87,16 @@ def test_stacks_agree(name: str, dtype: torch.dtype, head_norms: bool, page_size
     weights = layers(dtype, head_norms=head_norms)
     wanted = computed(PlainStack(weights, SHAPE, TORCH.operators), dtype, page_size)
     seen = computed(STACKS[name](weights), dtype, page_size)
+    for actual, expected in zip(seen, wanted, strict=True):
+        assert (actual - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize("inner", [1, 3, 5, 9])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_rows_that_do_not_come_out_even_are_dealt_out_too(dtype: torch.dtype, inner: int) -> None:
+    weights = layers(dtype, inner=inner)
+    wanted = computed(PlainStack(weights, SHAPE, TORCH.operators), dtype)
+    seen = computed(ShardedStack(weights, SHAPE, 4), dtype)
     for actual, expected in zip(seen, wanted, strict=True):
         assert (actual - expected).norm() <= TOLERANCE[dtype] * expected.norm()
 
