@@ -6,6 +6,7 @@ What can be refused without a model or a device is refused here, before anything
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from sluice_contract.supported import unsupported
 from sluice_runtime import exits, model_files
 from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.supervisor import Supervisor
-from sluice_runtime.threads import thread_environment
+from sluice_runtime.threads import check_thread_limit, processors, thread_environment
 from sluice_runtime.transport import private_endpoint
 
 
@@ -61,6 +62,7 @@ def checked_config(path: Path) -> EngineConfig:
         check_slo(config.slo, resolved_values(settings))
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
+    check_thread_limit(config.threads or processors(), os.environ)
     model_files.resolve_model(config.model)
     return config
 

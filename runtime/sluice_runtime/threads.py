@@ -10,8 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from sluice_runtime import cgroups
+from sluice_contract.base import ConfigError
 
+from sluice_runtime import cgroups
+from sluice_runtime.errors import InvalidConfigError
+
+_LIMIT: Final = "OMP_THREAD_LIMIT"
 _VARIABLES: Final = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -24,6 +28,18 @@ _VARIABLES: Final = (
 def thread_environment(threads: int | None, root: Path = cgroups.ROOT) -> Mapping[str, str]:
     """The libraries' variables for `threads`, or for the processors this process may use."""
     return dict.fromkeys(_VARIABLES, str(threads or processors(root)))
+
+
+def check_thread_limit(threads: int, environment: Mapping[str, str]) -> None:
+    """The kernels' threads meet in every layer, so that all of them must be had.
+
+    Raises:
+        InvalidConfigError: OpenMP was told to give fewer.
+    """
+    given = environment.get(_LIMIT, "")
+    if given.strip().isdecimal() and int(given) < threads:
+        allowed = f"at least {threads} (threads), or leaving it out"
+        raise InvalidConfigError(str(ConfigError(_LIMIT, given, allowed)))
 
 
 def processors(root: Path = cgroups.ROOT) -> int:

@@ -57,6 +57,23 @@ def test_a_bad_file_is_one_line_and_a_termination_message(
     assert says in left.message
 
 
+def test_fewer_threads_of_openmp_than_the_engine_uses_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps({"model": DUMMY, "threads": 3}))
+    monkeypatch.setenv("SLUICE_TERMINATION_LOG", "")
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "2")
+    assert launch.main(["--config", str(path)]) == 2
+    assert capsys.readouterr().err == (
+        "error: OMP_THREAD_LIMIT: '2' is not allowed; "
+        "allowed: at least 3 (threads), or leaving it out\n"
+    )
+    for enough in ("3", "", "many"):  # what OpenMP does not understand, it leaves out
+        monkeypatch.setenv("OMP_THREAD_LIMIT", enough)
+        assert launch.checked_config(path).threads == 3
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{", b"\xff"])
 def test_a_file_that_is_no_json_is_refused(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
