@@ -33,17 +33,19 @@ class ModelRef(ContractModel):
     uri: str = Field(
         min_length=1,
         max_length=1024,
-        description="hf://org/name, pvc://claim/path, oci://image, file:///path, a plain path, "
-        "or dummy://name for random weights.",
+        description="Where the weights are: the path of a folder, file:///path, or dummy://name "
+        "for random weights.",
     )
     name: str | None = Field(
         default=None,
         min_length=1,
         max_length=256,
-        description="Name in the OpenAI API; the URI's last part when left out.",
+        description="Name of the model in the OpenAI API; the last part of the URI when left out.",
     )
     revision: str | None = Field(
-        default=None, max_length=128, description="Branch, tag or commit of a hub model."
+        default=None,
+        max_length=128,
+        description="Branch, tag or commit of a hub's model; no other has one.",
     )
 
     @property
@@ -55,10 +57,12 @@ class ModelRef(ContractModel):
 class KvTransfer(ContractModel):
     """How prefill engines hand the KV cache to decode engines."""
 
-    backend: Literal["Mooncake", "TCP"] = Field(default="Mooncake", description="Transfer backend.")
+    backend: Literal["Mooncake", "TCP"] = Field(
+        default="Mooncake", description="What carries the pages."
+    )
     protocol: Literal["tcp", "rdma"] = Field(default="tcp", description="Mooncake's transport.")
     device: str | None = Field(
-        default=None, max_length=128, description="RDMA device; chosen by Mooncake when left out."
+        default=None, max_length=128, description="RDMA device; Mooncake chooses when left out."
     )
     bootstrap_port: int = Field(
         default=ports.BOOTSTRAP, ge=1, le=65535, description="Rendezvous port of prefill engines."
@@ -69,10 +73,10 @@ class EngineSettings(ContractModel):
     """The tunables of one engine. All optional: what is left out is resolved, with its source."""
 
     dtype: DType | None = Field(
-        default=None, description="Type of weights and activations; auto is the checkpoint's."
+        default=None, description="Type of weights and activations; auto: the checkpoint's."
     )
     kv_cache_dtype: DType | None = Field(
-        default=None, description="Type of the KV cache; auto is the same as dtype."
+        default=None, description="Type of the KV cache; auto: the same as dtype."
     )
     tensor_parallel_size: int | None = Field(
         default=None, ge=1, le=64, description="GPUs that share each layer of one engine."
@@ -81,26 +85,30 @@ class EngineSettings(ContractModel):
         default=None,
         ge=1,
         le=16_777_216,
-        description="Most tokens of prompt and answer together; the model's own limit when absent.",
+        description="Most tokens of prompt and answer together; at most the model's own limit.",
     )
     chunk_size: int | None = Field(
         default=None,
         ge=-1,
         le=1_048_576,
-        description="Token budget of a prefill step, in tokens; -1 turns chunking off.",
+        description="Most tokens of one step: of prompts, and one for each request that decodes in "
+        "it. Longer prompts are computed in chunks. -1 turns chunking off.",
     )
     max_prefill_tokens: int | None = Field(
-        default=None, ge=1, le=16_777_216, description="Most prompt tokens in one prefill batch."
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="Most prompt tokens in one step, of all prompts together.",
     )
     min_prefill_tokens: int | None = Field(
         default=None,
         ge=1,
         le=1_048_576,
-        description="Part of the chunk that running requests cannot take in a mixed batch; "
-        "one page at least.",
+        description="Tokens of each step that are for prompts, however many requests decode in it; "
+        "at least pageSize.",
     )
     max_running_requests: int | None = Field(
-        default=None, ge=1, le=65_536, description="Most requests that decode at once."
+        default=None, ge=1, le=65_536, description="Most requests that run at once; more wait."
     )
     max_queued_requests: int | None = Field(
         default=None,
@@ -120,22 +128,32 @@ class EngineSettings(ContractModel):
     kv_pool_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Size of the KV pool in tokens; from free memory if absent.",
+        description="Size of the KV pool in tokens, a multiple of pageSize. Left out: what "
+        "memoryFraction leaves, but no more than maxRunningRequests whole contexts.",
     )
     memory_fraction: float | None = Field(
-        default=None, gt=0, lt=1, description="Share of device memory for weights and KV pool."
+        default=None,
+        gt=0,
+        lt=1,
+        description="Share of the device's memory for weights and KV pool (on CPUs, of the "
+        "container's). Not read when kvPoolTokens is given.",
     )
     mixed_chunk: bool | None = Field(
-        default=None, description="Whether decode rows join prefill chunks in one forward pass."
+        default=None,
+        description="Whether running requests decode in the steps that compute prompts; else "
+        "they wait meanwhile.",
     )
     prefix_cache: bool | None = Field(
-        default=None, description="Whether computed prefixes are kept and shared."
+        default=None,
+        description="Whether what was computed of a prompt is kept for prompts that begin alike.",
     )
     prefix_eviction_policy: EvictionPolicy | None = Field(
         default=None, description="Which cached prefixes go first when pages are needed."
     )
     overlap: bool | None = Field(
-        default=None, description="Whether scheduling runs beside the device's step."
+        default=None,
+        description="Whether the next step is planned while one runs. Pays on GPUs; on CPUs both "
+        "want the same cores.",
     )
     scheduling_policy: SchedulingPolicy | None = Field(
         default=None, description="Order in which waiting requests are admitted."
@@ -144,20 +162,25 @@ class EngineSettings(ContractModel):
         default=None,
         gt=0,
         le=10,
-        description="Factor on the share of max_tokens that admission reserves.",
+        description="Factor on the share of max_tokens that is reserved when a request is "
+        "admitted. Larger: fewer run at once, and fewer are sent back to the queue (retraction).",
     )
     priority_threshold: int | None = Field(
-        default=None, ge=0, description="Difference in priority above which a request preempts."
+        default=None,
+        ge=0,
+        description="With schedulingPolicy priority: a request sends back running ones whose "
+        "priority is lower by more than this.",
     )
     threads: int | None = Field(
-        default=None, ge=1, le=1024, description="CPU threads; the cgroup's quota when left out."
+        default=None, ge=1, le=1024, description="Threads that compute on CPUs."
     )
     tool_call_format: ToolCallFormat | None = Field(
         default=None,
-        description="How the model writes tool calls; found out from its chat template if absent.",
+        description="How the model writes tool calls; its chat template tells, if it is of a known "
+        "family.",
     )
     kv_transfer: KvTransfer | None = Field(
-        default=None, description="Hand-over of the KV cache between prefill and decode."
+        default=None, description="How prefill engines hand the KV cache to decode engines."
     )
 
 
@@ -179,12 +202,19 @@ class ServerSettings(ContractModel):
     """Where the engine's HTTP server listens, and its limits."""
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int = Field(default=ports.ENGINE_HTTP, ge=0, le=65535, description="0 picks a free port.")
+    port: int = Field(
+        default=ports.ENGINE_HTTP, ge=0, le=65535, description="Port; 0 picks a free one."
+    )
     drain_seconds: float = Field(
-        default=120.0, ge=0, le=86_400, description="How long streams may finish after SIGTERM."
+        default=120.0,
+        ge=0,
+        le=86_400,
+        description="How long running streams may finish after SIGTERM, in seconds.",
     )
     max_body_bytes: int = Field(
-        default=8 * 1024 * 1024, ge=1024, description="Largest request body that is read."
+        default=8 * 1024 * 1024,
+        ge=1024,
+        description="Largest request body that is read, in bytes; a larger one is answered 413.",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineSettings
+from sluice_contract.labels import Role
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ ROWS: Final = (
         "nothing (disaggregation is not implemented yet)",
     ),
 )
+
+
+ROLES: Final = (Role.MIXED,)
+"""What an engine can do in this version."""
 
 
 def unsupported(settings: EngineSettings) -> Iterator[ConfigError]:

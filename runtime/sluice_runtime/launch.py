@@ -14,9 +14,8 @@ from pathlib import Path
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
-from sluice_contract.labels import Role
 from sluice_contract.sizing import check_slo, resolve_settings, resolved_values
-from sluice_contract.supported import unsupported
+from sluice_contract.supported import ROLES, unsupported
 
 from sluice_runtime import exits, model_files
 from sluice_runtime.errors import InvalidConfigError, StartupError
@@ -52,10 +51,9 @@ def checked_config(path: Path) -> EngineConfig:
     """
     try:
         config = read_engine_config(path)
-        if config.role != Role.MIXED:
-            raise ConfigError(
-                "role", str(config.role), "mixed (the others are not implemented yet)"
-            )
+        if config.role not in ROLES:
+            allowed = f"{', '.join(ROLES)} (the others are not implemented yet)"
+            raise ConfigError("role", str(config.role), allowed)
         for refusal in unsupported(config):
             raise refusal
         settings = resolve_settings(config, Accelerator())

@@ -29,6 +29,11 @@ CRD_DEFAULT: Final[dict[str, Any]] = {"x-crd-default": True}
 """Marks a field whose default the API server writes into the object."""
 
 
+def left_out(words: object) -> dict[str, Any]:
+    """Schema extra: what holds when the field is left out, where its type's default is None."""
+    return {"x-left-out": str(words)}
+
+
 @dataclass(frozen=True)
 class Rule:
     """One constraint across fields. `field` is where the finding belongs, below the model."""
@@ -44,7 +49,8 @@ class Rule:
         return entry | ({"fieldPath": f".{self.field}"} if self.field else {})
 
 
-def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
+def add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Writes the rules of `model` into its schema."""
     rules = getattr(model, "RULES", ())
     if rules:
         schema["x-kubernetes-validations"] = [rule.to_crd() for rule in rules]
@@ -53,7 +59,7 @@ def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
 class ApiModel(ContractModel):
     """A part of a custom resource: frozen, camelCase outside, unknown keys refused."""
 
-    model_config = ConfigDict(json_schema_extra=_add_rules)
+    model_config = ConfigDict(json_schema_extra=add_rules)
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 from sluice_contract.config import EngineSettings, ModelRef
+from sluice_contract.left_out import words_when_left_out
 from sluice_contract.sizing import GENERAL
 
-from sluice_operator.api.base import ApiModel, Image, Rule, SecretKeyRef
+from sluice_operator.api.base import ApiModel, Image, Rule, SecretKeyRef, add_rules, left_out
 
 MODEL_URI: Final = (
     "hf://[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*"
@@ -72,8 +74,16 @@ class ModelSpec(ModelRef, ApiModel):
     )
 
 
+def _engine_schema(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    add_rules(schema, model)
+    for name, words in words_when_left_out().items():
+        schema["properties"][to_camel(name)] |= left_out(words)
+
+
 class EngineSpec(EngineSettings, ApiModel):
     """Settings of the engines. All optional: what is left out is resolved, and shown in status."""
+
+    model_config = ConfigDict(json_schema_extra=_engine_schema)
 
     image: Image | None = Field(
         default=None, description="Engine image; the one of the operator's release when left out."
@@ -82,14 +92,15 @@ class EngineSpec(EngineSettings, ApiModel):
         default=None,
         ge=0,
         le=86_400,
-        description="How long running streams may finish after SIGTERM, in seconds. Default: 120.",
+        json_schema_extra=left_out(DRAIN_SECONDS),
+        description="How long running streams may finish after SIGTERM, in seconds.",
     )
     startup_seconds: int | None = Field(
         default=None,
         ge=10,
         le=86_400,
-        description="How long an engine may take until its model is loaded, in seconds. "
-        "Default: 600.",
+        json_schema_extra=left_out(STARTUP_SECONDS),
+        description="How long an engine may take until its model is loaded, in seconds.",
     )
 
     RULES: ClassVar = (

@@ -40,7 +40,7 @@ class EnginePoolSpec(ApiModel):
         ge=0,
         le=1000,
         json_schema_extra=CRD_DEFAULT,
-        description="Number of engines. Default: 1.",
+        description="Number of engines.",
     )
     image: Image = Field(description="Engine image.")
     config_ref: LocalRef = Field(

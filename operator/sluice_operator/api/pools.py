@@ -6,7 +6,14 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from sluice_operator.api.base import CRD_DEFAULT, ApiModel, LabelValue, Resources, Rule
+from sluice_operator.api.base import (
+    CRD_DEFAULT,
+    ApiModel,
+    LabelValue,
+    Resources,
+    Rule,
+    left_out,
+)
 from sluice_operator.api.template import PodTemplate
 
 
@@ -21,7 +28,11 @@ class AcceleratorSpec(ApiModel):
         "nodes have.",
     )
     count: int | None = Field(
-        default=None, ge=1, le=64, description="GPUs of one engine (nvidia.com/gpu). Default: 1."
+        default=None,
+        ge=1,
+        le=64,
+        json_schema_extra=left_out(1),
+        description="GPUs of one engine (nvidia.com/gpu).",
     )
 
 
@@ -49,7 +60,7 @@ class PoolSpec(ApiModel):
         ge=0,
         le=1000,
         json_schema_extra=CRD_DEFAULT,
-        description="Number of engines. With autoscaling, the number to start from. Default: 1.",
+        description="Number of engines. With autoscaling, the number to start from.",
     )
     autoscaling: PoolAutoscaling | None = Field(
         default=None, description="Lets the number of engines follow the load."

@@ -26,8 +26,7 @@ class Slo(ApiModel):
         default=95,
         ge=50,
         le=99,
-        description="Share of requests, and of an engine's steps, that must keep it, in percent. "
-        "Default: 95.",
+        description="Share of requests, and of an engine's steps, that must keep it, in percent.",
     )
 
 
@@ -61,12 +60,12 @@ class AutoscalingSpec(ApiModel):
     on_metrics_loss: Literal["Hold", "Floor"] = Field(
         default="Hold",
         description="Hold keeps the replicas when load reports are missing, Floor goes to "
-        "minReplicas. Default: Hold.",
+        "minReplicas.",
     )
     provider: Literal["Internal", "External"] = Field(
         default="Internal",
         description="Internal: the operator scales. External: a HorizontalPodAutoscaler or KEDA "
-        "scales the EnginePools. Default: Internal.",
+        "scales the EnginePools.",
     )
 
 
@@ -76,5 +75,5 @@ class RolloutSpec(ApiModel):
     strategy: Literal["Surge", "InPlace"] = Field(
         default="Surge",
         description="Surge starts the new revision beside the old one. InPlace replaces pods "
-        "where no room is left. Default: Surge.",
+        "where no room is left.",
     )

@@ -1,43 +1,71 @@
 """Turns a pydantic model into a structural OpenAPI v3 schema, as apiextensions/v1 wants it.
 
-Inlines references, drops titles, nulls and every default that is not marked, and spells bounds
-the OpenAPI way. Knows no model.
+Inlines references, drops titles, nulls and every default that is not marked, tells the others in
+the description, and spells bounds the OpenAPI way. Knows no model.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
-from sluice_operator.api.base import ApiModel
+from pydantic import BaseModel
 
 Schema = dict[str, Any]
 
-_DROPPED = frozenset({"title", "default", "x-crd-default", "$defs", "propertyNames"})
+_DROPPED = frozenset({"title", "default", "x-crd-default", "x-left-out", "propertyNames"})
 
 
-def structural_schema(model: type[ApiModel]) -> Schema:
-    """The schema of `model`, without `$ref`; every field keeps its description."""
+def inlined_schema(model: type[BaseModel]) -> Schema:
+    """pydantic's schema of `model` without `$ref` and without null."""
     document = model.model_json_schema(by_alias=True)
-    return _structural(document, document.get("$defs", {}))
+    return _inlined(document, document.get("$defs", {}))
 
 
-def _structural(node: Schema, definitions: Schema) -> Schema:
-    node = _without_null(_inlined(node, definitions))
-    schema = {key: value for key, value in node.items() if key not in _DROPPED}
-    if node.get("x-crd-default"):
-        schema["default"] = node["default"]
-    if node.get("x-kubernetes-int-or-string"):
-        schema.pop("type", None)
-        return schema
-    return _bounds(_children(schema, definitions))
+def structural_schema(model: type[BaseModel]) -> Schema:
+    """The schema of `model` as a CRD may hold it; every field keeps its description."""
+    return _structural(inlined_schema(model))
+
+
+def left_out(node: Schema) -> str | None:
+    """What holds when a field is left out, in words; None when that is nothing."""
+    if "x-left-out" in node:
+        return str(node["x-left-out"])
+    value = node.get("default")
+    if value is None or isinstance(value, dict):
+        return None
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _inlined(node: Schema, definitions: Schema) -> Schema:
-    """The node with its reference resolved; what stands beside the reference wins."""
+    """The node and all below it with references resolved."""
+    node = _resolved(_without_null(_resolved(node, definitions)), definitions)
+    schema = {key: value for key, value in node.items() if key != "$defs"}
+    return _with_children(schema, lambda child: _inlined(child, definitions))
+
+
+def _structural(node: Schema) -> Schema:
+    schema = {key: value for key, value in node.items() if key not in _DROPPED}
+    if node.get("x-crd-default"):
+        schema["default"] = node["default"]
+    if (words := left_out(node)) is not None:
+        schema["description"] = f"{node['description']} Default: {words}."
+    if node.get("x-kubernetes-int-or-string"):
+        schema.pop("type", None)
+        return schema
+    if isinstance(schema.get("additionalProperties"), bool):
+        # Unknown fields are pruned (and refused by strict clients) by the API server itself.
+        del schema["additionalProperties"]
+    return _bounds(_with_children(schema, _structural))
+
+
+def _resolved(node: Schema, definitions: Schema) -> Schema:
+    """The node with its own reference resolved; what stands beside the reference wins."""
     if "$ref" not in node:
         return node
     target = definitions[node["$ref"].rpartition("/")[2]]
-    return _inlined(target, definitions) | {k: v for k, v in node.items() if k != "$ref"}
+    return _resolved(target, definitions) | {k: v for k, v in node.items() if k != "$ref"}
 
 
 def _without_null(node: Schema) -> Schema:
@@ -50,20 +78,13 @@ def _without_null(node: Schema) -> Schema:
     return option | {k: v for k, v in node.items() if k != "anyOf"}
 
 
-def _children(schema: Schema, definitions: Schema) -> Schema:
-    if "$ref" in schema:
-        return _structural(schema, definitions)
+def _with_children(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
     if "properties" in schema:
-        schema["properties"] = {
-            name: _structural(child, definitions) for name, child in schema["properties"].items()
-        }
-    if isinstance(schema.get("additionalProperties"), dict):
-        schema["additionalProperties"] = _structural(schema["additionalProperties"], definitions)
-    elif "additionalProperties" in schema:
-        # Unknown fields are pruned (and refused by strict clients) by the API server itself.
-        del schema["additionalProperties"]
-    if "items" in schema:
-        schema["items"] = _structural(schema["items"], definitions)
+        properties = {name: change(child) for name, child in schema["properties"].items()}
+        schema = schema | {"properties": properties}
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            schema = schema | {key: change(schema[key])}
     return schema
 
 

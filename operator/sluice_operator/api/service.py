@@ -35,7 +35,7 @@ class RouterSpec(ApiModel):
         ge=1,
         le=100,
         json_schema_extra=CRD_DEFAULT,
-        description="Number of routers. Default: 2.",
+        description="Number of routers.",
     )
     image: Image | None = Field(
         default=None, description="Router image; the one of the operator's release when left out."
@@ -43,7 +43,9 @@ class RouterSpec(ApiModel):
     resources: Resources | None = Field(
         default=None, description="CPU and memory of one router's container."
     )
-    auth: RouterAuth | None = Field(default=None, description="API keys.")
+    auth: RouterAuth | None = Field(
+        default=None, description="Who may send requests; left out: whoever reaches the router."
+    )
 
 
 class InferenceServiceSpec(ApiModel):
@@ -53,8 +55,7 @@ class InferenceServiceSpec(ApiModel):
     mode: Literal["Mixed", "Disaggregated"] = Field(
         default="Mixed",
         json_schema_extra=CRD_DEFAULT,
-        description="Mixed: every engine does prefill and decode. Disaggregated: a pool for each. "
-        "Default: Mixed.",
+        description="Mixed: every engine does prefill and decode. Disaggregated: a pool for each.",
     )
     slo: Slo | None = Field(
         default=None, description="The latency promise that scheduling and scaling work towards."
@@ -76,7 +77,7 @@ class InferenceServiceSpec(ApiModel):
     paused: bool = Field(
         default=False,
         json_schema_extra=CRD_DEFAULT,
-        description="True: the operator writes nothing but status. Default: false.",
+        description="True: the operator writes nothing but status.",
     )
 
     RULES: ClassVar = (

@@ -35,7 +35,7 @@ class ContainerPort(ApiModel):
 
     name: DnsLabel | None = Field(default=None, description="Name of the port.")
     container_port: int = Field(ge=1, le=65535, description="Port number.")
-    protocol: Literal["TCP", "UDP"] = Field(default="TCP", description="Protocol; TCP by default.")
+    protocol: Literal["TCP", "UDP"] = Field(default="TCP", description="Protocol.")
 
 
 class Sidecar(ApiModel):

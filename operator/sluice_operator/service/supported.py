@@ -6,7 +6,7 @@ engine shares: `sluice_contract.supported`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,6 +69,12 @@ ROWS: Final = (
     ),
 )
 
+POOL_ROWS: Final[Mapping[str, str]] = {
+    "autoscaling": "{pool}.replicas instead",
+    "accelerator": "nothing, as the engine runs on CPUs only in this version",
+}
+"""Fields that are refused of every pool, and what is allowed instead; `{pool}` is its path."""
+
 
 def refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     """A refusal for everything the spec asks for and this version does not have."""
@@ -83,14 +89,9 @@ def refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for role in spec.roles:
         pool, path = spec.pool(role), f"spec.pools.{role}"
-        if pool.autoscaling is not None:
-            yield _refusal(f"{path}.autoscaling", "a value", f"{path}.replicas instead")
-        if pool.accelerator is not None:
-            yield _refusal(
-                f"{path}.accelerator",
-                "a value",
-                "nothing, as the engine runs on CPUs only in this version",
-            )
+        for name, allowed in POOL_ROWS.items():
+            if getattr(pool, name) is not None:
+                yield _refusal(f"{path}.{name}", "a value", allowed.format(pool=path))
 
 
 def _refusal(field: str, value: object, allowed: str) -> Refusal:

@@ -103,6 +103,16 @@ def test_only_mode_paused_and_replicas_have_defaults() -> None:
     assert found["EnginePool"] == {".spec.replicas", ".status"}
 
 
+def test_what_holds_when_a_field_is_left_out_is_told_once_in_its_description() -> None:
+    spec = _schema(inference_service_crd())["properties"]["spec"]["properties"]
+    said = {name: node["description"] for name, node in spec["engine"]["properties"].items()}
+    assert said["drainSeconds"].endswith(" Default: 120.")
+    assert said["maxRunningRequests"].endswith(" Default: 256.")
+    assert "Default" not in said["image"]
+    for path, node in _nodes(_schema(inference_service_crd())):
+        assert node.get("description", "").count("Default:") <= 1, path
+
+
 def test_exclusive_bounds_are_spelled_the_openapi_way() -> None:
     text = json.dumps(_schema(inference_service_crd()))
     assert '"exclusiveMinimum": true' in text

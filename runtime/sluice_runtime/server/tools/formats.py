@@ -41,6 +41,8 @@ class ToolFormat:
     """One way to write calls."""
 
     name: ToolCallFormat
+    families: str
+    """Models that write calls so."""
     read: Reader
     imposed: Imposed
     """What a grammar of calls is made of."""
@@ -53,6 +55,7 @@ class ToolFormat:
 
 HERMES: Final = ToolFormat(
     name="hermes",
+    families="Hermes, Qwen2.5 and Qwen3",
     read=readers.read_hermes,
     imposed=JsonTag(
         begin='<tool_call>\n{"name": "%s", "arguments": ',
@@ -63,9 +66,9 @@ HERMES: Final = ToolFormat(
     known_by=lambda template: "<tool_call>" in template and "<function=" not in template,
     markers=(readers.CALL, readers.CALL_END),
 )
-"""Hermes, Qwen2.5 and Qwen3."""
 QWEN3_CODER: Final = ToolFormat(
     name="qwen3-coder",
+    families="Qwen3-Coder",
     read=readers.read_qwen3_coder,
     imposed=XmlTag(),
     known_by=lambda template: "<function=" in template,
@@ -73,24 +76,27 @@ QWEN3_CODER: Final = ToolFormat(
 )
 MISTRAL: Final = ToolFormat(
     name="mistral",
+    families="Mistral's models up to version 7 of their tokenizer",
     read=readers.read_mistral,
     imposed=JsonList(),
     known_by=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" not in template,
     markers=(readers.TOOL_CALLS,),
     draw_id=_nine_characters,
 )
-"""Mistral's models up to version 7 of their tokenizer: one list of calls."""
+"""One list of calls."""
 MISTRAL_NAMED: Final = ToolFormat(
     name="mistral",
+    families="those from version 11 on",
     read=readers.read_mistral,
     imposed=NamedTag(),
     known_by=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
     markers=(readers.TOOL_CALLS, readers.CALL_ID, readers.ARGS),
     draw_id=_nine_characters,
 )
-"""From version 11 on: a marker, the name and the arguments of each call."""
+"""A marker, the name and the arguments of each call."""
 LLAMA3: Final = ToolFormat(
     name="llama3-json",
+    families="Llama 3.1 to 3.3",
     read=readers.read_llama3,
     imposed=JsonTag(
         begin='{"name": "%s", "parameters": ', end="}", separator="; ", trigger='{"name": "'
@@ -100,7 +106,6 @@ LLAMA3: Final = ToolFormat(
     ),
     markers=(readers.PYTHON_TAG,),
 )
-"""Llama 3.1 to 3.3."""
 
 FORMATS: Final = (HERMES, QWEN3_CODER, MISTRAL, MISTRAL_NAMED, LLAMA3)
 WRAPPING: Final = HERMES

@@ -1,0 +1,35 @@
+"""What holds when a key of `engine.json` is left out, in words: for people, beside `sizing`.
+
+The CRDs and the reference show them. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from sluice_contract.accelerators import CPU
+from sluice_contract.sizing import GENERAL
+
+BY_ACCELERATOR: Final[Mapping[str, str]] = {
+    "chunk_size": f"by accelerator; {CPU.chunk_size} on CPUs",
+    "cuda_graph_max_batch": f"by accelerator; {CPU.cuda_graph_max_batch} on CPUs",
+    "tensor_parallel_size": "accelerator.count; 1 on CPUs",
+}
+FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
+    "context_length": "the model's",
+    "kv_pool_tokens": "by memoryFraction",
+    "min_prefill_tokens": "pageSize",
+    "threads": "the container's processors",
+    "tool_call_format": "by the chat template",
+}
+
+
+def words_when_left_out() -> dict[str, str]:
+    """By field name of `EngineSettings`; a field that is not here means nothing when left out."""
+    general = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in GENERAL.items()
+    }
+    return {**general, **BY_ACCELERATOR, **FOUND_BY_ENGINE}
