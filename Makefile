@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 # of which would otherwise compile all that it imports. It stays out of the tree.
 BYTECODE := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(CURDIR)/.cache/bytecode"
 PYTEST := $(BYTECODE) OMP_NUM_THREADS=1 .venv/bin/pytest
-SOURCES := operator runtime kernels e2e tests benchmarks images
+SOURCES := operator runtime kernels e2e tests benchmarks images docs
 MODEL ?= dummy://qwen3-tiny
 CLUSTER ?=
 export CLUSTER
@@ -57,7 +57,7 @@ lint: setup
 .PHONY: types
 types: setup
 	.venv/bin/mypy
-	.venv/bin/mypy e2e
+	.venv/bin/mypy e2e docs
 
 .PHONY: imports
 imports: setup
@@ -149,8 +149,9 @@ format: setup ## format and fix what can be fixed
 	.venv/bin/ruff format --quiet $(SOURCES)
 
 .PHONY: crds
-crds: setup ## write crds/ from the API types
+crds: setup ## write crds/ and the pages of docs/reference that say the same, from the types
 	$(PYTHON) -m sluice_operator.api.generate
+	$(PYTHON) -m docs.generate
 
 .PHONY: golden
 golden: setup ## write the golden manifests anew; read the diff

@@ -1,0 +1,204 @@
+"""The pages of the two kinds: every field of spec and status, from the types of the CRDs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from sluice_contract import supported as of_engine
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.schema import inlined_schema
+from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
+from sluice_operator.api.status import EnginePoolStatus, InferenceServiceStatus
+from sluice_operator.manifests.engine import PROCESS_TEMPLATE_FIELDS
+from sluice_operator.service import supported as of_service
+
+from docs.generate.fields import Notes, Row, Section, rules_of, sections_of
+from docs.generate.markdown import GENERATED, table
+from docs.generate.schema_words import Schema
+
+POOL: Final = "spec.pools.mixed"
+TEMPLATE: Final = f"{POOL}.template"
+AFFINITY: Final = f"{TEMPLATE}.affinity"
+OPENING: Final = (
+    "spec.model", "spec.slo", "spec.engine", "spec.pools", POOL, TEMPLATE, f"{TEMPLATE}.env[]",
+    f"{TEMPLATE}.volumes[]", f"{TEMPLATE}.sidecars[]", AFFINITY, "spec.autoscaling",
+    "spec.rollout", "spec.router",
+)  # fmt: skip
+EXPLAINED: Final = {
+    name: f"configuration.md#{name.lower()}"
+    for name in ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat")
+}
+
+SERVICE_HEAD: Final = """\
+# InferenceService
+
+`apiVersion: serving.sluice.dev/v1alpha1`, `kind: InferenceService`, short name `infsvc`,
+namespaced. This page has every field; on a cluster `kubectl explain infsvc.spec.engine` says the
+same of one. Only a name and `spec.model.uri` are required:
+
+```yaml
+apiVersion: serving.sluice.dev/v1alpha1
+kind: InferenceService
+metadata: {name: chat}
+spec:
+  model: {uri: "file:///models/sluice-tiny"}
+```
+
+`sluice plan -f service.yaml` shows what would come of a file, without a cluster. How engines,
+routers and the operator then behave is told in [scheduling](scheduling.md), [router](router.md)
+and [operator](operator.md).
+
+**Default** is what holds when a field is left out; where there is none, nothing does. Of the
+settings of engines `status.resolved` shows the values in use, each with where it is from.
+**Allowed** is what the API server takes; unknown fields are refused by `kubectl`, and dropped
+when another client sends them. **So far only** and **not yet** mark what the API server takes and
+this version does not have.
+"""
+
+CHANGES: Final = (
+    (
+        "`replicas` of a pool, `paused`",
+        "no engine restarts; engines that are too many finish their streams first",
+    ),
+    (
+        "`router`",
+        "the routers are replaced one by one; no engine restarts",
+    ),
+    ("`engine.drainSeconds`", "routers are replaced, and engines by another revision"),
+    (
+        "`engine.startupSeconds`; of a pool's `template` what is not named below",
+        "the same revision: its pods are replaced one by one, a new one before an old one leaves",
+    ),
+    (
+        "`model`, `slo`, the rest of `engine`; of a pool `accelerator`, `resources`, "
+        f"and of its `template` {', '.join(f'`{name}`' for name in PROCESS_TEMPLATE_FIELDS)}",
+        "another revision: new engines start beside the former ones, which finish their streams "
+        "and leave once the new ones are ready",
+    ),
+    ("`metadata.name`", "not possible: make another object"),
+)
+IMMUTABLE: Final = """
+No field of the spec is immutable, but for `replicas` of a pool beside `autoscaling`. A change that
+is refused writes nothing but status, and the former settings go on serving
+([conditions](operator.md#conditions)).
+"""
+
+NOT_YET: Final = """\
+## Taken by the API server, not implemented
+
+Such a spec is stored and not carried out: `Updated` is False with reason `NotImplemented`, and its
+message names the field, the value and what is allowed. `sluice plan` says the same beforehand.
+"""
+
+POOL_HEAD: Final = """\
+# EnginePool
+
+`apiVersion: serving.sluice.dev/v1alpha1`, `kind: EnginePool`, short name `epool`, namespaced. One
+pool of equal engines: `NAME-ROLE` of the InferenceService `NAME`. **The operator writes it**. What
+somebody else changes in its spec is taken back, with an event that names the field of the
+[InferenceService](inferenceservice.md) to change instead. Its status shows the revisions of a
+roll-out: `kubectl get epool`, `kubectl explain epool.status`.
+"""
+
+
+def service_page() -> str:
+    """docs/reference/inferenceservice.md."""
+    spec, status = inlined_schema(InferenceServiceSpec), inlined_schema(InferenceServiceStatus)
+    notes = Notes(_so_far(), EXPLAINED)
+    told = dict[str, str]()
+    lines = [GENERATED, SERVICE_HEAD, "## What a change does", ""]
+    lines += [*table(("change of", "what happens"), CHANGES), IMMUTABLE]
+    lines += [NOT_YET, *_so_far_table(), ""]
+    for section in sections_of(spec, "spec", OPENING, notes, told):
+        named = tuple(_name_rows()) if section.path == "spec" else ()
+        lines += _spec_section(Section(section.path, named + section.rows))
+    for section in sections_of(status, "status", (), notes, told):
+        lines += _status_section(section)
+    lines += _rules(spec, ((rule.field, rule.message, rule.cel) for rule in NAME_RULES))
+    return "\n".join(lines) + "\n"
+
+
+def pool_page() -> str:
+    """docs/reference/enginepool.md."""
+    told = dict[str, str]()
+    service = inlined_schema(InferenceServiceSpec)
+    for _ in sections_of(service, "spec", OPENING, Notes(), told):
+        pass
+    told = {part: _linked(place) for part, place in told.items()}
+    lines = [GENERATED, POOL_HEAD]
+    for section in sections_of(inlined_schema(EnginePoolSpec), "spec", (), Notes(), told):
+        lines += _spec_section(section)
+    for section in sections_of(inlined_schema(EnginePoolStatus), "status", (), Notes(), told):
+        lines += _status_section(section)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _name_rows() -> Iterator[Row]:
+    for rule in NAME_RULES:
+        allowed = rule.message.removeprefix(f"{rule.field} ")
+        yield Row(rule.field, "string", "required", allowed, "Name of the object.")
+
+
+def _linked(place: str) -> str:
+    if place.startswith("["):
+        return place.replace("(#", "(inferenceservice.md#")
+    return f"{place} of the [InferenceService](inferenceservice.md)"
+
+
+def _so_far() -> dict[str, str]:
+    """What this version allows only, by path."""
+    service = {row.field: row.allowed for row in of_service.ROWS}
+    pool = {
+        f"{POOL}.{name}": allowed.format(pool=POOL)
+        for name, allowed in of_service.POOL_ROWS.items()
+    }
+    engine = {f"spec.engine.{row.key}": row.allowed for row in of_engine.ROWS}
+    return {**service, **engine, **pool}
+
+
+def _so_far_table() -> Iterator[str]:
+    rows = ((f"`{path}`", allowed) for path, allowed in _so_far().items())
+    return table(("field", "allowed so far"), rows)
+
+
+def _spec_section(section: Section) -> Iterator[str]:
+    yield from (f"## {section.path}", "")
+    if below := _left_off(section):
+        yield from (f"Paths below `{below.rstrip('.')}`; as in any pod.", "")
+    rows = (
+        (
+            f"`{row.path.removeprefix(_left_off(section))}`",
+            row.type,
+            row.default,
+            row.allowed,
+            row.meaning,
+        )
+        for row in section.rows
+    )
+    yield from table(("field", "type", "default", "allowed", "what it is"), rows)
+    yield ""
+
+
+def _left_off(section: Section) -> str:
+    """What the paths of a section would all begin with."""
+    if section.path == AFFINITY:
+        return f"{TEMPLATE}."
+    return f"{POOL}." if section.path.startswith(TEMPLATE) else ""
+
+
+def _status_section(section: Section) -> Iterator[str]:
+    yield from (f"## {section.path}", "")
+    yield from ("What each condition says: [the operator](operator.md#conditions).", "")
+    rows = ((f"`{row.path}`", row.type, row.meaning) for row in section.rows)
+    yield from table(("field", "type", "what it says"), rows)
+    yield ""
+
+
+def _rules(spec: Schema, first: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    yield from ("## Rules across fields", "")
+    yield "As the API server evaluates them, in CEL: `self` is the object that holds the field."
+    yield "A rule of several fields stands here with the first of them."
+    found = ((path, rule["message"], rule["rule"]) for path, rule in rules_of(spec, "spec"))
+    for path, message, cel in (*first, *found):
+        yield from ("", f"- `{path}`: {message}", f"  `{cel}`")
