@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
 from sluice_kernels import native, reference
 from torch import Tensor
-
-pytestmark = pytest.mark.usefixtures("isa")
 
 LAYERS = 2
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -87,49 +86,61 @@ def step(rows: Rows, heads: Heads, page_size: int, dtype: torch.dtype) -> Step:
     )
 
 
+def assert_close(actual: Tensor, wanted: Tensor, within: float, isa: str) -> None:
+    torch.testing.assert_close(
+        actual, wanted, atol=within, rtol=within, msg=lambda text: f"{isa}: {text}"
+    )
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("page_size", [1, 16, 48])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("kind", ROWS)
 def test_every_row_attends_to_its_own_past(
-    kind: str, heads: Heads, page_size: int, dtype: torch.dtype
+    isas: Iterator[str], kind: str, heads: Heads, page_size: int, dtype: torch.dtype
 ) -> None:
     arguments = step(ROWS[kind], heads, page_size, dtype).arguments()
-    actual = native.paged_attention(*arguments)
     wanted = reference.paged_attention(*arguments)
-    torch.testing.assert_close(actual, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    for isa in isas:
+        assert_close(native.paged_attention(*arguments), wanted, TOLERANCE[dtype], isa)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_scores_that_grow_and_scores_far_apart_are_weighed_right(dtype: torch.dtype) -> None:
+def test_scores_that_grow_and_scores_far_apart_are_weighed_right(
+    isas: Iterator[str], dtype: torch.dtype
+) -> None:
     given = step([(1, 200), (40, 200)], Heads(4, 2, 64), 16, dtype)
     given.pool.mul_(8)
-    actual = native.paged_attention(*given.arguments())
     wanted = reference.paged_attention(*given.arguments())
     assert wanted.isfinite().all()
-    torch.testing.assert_close(actual, wanted, atol=8 * TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    for isa in isas:
+        actual = native.paged_attention(*given.arguments())
+        assert_close(actual, wanted, 8 * TOLERANCE[dtype], isa)
 
 
-def test_a_row_without_numbers_disturbs_no_other() -> None:
+def test_a_row_without_numbers_disturbs_no_other(isas: Iterator[str]) -> None:
     given = step([(1, 20), (1, 90), (30, 70)], Heads(4, 2, 64), 16, torch.bfloat16)
     wanted = reference.paged_attention(*given.arguments())
     given.queries[1] = float("nan")
-    actual = native.paged_attention(*given.arguments())
-    assert actual[1].isnan().all()
     others = [0, *range(2, 32)]
-    torch.testing.assert_close(actual[others], wanted[others], atol=2e-2, rtol=2e-2)
+    for isa in isas:
+        actual = native.paged_attention(*given.arguments())
+        assert actual[1].isnan().all(), isa
+        assert_close(actual[others], wanted[others], 2e-2, isa)
 
 
-def test_threads_do_not_change_a_result() -> None:
+def test_threads_do_not_change_a_result(isas: Iterator[str]) -> None:
     arguments = step(ROWS["mixed"], Heads(8, 4, 64), 16, torch.bfloat16).arguments()
-    alone = native.paged_attention(*arguments)
     threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    shared = native.paged_attention(*arguments)
-    torch.set_num_threads(threads)
-    assert torch.equal(alone, shared)
+    for isa in isas:
+        alone = native.paged_attention(*arguments)
+        torch.set_num_threads(3)
+        shared = native.paged_attention(*arguments)
+        torch.set_num_threads(threads)
+        assert torch.equal(alone, shared), isa
 
 
+@pytest.mark.usefixtures("isas")
 def test_the_library_shares_work_among_threads() -> None:
     """Compiled without OpenMP it would compute the same, on one thread."""
     assert b"GOMP_parallel" in native.LIBRARY.read_bytes()
@@ -138,40 +149,32 @@ def test_the_library_shares_work_among_threads() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_rotation_stores_where_it_is_told(heads: Heads, normed: bool, dtype: torch.dtype) -> None:
+def test_rotation_stores_where_it_is_told(
+    isas: Iterator[str], heads: Heads, normed: bool, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     n, page_size = 37, 16
     qkv = torch.randn(n, heads.queries + 2 * heads.keys, heads.dim).to(dtype)
     weight = torch.rand(heads.queries + heads.keys, heads.dim).to(dtype) + 0.5
     angles = torch.randn(n, heads.dim // 2)
     slots = torch.randperm(5 * page_size)[:n]
-    pools = [torch.zeros(5, LAYERS, 2, page_size, heads.keys, heads.dim, dtype=dtype)] * 1
-    pools.append(pools[0].clone())
-    queries = [
-        kernel(
-            qkv,
-            weight if normed else None,
-            1e-6,
-            angles.cos(),
-            angles.sin(),
-            pool,
-            1,
-            slots // page_size,
-            slots % page_size,
-        )
-        for kernel, pool in zip(
-            (native.rotate_and_store, reference.rotate_and_store), pools, strict=True
-        )
-    ]
-    for actual, wanted in (queries, pools):
-        torch.testing.assert_close(actual, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    assert not pools[0][:, 0].any()
+    where = slots // page_size, slots % page_size
+    numbers = qkv, weight if normed else None, 1e-6, angles.cos(), angles.sin()
+    wanted_pool = torch.zeros(5, LAYERS, 2, page_size, heads.keys, heads.dim, dtype=dtype)
+    wanted = reference.rotate_and_store(*numbers, wanted_pool, 1, *where)
+    for isa in isas:
+        pool = torch.zeros_like(wanted_pool)
+        queries = native.rotate_and_store(*numbers, pool, 1, *where)
+        assert_close(queries, wanted, TOLERANCE[dtype], isa)
+        assert_close(pool, wanted_pool, TOLERANCE[dtype], isa)
+        assert not pool[:, 0].any(), isa
 
 
-def test_tensors_of_other_shapes_are_refused() -> None:
+def test_tensors_of_other_shapes_are_refused(isas: Iterator[str]) -> None:
     given = step([(1, 20)], Heads(4, 2, 64), 16, torch.bfloat16)
     _, *others = given.arguments()
-    with pytest.raises(RuntimeError, match="queries"):
-        native.paged_attention(given.queries.float(), *others)
-    with pytest.raises(RuntimeError, match="queries"):
-        native.paged_attention(given.queries[:, :3].contiguous(), *others)
+    for _ in isas:
+        with pytest.raises(RuntimeError, match="queries"):
+            native.paged_attention(given.queries.float(), *others)
+        with pytest.raises(RuntimeError, match="queries"):
+            native.paged_attention(given.queries[:, :3].contiguous(), *others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from typing import Any
 
 import pytest
@@ -94,11 +95,16 @@ def test_every_row_names_a_real_setting_and_explains_itself(engine: str, flag: F
     assert flag.says
     assert "\n" not in flag.says
     for path in filter(None, (flag.path, *flag.also)):
-        shape: Any = InferenceServiceSpec.model_json_schema(by_alias=True)
+        shape: Any = _schema()
         defs = shape["$defs"]
         for part in path.split("."):
             shape = next(s for s in _shapes(shape, defs) if part in s.get("properties", {}))
             shape = shape["properties"][part]
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return InferenceServiceSpec.model_json_schema(by_alias=True)
 
 
 def _shapes(shape: dict[str, Any], defs: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from sluice_runtime.model_files import resolve
 
 from tests.runtime.agreement.oracle import write_model
 
+# It writes models with transformers, which one worker imports, and no other.
+pytestmark = pytest.mark.xdist_group("transformers")
+
 NORM = "model.layers.1.self_attn.k_norm.weight"
 Tensors = dict[str, torch.Tensor]
 
@@ -22,6 +26,17 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("saved"), "qwen3")
+
+
+@pytest.fixture(scope="module")
+def saved_in_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("shards"), "qwen3-untied-sharded")
+
+
+@pytest.fixture
+def shards(saved_in_shards: Path, tmp_path: Path) -> Path:
+    """A copy of the model in shards, which the test may change."""
+    return shutil.copytree(saved_in_shards, tmp_path / "shards")
 
 
 @pytest.fixture
@@ -83,22 +98,20 @@ def test_no_weights(changed: Callable[..., Path]) -> None:
     assert f"{folder / 'model.safetensors'} is missing" in load_line(folder)
 
 
-def test_a_shard_that_is_not_there(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, "qwen3-untied-sharded")
-    index = json.loads((folder / "model.safetensors.index.json").read_text())
-    shard = folder / index["weight_map"][NORM]
+def test_a_shard_that_is_not_there(shards: Path) -> None:
+    index = json.loads((shards / "model.safetensors.index.json").read_text())
+    shard = shards / index["weight_map"][NORM]
     shard.unlink()
-    assert f"{shard} is missing" in load_line(folder)
+    assert f"{shard} is missing" in load_line(shards)
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b", "..", "", 7])
-def test_an_index_leads_to_files_beside_it_only(tmp_path: Path, name: object) -> None:
-    folder = write_model(tmp_path, "qwen3-untied-sharded")
-    path = folder / "model.safetensors.index.json"
+def test_an_index_leads_to_files_beside_it_only(shards: Path, name: object) -> None:
+    path = shards / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"][NORM] = name
     path.write_text(json.dumps(index))
-    line = load_line(folder)
+    line = load_line(shards)
     assert f"{path}: weight_map names {name!r}" in line
 
 
