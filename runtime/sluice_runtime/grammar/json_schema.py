@@ -57,7 +57,7 @@ ANNOTATIONS: Final = frozenset(
 NOT_BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "patternProperties": frozenset({"properties", "required", "minProperties", "maxProperties"}),
     "propertyNames": frozenset({"properties", "required"}),
-    "pattern": frozenset({"minLength", "maxLength"}),
+    "pattern": frozenset({"format", "minLength", "maxLength"}),
     "format": frozenset({"minLength", "maxLength"}),
 }
 """Of two such keywords the library keeps one."""

@@ -126,6 +126,7 @@ async def test_one_field_may_ask_for_one_thing() -> None:
         ({"type": "integer", "enum": ["a"]}, "type beside enum"),
         ({"type": "number", "multipleOf": 0.5}, "multipleOf is implemented for type integer"),
         ({"type": "string", "pattern": "a", "maxLength": 2}, "pattern beside maxLength"),
+        ({"type": "string", "pattern": "a", "format": "uuid"}, "pattern beside format"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength is more than maxLength"),
         ({"allOf": [{}, {}]}, "allOf of several schemas"),
         ({"items": 7}, "items is no schema"),
