@@ -71,6 +71,10 @@ class ContextLengthError(InvalidRequestError):
     """A prompt that no engine like this one can ever hold: 400 with a code of its own."""
 
 
+class UnsupportedFieldError(InvalidRequestError):
+    """A field that other models serve and this one cannot: 400 with a code of its own."""
+
+
 class AbortedError(RequestError):
     """Someone asked for the request to be given up."""
 

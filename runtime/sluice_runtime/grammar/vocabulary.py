@@ -7,7 +7,6 @@ text, since the library never allows a token that stands for none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 import tokenizers
 
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.model_files import ModelFiles
+from sluice_runtime.model_files import ModelFiles, read_json
 
 NAMED_BY_GRAMMARS: Final = ("[TOOL_CALLS]", "[ARGS]")
 """Special tokens that a grammar may demand."""
@@ -24,6 +23,17 @@ _BYTE_VALUES: Final = 256
 _PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 """Byte values that byte-level vocabularies write as the character of the same number; the others
 follow from 256 on, in order."""
+
+
+def unusable(files: ModelFiles) -> str | None:
+    """Why no grammar can be used with a model, for a person; None when they can."""
+    if files.folder is None:
+        return None
+    try:
+        _spelling(files.folder / "tokenizer.json")
+    except ModelLoadError as error:
+        return str(error)
+    return None
 
 
 def token_bytes(files: ModelFiles, vocabulary_size: int) -> list[bytes]:
@@ -36,7 +46,7 @@ def token_bytes(files: ModelFiles, vocabulary_size: int) -> list[bytes]:
         plain = [bytes([value]) for value in range(_BYTE_VALUES)]
         return plain + [b""] * (vocabulary_size - _BYTE_VALUES)
     path = files.folder / "tokenizer.json"
-    spell = _spelling(_decoders(path), path)
+    spell = _spelling(path)
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     words = [b""] * vocabulary_size
     for text, token in tokenizer.get_vocab(with_added_tokens=False).items():
@@ -56,19 +66,19 @@ def _added(content: str, *, special: bool) -> bytes:
 
 def _decoders(path: Path) -> list[Mapping[str, Any]]:
     """The steps of the tokenizer's decoder."""
-    decoder = json.loads(path.read_bytes()).get("decoder") or {}
+    decoder = read_json(path).get("decoder") or {}
     steps: list[Mapping[str, Any]] = decoder.get("decoders", [decoder])
     return steps
 
 
-def _spelling(decoders: list[Mapping[str, Any]], path: Path) -> Callable[[str], bytes]:
-    kinds = [str(step.get("type")) for step in decoders]
+def _spelling(path: Path) -> Callable[[str], bytes]:
+    kinds = [str(step.get("type")) for step in _decoders(path)]
     if "ByteLevel" in kinds:
         return _byte_level
     if "ByteFallback" in kinds:
         return _byte_fallback
     raise ModelLoadError(
-        f"{path}: its decoder is {'+'.join(kinds)}; allowed: byte-level or byte-fallback"
+        f"{path.name}: its decoder is {'+'.join(kinds)}; allowed: ByteLevel or ByteFallback"
     )
 
 

@@ -26,6 +26,7 @@ from sluice_runtime.errors import (
     RequestError,
     SluiceRuntimeError,
     UnavailableError,
+    UnsupportedFieldError,
 )
 from sluice_runtime.server.engine_client import GenerationFailedError
 
@@ -58,6 +59,7 @@ class Kind:
 
 _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     ContextLengthError: Kind(400, INVALID_REQUEST, "context_length_exceeded"),
+    UnsupportedFieldError: Kind(400, INVALID_REQUEST, "unsupported_parameter"),
     InvalidRequestError: Kind(400, INVALID_REQUEST, "invalid_value"),
     ModelNotFoundError: Kind(404, INVALID_REQUEST, "model_not_found"),
     AbortedError: Kind(499, INVALID_REQUEST, "aborted"),

@@ -16,7 +16,9 @@ from sluice_contract.config import EngineConfig
 
 from sluice_runtime import exits, model_files
 from sluice_runtime.errors import STARTUP_REASONS, UnavailableError
+from sluice_runtime.grammar.vocabulary import unusable
 from sluice_runtime.messages import EngineFailed
+from sluice_runtime.model_files import ModelFiles
 from sluice_runtime.server.app import make_app
 from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
 from sluice_runtime.server.gate import Gate
@@ -101,7 +103,15 @@ def _model_text(config: EngineConfig) -> ModelText:
         _log.warning("generation_config.json: not implemented, left out: %s", ", ".join(left_out))
     template = load_chat_template(files)
     form = format_of(template.source if template else "", config.tool_call_format)
-    return ModelText(load_tokenizer(files), template, defaults, form)
+    return ModelText(load_tokenizer(files), template, defaults, form, _formless(files))
+
+
+def _formless(files: ModelFiles) -> str | None:
+    reason = unusable(files)
+    if reason is None:
+        return None
+    _log.warning("structured output is not served: %s", reason)
+    return f"this model's answers can be held to no form: {reason}"
 
 
 async def _drain(

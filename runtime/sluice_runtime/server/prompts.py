@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sluice_runtime.errors import ContextLengthError, InvalidRequestError
+from sluice_runtime.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    UnsupportedFieldError,
+)
 from sluice_runtime.messages import Grammar, Sampling
 from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
 from sluice_runtime.server.prompt_length import surely_exceeds
@@ -95,6 +99,8 @@ class ModelText:
     defaults: Defaults
     tool_format: ToolFormat | None = None
     """How the model writes tool calls, if that is known."""
+    formless: str | None = None
+    """Why its answers can be held to no form; None when they can."""
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -184,6 +190,8 @@ class Planner:
         eos = self._eos_token_ids()
         wish = tools.wish if tools else None
         grammar = grammar_of(request, eos, wish, min_tokens, ends_late=ignore_eos)
+        if grammar is not None and self.text.formless is not None:
+            raise UnsupportedFieldError(f"{grammar.field}: {self.text.formless}", grammar.field)
         base = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
         if grammar is not None:  # which knows where an answer may go on
             base = msgspec.structs.replace(base, min_tokens=0)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from pydantic import Field
 
-from sluice_runtime.errors import GrammarError, InvalidRequestError
+from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.messages import Grammar, GrammarKind
 from sluice_runtime.server.request_model import RequestModel, Text
@@ -84,8 +84,8 @@ def grammar_of(
     """The grammar for the engine; None when any text will do. `tools`: what its tools demand.
 
     Raises:
-        InvalidRequestError: two fields ask for one, it is too large or not implemented, or no
-            token ends answers.
+        InvalidRequestError: two fields ask for one, it is too large or not implemented.
+        UnsupportedFieldError: no token ends answers.
     """
     wishes = [*_wishes(request), *([] if tools is None else [tools])]
     if not wishes:
@@ -100,7 +100,7 @@ def grammar_of(
             field,
         )
     if not end_token_ids:
-        raise InvalidRequestError(
+        raise UnsupportedFieldError(
             f"{field}: needs a token that ends the answer; allowed: for a model that names one",
             field,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.grammar.vocabulary import token_bytes
+from sluice_runtime.grammar.vocabulary import token_bytes, unusable
 from sluice_runtime.model_files import ModelFiles, resolve
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
@@ -84,5 +84,15 @@ def test_a_smaller_model_takes_what_it_has_logits_for(tmp_path: Path) -> None:
 def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
     tokenizer = byte_level()
     tokenizer.decoder = decoders.WordPiece()
+    files = saved(tmp_path, tokenizer)
     with pytest.raises(ModelLoadError, match="its decoder is WordPiece"):
-        token_bytes(saved(tmp_path, tokenizer), 300)
+        token_bytes(files, 300)
+    assert unusable(files) == (
+        "tokenizer.json: its decoder is WordPiece; allowed: ByteLevel or ByteFallback"
+    )
+
+
+def test_tokenizers_that_spell_bytes_are_usable(tmp_path: Path) -> None:
+    assert unusable(resolve("dummy://qwen3-tiny")) is None
+    for tokenizer in (byte_level(), byte_fallback()):
+        assert unusable(saved(tmp_path, tokenizer)) is None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import BadRequestError
-from sluice_runtime.errors import GrammarError, InvalidRequestError
+from sluice_contract.config import EngineConfig
+from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.grammar.json_schema import (
     ALONE,
     ANNOTATIONS,
@@ -21,6 +25,7 @@ from sluice_runtime.grammar.json_schema import (
 )
 from sluice_runtime.messages import Generate, Grammar
 from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.process import _model_text
 from sluice_runtime.server.protocol import CompletionRequest
 from sluice_runtime.server.structured import grammar_of
 
@@ -29,6 +34,7 @@ from tests.runtime.server.fake_engine import EOS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -195,9 +201,48 @@ async def test_a_length_is_written_as_a_pattern() -> None:
 
 async def test_an_answer_must_be_able_to_end() -> None:
     body = msgspec.json.encode({"model": "m", "prompt": "a", "guided_regex": "a"})
-    with pytest.raises(InvalidRequestError, match="a model that names one") as error:
+    with pytest.raises(UnsupportedFieldError, match="a model that names one") as error:
         grammar_of(parse_request(CompletionRequest, body), [])
     assert error.value.param == "guided_regex"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+    ],
+)
+async def test_a_model_that_can_be_held_to_no_form_says_so_and_serves_all_else(
+    server: Server, fields: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.service.text is not None
+    formless = dataclasses.replace(server.service.text, formless="its decoder is WordPiece")
+    monkeypatch.setattr(server.service, "text", formless)
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    response = await server.http.post("/v1/chat/completions", json=chat | fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "unsupported_parameter")
+    assert (error["param"], error["message"]) == (param, f"{param}: its decoder is WordPiece")
+    assert (await server.http.post("/v1/chat/completions", json=chat)).status_code == 200
+    assert len(server.engine.of(Generate)) == 1
+
+
+async def test_what_a_models_tokenizer_forbids_is_said_once_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}))
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"vocab_size": 2}')
+    config = EngineConfig.model_validate({"model": {"uri": str(tmp_path)}})
+    text = _model_text(config)
+    assert "its decoder is WordPiece" in (text.formless or "")
+    (line,) = caplog.messages
+    assert line.startswith("structured output is not served: tokenizer.json: its decoder")
+    dummy = EngineConfig.model_validate({"model": {"uri": "dummy://qwen3-tiny"}})
+    assert _model_text(dummy).formless is None
 
 
 async def test_the_engine_is_told_with_every_choice(server: Server) -> None:
