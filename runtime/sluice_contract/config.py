@@ -179,6 +179,18 @@ class EngineSettings(ContractModel):
         description="How the model writes tool calls; its chat template tells, if it is of a known "
         "family.",
     )
+    grammar_compile_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=600,
+        description="Processor time that compiling one grammar may take, in seconds.",
+    )
+    grammar_compile_bytes: int | None = Field(
+        default=None,
+        ge=512 << 20,
+        le=1 << 40,
+        description="Memory that a process that compiles grammars may have.",
+    )
     kv_transfer: KvTransfer | None = Field(
         default=None, description="How prefill engines hand the KV cache to decode engines."
     )

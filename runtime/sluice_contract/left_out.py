@@ -23,6 +23,8 @@ FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
     "min_prefill_tokens": "pageSize",
     "threads": "the container's processors",
     "tool_call_format": "by the chat template",
+    "grammar_compile_seconds": "5",
+    "grammar_compile_bytes": "2 GiB",
 }
 
 

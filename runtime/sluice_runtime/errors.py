@@ -98,5 +98,13 @@ class GrammarError(SluiceRuntimeError):
     """A grammar cannot be used. `str()` is one line for the client, without the field's name."""
 
 
+class GrammarLimitError(GrammarError):
+    """Compiling a grammar reached a limit, which may have been an accident."""
+
+
 class CompileProcessError(SluiceRuntimeError):
     """A grammar could not be compiled, and is not at fault."""
+
+
+class CompileKilledError(CompileProcessError):
+    """The process that compiled a grammar was killed, which once is nobody's fault."""

@@ -116,12 +116,23 @@ def build_engine(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
     scheduler = Scheduler(settings, allocator)
-    grammars = GrammarQueue(_compile_pool(files, model.spec.vocabulary_size), matchers)
+    compilers = _compile_pool(files, model.spec.vocabulary_size, _compile_limits(config))
+    grammars = GrammarQueue(compilers, matchers)
     return Engine(settings, scheduler, runner, grammars, model, memory.available)
 
 
-def _compile_pool(files: ModelFiles, vocabulary_size: int) -> CompilePool:
-    """Starts nothing before the first grammar comes."""
-    worker = (sys.executable, "-m", "sluice_runtime.grammar.worker")
-    options = ("--model", files.uri, "--vocabulary-size", str(vocabulary_size))
-    return CompilePool(lambda: CompileProcess((*worker, *options), CompileLimits()))
+def _compile_limits(config: EngineConfig) -> CompileLimits:
+    usual = CompileLimits()
+    return CompileLimits(
+        compile_seconds=config.grammar_compile_seconds or usual.compile_seconds,
+        memory_bytes=config.grammar_compile_bytes or usual.memory_bytes,
+    )
+
+
+def _compile_pool(files: ModelFiles, vocabulary_size: int, limits: CompileLimits) -> CompilePool:
+    command = (
+        *(sys.executable, "-m", "sluice_runtime.grammar.worker"),
+        *("--model", files.uri, "--vocabulary-size", str(vocabulary_size)),
+        *("--memory-bytes", str(limits.memory_bytes)),
+    )
+    return CompilePool(lambda: CompileProcess(command, limits))

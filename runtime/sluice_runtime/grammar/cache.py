@@ -1,11 +1,13 @@
 """Compiled grammars and the errors of those that cannot be compiled, least recently used first out.
 
-Knows sizes, not what is kept: a request that uses a grammar keeps it by itself.
+What may have been an accident counts when it happens again. Knows sizes, not what is kept: a
+request that uses a grammar keeps it by itself.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Final
 
 from sluice_runtime.grammar.pool import Compiled, GrammarKey
@@ -16,13 +18,14 @@ MOST_ENTRIES: Final = 1024
 
 
 class GrammarCache:
-    """Entries are taken as they are: an error is remembered like a grammar."""
+    """An error is remembered like a grammar, a failure that is not the grammar's never."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, most_entries: int = MOST_ENTRIES) -> None:
         self._most_bytes = most_bytes
         self._most_entries = most_entries
         self._entries: OrderedDict[GrammarKey, Compiled] = OrderedDict()
         self._bytes = 0
+        self._accidents: OrderedDict[GrammarKey, None] = OrderedDict()
 
     def get(self, key: GrammarKey) -> Compiled | None:
         """The entry, which becomes the last to go."""
@@ -30,6 +33,25 @@ class GrammarCache:
         if entry is not None:
             self._entries.move_to_end(key)
         return entry
+
+    def judged(self, entry: Compiled) -> Compiled:
+        """What a compilation that just ended comes to; kept when the next would end like it."""
+        if entry.accident and self._first_of(entry.key):
+            return entry
+        if entry.accident:
+            entry = replace(entry, error=entry.error or entry.failure, failure="")
+        if not entry.failure:
+            self.put(entry)
+        return entry
+
+    def _first_of(self, key: GrammarKey) -> bool:
+        """Whether it is the grammar's first accident, as far back as is known."""
+        if key in self._accidents:
+            return False
+        self._accidents[key] = None
+        if len(self._accidents) > self._most_entries:
+            self._accidents.popitem(last=False)
+        return True
 
     def put(self, entry: Compiled) -> None:
         """Keeps the entry; what has not been used for longest goes when there is too much."""

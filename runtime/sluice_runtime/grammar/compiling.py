@@ -18,7 +18,6 @@ from sluice_runtime.messages import GrammarKind
 MOST_WHITESPACE: Final = 32
 """Characters of white space between two words of JSON: enough to indent; a weak model that is
 allowed more writes nothing else."""
-TOO_LARGE: Final = "compiling it takes too much memory"
 _LINE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Warning: )?", re.MULTILINE)
 _MOST_SAID: Final = 300
 
@@ -43,27 +42,28 @@ def compile_grammar(
 
     Raises:
         GrammarError: the text is no such grammar, or the library cannot do what it asks for.
+        MemoryError: there is not enough for it.
     """
     try:
         compiled = _KINDS[kind](compiler, text)
         can_begin = _can_begin(compiled, vocabulary_size)
-    except (RuntimeError, ValueError, MemoryError) as error:
-        raise GrammarError(_told(error)) from None
+    except (RuntimeError, ValueError) as error:
+        raise _of_the_library(error) from None
     if not can_begin:
         raise GrammarError("no answer of this model can begin as it demands")
     return _written(compiled)
 
 
-def _told(error: Exception) -> str:
+def _of_the_library(error: Exception) -> GrammarError | MemoryError:
     said = plain_words(str(error))
-    return TOO_LARGE if not said or said == "std::bad_alloc" else said
+    return MemoryError() if said in ("", "std::bad_alloc") else GrammarError(said)
 
 
 def _written(compiled: CompiledGrammar) -> str:
     try:
         return str(compiled.serialize_json())
-    except (RuntimeError, MemoryError):
-        raise GrammarError(TOO_LARGE) from None
+    except RuntimeError:
+        raise MemoryError from None
 
 
 def _can_begin(compiled: CompiledGrammar, vocabulary_size: int) -> bool:

@@ -1,6 +1,6 @@
 """Frames between engine and compile process: four bytes of length, then so many bytes.
 
-Knows pipes and deadlines, not what is in a frame.
+Knows pipes, not what is in a frame, nor what its reader's patience depends on.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import select
 import struct
-import time
+from collections.abc import Callable
 from typing import Final
 
 MOST_BYTES: Final = 64 << 20
@@ -16,14 +16,24 @@ MOST_BYTES: Final = 64 << 20
 
 DONE: Final = b"+"
 FAILED: Final = b"-"
-"""First byte of what the compile process writes: a result, or one line that says what is wrong."""
+TOO_LARGE: Final = b"!"
+"""First byte of what the compile process writes: a result; one line that says what is wrong;
+nothing more, since there was not enough memory."""
+
+Patience = Callable[[], float]
+"""For how many seconds more a frame may be waited for; asked again when they have passed."""
 
 _HEAD: Final = struct.Struct(">I")
 _PART_BYTES: Final = 1 << 16
+_LEAST_MILLISECONDS: Final = 1
 
 
 class BrokenFrameError(Exception):
-    """The other side has gone, or sent what is no frame."""
+    """The other side has gone."""
+
+
+class LargeFrameError(Exception):
+    """The other side sent a frame of more than `MOST_BYTES`."""
 
 
 def write_frame(descriptor: int, payload: bytes) -> None:
@@ -40,24 +50,25 @@ def write_frame(descriptor: int, payload: bytes) -> None:
         raise BrokenFrameError from None
 
 
-def read_frame(descriptor: int, seconds: float | None = None) -> bytes:
+def read_frame(descriptor: int, patience: Patience | None = None) -> bytes:
     """The next frame.
 
     Raises:
         BrokenFrameError: there is none, and will be none.
-        TimeoutError: it was not all there within `seconds`.
+        LargeFrameError: it is too large.
+        TimeoutError: it was not all there before `patience` had ended.
     """
-    deadline = None if seconds is None else time.monotonic() + seconds
-    (length,) = _HEAD.unpack(_read(descriptor, _HEAD.size, deadline))
+    (length,) = _HEAD.unpack(_read(descriptor, _HEAD.size, patience))
     if length > MOST_BYTES:
-        raise BrokenFrameError(f"a frame of {length} bytes")
-    return _read(descriptor, length, deadline)
+        raise LargeFrameError
+    return _read(descriptor, length, patience)
 
 
-def _read(descriptor: int, count: int, deadline: float | None) -> bytes:
+def _read(descriptor: int, count: int, patience: Patience | None) -> bytes:
     parts = bytearray()
     while len(parts) < count:
-        _await_readable(descriptor, deadline)
+        if patience is not None:
+            _await_readable(descriptor, patience)
         part = os.read(descriptor, min(_PART_BYTES, count - len(parts)))
         if not part:
             raise BrokenFrameError
@@ -65,11 +76,10 @@ def _read(descriptor: int, count: int, deadline: float | None) -> bytes:
     return bytes(parts)
 
 
-def _await_readable(descriptor: int, deadline: float | None) -> None:
-    if deadline is None:
-        return
+def _await_readable(descriptor: int, patience: Patience) -> None:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | select.POLLHUP)
-    left_seconds = deadline - time.monotonic()
-    if left_seconds <= 0 or not poll.poll(left_seconds * 1000):
-        raise TimeoutError
+    while (left_seconds := patience()) > 0:
+        if poll.poll(max(_LEAST_MILLISECONDS, left_seconds * 1000)):
+            return
+    raise TimeoutError

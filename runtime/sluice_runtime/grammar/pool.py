@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from sluice_runtime.errors import GrammarError
+from sluice_runtime.errors import (
+    CompileKilledError,
+    CompileProcessError,
+    GrammarError,
+    GrammarLimitError,
+)
 from sluice_runtime.grammar.process import CompileProcess
 from sluice_runtime.messages import GrammarKind
 
@@ -45,6 +50,8 @@ class Compiled:
     size_bytes: int = 0
     error: str = ""
     failure: str = ""
+    accident: bool = False
+    """Whether the error or failure may not come again; if it does, it is the grammar's."""
 
 
 class CompilePool:
@@ -58,6 +65,9 @@ class CompilePool:
         self._jobs: queue.SimpleQueue[GrammarKey | None] = queue.SimpleQueue()
         self._finished: deque[Compiled] = deque()
         self._threads: list[threading.Thread] = []
+        self._processes: list[CompileProcess] = []
+        """One of each thread's."""
+        self._closed = False
         self._unfinished = 0
         self._tokenizer: TokenizerInfo | None = None
         self._tokenizer_turn = threading.Lock()
@@ -66,7 +76,11 @@ class CompilePool:
         """To be compiled; the result comes with a later `finished`."""
         self._unfinished += 1
         if self._unfinished > len(self._threads) < self._most_processes:
-            thread = threading.Thread(target=self._run, name="grammars", daemon=True)
+            process = self._process()
+            thread = threading.Thread(
+                target=self._run, args=(process,), name="grammars", daemon=True
+            )
+            self._processes.append(process)
             self._threads.append(thread)
             thread.start()
         self._jobs.put(key)
@@ -80,15 +94,15 @@ class CompilePool:
         return done
 
     def close(self) -> None:
-        """Ends the threads and their processes, after the jobs that they have."""
-        for _ in self._threads:
+        """Ends the threads and their processes at once, whatever they compile."""
+        self._closed = True
+        for process in self._processes:
+            process.close()
             self._jobs.put(None)
         for thread in self._threads:
             thread.join()
-        self._threads.clear()
 
-    def _run(self) -> None:
-        process = self._process()
+    def _run(self, process: CompileProcess) -> None:
         try:
             while (key := self._jobs.get()) is not None:
                 self._finished.append(self._compiled(process, key))
@@ -102,7 +116,12 @@ class CompilePool:
             text = process.compile(msgspec.json.encode(key._asdict()))
             grammar = CompiledGrammar.deserialize_json(text.decode(), self._known(process))
         except GrammarError as error:
-            return Compiled(key, error=str(error))
+            return Compiled(key, error=str(error), accident=isinstance(error, GrammarLimitError))
+        except CompileProcessError as error:
+            if not self._closed:
+                _log.warning("a grammar could not be compiled: %s", error)
+            killed = isinstance(error, CompileKilledError)
+            return Compiled(key, failure=str(error), accident=killed)
         except Exception as error:  # whatever it is, somebody waits for an answer
             _log.exception("a grammar could not be compiled")
             process.stop()

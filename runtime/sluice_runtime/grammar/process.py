@@ -5,26 +5,48 @@ Blocks its caller, who is a thread of `pool`. Knows frames, and no request.
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from sluice_runtime.errors import CompileProcessError, GrammarError
+from sluice_runtime.errors import (
+    CompileKilledError,
+    CompileProcessError,
+    GrammarError,
+    GrammarLimitError,
+)
 from sluice_runtime.grammar.frames import (
     DONE,
     MOST_BYTES,
+    TOO_LARGE,
     BrokenFrameError,
+    LargeFrameError,
+    Patience,
     read_frame,
     write_frame,
 )
 
+SHARE: Final = 0.25
+"""Of a processor: a compile process that gets less of one over its whole time is given up."""
+
+_ENDED: Final = "the engine has ended"
+_CPUCLOCK_SCHED: Final = 2
+"""Linux names the clock of a process by its number and this one."""
+
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """How long a compile process may take; what it may hold is its own to bound."""
+    """What a compile process may take."""
 
     start_seconds: float = 60.0
     compile_seconds: float = 5.0
+    """Of a processor's time, so that a busy machine is not held against a grammar."""
+    memory_bytes: int = 2 << 30
+    """For the process to bound, and for this one to say."""
 
 
 class CompileProcess:
@@ -34,6 +56,8 @@ class CompileProcess:
         self._command = command
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+        self._starting = threading.Lock()
         self.tokenizer = b""
         """The tokenizer as the first process described it; empty before."""
 
@@ -41,65 +65,129 @@ class CompileProcess:
         """The compiled grammar.
 
         Raises:
-            GrammarError: it is refused, or took too much time or memory; the process may be gone.
-            CompileProcessError: there is no process that could compile it.
+            GrammarError: it is refused.
+            GrammarLimitError: it took too much time or memory; the process is gone.
+            CompileKilledError: its process was killed, by whomever.
+            CompileProcessError: there is no process, or no processor, that could compile it.
         """
-        process = self._living() or self._start()
+        process = self._living()
+        before = processor_seconds(process.pid)
         try:
-            answer = self._ask(process, job, self._limits.compile_seconds)
+            answer = self._ask(process, job)
         except TimeoutError:
+            raise self._out_of_time(processor_seconds(process.pid) - before) from None
+        except LargeFrameError:
             self.stop()
             raise GrammarError(
-                f"compiling it takes more than {self._limits.compile_seconds:g} s"
+                f"compiled it has too many bytes; allowed: at most {MOST_BYTES >> 20} MiB"
             ) from None
         except BrokenFrameError:
-            self.stop()
-            raise GrammarError(
-                f"compiling it takes too much memory, or gives more than {MOST_BYTES >> 20} MiB"
-            ) from None
+            raise self._died() from None
+        if answer == TOO_LARGE:
+            raise self._out_of_memory()
         return _result(answer)
 
-    def stop(self) -> None:
-        """Kills the process, if there is one, and reaps it."""
+    def stop(self) -> int:
+        """Kills the process, if there is one, and reaps it; returns what it exited with."""
         process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+        return process.wait()
+
+    def close(self) -> None:
+        """From any thread: whoever waits for the process hears that it is gone, and none starts
+        any more."""
+        with self._starting:
+            self._closed, process = True, self._process
         if process is not None:
             process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                pipe.close()
 
-    def _living(self) -> subprocess.Popen[bytes] | None:
-        """None when it was never started, or died between two grammars: neither is at fault."""
+    def _living(self) -> subprocess.Popen[bytes]:
+        """The process. One that died between two grammars is started again: neither is at fault."""
         if self._process is not None and self._process.poll() is not None:
             self.stop()
-        return self._process
+        return self._process or self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        try:
-            process = self._process = subprocess.Popen(
-                self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-        except OSError as error:
-            raise CompileProcessError(f"the compile process does not start: {error}") from None
+        process = self._started()
         assert process.stdout is not None
+        ends = time.monotonic() + self._limits.start_seconds
         try:
-            self.tokenizer = _result(
-                read_frame(process.stdout.fileno(), self._limits.start_seconds)
-            )
-        except (BrokenFrameError, TimeoutError):
+            first = read_frame(process.stdout.fileno(), lambda: ends - time.monotonic())
+            self.tokenizer = _result(first)
+        except (BrokenFrameError, LargeFrameError, TimeoutError):
             self.stop()
             raise CompileProcessError("the compile process does not start") from None
-        except GrammarError:
+        except GrammarError as error:
             self.stop()
-            raise
+            raise CompileProcessError(f"the compile process does not start: {error}") from None
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], job: bytes, seconds: float) -> bytes:
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._starting:
+            if self._closed:
+                raise CompileProcessError(_ENDED)
+            try:
+                self._process = subprocess.Popen(
+                    self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+            except OSError as error:
+                raise CompileProcessError(f"the compile process does not start: {error}") from None
+            return self._process
+
+    def _ask(self, process: subprocess.Popen[bytes], job: bytes) -> bytes:
         assert process.stdin is not None
         assert process.stdout is not None
+        patience = self._patience(process)
         write_frame(process.stdin.fileno(), job)
-        return read_frame(process.stdout.fileno(), seconds)
+        return read_frame(process.stdout.fileno(), patience)
+
+    def _patience(self, process: subprocess.Popen[bytes]) -> Patience:
+        """Until the process had its time of a processor, or is kept from it."""
+        most = self._limits.compile_seconds
+        used_until, ends = processor_seconds(process.pid) + most, time.monotonic() + most / SHARE
+        return lambda: min(used_until - processor_seconds(process.pid), ends - time.monotonic())
+
+    def _out_of_time(self, used_seconds: float) -> Exception:
+        self.stop()
+        most = self._limits.compile_seconds
+        if used_seconds < most:
+            return CompileProcessError(
+                f"the machine is too busy to compile its grammar: {used_seconds:.1f} s of a "
+                f"processor within {most / SHARE:g} s"
+            )
+        return GrammarLimitError(
+            f"compiling it takes more than {most:g} s of a processor; "
+            f"allowed: at most {most:g} s (grammarCompileSeconds)"
+        )
+
+    def _out_of_memory(self) -> GrammarLimitError:
+        self.stop()  # what it still holds would be missing for the next one
+        most = self._limits.memory_bytes >> 20
+        return GrammarLimitError(
+            f"compiling it takes more than {most} MiB of memory; "
+            f"allowed: at most {most} MiB (grammarCompileBytes)"
+        )
+
+    def _died(self) -> Exception:
+        code = self.stop()
+        if self._closed:
+            return CompileProcessError(_ENDED)
+        if code == -signal.SIGKILL:
+            return CompileKilledError(
+                "the process that compiled its grammar was killed, as the kernel does where a pod "
+                "has no memory left"
+            )
+        return GrammarLimitError(f"compiling it ends the compile process (exit code {code})")
+
+
+def processor_seconds(pid: int) -> float:
+    """That all threads of a process have used; it may have ended, but not have been waited for."""
+    return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
 def _result(answer: bytes) -> bytes:

@@ -8,12 +8,14 @@ who counts them among all that the engine holds. Knows neither the scheduler nor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from sluice_runtime.grammar.cache import GrammarCache
 from sluice_runtime.grammar.matchers import Matchers
 from sluice_runtime.grammar.pool import Compiled, GrammarKey
 from sluice_runtime.messages import Generate, TokenDelta
+
+_ANY: Final = GrammarKey("regex", "a")
 
 
 class Compiler(Protocol):
@@ -78,9 +80,7 @@ class GrammarQueue:
 
     def released(self) -> Released:
         """What became of requests since the last call; never waits."""
-        for compiled in self._compiler.finished() if self._waiting else ():
-            if not compiled.failure:
-                self._cache.put(compiled)
+        for compiled in map(self._cache.judged, self._compiler.finished() if self._waiting else ()):
             for message in self._waiting.pop(compiled.key).values():
                 del self._keys[message.request_id]
                 self._release(message, compiled)
@@ -91,8 +91,13 @@ class GrammarQueue:
         """A request that ran has ended; unknown ids are ignored."""
         self._matchers.close(request_id)
 
+    def warm_up(self) -> None:
+        """Compiles a grammar for nobody, so that no request waits for a process to start."""
+        self._waiting[_ANY] = {}
+        self._compiler.submit(_ANY)
+
     def close(self) -> None:
-        """Ends the compile processes; whoever still waits is forgotten."""
+        """Ends the compile processes at once; whoever still waits is forgotten."""
         self._compiler.close()
 
     def _recall(self, request_id: str) -> bool:

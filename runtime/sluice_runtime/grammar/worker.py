@@ -1,8 +1,9 @@
 """The compile process: grammars in, compiled ones out, one at a time, until its input ends.
 
-`python -m sluice_runtime.grammar.worker --model URI --vocabulary-size N`. Its first frame is the
-tokenizer's, each other answers a frame that it read. It bounds its own memory and is the first that
-the kernel ends when a pod has none left. The engine bounds its time. Imports no torch.
+`python -m sluice_runtime.grammar.worker --model URI --vocabulary-size N --memory-bytes N`. Its
+first frame is the tokenizer's, each other answers a frame that it read. It bounds its own memory
+and is the first that the kernel ends when a pod has none left. The engine bounds its time. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -21,11 +22,16 @@ from typing import Final
 import msgspec
 
 from sluice_runtime.errors import GrammarError, ModelLoadError
-from sluice_runtime.grammar.frames import DONE, FAILED, BrokenFrameError, read_frame, write_frame
+from sluice_runtime.grammar.frames import (
+    DONE,
+    FAILED,
+    TOO_LARGE,
+    BrokenFrameError,
+    read_frame,
+    write_frame,
+)
 from sluice_runtime.messages import GrammarKind
 
-MEMORY_BYTES: Final = 2 << 30
-"""Of addresses; a vocabulary of 150,000 tokens takes a tenth of it."""
 _INPUT: Final = 0
 _OUTPUT: Final = 1
 _ERRORS: Final = 2
@@ -46,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--vocabulary-size", type=int, required=True)
+    parser.add_argument("--memory-bytes", type=int, required=True)
     options = parser.parse_args(arguments)
-    _bound_this_process()
+    _bound_this_process(options.memory_bytes)
     # tvm_ffi imports torch when it finds it: two seconds and 300 MB, for nothing that is used here.
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
@@ -80,6 +87,8 @@ def _serve(uri: str, vocabulary_size: int) -> None:
             answer = DONE + compiled.encode()
         except GrammarError as error:
             answer = FAILED + str(error).encode()
+        except MemoryError:
+            answer = TOO_LARGE
         write_frame(_OUTPUT, answer)
 
 
@@ -102,9 +111,10 @@ def _errors_caught() -> Iterator[io.BytesIO]:
             said.write(file.read(_MOST_ERROR_BYTES))
 
 
-def _bound_this_process() -> None:
+def _bound_this_process(memory_bytes: int) -> None:
+    """`memory_bytes` are of addresses: a vocabulary of 150,000 tokens takes 200 MiB."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(_NICE)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:

@@ -76,6 +76,8 @@ EDITS: Final[dict[str, Any]] = {
     "engine.priorityThreshold": 3,
     "engine.threads": 2,
     "engine.toolCallFormat": "mistral",
+    "engine.grammarCompileSeconds": 20,
+    "engine.grammarCompileBytes": 1073741824,
     "engine.kvTransfer": {"backend": "TCP"},
     "engine.image": "sluice/engine:other",
     "engine.drainSeconds": 30,

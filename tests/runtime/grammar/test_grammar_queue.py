@@ -122,6 +122,74 @@ def test_a_failure_that_is_not_the_grammars_is_not_remembered(
     assert compiler.submitted == [key(), key()]
 
 
+MISTAKE = Compiled(key(), error="no way")
+AT_A_LIMIT = Compiled(key(), error="too slow", accident=True)
+KILLED = Compiled(key(), failure="killed", accident=True)
+BUSY = Compiled(key(), failure="too busy")
+IT, NOT_IT, KNOWN = "invalid", "unavailable", "known"
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ([MISTAKE], [IT, KNOWN]),
+        ([AT_A_LIMIT, AT_A_LIMIT], [IT, IT, KNOWN]),
+        ([KILLED, KILLED], [NOT_IT, IT, KNOWN]),
+        ([KILLED, AT_A_LIMIT], [NOT_IT, IT, KNOWN]),
+        ([BUSY, BUSY, BUSY], [NOT_IT, NOT_IT, NOT_IT]),
+        ([AT_A_LIMIT, BUSY, AT_A_LIMIT], [IT, NOT_IT, IT, KNOWN]),
+    ],
+    ids=["mistake", "limit", "killed", "killed and limit", "busy", "busy between"],
+)
+def test_an_accident_is_held_against_a_grammar_when_it_happens_again(
+    queue: GrammarQueue, compiler: FakeCompiler, ends: list[Compiled], told: list[str]
+) -> None:
+    seen: list[str | None] = []
+    for number in range(len(told)):
+        queue.add(ask(str(number)))
+        if number < len(ends):
+            compiler.done.append(ends[number])
+        (end,) = queue.released().ended
+        seen.append(end.refusal if number < len(ends) else "known")
+    assert seen == told
+    assert len(compiler.submitted) == len(ends)
+
+
+def test_a_grammar_that_compiles_after_an_accident_is_used(
+    queue: GrammarQueue, compiler: FakeCompiler
+) -> None:
+    for end in (AT_A_LIMIT, Compiled(key(), COMPILED)):
+        queue.add(ask("one"))
+        compiler.done.append(end)
+        released = queue.released()
+    assert [message.request_id for message in released.ready] == ["one"]
+
+
+def test_the_cache_forgets_old_accidents() -> None:
+    cache = GrammarCache(most_entries=2)
+    for text in "abc":
+        cache.judged(Compiled(key(text), error="slow", accident=True))
+    cache.judged(Compiled(key("a"), error="slow", accident=True))
+    cache.judged(Compiled(key("c"), error="slow", accident=True))
+    assert cache.get(key("a")) is None
+    assert cache.get(key("c")) is not None
+
+
+def test_what_is_compiled_for_nobody_is_waited_for_by_nobody(
+    queue: GrammarQueue, compiler: FakeCompiler
+) -> None:
+    queue.warm_up()
+    (warm,) = compiler.submitted
+    assert len(queue) == 0
+    compiler.done.append(Compiled(warm, failure="no process"))
+    assert queue.released().ended == []
+    queue.warm_up()
+    compiler.done.append(Compiled(warm, COMPILED))
+    assert ready(queue) == []
+    queue.add(ask("one", warm.text))
+    assert ready(queue) == ["one"]
+
+
 def test_an_aborted_request_leaves_and_the_others_stay(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
