@@ -74,19 +74,23 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     from sluice_runtime.engine.device import device_of
     from sluice_runtime.engine.loop import EngineLoop
     from sluice_runtime.engine.warm_up import warm_up
+    from sluice_runtime.grammar.vocabulary import unusable
 
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stops.append(received))
     engine = build_engine(config, files)
     page_size = engine.settings.page_size
+    if unusable(files) is None:
+        engine.grammars.warm_up()
     warm_up(engine.runner, engine.settings.limits, page_size)
     # What was loaded lives as long as the process: the collector need not walk it.
     gc.collect()
     gc.freeze()
     logger.info(startup_line(engine.sizes()))
     link.send(engine.ready(epoch=secrets.token_hex(8)))
-    with closing(device_of(engine.runner, overlap=bool(config.overlap))) as device:
+    overlap = bool(config.overlap)
+    with closing(engine.grammars), closing(device_of(engine.runner, overlap=overlap)) as device:
         loop = EngineLoop(
             link,
             engine.scheduler,
