@@ -40,8 +40,8 @@ def figures(dtype: torch.dtype) -> Iterator[Figure]:
     temperatures, uniforms = torch.full((ROWS,), 0.6), torch.rand(ROWS, dtype=torch.float64)
     yield pair("add_rms_norm", x, delta, weight, 1e-6)
     yield pair("silu_and_multiply", gate_up)
-    yield pair("best", logits)
-    yield pair("draw", logits, temperatures, uniforms)
+    yield pair("draw", logits, temperatures, uniforms, 1e-5)
+    yield pair("draw", logits, torch.zeros(ROWS), uniforms, 1e-5, label="draw.greedy")
     for name, tokens, context, rows in (
         ("decode", 1, 250, ROWS),
         ("decode.long", 1, 4000, 8),

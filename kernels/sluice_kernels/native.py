@@ -129,14 +129,10 @@ def sharded_layers(
     )  # fmt: skip
 
 
-def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, greedy_below: float) -> Tensor:
     """See `reference.draw`."""
-    return cast(Tensor, torch.ops.sluice.draw.default(logits, temperatures, uniforms))
-
-
-def best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """See `reference.best`."""
-    return cast(tuple[Tensor, Tensor], torch.ops.sluice.best.default(logits))
+    drawn = torch.ops.sluice.draw.default(logits, temperatures, uniforms, greedy_below)
+    return cast(Tensor, drawn)
 
 
 def to_float(x: Tensor) -> Tensor:

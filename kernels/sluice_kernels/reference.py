@@ -89,23 +89,20 @@ def paged_attention(
     return out
 
 
-def best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest logit of each row and the first token that has it: [m, vocabulary] → [m], [m].
-
-    The largest is NaN, and the token any, where a logit is.
-    """
-    peaks, tokens = logits.max(-1)
-    return peaks, tokens
-
-
-def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, greedy_below: float) -> Tensor:
     """One token a row of softmax(logits / temperature), by inverting its distribution.
 
-    logits: [m, vocabulary] float32, finite peaks; temperatures: [m] float32, above 0; uniforms: [m]
-    float64 in [0, 1) → [m].
+    logits: [m, vocabulary] float32; temperatures: [m] float32; uniforms: [m] float64 in [0, 1) →
+    [m]. At temperatures below `greedy_below` the first of the most probable tokens; -1 for a row
+    whose largest logit is not finite (not a number where any is none): it has no distribution.
     """
-    below = (logits - logits.amax(-1, keepdim=True)).double() / temperatures[:, None].double()
+    peaks, tokens = logits.double().max(-1)
+    finite = peaks.isfinite()
+    # The greatest quotient is 0, whatever it is divided by.
+    below = (logits.double() - peaks[:, None]) / temperatures.double().clamp_min(1e-300)[:, None]
     cumulative = below.exp().cumsum(-1)
     mass = cumulative[:, -1:]
     targets = torch.minimum(uniforms[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+    drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+    tokens = torch.where(temperatures < greedy_below, tokens, drawn)
+    return tokens.masked_fill(~finite, -1)

@@ -70,19 +70,23 @@ def test_what_is_no_number_stays_none(isas: Iterator[str]) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 5, 259, 16_384])
-def test_best_is_the_first_of_the_largest(isas: Iterator[str], vocabulary: int) -> None:
+def test_a_cold_draw_is_the_first_of_the_largest(isas: Iterator[str], vocabulary: int) -> None:
+    """And no token where there is no distribution, at any temperature."""
     logits = torch.randint(-9, 9, (40, vocabulary)).float()
     logits[3] = float("-inf")
-    broken = [5, 6]
-    logits[broken, [vocabulary // 2, vocabulary - 1]] = float("nan")
+    logits[[5, 6], [vocabulary // 2, vocabulary - 1]] = float("nan")
     logits[7, vocabulary // 3] = float("inf")
-    wanted, _ = reference.best(logits)
-    whole = [i for i in range(len(logits)) if i not in broken]
-    first = [logits[i].tolist().index(wanted[i]) for i in whole]
+    uniforms = torch.rand(40, dtype=torch.float64)
+    temperatures = torch.where(torch.arange(40) % 2 == 0, 0.0, 1e-6)
+    broken = [3, 5, 6, 7]
+    first = [
+        -1 if row in broken else logits[row].tolist().index(logits[row].max()) for row in range(40)
+    ]
+    assert reference.draw(logits, temperatures, uniforms, 1e-5).tolist() == first
     for isa in isas:
-        largest, at = native.best(logits)
-        torch.testing.assert_close(largest, wanted, equal_nan=True)
-        assert at[whole].tolist() == first, isa
+        assert native.draw(logits, temperatures, uniforms, 1e-5).tolist() == first, isa
+        warm = native.draw(logits, torch.ones(40), uniforms, 1e-5)
+        assert (warm == -1).nonzero().squeeze(1).tolist() == broken, isa
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 33), (64, 16_384)])
@@ -105,11 +109,11 @@ def test_draws_are_the_distributions(
     temperatures = torch.full((rows,), temperature)
     uniforms = torch.rand(rows, dtype=torch.float64)
     uniforms[:2] = torch.tensor([0.0, 1 - 2**-53])
-    wanted = reference.draw(logits, temperatures, uniforms)
+    wanted = reference.draw(logits, temperatures, uniforms, 1e-5)
     probability = (logits.double() / temperature).softmax(-1)
     cumulated = probability.cumsum(-1)
     for isa in isas:
-        actual = native.draw(logits, temperatures, uniforms)
+        actual = native.draw(logits, temperatures, uniforms, 1e-5)
         upto = cumulated.gather(1, actual[:, None]).squeeze(1)
         own = probability.gather(1, actual[:, None]).squeeze(1)
         assert (own > 0).all(), isa

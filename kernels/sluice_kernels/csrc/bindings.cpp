@@ -139,20 +139,8 @@ Tensor paged_attention(const Tensor& queries, const Tensor& pool, int64_t layer,
   return out;
 }
 
-std::tuple<Tensor, Tensor> best(const Tensor& logits) {
-  const int64_t rows = logits.size(0), vocabulary = logits.size(1);
-  check(logits, at::kFloat, {rows, vocabulary}, "logits");
-  Tensor peaks = at::empty({rows}, logits.options());
-  Tensor tokens = at::empty({rows}, logits.options().dtype(at::kLong));
-  const Best call{logits.const_data_ptr<float>(), peaks.mutable_data_ptr<float>(),
-                  tokens.mutable_data_ptr<int64_t>(), vocabulary};
-  at::parallel_for(0, rows, grain(vocabulary), [&](int64_t begin, int64_t end) {
-    variant().best(call, begin, end);
-  });
-  return {peaks, tokens};
-}
-
-Tensor draw(const Tensor& logits, const Tensor& temperatures, const Tensor& uniforms) {
+Tensor draw(const Tensor& logits, const Tensor& temperatures, const Tensor& uniforms,
+            double greedy_below) {
   const int64_t rows = logits.size(0), vocabulary = logits.size(1);
   check(logits, at::kFloat, {rows, vocabulary}, "logits");
   check(temperatures, at::kFloat, {rows}, "temperatures");
@@ -160,7 +148,7 @@ Tensor draw(const Tensor& logits, const Tensor& temperatures, const Tensor& unif
   Tensor tokens = at::empty({rows}, logits.options().dtype(at::kLong));
   const Draw call{logits.const_data_ptr<float>(), temperatures.const_data_ptr<float>(),
                   uniforms.const_data_ptr<double>(), tokens.mutable_data_ptr<int64_t>(),
-                  vocabulary};
+                  vocabulary, greedy_below};
   at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
     variant().draw(call, begin, end);
   });
@@ -183,8 +171,8 @@ TORCH_LIBRARY(sluice, library) {
       "paged_attention(Tensor queries, Tensor pool, int layer, Tensor page_table, Tensor rows, "
       "Tensor begins, Tensor contexts, float scale) -> Tensor");
   library.def("to_float(Tensor x) -> Tensor");
-  library.def("best(Tensor logits) -> (Tensor, Tensor)");
-  library.def("draw(Tensor logits, Tensor temperatures, Tensor uniforms) -> Tensor");
+  library.def(
+      "draw(Tensor logits, Tensor temperatures, Tensor uniforms, float greedy_below) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(sluice, CPU, library) {
@@ -194,6 +182,5 @@ TORCH_LIBRARY_IMPL(sluice, CPU, library) {
   library.impl("rotate_and_store", rotate_and_store);
   library.impl("paged_attention", paged_attention);
   library.impl("to_float", to_float);
-  library.impl("best", best);
   library.impl("draw", draw);
 }

@@ -1,5 +1,4 @@
-// The most probable token, and one drawn from softmax(logits / temperature) without writing the
-// distribution down.
+// One token of softmax(logits / temperature), without writing the distribution down.
 #pragma once
 
 #include <cmath>
@@ -39,16 +38,6 @@ inline float mass_of(const float* logits, int64_t count, float peak, float inver
   return total + sum(sums);
 }
 
-inline void best(const sluice::Best& call, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    const float* logits = call.logits + row * call.vocabulary;
-    const float peak = peak_of(logits, call.vocabulary);
-    const float* at = std::find(logits, logits + call.vocabulary, peak);
-    call.peaks[row] = peak;
-    call.tokens[row] = at == logits + call.vocabulary ? 0 : at - logits;
-  }
-}
-
 // First of `count` at which the running mass exceeds `target`; the last that has any mass if
 // rounding leaves none.
 inline int64_t find(const float* logits, int64_t count, float peak, float inverse, double target) {
@@ -64,26 +53,38 @@ inline int64_t find(const float* logits, int64_t count, float peak, float invers
   return last;
 }
 
+// One token of softmax(logits / temperature), whose largest logit is `peak`.
+inline int64_t from_distribution(const float* logits, int64_t vocabulary, float peak,
+                                 float temperature, double uniform) {
+  const float inverse = 1.0f / temperature;
+  double total = 0;
+  for (int64_t at = 0; at < vocabulary; at += BLOCK) {
+    total += mass_of(logits + at, std::min(BLOCK, vocabulary - at), peak, inverse);
+  }
+  const double target = std::min(uniform * total, std::nextafter(total, 0.0));
+  double before = 0;
+  for (int64_t at = 0; at < vocabulary; at += BLOCK) {
+    const int64_t count = std::min(BLOCK, vocabulary - at);
+    const double mass = mass_of(logits + at, count, peak, inverse);
+    if (before + mass > target) {
+      return at + find(logits + at, count, peak, inverse, target - before);
+    }
+    before += mass;
+  }
+  return vocabulary - 1;
+}
+
 inline void draw(const sluice::Draw& call, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const float* logits = call.logits + row * call.vocabulary;
-    const float peak = peak_of(logits, call.vocabulary);
-    const float inverse = 1.0f / call.temperatures[row];
-    double total = 0;
-    for (int64_t at = 0; at < call.vocabulary; at += BLOCK) {
-      const int64_t count = std::min(BLOCK, call.vocabulary - at);
-      total += mass_of(logits + at, count, peak, inverse);
-    }
-    const double target = std::min(call.uniforms[row] * total, std::nextafter(total, 0.0));
-    double before = 0;
-    for (int64_t at = 0; at < call.vocabulary; at += BLOCK) {
-      const int64_t count = std::min(BLOCK, call.vocabulary - at);
-      const double mass = mass_of(logits + at, count, peak, inverse);
-      if (before + mass > target) {
-        call.tokens[row] = at + find(logits + at, count, peak, inverse, target - before);
-        break;
-      }
-      before += mass;
+    const float peak = peak_of(logits, call.vocabulary), temperature = call.temperatures[row];
+    if (!std::isfinite(peak)) {
+      call.tokens[row] = sluice::NO_TOKEN;
+    } else if (temperature < call.greedy_below) {
+      call.tokens[row] = std::find(logits, logits + call.vocabulary, peak) - logits;
+    } else {
+      call.tokens[row] =
+          from_distribution(logits, call.vocabulary, peak, temperature, call.uniforms[row]);
     }
   }
 }

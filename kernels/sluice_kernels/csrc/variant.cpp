@@ -77,7 +77,6 @@ extern const Variant EXPAND(variant_, SLUICE_VARIANT) = {
     by_type<RotateAndStore, rotate_and_store<float>, rotate_and_store<bf16>>,
     attend_scratch,
     attend,
-    best,
     draw,
 };
 

@@ -77,21 +77,18 @@ struct Attention {
   float scale;
 };
 
-// The largest logit of each row, and the first token that has it.
-struct Best {
-  const float* logits;  // [m, vocabulary]
-  float* peaks;         // [m], no number if any logit is none
-  int64_t* tokens;      // [m]
-  int64_t vocabulary;
-};
+// In place of a token, for a row whose largest logit is not finite.
+constexpr int64_t NO_TOKEN = -1;
 
-// One token a row, by inverting the distribution softmax(logits / temperature).
+// One token a row, by inverting the distribution softmax(logits / temperature); the first of the
+// largest logits below a temperature.
 struct Draw {
   const float* logits;         // [m, vocabulary]
   const float* temperatures;   // [m]
   const double* uniforms;      // [m], in [0, 1)
   int64_t* tokens;             // [m]
   int64_t vocabulary;
+  double greedy_below;
 };
 
 struct Variant {
@@ -104,7 +101,6 @@ struct Variant {
   // Numbers of `scratch` that one call of `attend` needs for a task of so many tokens.
   int64_t (*attend_scratch)(const Attention&, const AttentionTask&);
   void (*attend)(const Attention&, Dtype, const AttentionTask&, float* scratch);
-  void (*best)(const Best&, int64_t begin, int64_t end);
   void (*draw)(const Draw&, int64_t begin, int64_t end);
 };
 

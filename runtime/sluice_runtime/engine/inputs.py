@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,8 +51,8 @@ def build_inputs(batch: Batch, rows: RowTable) -> StepInputs:
     contexts = starts + counts
     token_ids = torch.cat((prompt_ids, rows.last_tokens[decoding]))
     # Of every token: its row, and its position there.
-    token_rows = numbers.repeat_interleave(counts)
-    positions = torch.arange(len(token_ids)) + (contexts - ends).repeat_interleave(counts)
+    token_rows = _repeated(numbers, counts)
+    positions = torch.arange(len(token_ids)) + _repeated(contexts - ends, counts)
     sampling = _sampling(batch)
     return StepInputs(
         token_ids=token_ids,
@@ -76,6 +77,11 @@ def _sampling(batch: Batch) -> Tensor:
     extends, decodes = len(batch.extend_rows), len(batch.decode_rows)
     finished = [i for i, extend in enumerate(batch.extend_rows) if extend.samples]
     return torch.cat((_whole(finished), torch.arange(extends, extends + decodes)))
+
+
+def _repeated(values: Tensor, counts: Tensor) -> Tensor:
+    """Each value so many times. As `repeat_interleave`, which wakes all threads for any number."""
+    return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
 
 
 def _whole(values: Iterable[int]) -> Tensor:

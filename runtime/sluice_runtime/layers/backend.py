@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from sluice_runtime.layers.attention_native import NativeAttention
 from sluice_runtime.layers.attention_torch import TorchAttention
-from sluice_runtime.layers.draw import best, draw
+from sluice_runtime.layers.draw import GREEDY_BELOW, draw
 from sluice_runtime.layers.mlp import silu_and_multiply
 from sluice_runtime.layers.norm import add_rms_norm, rms_norm
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights
@@ -34,10 +35,8 @@ class Backend:
     reads_whole_pages: bool
     """Whether attention reads slots that were not written yet, so that they must hold numbers."""
     to_float: Callable[[Tensor], Tensor]
-    best: Callable[[Tensor], tuple[Tensor, Tensor]]
-    """logits [m, v] → the largest of each row and its token."""
     draw: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """logits [m, v], temperatures and uniform random numbers [m] → tokens [m]."""
+    """See `layers.draw.draw`."""
 
 
 def _native_layers(layers: Iterable[LayerWeights], shape: LayerShape) -> LayerStack:
@@ -58,7 +57,6 @@ TORCH: Final = Backend(
     layers=lambda layers, shape: PlainStack(layers, shape, _TORCH),
     reads_whole_pages=True,
     to_float=Tensor.float,
-    best=best,
     draw=draw,
 )
 NATIVE: Final = Backend(
@@ -67,8 +65,7 @@ NATIVE: Final = Backend(
     layers=_native_layers,
     reads_whole_pages=False,
     to_float=native.to_float,
-    best=native.best,
-    draw=native.draw,
+    draw=partial(native.draw, greedy_below=GREEDY_BELOW),
 )
 BACKENDS: Final[Mapping[str, Backend]] = {backend.name: backend for backend in (TORCH, NATIVE)}
 

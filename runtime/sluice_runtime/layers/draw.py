@@ -1,20 +1,36 @@
-"""The most probable token of each row, and a random one, from logits. Knows no request."""
+"""One token a row from its logits. Knows no request."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from sluice_runtime.scheduler.batch import NO_TOKEN
 
-def best(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest logit and its token, [m, v] → [m], [m]; the largest is NaN where a logit is."""
-    peaks, tokens = logits.max(-1)
-    return peaks, tokens
+GREEDY_BELOW: Final = 1e-5
+"""Temperature under which the most probable token is taken: softmax would give it all the mass."""
 
 
 def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+    """logits: [m, v] float32; temperatures: [m]; uniforms: [m] float64 in [0, 1) → [m].
+
+    Below GREEDY_BELOW the first of the most probable tokens; NO_TOKEN for a row whose largest logit
+    is not finite, since it has no distribution.
+    """
+    peaks, tokens = logits.max(-1)
+    finite = peaks.isfinite()
+    tokens[~finite] = NO_TOKEN
+    drawn = ((temperatures >= GREEDY_BELOW) & finite).nonzero().squeeze(1)
+    if len(drawn):
+        tokens[drawn] = _from_distribution(logits[drawn], temperatures[drawn], uniforms[drawn])
+    return tokens
+
+
+def _from_distribution(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse of the cumulative distribution of softmax(logits / temperature), in the order of
-    token ids: [m, v], [m], [m] float64 in [0, 1) → [m]."""
+    token ids."""
     # The largest logit is 0 before the division, so that no quotient exceeds it.
     below = logits - logits.amax(-1, keepdim=True)
     probabilities = torch.softmax(below / temperatures[:, None], dim=-1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sluice_runtime.engine.sampling.draw import SamplingRows, sample
+from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
 from sluice_runtime.grammar.matchers import Matchers
 from sluice_runtime.grammar.native import (
     RAW,
@@ -104,13 +104,11 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
         temperature, top_p, top_k = (torch.tensor(column) for column in columns)
         parameters = SamplingRows(
             temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=torch.zeros(len(live)),
             seed=torch.full((len(live),), seed),
             position=contexts,
+            restrictions=Restrictions(top_k, top_p, torch.zeros(len(live))),
         )
-        drawn = sample(logits, parameters).tolist()
+        drawn = sample(logits.clone(), parameters).tolist()
         matchers.advance(live, drawn)
         for place, (row, token) in enumerate(zip(live, drawn, strict=True)):
             pattern = rows[row][0]

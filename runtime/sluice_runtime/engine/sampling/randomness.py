@@ -7,28 +7,28 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-_MASK_53: Final = (1 << 53) - 1
+_Words = NDArray[np.uint64]
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_UNIT: Final = 2.0**-53
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """A number in [0, 1) for each (seed, position): [m] int64, [m] int64 → [m] float64."""
-    mixed = _mix(_mix(seeds) ^ _mix(positions + _signed(0x9E3779B97F4A7C15)))
-    return (_shift(mixed, 11) & _MASK_53).double() / float(1 << 53)
+    mixed = _mix(_mix(_words(seeds)) ^ _mix(_words(positions) + _GOLDEN))
+    return torch.from_numpy((mixed >> np.uint64(11)) * _UNIT)
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
+def _words(numbers: Tensor) -> _Words:
+    return numbers.numpy().view(np.uint64)
 
 
-def _shift(value: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right: torch's own keeps the sign."""
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mix(value: Tensor) -> Tensor:
+def _mix(value: _Words) -> _Words:
     """SplitMix64's finaliser (Steele, Lea, Flood 2014), in wrapping 64-bit arithmetic."""
-    value = (value ^ _shift(value, 30)) * _signed(0xBF58476D1CE4E5B9)
-    value = (value ^ _shift(value, 27)) * _signed(0x94D049BB133111EB)
-    return value ^ _shift(value, 31)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

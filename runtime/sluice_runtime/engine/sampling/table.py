@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.engine.sampling.bias import LogitBias
-from sluice_runtime.engine.sampling.draw import SamplingRows, sample
+from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
 from sluice_runtime.engine.sampling.logprobs import Logprobs
 from sluice_runtime.engine.sampling.penalties import Penalties
 from sluice_runtime.layers.backend import TORCH, Backend
@@ -27,6 +27,8 @@ class SamplingTable:
         self._top_ps = torch.zeros(rows)
         self._top_ks = torch.zeros(rows, dtype=torch.int64)
         self._min_ps = torch.zeros(rows)
+        self._restricted: set[int] = set()
+        """Rows that leave tokens out."""
         self._seeds = torch.zeros(rows, dtype=torch.int64)
         self._bias = LogitBias(rows)
         self._penalties = Penalties(rows, vocabulary_size)
@@ -35,6 +37,7 @@ class SamplingTable:
     def apply(self, batch: Batch) -> None:
         """Rows dropped, then rows added."""
         for row in batch.dropped_rows:
+            self._restricted.discard(row)
             self._bias.drop(row)
             self._penalties.drop(row)
             self.logprobs.drop(row)
@@ -56,6 +59,8 @@ class SamplingTable:
         self._top_ps[row] = sampling.top_p
         self._top_ks[row] = sampling.top_k
         self._min_ps[row] = sampling.min_p
+        if sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0:
+            self._restricted.add(row)
         self._seeds[row] = sampling.seed
         self._bias.add(row, sampling.logit_bias)
         self._bias.forbid(row, added.stop_token_ids, prompt + sampling.min_tokens)
@@ -66,9 +71,12 @@ class SamplingTable:
     def _parameters_of(self, rows: Tensor, positions: Tensor) -> SamplingRows:
         return SamplingRows(
             temperature=self._temperatures[rows],
-            top_p=self._top_ps[rows],
-            top_k=self._top_ks[rows],
-            min_p=self._min_ps[rows],
             seed=self._seeds[rows],
             position=positions,
+            restrictions=self._restrictions_of(rows) if self._restricted else None,
+        )
+
+    def _restrictions_of(self, rows: Tensor) -> Restrictions:
+        return Restrictions(
+            top_k=self._top_ks[rows], top_p=self._top_ps[rows], min_p=self._min_ps[rows]
         )

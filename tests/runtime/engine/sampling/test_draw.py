@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sluice_runtime.engine.sampling.draw import SamplingRows, sample
+from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
 from sluice_runtime.engine.sampling.randomness import uniform
 from sluice_runtime.engine.sampling.restriction import restrict
 from sluice_runtime.scheduler.batch import NO_TOKEN
@@ -20,13 +20,14 @@ def rows(
     min_p: float = 0.0,
     seed: int = 5,
 ) -> SamplingRows:
+    restrictions = Restrictions(
+        torch.full((count,), top_k), torch.full((count,), top_p), torch.full((count,), min_p)
+    )
     return SamplingRows(
         torch.full((count,), temperature),
-        torch.full((count,), top_p),
-        torch.full((count,), top_k),
-        torch.full((count,), min_p),
         torch.full((count,), seed),
         torch.arange(count),
+        restrictions,
     )
 
 
@@ -103,10 +104,8 @@ def test_a_wide_nucleus_is_found_too() -> None:
     """Beyond the tokens that are looked at first, in one row of two."""
     logits = torch.linspace(1, 0, 5000).expand(2, -1).clone()
     logits[0, 0] = 100.0
-    parameters = rows(2, top_p=0.99)
-    kept = restrict(
-        logits, parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p
-    ).isfinite()
+    ones = torch.ones(2)
+    kept = restrict(logits, ones, torch.tensor([-1, -1]), 0.99 * ones, 0 * ones).isfinite()
     probabilities = torch.softmax(torch.linspace(1, 0, 5000), -1).double()
     wanted = int((probabilities.cumsum(-1) < 0.99).sum()) + 1
     assert 4000 < wanted < 5000
@@ -120,10 +119,10 @@ def test_equal_logits_stay_or_go_together() -> None:
 
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
     logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(1))
-    together = rows(64)
+    together = SamplingRows(torch.ones(64), torch.full((64,), 5), torch.arange(64))
     all_at_once = sample(logits, together)
     for index in (0, 17, 63):
-        alone = SamplingRows(*(column[index : index + 1] for column in vars(together).values()))
+        alone = SamplingRows(torch.ones(1), torch.tensor([5]), torch.tensor([index]))
         assert sample(logits[index : index + 1], alone) == all_at_once[index]
     assert not torch.equal(sample(logits, rows(64, seed=6)), all_at_once)
 
@@ -131,11 +130,13 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
 def test_unlike_rows_share_a_batch() -> None:
     mixed = SamplingRows(
         temperature=torch.tensor([0.0, 1.0, 1.0]),
-        top_p=torch.tensor([1.0, 1.0, 1e-9]),
-        top_k=torch.tensor([-1, -1, -1]),
-        min_p=torch.zeros(3),
         seed=torch.tensor([1, 2, 3]),
         position=torch.tensor([4, 5, 6]),
+        restrictions=Restrictions(
+            top_k=torch.tensor([-1, -1, -1]),
+            top_p=torch.tensor([1.0, 1.0, 1e-9]),
+            min_p=torch.zeros(3),
+        ),
     )
     tokens = sample(LOGITS.expand(3, -1).clone(), mixed)
     assert tokens[0] == tokens[2] == 1
