@@ -7,6 +7,8 @@ from pathlib import Path
 
 from docs.generate.configuration import configuration_page
 from docs.generate.kinds import pool_page, service_page
+from docs.generate.metrics import metrics_page
+from docs.generate.router import router_page
 
 
 def generated_pages() -> dict[str, str]:
@@ -15,6 +17,8 @@ def generated_pages() -> dict[str, str]:
         "configuration.md": configuration_page(),
         "inferenceservice.md": service_page(),
         "enginepool.md": pool_page(),
+        "router-configuration.md": router_page(),
+        "metrics.md": metrics_page(),
     }
 
 

@@ -20,7 +20,7 @@ from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.server.tools.formats import FORMATS
 
-from docs.generate.fields import Notes, sections_of
+from docs.generate.fields import Notes, key_table, sections_of
 from docs.generate.markdown import GENERATED, anchor, table
 from docs.generate.schema_words import Schema
 
@@ -81,13 +81,7 @@ def _keys() -> Iterator[str]:
     so_far = {row.key: row.allowed for row in ROWS} | {"role": f"`{', '.join(ROLES)}`"}
     notes = Notes(so_far, {name: f"#{anchor(name)}" for name in VALUES})
     for section in sections_of(_schema(), "", ("model", "slo", "server", "kvTransfer"), notes, {}):
-        yield from (f"## {section.path or 'Keys'}", "")
-        rows = (
-            (f"`{row.path}`", row.type, row.default, row.allowed, row.meaning)
-            for row in section.rows
-        )
-        yield from table(("key", "type", "default", "allowed", "what it does"), rows)
-        yield ""
+        yield from key_table(section, section.path or "Keys")
 
 
 def _schema() -> Schema:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sluice_operator.api.schema import left_out
 
-from docs.generate.markdown import anchor
+from docs.generate.markdown import anchor, table
 from docs.generate.schema_words import Schema, allowed_words, type_words
 
 FEW: Final = 1
@@ -118,6 +118,16 @@ def _so_far(words: str) -> str:
     if words.startswith("nothing"):
         return f"**Not yet**{words.removeprefix('nothing')}"
     return f"**So far only** {words}"
+
+
+def key_table(section: Section, title: str) -> Iterator[str]:
+    """A section of a file's keys, under its heading."""
+    yield from (f"## {title}", "")
+    rows = (
+        (f"`{row.path}`", row.type, row.default, row.allowed, row.meaning) for row in section.rows
+    )
+    yield from table(("key", "type", "default", "allowed", "what it does"), rows)
+    yield ""
 
 
 def rules_of(node: Schema, path: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -39,21 +39,30 @@ class RouterServer(ContractModel):
     """Where the router listens, its limits, and how it leaves."""
 
     host: str | None = Field(
-        default=None, min_length=1, description="Address to listen on; the pod's own if left out."
+        default=None,
+        min_length=1,
+        description="Address to listen on. Left out: POD_IP, else 127.0.0.1.",
     )
-    port: int = Field(default=ports.ROUTER_HTTP, ge=0, le=65535, description="0 picks a free port.")
+    port: int = Field(
+        default=ports.ROUTER_HTTP, ge=0, le=65535, description="Port; 0 picks a free one."
+    )
     drain_seconds: float = Field(
-        default=120.0, ge=0, le=86_400, description="How long streams may finish after SIGTERM."
+        default=120.0,
+        ge=0,
+        le=86_400,
+        description="How long running streams may finish after SIGTERM, in seconds.",
     )
     lame_duck_seconds: float = Field(
         default=3.0,
         ge=0,
         le=300,
         description="How long new requests are still served after SIGTERM, while the cluster "
-        "stops sending them here.",
+        "stops sending them here, in seconds.",
     )
     max_body_bytes: int = Field(
-        default=8 * 1024 * 1024, ge=1024, description="Largest request body that is read."
+        default=8 * 1024 * 1024,
+        ge=1024,
+        description="Largest request body that is read, in bytes; a larger one is answered 413.",
     )
 
 
@@ -61,7 +70,10 @@ class Upstream(ContractModel):
     """How long the router tries, and how often."""
 
     connect_timeout_seconds: float = Field(
-        default=2.0, gt=0, le=300, description="Limit for opening a connection to an engine."
+        default=2.0,
+        gt=0,
+        le=300,
+        description="Limit for opening a connection to an engine, in seconds.",
     )
     max_attempts: int = Field(
         default=3, ge=1, le=16, description="Engines one request may be offered to."
@@ -70,10 +82,14 @@ class Upstream(ContractModel):
         default=5.0,
         ge=0,
         le=3600,
-        description="How long a request waits for a usable engine before it is answered 503.",
+        description="How long a request waits for a usable engine before it is answered 503, in "
+        "seconds.",
     )
     request_timeout_seconds: float = Field(
-        default=3600.0, gt=0, le=86_400, description="Limit for one request, first byte to last."
+        default=3600.0,
+        gt=0,
+        le=86_400,
+        description="Limit for one request, first byte to last, in seconds.",
     )
 
 
@@ -81,13 +97,16 @@ class LoadFollowing(ContractModel):
     """How the engines' load reports are read."""
 
     interval_seconds: float = Field(
-        default=1.0, gt=0, le=60, description="Pause between two reports of one engine."
+        default=1.0, gt=0, le=60, description="Pause between two reports of one engine, in seconds."
     )
     timeout_seconds: float = Field(
-        default=1.0, gt=0, le=60, description="Limit for one report to arrive."
+        default=1.0, gt=0, le=60, description="Limit for one report to arrive, in seconds."
     )
     stale_seconds: float = Field(
-        default=5.0, gt=0, le=600, description="Age from which a report counts as unknown."
+        default=5.0,
+        gt=0,
+        le=600,
+        description="Age from which a report counts as unknown, in seconds.",
     )
 
 

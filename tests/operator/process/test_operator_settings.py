@@ -63,3 +63,8 @@ def test_the_reference_names_every_variable_and_every_metric() -> None:
     documented = set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE))
     assert documented == {variable_of(field) for field in Settings.model_fields}
     assert set(re.findall(r"`(sluice_operator_[a-z_]+)", text)) == {m.name for m in OPERATOR}
+    told = dict(re.findall(r"^\| `([A-Z_]+)` \| `?([^|`]*?)`? \|", text, re.MULTILINE))
+    for name, default in Settings.from_environment(IMAGES).model_dump().items():
+        if variable_of(name) not in IMAGES and name != "namespaces":
+            plain = ",".join(map(str, default)) if isinstance(default, tuple) else default
+            assert told[variable_of(name)] == (str(plain).removesuffix(".0")), name
