@@ -83,7 +83,7 @@ images: setup
 
 .PHONY: test-apiserver
 test-apiserver: binaries ## the operator against a real etcd and API server
-	$(PYTEST) -m "apiserver and not full"
+	$(PYTEST) -n 2 --dist loadgroup -m "apiserver and not full"
 
 .PHONY: test-cluster
 test-cluster: binaries images ## images, and the stories on a real cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from e2e.cluster.controlplane_only import DIRECTORY_PREFIX, ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailedError
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.xdist_group("control-plane")]
 # A shell starts its background jobs with SIGINT ignored, and children inherit that.
 HOLD = """
 import signal, sys
@@ -84,13 +85,18 @@ def test_named_controllers_act() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_an_owner_that_was_ended(how: signal.Signals) -> None:
+def test_nothing_is_left_of_an_owner_that_was_ended(
+    how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What other workers start would sweep here too.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     owner = subprocess.Popen(
         [sys.executable, "-c", HOLD],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     with owner:
         assert owner.stdout is not None
@@ -98,9 +104,12 @@ def test_nothing_is_left_of_an_owner_that_was_ended(how: signal.Signals) -> None
         assert processes_of(directory)
         owner.send_signal(how)
         owner.wait()
+    assert directory.parent == tmp_path
     assert directory.name.startswith(DIRECTORY_PREFIX)
-    # After SIGKILL nobody is left to delete the files; the next one to start does.
-    with control_plane():
-        assert not directory.exists()
-    assert directory.parent == Path(tempfile.gettempdir())
+    if how == signal.SIGKILL:
+        # Nobody is left to delete the files; the next one to start does.
+        assert directory.exists()
+        with control_plane():
+            assert not directory.exists()
+    assert list(tmp_path.iterdir()) == []
     assert processes_of(directory) == []

@@ -1,4 +1,4 @@
-"""One API server for all of the operator's tests, and in it a namespace for each of them."""
+"""An API server for each worker that runs operator tests, and in it a namespace for each test."""
 
 from __future__ import annotations
 

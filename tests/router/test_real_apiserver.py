@@ -23,7 +23,7 @@ from sluice_router.upstream import open_session
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
 from tests.router.fake_kube import endpoint_slice
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.xdist_group("router-apiserver")]
 
 NAMESPACE = "shop"
 DISCOVERY = Discovery(service="chat")

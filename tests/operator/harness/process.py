@@ -13,6 +13,8 @@ from sluice_operator.lease import LEASE
 
 from tests.operator.harness.cluster import Cluster, State
 
+ADDRESS = f"127.1.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
+"""A loopback address of this process alone: no other can take a port between its choice and use."""
 IMAGES = {"SLUICE_ENGINE_IMAGE": "sluice/engine:test", "SLUICE_ROUTER_IMAGE": "sluice/router:test"}
 
 
@@ -22,13 +24,16 @@ class OperatorProcess:
     def __init__(self, kubeconfig: Path, log: Path, **environment: str) -> None:
         self.name = environment["POD_NAME"]
         self.namespace = environment["POD_NAMESPACE"]
-        self.health_port, self.metrics_port = free_ports(2)
+        health_port, metrics_port = free_ports(2, ADDRESS)
+        self.health_url = f"http://{ADDRESS}:{health_port}"
+        self.metrics_url = f"http://{ADDRESS}:{metrics_port}/metrics"
         self.log = log
         self._environment = {
             "PATH": os.environ["PATH"],
             "KUBECONFIG": str(kubeconfig),
-            "SLUICE_HEALTH_PORT": str(self.health_port),
-            "SLUICE_METRICS_PORT": str(self.metrics_port),
+            "POD_IP": ADDRESS,
+            "SLUICE_HEALTH_PORT": str(health_port),
+            "SLUICE_METRICS_PORT": str(metrics_port),
             **IMAGES,
             **environment,
         }
@@ -74,12 +79,12 @@ class OperatorProcess:
             self._process.wait()
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
     """Ports that were free a moment ago."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
-            each.bind(("127.0.0.1", 0))
+            each.bind((address, 0))
         return [each.getsockname()[1] for each in sockets]
     finally:
         for each in sockets:

@@ -25,13 +25,13 @@ LEASE_SECONDS = 2
 
 
 async def probe(operator: OperatorProcess, path: str) -> tuple[int, str]:
-    url = f"http://127.0.0.1:{operator.health_port}{path}"
+    url = operator.health_url + path
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         return response.status, await response.text()
 
 
 async def metric(operator: OperatorProcess, line: str) -> float:
-    url = f"http://127.0.0.1:{operator.metrics_port}/metrics"
+    url = operator.metrics_url
     async with aiohttp.ClientSession() as session, session.get(url) as response:
         lines = (await response.text()).splitlines()
     return sum(float(each.rpartition(" ")[2]) for each in lines if each.startswith(line))
