@@ -17,8 +17,10 @@ JOB = {"kind": "json_schema", "text": '{"type": "integer"}'}
 
 
 def main() -> int:
-    command = (sys.executable, "-m", "sluice_runtime.grammar.worker", *MODEL)
-    process = CompileProcess(command, CompileLimits())
+    limits = CompileLimits()
+    bound = ("--memory-bytes", str(limits.memory_bytes))
+    command = (sys.executable, "-m", "sluice_runtime.grammar.worker", *MODEL, *bound)
+    process = CompileProcess(command, limits)
     try:
         process.compile(json.dumps(JOB).encode())
     except (CompileProcessError, GrammarError) as error:
