@@ -11,8 +11,10 @@ import logging
 import secrets
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
@@ -24,6 +26,9 @@ from sluice_runtime.errors import InvalidConfigError, StartupError, StepOutOfMem
 from sluice_runtime.messages import EngineFailed
 from sluice_runtime.model_files import resolve_model
 from sluice_runtime.transport import EngineLink
+
+if TYPE_CHECKING:
+    from sluice_runtime.engine.build import Engine
 
 EXIT_STARTUP = 2
 """The configuration, the weights or the memory: starting again will not help."""
@@ -70,27 +75,33 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     config, files = resolved(config), resolve_model(config.model)
     set_library_variables()
     # Imports torch, which takes seconds: what is wrong with the two above is said before that.
-    from sluice_runtime.engine.build import build_engine
-    from sluice_runtime.engine.device import device_of
-    from sluice_runtime.engine.loop import EngineLoop
-    from sluice_runtime.engine.warm_up import warm_up
+    from sluice_runtime.engine.build import build_engine, compile_pool
     from sluice_runtime.grammar.vocabulary import unusable
+    from sluice_runtime.model.spec import spec_from
 
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stops.append(received))
-    engine = build_engine(config, files)
+    with closing(compile_pool(config, files, spec_from(files.config).vocabulary_size)) as compilers:
+        if unusable(files) is None:
+            compilers.warm_up()  # while the weights are read, so that no request waits for it
+        _run(config, build_engine(config, files, compilers=compilers), link, stops)
+
+
+def _run(config: EngineConfig, engine: Engine, link: EngineLink, stops: Sequence[int]) -> None:
+    """From the first step to the signal."""
+    from sluice_runtime.engine.device import device_of
+    from sluice_runtime.engine.loop import EngineLoop
+    from sluice_runtime.engine.warm_up import warm_up
+
     page_size = engine.settings.page_size
-    if unusable(files) is None:
-        engine.grammars.warm_up()
     warm_up(engine.runner, engine.settings.limits, page_size)
     # What was loaded lives as long as the process: the collector need not walk it.
     gc.collect()
     gc.freeze()
     logger.info(startup_line(engine.sizes()))
     link.send(engine.ready(epoch=secrets.token_hex(8)))
-    overlap = bool(config.overlap)
-    with closing(engine.grammars), closing(device_of(engine.runner, overlap=overlap)) as device:
+    with closing(device_of(engine.runner, overlap=bool(config.overlap))) as device:
         loop = EngineLoop(
             link,
             engine.scheduler,

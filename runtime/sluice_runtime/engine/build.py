@@ -54,6 +54,8 @@ class Engine:
     scheduler: Scheduler
     runner: Runner
     grammars: GrammarQueue
+    compilers: CompilePool
+    """To be closed with the engine."""
     model: Decoder
     available_bytes: int
 
@@ -85,9 +87,13 @@ class Engine:
 
 
 def build_engine(
-    config: EngineConfig, files: ModelFiles, hooks: EngineHooks | None = None
+    config: EngineConfig,
+    files: ModelFiles,
+    hooks: EngineHooks | None = None,
+    compilers: CompilePool | None = None,
 ) -> Engine:
-    """Loads the model and takes the memory of the pool; `config` has been resolved.
+    """Loads the model and takes the memory of the pool; `config` has been resolved. `compilers`
+    are those of `compile_pool`, where they were started before.
 
     Raises:
         StartupError: one line that says what to change.
@@ -116,20 +122,18 @@ def build_engine(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
     scheduler = Scheduler(settings, allocator)
-    compilers = _compile_pool(files, model.spec.vocabulary_size, _compile_limits(config))
+    compilers = compilers or compile_pool(config, files, model.spec.vocabulary_size)
     grammars = GrammarQueue(compilers, matchers)
-    return Engine(settings, scheduler, runner, grammars, model, memory.available)
+    return Engine(settings, scheduler, runner, grammars, compilers, model, memory.available)
 
 
-def _compile_limits(config: EngineConfig) -> CompileLimits:
+def compile_pool(config: EngineConfig, files: ModelFiles, vocabulary_size: int) -> CompilePool:
+    """What compiles the model's grammars; starts nothing yet."""
     usual = CompileLimits()
-    return CompileLimits(
+    limits = CompileLimits(
         compile_seconds=config.grammar_compile_seconds or usual.compile_seconds,
         memory_bytes=config.grammar_compile_bytes or usual.memory_bytes,
     )
-
-
-def _compile_pool(files: ModelFiles, vocabulary_size: int, limits: CompileLimits) -> CompilePool:
     command = (
         *(sys.executable, "-m", "sluice_runtime.grammar.worker"),
         *("--model", files.uri, "--vocabulary-size", str(vocabulary_size)),

@@ -1,7 +1,7 @@
 """Compiles grammars beside the engine's loop: a few threads, each with a compile process.
 
 The loop hands texts in and collects results between steps; neither waits. A thread is started when
-all others are busy, so an engine that is never asked for a grammar has none, and loads nothing.
+all others are busy.
 """
 
 from __future__ import annotations
@@ -85,6 +85,10 @@ class CompilePool:
             thread.start()
         self._jobs.put(key)
 
+    def warm_up(self) -> None:
+        """Starts one thread and its process, with a grammar for nobody."""
+        self.submit(GrammarKey("regex", "a"))
+
     def finished(self) -> list[Compiled]:
         """What came since the last call; never waits."""
         done = []
@@ -110,10 +114,10 @@ class CompilePool:
             process.stop()
 
     def _compiled(self, process: CompileProcess, key: GrammarKey) -> Compiled:
-        from sluice_runtime.grammar.native import CompiledGrammar
-
         try:
             text = process.compile(msgspec.json.encode(key._asdict()))
+            from sluice_runtime.grammar.native import CompiledGrammar
+
             grammar = CompiledGrammar.deserialize_json(text.decode(), self._known(process))
         except GrammarError as error:
             return Compiled(key, error=str(error), accident=isinstance(error, GrammarLimitError))

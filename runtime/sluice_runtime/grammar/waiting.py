@@ -8,14 +8,12 @@ who counts them among all that the engine holds. Knows neither the scheduler nor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from sluice_runtime.grammar.cache import GrammarCache
 from sluice_runtime.grammar.matchers import Matchers
 from sluice_runtime.grammar.pool import Compiled, GrammarKey
 from sluice_runtime.messages import Generate, TokenDelta
-
-_ANY: Final = GrammarKey("regex", "a")
 
 
 class Compiler(Protocol):
@@ -23,7 +21,6 @@ class Compiler(Protocol):
 
     def submit(self, key: GrammarKey) -> None: ...
     def finished(self) -> list[Compiled]: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -80,8 +77,8 @@ class GrammarQueue:
 
     def released(self) -> Released:
         """What became of requests since the last call; never waits."""
-        for compiled in map(self._cache.judged, self._compiler.finished() if self._waiting else ()):
-            for message in self._waiting.pop(compiled.key).values():
+        for compiled in map(self._cache.judged, self._compiler.finished()):
+            for message in self._waiting.pop(compiled.key, {}).values():
                 del self._keys[message.request_id]
                 self._release(message, compiled)
         released, self._released = self._released, Released()
@@ -90,15 +87,6 @@ class GrammarQueue:
     def ended(self, request_id: str) -> None:
         """A request that ran has ended; unknown ids are ignored."""
         self._matchers.close(request_id)
-
-    def warm_up(self) -> None:
-        """Compiles a grammar for nobody, so that no request waits for a process to start."""
-        self._waiting[_ANY] = {}
-        self._compiler.submit(_ANY)
-
-    def close(self) -> None:
-        """Ends the compile processes at once; whoever still waits is forgotten."""
-        self._compiler.close()
 
     def _recall(self, request_id: str) -> bool:
         """Takes back one that may run, but was not asked for yet; whether there was such a one."""

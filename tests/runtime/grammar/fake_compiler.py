@@ -21,8 +21,6 @@ class FakeCompiler:
         done, self.done = self.done, []
         return done
 
-    def close(self) -> None: ...
-
 
 def no_grammars() -> GrammarQueue:
     """For engines that are asked for none."""

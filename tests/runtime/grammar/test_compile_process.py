@@ -20,11 +20,9 @@ from sluice_runtime.errors import (
     GrammarError,
     GrammarLimitError,
 )
-from sluice_runtime.grammar.matchers import Matchers
 from sluice_runtime.grammar.pool import Compiled, CompilePool, GrammarKey
 from sluice_runtime.grammar.process import CompileLimits, CompileProcess
-from sluice_runtime.grammar.waiting import GrammarQueue
-from sluice_runtime.messages import Generate, Grammar, GrammarKind, Sampling
+from sluice_runtime.messages import GrammarKind
 
 pytestmark = pytest.mark.process
 
@@ -289,21 +287,21 @@ def test_a_pool_starts_as_many_processes_as_it_needs_and_ends_them() -> None:
     assert all(process._process is None for process in made)
 
 
-def test_a_queue_that_is_warm_compiles_its_first_grammar_in_the_process_that_it_has() -> None:
+def test_a_pool_that_is_warm_compiles_its_first_grammar_in_the_process_that_it_has() -> None:
     made: list[CompileProcess] = []
 
     def make() -> CompileProcess:
         made.append(CompileProcess(WORKER, CompileLimits()))
         return made[-1]
 
-    queue = GrammarQueue(CompilePool(make), Matchers(259))
-    queue.warm_up()
-    until(lambda: queue.released() and not queue._waiting)
+    pool = CompilePool(make)
+    pool.warm_up()
+    collect(pool, 1)
     pid = pid_of(made[0])
-    queue.add(Generate("a", [1], 5, Sampling(), grammar=Grammar("regex", "[ab]", [258], "f")))
-    until(lambda: bool(queue.released().ready))
+    pool.submit(GrammarKey("regex", "[ab]"))
+    assert collect(pool, 1)[0].grammar is not None
     assert [pid_of(process) for process in made] == [pid]
-    queue.close()
+    pool.close()
 
 
 @pytest.mark.parametrize(
