@@ -9,7 +9,6 @@ environment of its own. Prints one JSON line a figure.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import random
@@ -113,8 +112,7 @@ def engine_for(folder: Path, threads: int) -> Engine:
         )
     )
     engine = build_engine(config, resolve(config.model.uri))
-    gc.collect()
-    gc.freeze()  # as the engine's process does
+    host.collect_seldom()
     return engine
 
 

@@ -4,8 +4,8 @@ Prefix cache, 16-token pages, mixed batches, and a pool that is too small for wh
 waves of short answers teach the scheduler to reserve little, and the long ones after them outgrow
 it, so that one request in ten is sent back to the queue. Every other prompt begins with one of
 eight system prompts, every 32nd is long and cut, answers are inserted when they end, and prefixes
-evicted. Clients set no max_tokens. A stand-in draws the tokens. The garbage collector stays on;
-as in the engine, it passes over what was there at the start. Prints one JSON line a figure.
+evicted. Clients set no max_tokens. A stand-in draws the tokens. The garbage collector stays on, as
+the engine's process has it. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from sluice_runtime.engine.host import collect_seldom
 from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.limits import Limits
@@ -145,8 +146,7 @@ class Measured:
 def measure(policy: str, queue: int, steps: int, warm_up: int = 1000) -> Measured:
     """`queue`: requests that wait before each step."""
     engine, traffic = scheduler(policy), Traffic()
-    gc.collect()
-    gc.freeze()
+    collect_seldom()
     for now in range(warm_up):
         _step(engine, traffic, queue, now * STEP_SECONDS, Measured())
     measured, before = Measured(), engine.status()

@@ -134,7 +134,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     since there is one per row and step. It is in no cycle."""
 
     request_id: str
-    token_ids: list[int]
+    token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     """Set on the last delta of a request and on no other."""
     error: str | None = None
@@ -143,7 +143,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompt tokens found in the prefix cache; on the delta with a request's first token only."""
     refusal: Refusal | None = None
     """With `finish_reason` error, on the only delta of a request that was not taken."""
-    logprobs: list[TokenLogprob] = []
+    logprobs: tuple[TokenLogprob, ...] = ()
     """One for each of `token_ids`, if the request asked."""
     prompt_logprobs: list[TokenLogprob] | None = None
     """One for each token of the prompt but the first; on one delta of a request that asked."""

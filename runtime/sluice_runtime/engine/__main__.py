@@ -6,7 +6,6 @@ Started by the supervisor beside the API process; talks to it over the endpoint 
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import secrets
 import signal
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
 
-from sluice_runtime.engine.host import set_library_variables
+from sluice_runtime.engine.host import collect_seldom, set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import InvalidConfigError, StartupError, StepOutOfMemoryError
@@ -96,9 +95,7 @@ def _run(config: EngineConfig, engine: Engine, link: EngineLink, stops: Sequence
 
     page_size = engine.settings.page_size
     warm_up(engine.runner, engine.settings.limits, page_size)
-    # What was loaded lives as long as the process: the collector need not walk it.
-    gc.collect()
-    gc.freeze()
+    collect_seldom()
     logger.info(startup_line(engine.sizes()))
     link.send(engine.ready(epoch=secrets.token_hex(8)))
     with closing(device_of(engine.runner, overlap=bool(config.overlap))) as device:

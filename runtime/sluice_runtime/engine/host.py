@@ -1,5 +1,5 @@
-"""What the host grants this process: memory, by cgroup where there is one; and what its libraries
-are told before they load. Processors are in `sluice_runtime.threads`.
+"""What the host grants this process: memory, by cgroup where there is one; what its libraries are
+told before they load, and the interpreter after. Processors are in `sluice_runtime.threads`.
 
 Reads /proc and /sys/fs/cgroup (versions 1 and 2) below `root`; decides nothing.
 """
@@ -7,6 +7,7 @@ Reads /proc and /sys/fs/cgroup (versions 1 and 2) below `root`; decides nothing.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ LIBRARY_VARIABLES: Final = {"GOMP_SPINCOUNT": "2000"}
 """libgomp's threads spin for milliseconds at each barrier by default. Where processors are shared
 or throttled by a quota, the thread they wait for is not running: steps took ten times as long."""
 
+_ALLOCATIONS: Final = 10_000
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _LARGEST_BUFFER_BYTES: Final = 1 << 30
@@ -51,6 +53,15 @@ def set_library_variables() -> None:
     """Before torch is loaded: what its libraries read once. The user's own values stay."""
     for name, value in LIBRARY_VARIABLES.items():
         os.environ.setdefault(name, value)
+
+
+def collect_seldom() -> None:
+    """To be called once all is loaded: it lives as long as the process, and the garbage collector
+    need not walk it. What steps make is in hardly any cycle, so it is looked through after as many
+    allocations as twenty full steps make, not three."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_ALLOCATIONS, 10, 10)
 
 
 def keep_freed_memory() -> None:

@@ -169,7 +169,7 @@ class EngineLoop:
 
     def _accept(self, message: Generate) -> None:
         if self._draining:
-            refused = TokenDelta(message.request_id, [], "error", DRAINING, refusal="unavailable")
+            refused = TokenDelta(message.request_id, (), "error", DRAINING, refusal="unavailable")
             self._released.append(refused)
             return
         self._outbox.open(message.request_id, message.credit_tokens)

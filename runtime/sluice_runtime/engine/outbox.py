@@ -7,7 +7,7 @@ takes all waiting tokens with it, so an overdraft never exceeds the bound. Knows
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -20,13 +20,13 @@ MOST_WITHHELD_TOKENS: Final = 4096
 @dataclass(slots=True)
 class _Account:
     credit: int
-    withheld: list[int] = field(default_factory=list)
-    scores: list[TokenLogprob] = field(default_factory=list)
+    withheld: tuple[int, ...] = ()
+    scores: tuple[TokenLogprob, ...] = ()
     """Of what is withheld, if the request asked for any."""
 
     def take(self, delta: TokenDelta, most_tokens: int | None = None) -> TokenDelta:
         """`delta` with the first of what waits, its own tokens last; the rest waits on."""
-        tokens, scores = [*self.withheld, *delta.token_ids], [*self.scores, *delta.logprobs]
+        tokens, scores = self.withheld + delta.token_ids, self.scores + delta.logprobs
         sent = len(tokens) if most_tokens is None else max(most_tokens, 0)
         self.withheld, self.scores = tokens[sent:], scores[sent:]
         return msgspec.structs.replace(delta, token_ids=tokens[:sent], logprobs=scores[:sent])
@@ -51,7 +51,7 @@ class Outbox:
         account.credit += credit
         if not account.withheld or account.credit <= 0:
             return None
-        return self._pay(account, TokenDelta(request_id, []))
+        return self._pay(account, TokenDelta(request_id, ()))
 
     def pass_on(self, delta: TokenDelta) -> TokenDelta | None:
         """The delta to send now, if any, with what was withheld before it."""

@@ -73,7 +73,7 @@ class GrammarQueue:
             del self._waiting[key][request_id]
         elif not self._recall(request_id):
             return
-        self._released.ended.append(TokenDelta(request_id, [], "abort"))
+        self._released.ended.append(TokenDelta(request_id, (), "abort"))
 
     def released(self) -> Released:
         """What became of requests since the last call; never waits."""
@@ -101,12 +101,12 @@ class GrammarQueue:
         assert message.grammar is not None
         if compiled.failure:
             failed = TokenDelta(
-                message.request_id, [], "error", compiled.failure, refusal="unavailable"
+                message.request_id, (), "error", compiled.failure, refusal="unavailable"
             )
             self._released.ended.append(failed)
         elif compiled.grammar is None:
             error = f"{message.grammar.field}: {compiled.error}"
-            refused = TokenDelta(message.request_id, [], "error", error, refusal="invalid")
+            refused = TokenDelta(message.request_id, (), "error", error, refusal="invalid")
             self._released.ended.append(refused)
         else:
             self._matchers.open(message, compiled.grammar)

@@ -136,10 +136,10 @@ def outcome_of(
     """What its client is told; with the first token also how long it waited for its first step,
     and how much of its prompt was cached. A request for no tokens gets none of those drawn."""
     if drawn is None:
-        return TokenDelta(request.request_id, [], reason, error)
+        return TokenDelta(request.request_id, (), reason, error)
     token, logprob, prompt_logprobs = drawn
-    token_ids = [token] if request.max_tokens else []
-    logprobs = [logprob] if logprob and token_ids else []
+    token_ids = (token,) if request.max_tokens else ()
+    logprobs = (logprob,) if logprob and token_ids else ()
     if len(request.token_ids) > request.prompt_tokens + 1:
         return TokenDelta(request.request_id, token_ids, reason, error, logprobs=logprobs)
     assert request.started_seconds is not None, "a token without a step"

@@ -70,10 +70,10 @@ class Scheduler:
     def add(self, message: Generate) -> None:
         """Queues a request. One that can never run ends at once, and `process` reports it."""
         if error := self._refusal(message):
-            self._outcomes.append(TokenDelta(message.request_id, [], "error", error))
+            self._outcomes.append(TokenDelta(message.request_id, (), "error", error))
             return
         if error := queue_full(self._settings, len(self._roster)):
-            refused = TokenDelta(message.request_id, [], "error", error, refusal="overloaded")
+            refused = TokenDelta(message.request_id, (), "error", error, refusal="overloaded")
             self._outcomes.append(refused)
             return
         most = most_new_tokens(self._settings.limits, len(message.prompt_ids))
@@ -254,7 +254,7 @@ class Scheduler:
                 self._accept(request, drawn)
             else:
                 tokens.append(token)
-                outcomes.append(TokenDelta(request.request_id, [token]))
+                outcomes.append(TokenDelta(request.request_id, (token,)))
 
     def _accept(self, request: Request, drawn: Drawn) -> None:
         """A sampled token; nothing of a request that ended or is about to be dropped."""

@@ -134,9 +134,9 @@ def test_a_row_without_a_token_ends_alone_and_says_why() -> None:
     drawn = bench.runner.forward(batch)
     result = SampledTokens(batch.step, (NO_TOKEN, drawn.token_ids[1]))
     ended, going_on = bench.scheduler.process(batch, result, 0.0)
-    assert (ended.request_id, ended.token_ids, ended.finish_reason) == ("bad", [], "error")
+    assert (ended.request_id, ended.token_ids, ended.finish_reason) == ("bad", (), "error")
     assert "not finite" in (ended.error or "")
-    assert (going_on.token_ids, going_on.finish_reason) == ([drawn.token_ids[1]], None)
+    assert (going_on.token_ids, going_on.finish_reason) == ((drawn.token_ids[1],), None)
     bench.run()
     assert bench.terminals["good"][0].finish_reason == "length"
     assert bench.scheduler.status().pages_available == bench.scheduler.status().pages_total

@@ -23,7 +23,7 @@ def test_a_request_for_no_tokens_is_prefilled_and_ends(prompt: int, overlap: boo
     batches = bench.run()
     assert {batch.mode for batch in batches} == {ForwardMode.EXTEND}
     (end,) = bench.terminals["a"]
-    assert (end.finish_reason, end.token_ids) == ("length", [])
+    assert (end.finish_reason, end.token_ids) == ("length", ())
     assert end.queue_seconds is not None
     assert scored_tokens(bench, "a") == [list(range(1, prompt))]
 

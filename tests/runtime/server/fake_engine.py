@@ -89,7 +89,7 @@ class _Answer:
     def next_delta(self) -> TokenDelta:
         asked = self.generate
         if asked.max_tokens == 0:
-            return TokenDelta(asked.request_id, [], "length", prompt_logprobs=self._prompt_scores())
+            return TokenDelta(asked.request_id, (), "length", prompt_logprobs=self._prompt_scores())
         ended = self.sent == len(asked.prompt_ids)
         token = EOS if ended else asked.prompt_ids[self.sent]
         self.sent += 1
@@ -98,12 +98,12 @@ class _Answer:
             reason = "stop"
         elif self.sent == asked.max_tokens or ended:
             reason = "length"
-        scores = [score_of(token, asked.logprobs)] if asked.logprobs >= 0 else []
+        scores = (score_of(token, asked.logprobs),) if asked.logprobs >= 0 else ()
         if self.sent > 1:
-            return TokenDelta(asked.request_id, [token], reason, logprobs=scores)
+            return TokenDelta(asked.request_id, (token,), reason, logprobs=scores)
         return TokenDelta(
             asked.request_id,
-            [token],
+            (token,),
             reason,
             logprobs=scores,
             prompt_logprobs=self._prompt_scores(),
@@ -183,7 +183,7 @@ class FakeEngine:
                     self.say(Heartbeat(load(0, self.queued)))
             case Abort():
                 if self._answers.pop(message.request_id, None):
-                    self.say(self._ended(TokenDelta(message.request_id, [], "abort")))
+                    self.say(self._ended(TokenDelta(message.request_id, (), "abort")))
             case FlushCache():
                 self._prompts.clear()
             case Credit() | Drain():
@@ -197,7 +197,7 @@ class FakeEngine:
         for request_id, answer in list(self._answers.items()):
             delta = answer.next_delta()
             if self.refuse_with:
-                delta = TokenDelta(request_id, [], "error", self.refuse_with, refusal=self.refusal)
+                delta = TokenDelta(request_id, (), "error", self.refuse_with, refusal=self.refusal)
             deltas.append(delta)
             if delta.finish_reason:
                 del self._answers[request_id]

@@ -30,9 +30,9 @@ def answer(
     text, pieces = AnswerText(plan, TOKENIZER, TEXTS), []
     for begin, end in pairwise([0, *sorted(borders), len(tokens)]):
         part = tokens[begin:end]
-        scores = [TokenLogprob(token, -float(token), 1, []) for token in part]
+        scores = tuple(TokenLogprob(token, -float(token), 1, []) for token in part)
         ended = reason if end == len(tokens) else None
-        pieces.append(text.push(TokenDelta("r", part, ended, logprobs=scores)))
+        pieces.append(text.push(TokenDelta("r", tuple(part), ended, logprobs=scores)))
         if pieces[-1].finish_reason is not None:
             return joined(pieces)
     raise AssertionError("the answer does not end")

@@ -63,8 +63,8 @@ async def test_tokens_are_granted_in_halves_as_the_reader_takes_them() -> None:
     stream = TokenStream("a", sent.append)
     half = CREDIT_TOKENS // 2
     for tokens in (half - 1, 1, half + 5):
-        stream.put(TokenDelta("a", [1] * tokens))
-    stream.put(TokenDelta("a", [1] * half, "stop"))
+        stream.put(TokenDelta("a", (1,) * tokens))
+    stream.put(TokenDelta("a", (1,) * half, "stop"))
     await stream.next()
     assert sent == []
     await stream.next()

@@ -44,7 +44,7 @@ async def test_messages_arrive_in_order_both_ways(endpoint: str) -> None:
     api = ApiLink(endpoint)
     generate = Generate("a", [1, 2], 5, Sampling(seed=2**62), [258], arrival_seconds=1.5)
     step = StepResult(
-        1, "MIXED", 2.0, 0.1, 0.001, [TokenDelta("a", [7]), TokenDelta("b", [8], "stop")], LOAD
+        1, "MIXED", 2.0, 0.1, 0.001, [TokenDelta("a", (7,)), TokenDelta("b", (8,), "stop")], LOAD
     )
     try:
         engine.send(READY)
