@@ -23,9 +23,9 @@ from benchmarks.startup import started_engine, wait_for
 TARGET_SECONDS = 0.1
 MODEL = "bench"
 SLOW = "a grammar that is never done"
-"""Refused when its time is up; all that is asked is that others do not feel it."""
+"""Refused at its limit; all that is asked is that others do not feel it."""
 COLD = "broken regex, the first grammar of an engine"
-"""Refused when the compile process has started."""
+"""Asked once: the next one finds it remembered."""
 SETTLED_SECONDS = 0.2
 """How long after a refusal its cost may still show."""
 
@@ -92,7 +92,7 @@ def refused_alone(url: str, bodies: Mapping[str, Case], runs: int) -> list[str]:
             once = name in (COLD, SLOW)
             seconds = [refused_seconds(client, name, case) for _ in range(1 if once else runs)]
             _print("alone", name, seconds)
-            if not once and statistics.median(seconds) > TARGET_SECONDS:
+            if name != SLOW and statistics.median(seconds) > TARGET_SECONDS:
                 late.append(name)
     return late
 
