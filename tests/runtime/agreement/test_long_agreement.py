@@ -54,12 +54,12 @@ def check_cached(case: Case, run: Run) -> None:
 
 
 SHORT = [
-    Case("trained", chunk_size=512),
-    Case("trained", chunk_size=512, overlap=True, threads=2),
-    Case("trained", page_size=1, chunk_size=512, threads=3),
+    Case("trained", chunk_size=256),
+    Case("trained", chunk_size=256, overlap=True, threads=2),
+    Case("trained", page_size=1, chunk_size=256, threads=3),
     Case("trained", page_size=1, chunk_size=-1, mixed=False, backend="torch"),
 ]
-SHORT_SMALL_POOL = Case("trained", chunk_size=256, pool_tokens=2320)
+SHORT_SMALL_POOL = Case("trained", chunk_size=128, pool_tokens=1200)
 ENGINES: list[dict[str, Any]] = [
     {"backend": "torch"},
     {"threads": 1},
@@ -91,13 +91,13 @@ def by_every_engine(cases: list[Case]) -> list[Case]:
 
 
 @pytest.mark.parametrize("case", SHORT, ids=str)
-def test_a_quarter_of_the_context(pair_of: PairOf, case: Case) -> None:
-    check_cached(case, check(case, *pair_of(case.kind), conversations(2000, 40)))
+def test_an_eighth_of_the_context(pair_of: PairOf, case: Case) -> None:
+    check_cached(case, check(case, *pair_of(case.kind), conversations(1000, 40)))
 
 
-def test_a_quarter_of_the_context_is_retracted(pair_of: PairOf) -> None:
+def test_an_eighth_of_the_context_is_retracted(pair_of: PairOf) -> None:
     case = SHORT_SMALL_POOL
-    run = check(case, *pair_of(case.kind), conversations(2000, 200))
+    run = check(case, *pair_of(case.kind), conversations(1000, 100))
     assert run.resumed_tokens > 0, "whoever was sent back found nothing of his"
 
 

@@ -48,7 +48,7 @@ def run(requests: list[Generate], *, overlap: bool = False, **settings: Any) -> 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[int]]:
     """Each answer of an engine that runs nothing else."""
-    answers = [run([request]).tokens for request in requests_of(64, 60)]
+    answers = [run([request]).tokens for request in requests_of(40, 60)]
     return {name: tokens for answer in answers for name, tokens in answer.items()}
 
 
@@ -81,7 +81,7 @@ def test_seeds_matter(alone: dict[str, list[int]]) -> None:
 def test_a_crowd_changes_no_answer(
     alone: dict[str, list[int]], settings: dict[str, Any], overlap: bool
 ) -> None:
-    crowd = run(requests_of(64, 60), overlap=overlap, **settings)
+    crowd = run(requests_of(40, 60), overlap=overlap, **settings)
     assert crowd.tokens == alone
     assert (crowd.cuts > 0) == (settings["chunk_size"] > 0)
     assert (crowd.retractions > 0) == ("kv_pool_tokens" in settings)

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.launch.processes import program, running, status, write_config
-from tests.runtime.server.api_fuzz import fuzz
 
 EXAMPLES = 150
 
 
 @pytest.mark.full
 def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(tmp_path: Path) -> None:
+    from tests.runtime.server.api_fuzz import fuzz
+
     config = write_config(tmp_path, threads=1, kvPoolTokens=64)
     with running(program(config)) as process:
         url = process.ready_url()

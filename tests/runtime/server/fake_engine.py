@@ -161,7 +161,8 @@ class FakeEngine:
         link.send(READY)
         step = 0
         while not self._stopping.is_set():
-            for message in link.poll(0.002):
+            answering = bool(self._answers) and not self.paused.is_set()
+            for message in link.poll(0.0 if answering else 0.002):
                 self._receive(message)
             while self._outbox:
                 link.send(self._outbox.pop(0))
