@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import re
+from collections import Counter
 from collections.abc import Generator
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
+
+GROUP = re.compile(r"@([^]@]+)$")
+"""What pytest-xdist adds to the name of a test that is in a group."""
 
 
 class FilesAndGroups(LoadGroupScheduling):
@@ -18,12 +23,37 @@ class FilesAndGroups(LoadGroupScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        scope = super()._split_scope(nodeid)
-        return nodeid.partition("::")[0] if scope == nodeid else scope
+        return unit_of(nodeid)
+
+
+def unit_of(nodeid: str) -> str:
+    """The group of a test; its file, where it has none."""
+    group = GROUP.search(nodeid)
+    return group[1] if group else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
-    return FilesAndGroups(config, log) if config.option.dist == "loadgroup" else None
+    if config.option.dist != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
+    return FilesAndGroups(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Groups come first, for they are long, then files of few tests, for these may be.
+
+    So no worker has much left to do when there is nothing left for the others.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    units = Counter(unit_of(item.nodeid) for item in items)
+
+    def rank(item: pytest.Item) -> tuple[bool, int, str]:
+        unit = unit_of(item.nodeid)
+        return unit.endswith(".py"), units[unit], unit
+
+    items.sort(key=rank)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+from itertools import groupby
 
 import pytest
 
-from tests.conftest import FilesAndGroups
+from tests.conftest import unit_of
 
 
 @pytest.mark.xdist_group("told")
@@ -16,15 +17,27 @@ def test_the_scheduler_is_told_of_groups(request: pytest.FixtureRequest) -> None
 
 
 @pytest.mark.parametrize(
-    ("nodeid", "scope"),
+    ("nodeid", "unit"),
     [
         ("tests/a/test_b.py::test_c", "tests/a/test_b.py"),
         ("tests/a/test_b.py::TestC::test_d[one::two@three]", "tests/a/test_b.py"),
         ("tests/a/test_b.py::test_c[one]@group", "group"),
     ],
 )
-def test_a_worker_is_given_a_file_or_a_group(nodeid: str, scope: str) -> None:
-    assert FilesAndGroups._split_scope(object.__new__(FilesAndGroups), nodeid) == scope
+def test_a_worker_is_given_a_file_or_a_group(nodeid: str, unit: str) -> None:
+    assert unit_of(nodeid) == unit
+
+
+def test_groups_come_first_and_then_files_of_few_tests(request: pytest.FixtureRequest) -> None:
+    if not hasattr(request.config, "workerinput"):
+        pytest.skip("in one process tests keep their order")
+    sizes = {
+        name: len(list(tests))
+        for name, tests in groupby(unit_of(item.nodeid) for item in request.session.items)
+    }
+    files = [name for name in sizes if name.endswith(".py")]
+    assert list(sizes)[-len(files) :] == files
+    assert [sizes[name] for name in files] == sorted(sizes[name] for name in files)
 
 
 def test_what_was_collected_is_no_business_of_the_garbage_collector() -> None:

@@ -18,13 +18,19 @@ PIECE = b'data: {"choices": [{"text": "ab"}]}\n\n'
 
 @contextmanager
 def service(answer: bytes) -> Iterator[str]:
-    """Answers one request with these bytes, and closes the connection."""
+    """Answers one request with these bytes, and ends the connection once the client has left.
+
+    To close it before would reset it where a part of the request came late.
+    """
 
     def answer_once() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.recv(65536)
             connection.sendall(answer)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer_once)
