@@ -120,7 +120,11 @@ class Scheduler:
         self._pacing.landed(batch, now)
         for item in flight.prefill:
             self._prefilled(item, None if item.cut else next(rows))
-        self._decoded(flight.decode, rows)
+        if result.logprobs:
+            self._decoded_and_scored(flight.decode, rows)
+        else:
+            first = len(result.token_ids) - len(flight.decode)
+            self._decoded(flight.decode, result.token_ids[first:])
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -238,20 +242,26 @@ class Scheduler:
         if not request.ended:
             self._holdings.keep(request)
 
-    def _decoded(self, requests: Sequence[Request], rows: Iterator[Drawn]) -> None:
-        """The next token of each; where it is just one more, which is nearly always, at once."""
-        outcomes = self._outcomes
+    def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[Drawn]) -> None:
+        """The next token of each."""
         for request, drawn in zip(requests, rows, strict=True):
             request.landed_tokens += 1
-            tokens, (token, logprob, _) = request.token_ids, drawn
+            self._accept(request, drawn)
+
+    def _decoded(self, requests: Sequence[Request], token_ids: Sequence[int]) -> None:
+        """The same where nobody asks for scores: what is just one token more, which is nearly
+        always, is taken at once."""
+        outcomes = self._outcomes
+        for request, token in zip(requests, token_ids, strict=True):
+            request.landed_tokens += 1
+            tokens = request.token_ids
             if (
                 token in request.special_tokens
                 or len(tokens) + 1 >= request.most_tokens
-                or logprob is not None
                 or request.phase is ENDED
                 or request.aborting
             ):
-                self._accept(request, drawn)
+                self._accept(request, (token, None, None))
             else:
                 tokens.append(token)
                 outcomes.append(TokenDelta(request.request_id, (token,)))
