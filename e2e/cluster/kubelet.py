@@ -64,8 +64,9 @@ def render_kube_proxy(layout: Layout) -> str:
             "clusterCIDR": layout.pod_subnet,
             "hostnameOverride": layout.name,
             "mode": "iptables",
-            # A Service works as soon as its pods are ready, not up to a second later.
-            "iptables": {"minSyncPeriod": "0s"},
+            # A Service works as soon as its pods are ready, not up to a second later, which is the
+            # default, and what 0 means.
+            "iptables": {"minSyncPeriod": "10ms"},
             "oomScoreAdj": 0,
             "conntrack": {"maxPerCore": 0},
         },

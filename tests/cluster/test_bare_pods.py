@@ -117,7 +117,8 @@ def service_address(cluster: BareCluster) -> str:
 
 
 def test_the_host_reaches_pods_and_the_service(probes: BareCluster) -> None:
-    answered = {fetch(f"http://{service_address(probes)}/") for _ in range(40)}
+    url = f"http://{service_address(probes)}/"
+    answered = {fetch(url) for _ in range(40)}
     assert answered == pod_names(probes)
     pods = json.loads(kubectl(probes, "get", "pods", "-o", "json"))["items"]
     for pod in pods:

@@ -45,6 +45,12 @@ def test_the_kubelet_keeps_to_its_own_cgroup_and_accepts_old_kernels() -> None:
     assert kubelet["clusterDNS"] == [LAYOUT.node_address]
 
 
+def test_the_proxy_follows_at_once() -> None:
+    proxy = yaml.safe_load(files(LAYOUT)["config/kube-proxy.yaml"])
+    # Its default of a second takes the place of a zero.
+    assert proxy["iptables"]["minSyncPeriod"] == "10ms"
+
+
 def test_containerd_is_configured_in_valid_toml() -> None:
     config = tomllib.loads(files(LAYOUT)["config/containerd.toml"])
     cri = config["plugins"]["io.containerd.grpc.v1.cri"]
