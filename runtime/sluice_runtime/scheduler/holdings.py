@@ -71,12 +71,12 @@ class Holdings:
     def match(self, request: Request) -> Match:
         """The cached prefix of a waiting request: at most all tokens but the last, and none of a
         prompt that is to be scored."""
-        most = 0 if request.scores_prompt else (len(request.token_ids) - 1) // self._page_size
-        return self._cache.match(request.namespace, request.key, most)
+        return self._cache.match(request.namespace, request.key, self._most_matched(request))
 
     def matched_tokens(self, request: Request) -> int:
         """Leading tokens that are cached."""
-        return self.match(request).pages * self._page_size
+        most = self._most_matched(request)
+        return self._cache.matched_pages(request.namespace, request.key, most) * self._page_size
 
     def matched_path(self, request: Request) -> tuple[int, ...]:
         """Numbers of the tree's nodes that hold them."""
@@ -160,6 +160,9 @@ class Holdings:
         """Asserts that each page and each row is free, cached or someone's; never two of these."""
         retired = [entry for _, entry in self._retired]
         check_integrity(requests, retired, self._allocator, self._cache, self._free_rows)
+
+    def _most_matched(self, request: Request) -> int:
+        return 0 if request.scores_prompt else (len(request.token_ids) - 1) // self._page_size
 
     def _allocate(self, pages: int) -> list[int]:
         if (missing := pages - self._allocator.free_pages) > 0:

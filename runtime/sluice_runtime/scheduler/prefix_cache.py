@@ -16,7 +16,7 @@ import struct
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluice_runtime.scheduler.eviction import Rank, least_recently_used
 
@@ -51,8 +51,7 @@ class Node:
     children: dict[Hashable, Node] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The longest cached prefix of a key; good until the tree changes."""
 
     namespace: Hashable
@@ -100,6 +99,19 @@ class PrefixCache:
 
     def match(self, namespace: Hashable, key: bytes, most_pages: int) -> Match:
         """The longest prefix of `key`, of at most `most_pages` pages. Changes nothing."""
+        path, at, begin = self._walk(namespace, key, most_pages)
+        width = self._page_bytes
+        return Match(namespace, tuple(path), at // width, (at - begin) // width)
+
+    def matched_pages(self, namespace: Hashable, key: bytes, most_pages: int) -> int:
+        """How long it is."""
+        _, at, _ = self._walk(namespace, key, most_pages)
+        return at // self._page_bytes
+
+    def _walk(
+        self, namespace: Hashable, key: bytes, most_pages: int
+    ) -> tuple[list[Node], int, int]:
+        """The nodes that hold a prefix; where in `key` it ends, and where the last one begins."""
         node = self._root.children.get(namespace)
         width = self._page_bytes
         end = min(most_pages, len(key) // width) * width
@@ -116,7 +128,7 @@ class PrefixCache:
             else:
                 at += self._common_bytes(node, key, at, end)
                 break
-        return Match(namespace, tuple(path), at // width, (at - begin) // width)
+        return path, at, begin
 
     def lock(self, match: Match) -> Lock:
         """Protects exactly what was matched."""

@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from sluice_runtime.scheduler.policies.by_prefix import depth_first_by_weight, longest_prefix_match
@@ -31,6 +33,8 @@ WORTH_FINDING: Final = 0.1
 def adaptive(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
     """Good when the load is not known: fcfs while it is light, what is cached first while it is
     heavy, priority or response ratio between."""
+    if context.matched_tokens is not None:  # to choose a policy, and again by what it chooses
+        context = replace(context, matched_tokens=cache(context.matched_tokens))
     return policy_for(waiting, context)(waiting, context)
 
 
