@@ -170,8 +170,8 @@ MUTATIONS: Final = (
     Mutation(
         "holdings: salts share prefixes",
         "holdings",
-        "self._cache.match(request.namespace, request.key, most)",
-        'self._cache.match("", request.key, most)',
+        "self._cache.match(request.namespace, request.key, self._most_matched(request))",
+        'self._cache.match("", request.key, self._most_matched(request))',
         ("test_scheduler_prefix",),
     ),
     Mutation(
