@@ -114,7 +114,8 @@ def _simulate(words: Sequence[str]) -> int:
         had = "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
         print(f"{missing} `simulate`: {had}", file=sys.stderr)
         return UNUSABLE
-    return subprocess.run([sys.executable, "-m", SIMULATOR, *words], check=False).returncode
+    status = subprocess.run([sys.executable, "-m", SIMULATOR, *words], check=False).returncode
+    return status if status >= 0 else 128 - status  # as a shell has it, of a signal
 
 
 def _refused(shown: Iterable[Preview]) -> int:

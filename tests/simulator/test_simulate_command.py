@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -175,3 +177,12 @@ def test_a_plot_without_matplotlib_names_the_extra(
     assert main(["--trace", trace, "--plot", "out.png"]) == 2
     assert "--plot: needs matplotlib" in (said := capsys.readouterr().err)
     assert "uv pip install '.[operator,simulate]'" in said
+
+
+def test_a_reader_who_has_seen_enough_ends_it_quietly(trace: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "sluice_simulator", "--trace", trace]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
