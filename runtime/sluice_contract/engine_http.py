@@ -18,6 +18,10 @@ _ACCEPTABLE_ROUTING_KEY: Final = re.compile(r"[A-Za-z0-9._:/@-]{1,128}")
 ENGINE_DIED: Final = "engine_died"
 """Error code of a 503: the engine had the request when it went, perhaps because of the request."""
 
+GRAMMAR_UNAVAILABLE: Final = "grammar_unavailable"
+"""Error code of a 503: the engine is well, and could not compile the form that the answer must
+have, perhaps because of the form."""
+
 IDLE_CONNECTION_SECONDS: Final = 75
 """How long an engine keeps a connection on which nothing is asked."""
 

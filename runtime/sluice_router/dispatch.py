@@ -1,9 +1,10 @@
 """Offering a request to engines until one answers: pick, ask, and ask another when that may help.
 
 A request is retried only before the first byte of an answer. Connection errors, 502 and 503
-(draining, not ready) count against the engine for a moment; 429 (queue full) does not; every other
-answer is the client's. A request that two engines had when they broke is offered to no third: it
-may be what they broke of. Knows nothing of the client's connection.
+(draining, not ready) count against the engine for a moment; 429 (queue full) and a grammar that was
+not compiled do not; every other answer is the client's. A request that two engines had when they
+broke, or whose grammar two could not compile, is offered to no third: it may be what they broke of.
+Knows nothing of the client's connection.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, Literal
 
 import aiohttp
 import msgspec
-from sluice_contract.engine_http import ENGINE_DIED
+from sluice_contract.engine_http import ENGINE_DIED, GRAMMAR_UNAVAILABLE
 from sluice_contract.router_config import Upstream
 from yarl import URL
 
@@ -34,7 +35,7 @@ from sluice_router.fleet import Clock, Fleet
 from sluice_router.pick import pick
 from sluice_router.upstream import read_at_most
 
-RetryReason = Literal["connect", "broken", "unavailable", "queue_full"]
+RetryReason = Literal["connect", "broken", "unavailable", "queue_full", "uncompiled"]
 
 RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
     HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
@@ -43,8 +44,16 @@ RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
 }
 _REFUSAL_BYTES: Final = 65_536
 """Most of a refusal that is kept to be passed on."""
-MOST_BROKEN: Final = 2
-"""Engines that may break with one request: the second shows that it was not the engine."""
+REASON_OF_CODE: Final[dict[str | None, RetryReason]] = {
+    ENGINE_DIED: "broken",
+    GRAMMAR_UNAVAILABLE: "uncompiled",
+}
+"""Where the code of a 503 says more than the status."""
+ENGINE_IS_WELL: Final[frozenset[RetryReason]] = frozenset({"queue_full", "uncompiled"})
+SUSPICIOUS: Final[frozenset[RetryReason]] = frozenset({"broken", "uncompiled"})
+"""What the request may be the reason of."""
+MOST_SUSPECTED: Final = 2
+"""Engines that may fail so with one request: the second shows that it was not the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +106,8 @@ class _History:
     tried: set[str] = field(default_factory=set)
     """Engines not to be asked again before the others."""
     failure: _AttemptFailedError | None = None
-    broken: int = 0
-    """Engines that took the call and broke."""
+    suspected: int = 0
+    """Engines that may have failed by the call."""
 
     def add(self, engine: EngineState, failure: _AttemptFailedError) -> None:
         """One more attempt that failed.
@@ -108,8 +117,8 @@ class _History:
         """
         self.tried.add(engine.key)
         self.failure = failure
-        self.broken += failure.reason == "broken"
-        if self.broken >= MOST_BROKEN:
+        self.suspected += failure.reason in SUSPICIOUS
+        if self.suspected >= MOST_SUSPECTED:
             raise failure.error
 
 
@@ -151,7 +160,7 @@ class Dispatcher:
                 try:
                     response, first = await self._ask(engine, call)
                 except _AttemptFailedError as error:
-                    if error.reason != "queue_full":
+                    if error.reason not in ENGINE_IS_WELL:
                         self._fleet.failed(engine.key)
                     history.add(engine, error)
                     continue
@@ -175,7 +184,7 @@ class Dispatcher:
             choice = pick(engines, now, stale_seconds=self._stale_seconds, tried=tried)
             if choice.engine is not None:
                 return choice.engine
-            if failure is not None and (failure.reason == "queue_full" or now >= deadline):
+            if failure is not None and (failure.reason in ENGINE_IS_WELL or now >= deadline):
                 raise failure.error
             if now >= deadline:
                 raise NoEngineError(f"no engine can take the request: {choice.message}")
@@ -219,8 +228,7 @@ async def _raise_if_refused(response: aiohttp.ClientResponse) -> None:
     body = await read_at_most(response, _REFUSAL_BYTES)
     headers = response_headers(response.headers)
     headers.pop("Content-Length", None)
-    if _died(body):
-        reason = "broken"
+    reason = REASON_OF_CODE.get(_code_in(body), reason)
     raise _AttemptFailedError(reason, EngineRefusedError(response.status, headers, body))
 
 
@@ -232,12 +240,12 @@ class _Refusal(msgspec.Struct):
     error: _Error
 
 
-def _died(body: bytes) -> bool:
-    """Whether the engine refuses because it went while it had the request."""
+def _code_in(body: bytes) -> str | None:
+    """The error's code, if it has one."""
     try:
-        return msgspec.json.decode(body, type=_Refusal).error.code == ENGINE_DIED
+        return msgspec.json.decode(body, type=_Refusal).error.code
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+        return None
 
 
 def _raise_if_stillborn(engine: EngineState, first: bytes) -> None:

@@ -11,12 +11,12 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 8
+PROTOCOL_VERSION: Final = 9
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-Refusal = Literal["overloaded", "unavailable", "invalid"]
-"""Why the engine did not take a request. `invalid`: its grammar is at fault. Else the request is
-not, and another engine may take it."""
+Refusal = Literal["overloaded", "unavailable", "uncompiled", "invalid"]
+"""Why the engine did not take a request. `invalid`: its grammar is at fault, `uncompiled`: may be.
+Else the request is not, and another engine may take it."""
 GrammarKind = Literal["json_schema", "open_json_schema", "regex", "ebnf", "tags"]
 """`open_json_schema`: objects may have properties, and arrays items, that it does not mention.
 `tags`: text in which some tags are followed by a grammar of their own, as tool calls are."""

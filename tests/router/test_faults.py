@@ -54,6 +54,7 @@ async def ends_without_done(engine: fakes.FakeEngine, request: web.Request) -> w
         (fakes.refuses(503), "unavailable"),
         (fakes.refuses(502), "broken"),
         (fakes.refuses(503, code="engine_died"), "broken"),
+        (fakes.refuses(503, code="grammar_unavailable"), "uncompiled"),
         (fakes.refuses(429), "queue_full"),
         (error_event, "broken"),
     ],
@@ -98,6 +99,34 @@ async def test_a_request_that_breaks_engines_breaks_two_at_most(
             assert response.status == status
             assert "error" in await response.json()
         assert sum(len(engine.calls) for engine in engines) == 2
+
+
+async def test_a_grammar_that_is_not_compiled_is_offered_to_two_which_go_on_serving(
+    client: aiohttp.ClientSession,
+) -> None:
+    """Its next requests are answered at once, though waiting for an engine would be refused."""
+
+    async def compiles_none(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+        behave = refuses if b"regex" in await request.read() else fakes.streams
+        return await behave(engine, request)
+
+    refuses = fakes.refuses(503, code="grammar_unavailable")
+    async with AsyncExitStack() as stack:
+        engines = [
+            await stack.enter_async_context(fakes.running_engine(compiles_none)) for _ in range(3)
+        ]
+        urls = [engine.url for engine in engines]
+        upstream = {"max_attempts": 9, "wait_for_engine_seconds": 0.1}
+        router = await stack.enter_async_context(fakes.running_router(*urls, upstream=upstream))
+        for round_ in range(1, 4):
+            body = b'{"model": "m", "prompt": "x", "guided_regex": "a"}'
+            async with client.post(router.url + "/v1/completions", data=body) as response:
+                assert response.status == 503
+                assert (await response.json())["error"]["code"] == "grammar_unavailable"
+            asked = sum(b"regex" in sent for engine in engines for _, _, sent in engine.calls)
+            assert asked == 2 * round_
+            for _ in engines:
+                assert (await read_all(client, router.url)).endswith(fakes.DONE)
 
 
 async def test_engines_that_refuse_do_not_count_as_broken(client: aiohttp.ClientSession) -> None:

@@ -101,7 +101,7 @@ class GrammarQueue:
         assert message.grammar is not None
         if compiled.failure:
             failed = TokenDelta(
-                message.request_id, (), "error", compiled.failure, refusal="unavailable"
+                message.request_id, (), "error", compiled.failure, refusal="uncompiled"
             )
             self._released.ended.append(failed)
         elif compiled.grammar is None:

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from sluice_runtime.errors import (
     AbortedError,
     EngineDiedError,
+    GrammarUnavailableError,
     InvalidRequestError,
     OverloadedError,
     RequestError,
@@ -45,6 +46,7 @@ CREDIT_TOKENS: Final = 1024
 _REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
     "overloaded": OverloadedError,
     "unavailable": UnavailableError,
+    "uncompiled": GrammarUnavailableError,
 }
 
 ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from sluice_contract import http_errors
-from sluice_contract.engine_http import ENGINE_DIED
+from sluice_contract.engine_http import ENGINE_DIED, GRAMMAR_UNAVAILABLE
 from sluice_contract.http_errors import INVALID_REQUEST, SERVER_ERROR, Mistake, error_object
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -21,6 +21,7 @@ from sluice_runtime.errors import (
     AbortedError,
     ContextLengthError,
     EngineDiedError,
+    GrammarUnavailableError,
     InvalidRequestError,
     OverloadedError,
     RequestError,
@@ -66,6 +67,7 @@ _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     OverloadedError: Kind(429, "rate_limit_error", "queue_full", retry_after_seconds=1),
     GenerationFailedError: Kind(500, SERVER_ERROR, "generation_failed"),
     EngineDiedError: Kind(503, SERVER_ERROR, ENGINE_DIED, retry_after_seconds=2),
+    GrammarUnavailableError: Kind(503, SERVER_ERROR, GRAMMAR_UNAVAILABLE, retry_after_seconds=2),
     UnavailableError: Kind(503, SERVER_ERROR, "unavailable", retry_after_seconds=2),
 }
 _INTERNAL: Final = Kind(500, SERVER_ERROR, http_errors.INTERNAL_CODE)

@@ -117,7 +117,7 @@ def test_a_failure_that_is_not_the_grammars_is_not_remembered(
     queue.add(ask("one"))
     compiler.done.append(Compiled(key(), failure="no process"))
     (end,) = queue.released().ended
-    assert (end.error, end.refusal) == ("no process", "unavailable")
+    assert (end.error, end.refusal) == ("no process", "uncompiled")
     queue.add(ask("two"))
     assert compiler.submitted == [key(), key()]
 
@@ -126,7 +126,7 @@ MISTAKE = Compiled(key(), error="no way")
 AT_A_LIMIT = Compiled(key(), error="too slow", accident=True)
 KILLED = Compiled(key(), failure="killed", accident=True)
 BUSY = Compiled(key(), failure="too busy")
-IT, NOT_IT, KNOWN = "invalid", "unavailable", "known"
+IT, NOT_IT, KNOWN = "invalid", "uncompiled", "known"
 
 
 @pytest.mark.parametrize(
