@@ -135,10 +135,15 @@ class Planner:
         return self._plans(request, [Prompt(ids)], "text")
 
     def plan_chat(self, request: ChatRequest) -> list[ChoicePlan]:
-        """`n` plans for the conversation; raises InvalidRequestError like `plan_completion`."""
+        """`n` plans for the conversation.
+
+        Raises:
+            UnsupportedFieldError: the model has no chat template.
+            InvalidRequestError: as `plan_completion`.
+        """
         if self.text.template is None:
-            raise InvalidRequestError(
-                "messages: the model has no chat template; use /v1/completions", "messages"
+            raise UnsupportedFieldError(
+                "messages: this model has no chat template; allowed: /v1/completions", "messages"
             )
         tools = plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
         messages = [message.for_template() for message in request.messages]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime import model_files
 from sluice_runtime.chat_template import load_chat_template
-from sluice_runtime.errors import InvalidRequestError, ModelLoadError
+from sluice_runtime.errors import InvalidRequestError, ModelLoadError, UnsupportedFieldError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.parse import parse_request
@@ -165,7 +165,7 @@ def test_choices_are_numbered_prompt_by_prompt() -> None:
 
 def test_a_chat_needs_a_template() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]}).encode()
-    with pytest.raises(InvalidRequestError, match="no chat template"):
+    with pytest.raises(UnsupportedFieldError, match="no chat template; allowed: /v1/comp"):
         PLANNER.plan_chat(parse_request(ChatRequest, body))
 
 
