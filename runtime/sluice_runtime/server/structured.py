@@ -128,6 +128,8 @@ def _wishes(request: StructuredFields) -> Iterator[Wish]:
     if request.response_format is not None:
         yield from _response_format(request.response_format)
     given = request.structured_outputs or StructuredOutputs()
+    if request.structured_outputs is not None:
+        _refuse_nothing_asked(request.structured_outputs)
     for prefix, json_, regex, choice, ebnf in (
         ("structured_outputs.", given.json_, given.regex, given.choice, given.grammar),
         (
@@ -148,6 +150,19 @@ def _wishes(request: StructuredFields) -> Iterator[Wish]:
             yield Wish(f"{prefix}grammar", "ebnf", ebnf)
     if given.json_object:
         yield _schema_wish("structured_outputs.json_object", _ANY_OBJECT)
+
+
+def _refuse_nothing_asked(given: StructuredOutputs) -> None:
+    fields = given.model_dump(by_alias=True, exclude_none=True)
+    if not fields:
+        names = ", ".join(field.alias or name for name, field in type(given).model_fields.items())
+        raise InvalidRequestError(
+            f"structured_outputs: asks for nothing; allowed: exactly one of {names}",
+            "structured_outputs",
+        )
+    if given.json_object is False:
+        field = "structured_outputs.json_object"
+        raise InvalidRequestError(f"{field}: false is not allowed; allowed: true", field)
 
 
 def _response_format(wanted: ResponseFormat) -> Iterator[Wish]:

@@ -70,7 +70,7 @@ def schema_format(schema: Any, **fields: Any) -> dict[str, Any]:
 async def test_text_needs_no_grammar() -> None:
     assert wanted() is None
     assert wanted(response_format={"type": "text"}) is None
-    assert wanted(response_format=None, structured_outputs={}) is None
+    assert wanted(response_format=None, structured_outputs=None) is None
 
 
 async def test_openai_spells_a_schema_as_response_format() -> None:
