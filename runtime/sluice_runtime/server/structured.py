@@ -6,16 +6,17 @@ Knows how each is spelled and what may not stand beside it; compiling is the eng
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from pydantic import Field
+from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.messages import Grammar, GrammarKind
+from sluice_runtime.server.json_within import json_within
 from sluice_runtime.server.request_model import RequestModel, Text
 
 MOST_CHARACTERS: Final = 65_536
@@ -184,10 +185,12 @@ def _as_schema(field: str, given: JsonObject | str) -> object:
     if not isinstance(given, str):
         return given
     try:
-        return json.loads(given)
-    except (ValueError, RecursionError):
+        return json_within(given)
+    except ValueError as error:
         raise InvalidRequestError(
-            f"{field}: the text is no JSON; allowed: a JSON schema, as an object or as text", field
+            f"{field}: {shown_json(given)} is no JSON ({error}); allowed: a JSON schema, as an "
+            "object or as text",
+            field,
         ) from None
 
 

@@ -27,6 +27,16 @@ def chat(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": _USER, **fields}
 
 
+def replayed(arguments: str) -> dict[str, Any]:
+    """A conversation in which a function was called with these."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return chat(messages=[*_USER, {"role": "assistant", "tool_calls": [call]}])
+
+
+HALF = r'{"const": "\ud800"}'
+"""JSON with half a surrogate pair, which is no text."""
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
+
 CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, {"model": MODEL}, "prompt", "required"),
     (COMPLETIONS, {"prompt": "a"}, "model", "required"),
@@ -125,6 +135,13 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
         chat(structured_outputs={"json_object": False, "regex": "a"}),
         "structured_outputs.json_object",
         "allowed: true",
+    ),
+    (CHAT, chat(guided_json=HALF), "guided_json", "allowed: a JSON schema, as an object or as tex"),
+    (CHAT, chat(guided_json='{"const": NaN}'), "guided_json", r'{\"const\": NaN}" is no JSON ('),
+    (CHAT, chat(structured_outputs={"json": HALF}), "structured_outputs.json", "is no JSON (un"),
+    *(
+        (CHAT, replayed(arguments), ARGUMENTS, "allowed: a JSON object, as text, without NUL")
+        for arguments in (HALF, '{"a": NaN}', '{"a": [1e400]}', r'{"\u0000": 1}', "[]", "{")
     ),
     (CHAT, chat(response_format={"type": "xml"}), "response_format.type", "'json_object'"),
     (CHAT, chat(max_tokens=0), "max_tokens", "1 or more"),

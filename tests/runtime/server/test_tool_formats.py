@@ -212,6 +212,7 @@ def test_a_second_call_that_never_began_is_nothing(form: ToolFormat) -> None:
 NO_CALLS = [
     (HERMES, "<tool_call>not json</tool_call> so"),
     (HERMES, '<tool_call>{"name": 7}</tool_call>'),
+    (HERMES, r'<tool_call>{"name": "\ud800", "arguments": {}}</tool_call>'),
     (HERMES, '<tool_call>{"name": "f", "arguments": "x"}</tool_call>'),
     (HERMES, "<tool_call>" + "[" * 5000),
     (HERMES, '<tool_call>{"name": "f"'),

@@ -5,10 +5,10 @@ Finds where values end; whether they are right inside is not asked. Knows no for
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
 from typing import Final
 
+from sluice_runtime.server.json_within import json_within
 from sluice_runtime.server.tools.calls import Calls
 from sluice_runtime.server.tools.source import Reading, Source
 
@@ -101,7 +101,7 @@ def _string(source: Source) -> Reading[str | None]:
 
 def _decoded(raw: str) -> str | None:
     try:
-        return str(json.loads(raw))
+        return str(json_within(raw))
     except ValueError:
         return None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from sluice_runtime.server.json_within import is_plain, json_within
 from sluice_runtime.server.request_model import RequestModel, Text
 
 MOST_TOOLS: Final = 128
@@ -16,11 +16,14 @@ FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
 
 def _json_object(text: str) -> str:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json_within(text)
+    except ValueError:
         value = None
-    if not isinstance(value, dict):
-        raise ValueError("a JSON object, as text")
+    if not (isinstance(value, dict) and is_plain(value)):
+        raise ValueError(
+            "a JSON object, as text, without NUL, halves of surrogate pairs and numbers beyond "
+            "1.8e308"
+        )
     return text
 
 
@@ -84,6 +87,6 @@ class MadeCall(RequestModel):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates know it: arguments are an object."""
-        arguments = json.loads(self.function.arguments)
+        arguments = json_within(self.function.arguments)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}
