@@ -16,7 +16,7 @@ from sluice_contract.http_errors import shown_json
 from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.messages import Grammar, GrammarKind
-from sluice_runtime.server.json_within import json_within
+from sluice_runtime.server.json_within import infinite_at, json_within
 from sluice_runtime.server.request_model import RequestModel, Text
 
 MOST_CHARACTERS: Final = 65_536
@@ -114,10 +114,21 @@ def checked_schema(field: str, schema: object) -> Any:
     Raises:
         InvalidRequestError: it is not implemented; names the field and the place in the schema.
     """
+    refuse_infinite(field, schema)
     try:
         return usable_schema(schema)
     except GrammarError as error:
         raise InvalidRequestError(f"{field}: {error}", field) from None
+
+
+def refuse_infinite(field: str, schema: object) -> None:
+    """Raises InvalidRequestError for a number that JSON may write and no float holds."""
+    if (place := infinite_at(schema)) is not None:
+        raise InvalidRequestError(
+            f"{field}: {place.lstrip('.') or 'the schema'}: so large a number is not allowed; "
+            "allowed: -1.8e308 to 1.8e308",
+            field,
+        )
 
 
 def _schema_wish(field: str, schema: object, *, closed: bool = True) -> Wish:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sluice_runtime.messages import Abort, Generate, Heartbeat, Refusal
+from sluice_runtime.server.tools.formats import HERMES
 
 from tests.runtime.server.conftest import MAX_BODY_BYTES, MODEL, Server, until
 from tests.runtime.server.fake_engine import MOST_QUEUED, MOST_RUNNING, load
@@ -200,6 +203,49 @@ async def test_a_body_that_is_no_json_object_is_a_400(
     response = await server.http.post(COMPLETIONS, content=body)
     assert response.status_code == 400
     assert says in response.json()["error"]["message"]
+
+
+SCHEMA = '{"properties": {"x": {"enum": [1, -1e400]}}}'
+"""With a number that JSON may write and no float holds."""
+PLACE = "properties.x.enum[1]: so large a number is not allowed; allowed: -1.8e308 to 1.8e308"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        (f'"guided_json": {SCHEMA}', "guided_json", f"guided_json: {PLACE}"),
+        (f'"guided_json": {json.dumps(SCHEMA)}', "guided_json", f"guided_json: {PLACE}"),
+        ('"guided_json": "1e400"', "guided_json", "guided_json: the schema: so large"),
+        (f'"structured_outputs": {{"json": {SCHEMA}}}', "structured_outputs.json", PLACE),
+        (
+            '"response_format": {"type": "json_schema", "json_schema": '
+            f'{{"name": "a", "schema": {SCHEMA}}}}}',
+            "response_format.json_schema.schema",
+            PLACE,
+        ),
+        *(
+            (
+                '"tools": [{"type": "function", "function": '
+                f'{{"name": "f", "parameters": {SCHEMA}}}}}], "tool_choice": "{choice}"',
+                "tools.f",
+                f"tools.f: parameters.{PLACE}",
+            )
+            for choice in ("auto", "required")
+        ),
+    ],
+)
+async def test_a_number_beyond_a_floats_in_a_schema_is_a_400_that_says_where(
+    server: Server, monkeypatch: pytest.MonkeyPatch, fields: str, param: str, says: str
+) -> None:
+    assert server.service.text is not None
+    known = replace(server.service.text, tool_format=HERMES)
+    monkeypatch.setattr(server.service, "text", known)
+    body = f"{json.dumps(chat())[:-1]}, {fields}}}"
+    response = await server.http.post(CHAT, content=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
+    assert server.engine.heard == []
 
 
 @pytest.mark.parametrize(

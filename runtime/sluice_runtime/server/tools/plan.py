@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError
 from sluice_runtime.grammar.object_schema import object_schema
-from sluice_runtime.server.structured import Wish, checked_schema
+from sluice_runtime.server.structured import Wish, checked_schema, refuse_infinite
 from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat
 from sluice_runtime.server.tools.request import Function, NamedTool, ToolFields
@@ -89,10 +89,11 @@ def _check_names(functions: Sequence[Function]) -> None:
 
 def _arguments(function: Function) -> dict[str, Any]:
     """The schema of a call's arguments, which are an object."""
+    field = f"tools.{function.name}"
+    refuse_infinite(field, {"parameters": function.arguments})
     try:
         return object_schema(function.arguments, "parameters")
     except GrammarError as error:
-        field = f"tools.{function.name}"
         raise InvalidRequestError(f"{field}: {error}", field) from None
 
 
