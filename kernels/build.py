@@ -21,10 +21,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sluice_kernels.sources import STAMP, digest
+
 HERE = Path(__file__).parent / "sluice_kernels"
 SOURCES = HERE / "csrc"
 LIBRARY = "_native.so"
-STAMP = "_native.stamp"
 CACHED = 8
 """Libraries in the cache, for the branches of somebody who works on the kernels."""
 
@@ -49,12 +50,10 @@ COMPILER_VARIABLES = ("CC", "CXX", "CPPFLAGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", 
 
 def fingerprint() -> str:
     """Of everything the library is made from."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
-    for path in sorted(SOURCES.iterdir()):
-        digest.update(path.name.encode() + path.read_bytes())
-    digest.update(f"{version('torch')} {platform.machine()} {compiler_version()}".encode())
-    digest.update("\0".join(os.environ.get(name, "") for name in COMPILER_VARIABLES).encode())
-    return digest.hexdigest()
+    made = hashlib.sha256(Path(__file__).read_bytes() + digest(SOURCES).encode())
+    made.update(f"{version('torch')} {platform.machine()} {compiler_version()}".encode())
+    made.update("\0".join(os.environ.get(name, "") for name in COMPILER_VARIABLES).encode())
+    return made.hexdigest()
 
 
 def compiler_version() -> str:
@@ -136,12 +135,12 @@ def main(words: list[str] | None = None) -> int:
     except FileNotFoundError:
         print("… no C++ compiler: the engine will compute in plain torch", file=sys.stderr)
         return 0
-    stamp = arguments.folder / STAMP
-    built = (arguments.folder / LIBRARY).exists() and stamp.exists()
-    if built and stamp.read_text() == wanted:
+    stamp, library = arguments.folder / STAMP, arguments.folder / LIBRARY
+    if library.exists() and stamp.exists() and stamp.read_text().startswith(wanted):
         return 0
+    library.unlink(missing_ok=True)  # if it cannot be built, none is better than an old one
     obtain(arguments.folder, arguments.cache, wanted)
-    stamp.write_text(wanted)
+    stamp.write_text(f"{wanted}\n{digest(SOURCES)}\n")
     return 0
 
 

@@ -13,7 +13,10 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
+from sluice_kernels.sources import is_stale
+
 LIBRARY: Final = Path(__file__).with_name("_native.so")
+SOURCES: Final = Path(__file__).with_name("csrc")
 DTYPES: Final = (torch.float32, torch.bfloat16)
 """Number types that the kernels compute."""
 
@@ -29,6 +32,8 @@ def load(library: Path = LIBRARY) -> Missing | None:
     """Registers the operators; to be called before any other function here. May be repeated."""
     if not library.exists():
         return Missing(f"{library.name} was not built")
+    if is_stale(library, SOURCES):
+        return Missing(f"{library.name} was built from other sources (make setup builds it anew)")
     try:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     except OSError as error:

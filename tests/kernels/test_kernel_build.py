@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from sluice_kernels import native
 
 SOURCE = Path(__file__).parents[2] / "kernels" / "build.py"
 
@@ -109,3 +111,33 @@ def test_without_a_compiler_nothing_is_built_and_that_is_said(
     assert builder.main([str(tmp_path), "--cache", str(tmp_path / "cache")]) == 0
     assert not list(tmp_path.iterdir())
     assert "no C++ compiler" in capsys.readouterr().err
+
+
+def test_a_library_that_cannot_be_built_anew_does_not_stay(
+    builder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(folder: Path) -> None:
+        raise RuntimeError("the compiler is at fault")
+
+    (tmp_path / builder.LIBRARY).write_text("old")
+    monkeypatch.setattr(builder, "build", fails)
+    with pytest.raises(RuntimeError):
+        builder.main([str(tmp_path)])
+    assert not (tmp_path / builder.LIBRARY).exists()
+
+
+def test_a_library_of_other_sources_is_not_loaded(
+    built: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built()
+    library = tmp_path / "_native.so"
+    missing = native.load(library)  # no library at all, but of these sources
+    assert missing is not None
+    assert "cannot be loaded" in missing.message
+    changed = tmp_path / "csrc"
+    shutil.copytree(native.SOURCES, changed)
+    (changed / "draw.h").write_text("// other")
+    monkeypatch.setattr(native, "SOURCES", changed)
+    missing = native.load(library)
+    assert missing is not None
+    assert missing.message.startswith("_native.so was built from other sources (make setup")
