@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.mutation.mutations import MUTATIONS, SCHEDULER, TESTS, Mutation
+from tests.mutation.mutation import Mutation
+from tests.mutation.mutations import MUTATIONS
+from tests.mutation.others import OTHERS
 
 ROOT: Final = Path(__file__).parents[2]
 LIMIT_SECONDS: Final = 90
@@ -24,10 +26,10 @@ LIMIT_SECONDS: Final = 90
 
 def main() -> int:
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    chosen = [mutation for mutation in MUTATIONS if wanted in mutation.what]
+    chosen = [mutation for mutation in (*MUTATIONS, *OTHERS) if wanted in mutation.what]
     with tempfile.TemporaryDirectory() as folder:
         copy = _copied(Path(folder))
-        everything = tuple(sorted({test for mutation in chosen for test in mutation.tests}))
+        everything = tuple(sorted({test for mutation in chosen for test in mutation.test_files}))
         if not _passes(copy, everything):
             print("the tests fail on the sources as they are")
             return 1
@@ -46,7 +48,7 @@ def _copied(folder: Path) -> Path:
 
 
 def _caught(copy: Path, mutation: Mutation) -> bool:
-    module = copy / SCHEDULER / f"{mutation.module}.py"
+    module = copy / mutation.source
     text = module.read_text()
     if text.count(mutation.before) != 1:
         print(f"STALE     {mutation.what}: {module.name} has no such line, or several")
@@ -54,7 +56,7 @@ def _caught(copy: Path, mutation: Mutation) -> bool:
     began = time.monotonic()
     module.write_text(text.replace(mutation.before, mutation.after))
     try:
-        caught = not _passes(copy, mutation.tests)
+        caught = not _passes(copy, mutation.test_files)
     finally:
         module.write_text(text)
     seconds = time.monotonic() - began
@@ -62,10 +64,9 @@ def _caught(copy: Path, mutation: Mutation) -> bool:
     return caught
 
 
-def _passes(copy: Path, tests: tuple[str, ...]) -> bool:
+def _passes(copy: Path, tests: tuple[Path, ...]) -> bool:
     """Whether all of the tests pass in the copy, in a time that they may take."""
-    files = [f"{TESTS}/{test}.py" for test in tests]
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *files]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *map(str, tests)]
     environment = os.environ | {"PYTHONPATH": str(copy / "runtime"), "OMP_NUM_THREADS": "1"}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(copy / ".hypothesis")

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-SCHEDULER: Final = "runtime/sluice_runtime/scheduler"
-TESTS: Final = "tests/runtime/scheduler"
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """`before` stands once in the module and becomes `after`; one of `tests` must fail then."""
-
-    what: str
-    module: str
-    before: str
-    after: str
-    tests: tuple[str, ...]
-
+from tests.mutation.mutation import Mutation
 
 PROPERTIES: Final = ("test_scheduler_properties",)
 CACHE: Final = ("test_scheduler_prefix", "test_scheduler_properties")

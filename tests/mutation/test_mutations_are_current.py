@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.mutation.mutations import MUTATIONS, SCHEDULER, TESTS
+from tests.mutation.mutations import MUTATIONS
+from tests.mutation.others import OTHERS
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_mutation_can_be_made() -> None:
-    for mutation in MUTATIONS:
-        text = (ROOT / SCHEDULER / f"{mutation.module}.py").read_text()
+    for mutation in (*MUTATIONS, *OTHERS):
+        text = (ROOT / mutation.source).read_text()
         assert text.count(mutation.before) == 1, mutation.what
         assert mutation.before != mutation.after, mutation.what
-        for test in mutation.tests:
-            assert (ROOT / TESTS / f"{test}.py").is_file(), mutation.what
+        for test in mutation.test_files:
+            assert (ROOT / test).is_file(), mutation.what

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 Pointer = tuple[str | int, ...]
 REPAIR_SECONDS = 1.0
-"""In the median: a single repair may wait for the processor, which other tests use as well."""
+"""But for one in twenty, which may wait for the processor: other tests use it as well."""
 PEOPLE = 2
 """How many edit at once."""
 
@@ -44,6 +43,11 @@ class Child:
     kind: Kind
     name: str
     live: Manifest
+
+
+def slowest_but_excused(seconds: list[float]) -> float:
+    """One in twenty is excused, one at least."""
+    return sorted(seconds)[-1 - max(1, len(seconds) // 20)]
 
 
 async def children(cluster: Cluster, namespace: str) -> list[Child]:
@@ -132,7 +136,7 @@ async def test_every_owned_field_is_repaired_and_foreign_ones_are_kept(
         seconds += [repair for repairs in await asyncio.gather(*edits) for repair in repairs]
     print(f"{len(seconds)} fields edited; repaired within {max(seconds):.3f} s")
     assert len(seconds) > 200
-    assert median(seconds) <= REPAIR_SECONDS
+    assert slowest_but_excused(seconds) <= REPAIR_SECONDS
     await comes_to_rest(cluster, namespace)
 
 
@@ -189,7 +193,7 @@ async def test_every_deleted_child_comes_back(
 
         await cluster.until(child.kind, namespace, is_new)
         seconds.append(time.monotonic() - started)
-    assert median(seconds) <= REPAIR_SECONDS
+    assert slowest_but_excused(seconds) <= REPAIR_SECONDS
     await comes_to_rest(cluster, namespace)
 
 

@@ -1,0 +1,90 @@
+"""Lines outside the scheduler that answers, credit and refusals hang on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.mutation import Mutation
+
+OTHERS: Final = (
+    Mutation(
+        "sampling: a position has no randomness of its own",
+        "randomness",
+        "_mix(_mix(_words(seeds)) ^ _mix(_words(positions) + _GOLDEN))",
+        "_mix(_mix(_words(seeds)))",
+        ("test_draw",),
+        package="engine/sampling",
+    ),
+    Mutation(
+        "sampling: top_p keeps a token too few",
+        "restriction",
+        "last = (cumulative < top_p.double()[:, None]).sum(-1).clamp(max=vocabulary - 1)",
+        "last = (cumulative < top_p.double()[:, None]).sum(-1).clamp(max=vocabulary - 1) - 1",
+        ("test_draw", "test_sampling_oracle"),
+        package="engine/sampling",
+    ),
+    Mutation(
+        "sampling: an end is forbidden one token too long",
+        "bias",
+        "held = (at >= 0) & (positions[at] < self._all.until)",
+        "held = (at >= 0) & (positions[at] <= self._all.until)",
+        ("test_sampling_table",),
+        package="engine/sampling",
+    ),
+    Mutation(
+        "sampling: a row's edits outlive it",
+        "bias",
+        "if self._of_row.pop(row, None):",
+        "if self._of_row.get(row):",
+        ("test_sampling_table",),
+        package="engine/sampling",
+    ),
+    Mutation(
+        "outbox: credit is not spent",
+        "outbox",
+        "account.credit -= len(paid.token_ids)",
+        "pass",
+        ("test_outbox",),
+        package="engine",
+    ),
+    Mutation(
+        "outbox: what waited comes last",
+        "outbox",
+        "tokens, scores = self.withheld + delta.token_ids,",
+        "tokens, scores = delta.token_ids + self.withheld,",
+        ("test_outbox",),
+        package="engine",
+    ),
+    Mutation(
+        "client: a request's choices are counted as one",
+        "engine_client",
+        "if error := queue_full(ready, len(self._held), choices):",
+        "if error := queue_full(ready, len(self._held), 1):",
+        ("test_refusals",),
+        package="server",
+    ),
+    Mutation(
+        "client: what has ended is held for ever",
+        "engine_client",
+        "self._held.discard(delta.request_id)\n                    if stream",
+        "pass\n                    if stream",
+        ("test_refusals",),
+        package="server",
+    ),
+    Mutation(
+        "grammars: an accident is held against a grammar at once",
+        "cache",
+        "if entry.accident and self._first_of(entry.key):",
+        "if entry.accident and self._first_of(entry.key) and False:",
+        ("test_grammar_queue",),
+        package="grammar",
+    ),
+    Mutation(
+        "grammars: one that comes again is counted twice",
+        "cache",
+        "self._bytes -= _size(known)",
+        "pass",
+        ("test_grammar_cache",),
+        package="grammar",
+    ),
+)
