@@ -34,8 +34,8 @@ SERVICE_HEAD: Final = """\
 # InferenceService
 
 `apiVersion: serving.sluice.dev/v1alpha1`, `kind: InferenceService`, short name `infsvc`,
-namespaced. This page has every field; on a cluster `kubectl explain infsvc.spec.engine` says the
-same of one. Only a name and `spec.model.uri` are required:
+namespaced. This page has every field. On a cluster `kubectl explain infsvc.spec.engine` has names,
+types and meanings, without the ranges and rules. Only a name and `spec.model.uri` are required:
 
 ```yaml
 apiVersion: serving.sluice.dev/v1alpha1
@@ -82,6 +82,10 @@ IMMUTABLE: Final = """
 No field of the spec is immutable, but for `replicas` of a pool beside `autoscaling`. A change that
 is refused writes nothing but status, and the former settings go on serving
 ([conditions](operator.md#conditions)).
+
+**Another `model.uri` is another name to clients** where `model.name` is left out: it is then the
+last part of the URI, and who asks for the former one is answered 404. Set the name, and the URI
+may change: [upgrade a model](../how-to/upgrade-a-model.md).
 """
 
 NOT_YET: Final = """\

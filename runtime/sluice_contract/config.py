@@ -40,7 +40,8 @@ class ModelRef(ContractModel):
         default=None,
         min_length=1,
         max_length=256,
-        description="Name of the model in the OpenAI API; the last part of the URI when left out.",
+        description="Name of the model in the OpenAI API. Left out: the last part of the URI, so "
+        "that another URI is another name to clients.",
     )
     revision: str | None = Field(
         default=None,

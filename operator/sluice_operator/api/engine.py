@@ -33,13 +33,15 @@ class ModelSpec(ModelRef, ApiModel):
         max_length=1024,
         description="Where the weights are: hf://org/name, pvc://claim/path (a volume of this "
         "namespace), oci://image, file:///path (in the engine's image or a mounted volume), or "
-        "dummy://name for random weights.",
+        "dummy://name for random weights. Its last part is what clients call the model, unless "
+        "name says otherwise.",
     )
     name: str | None = Field(
         default=None,
         min_length=1,
         max_length=256,
-        description="Name of the model in the OpenAI API; the last part of the URI when left out.",
+        description="Name of the model in the OpenAI API. Left out: the last part of the URI, so "
+        "that another URI is another name to clients.",
     )
     token_secret_ref: SecretKeyRef | None = Field(
         default=None, description="Token for downloading, mounted as a file. Only with hf://."
