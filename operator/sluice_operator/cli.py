@@ -23,7 +23,7 @@ from sluice_operator.api.validate import InvalidServiceError
 from sluice_operator.observed import INFERENCE_SERVICE, Images
 from sluice_operator.preview import Preview, as_json, as_text, preview
 from sluice_operator.translate import command as translate
-from sluice_operator.yaml_text import to_yaml_stream
+from sluice_operator.yaml_text import DuplicateKeyError, read_yaml_stream, to_yaml_stream
 
 REFUSED: Final = 1
 UNUSABLE: Final = 2
@@ -37,6 +37,10 @@ class UnusableFileError(ValueError):
     """A file that cannot be read, or that holds no InferenceService."""
 
 
+class InvalidFileError(ValueError):
+    """A file with an InferenceService that the API server would refuse."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command. 0: done; 1: the service would be refused; 2: the file is unusable."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -47,15 +51,19 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser(os.environ).parse_args(words)
     images = Images(engine=options.engine_image, router=options.router_image)
     try:
-        shown = [preview(document, images) for document in read_services(options.file)]
-    except InvalidServiceError as error:
-        print(f"{options.file}: invalid InferenceService\n{error}", file=sys.stderr)
-        return REFUSED
-    except UnusableFileError as error:
+        shown = [item for file in options.file for item in _previews(file, images)]
+    except (InvalidFileError, UnusableFileError) as error:
         print(error, file=sys.stderr)
-        return UNUSABLE
+        return REFUSED if isinstance(error, InvalidFileError) else UNUSABLE
     command: Callable[[list[Preview], str], int] = options.command
     return command(shown, options.output)
+
+
+def _previews(file: str, images: Images) -> list[Preview]:
+    try:
+        return [preview(document, images) for document in read_services(file)]
+    except InvalidServiceError as error:
+        raise InvalidFileError(f"{file}: invalid InferenceService\n{error}") from None
 
 
 def read_services(file: str) -> list[Any]:
@@ -66,9 +74,11 @@ def read_services(file: str) -> list[Any]:
     """
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+        documents = [document for document in read_yaml_stream(text) if document is not None]
     except OSError as error:
         raise UnusableFileError(f"{file}: {error.strerror}") from None
+    except DuplicateKeyError as error:
+        raise UnusableFileError(f"{file}: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UnusableFileError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     # A document without a kind is checked too: its author should hear what is missing.
@@ -133,7 +143,8 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     ):
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(command=command)
-        sub.add_argument("-f", "--file", required=True, help="InferenceService; - is stdin")
+        text = "InferenceServices; - is stdin. Given several times: all of them, in that order"
+        sub.add_argument("-f", "--file", required=True, action="append", help=text)
         sub.add_argument("-o", "--output", choices=outputs, default=outputs[0])
         _add_images(sub, environment)
     text = "what an engine would make of a trace (extra `simulate`); see its --help"

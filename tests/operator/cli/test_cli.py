@@ -140,6 +140,47 @@ def test_several_services_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [item["name"] for item in json.loads(capsys.readouterr().out)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("command", ["plan", "render"])
+def test_several_files_in_their_order(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["one", "two", "three"]
+    words = [command]
+    for name in names:
+        (tmp_path / name).mkdir()
+        words += ["-f", _file(tmp_path / name, document({}, name))]
+    assert main(words) == 0
+    found = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "-mixed" in line]
+    places = [next(i for i, word in enumerate(found) if word.startswith(n)) for n in names]
+    assert places == sorted(places)
+
+
+def test_of_several_files_the_unusable_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = _file(tmp_path, document({})), tmp_path / "bad.yaml"
+    for text, status in ((yaml.safe_dump(document({"mode": "Both"})), 1), ("kind: Pod", 2)):
+        bad.write_text(text)
+        assert main(["plan", "-f", good, "-f", str(bad)]) == status
+        shown = capsys.readouterr()
+        assert str(bad) in shown.err
+        assert not shown.out
+
+
+def test_a_merge_key_and_an_alias_are_no_duplicates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(
+        "apiVersion: serving.sluice.dev/v1alpha1\nkind: InferenceService\n"
+        "metadata: {name: chat}\nspec:\n"
+        "  model: &model {uri: 'dummy://qwen3-tiny', name: a}\n"
+        "  engine: {<<: {chunkSize: 64}, chunkSize: 128}\n"
+    )
+    assert main(["plan", "-f", str(path)]) == 0
+    assert "128" in capsys.readouterr().out
+
+
 def test_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +213,12 @@ def test_an_invalid_service_fails_by_field(
         ("", "holds nothing; allowed: InferenceService"),
         ("kind: Pod", "holds Pod; allowed: InferenceService"),
         ("a: [", "not YAML"),
+        (
+            "a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n",
+            "line 5: key 'c' is given again; allowed: once (line 3)",
+        ),
+        ('a: 1\n---\nb: 1\n"b": 2\n', "line 4: key 'b' is given again; allowed: once (line 3)"),
+        ('{"kind": "Pod",\n "kind": "Pod"}', "line 2: key 'kind' is given again"),
     ],
 )
 def test_an_unusable_file_fails(
