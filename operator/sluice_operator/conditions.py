@@ -69,6 +69,16 @@ def answering(ready: int, asked: int, what: str, updated: Check) -> Check:
     return replace(updated, status="False")
 
 
+def not_stalled(checks: Mapping[str, Check]) -> Check:
+    """What Stalled says as long as nothing is given up: that nothing needs a person only where none
+    of `checks`, by condition, has a reason that is no part of an ordinary life."""
+    for kind, check in checks.items():
+        if not check.is_true and check.reason not in reasons.HEALTHY:
+            text = f"Not given up yet, but {check.reason} may need a person: see {kind}."
+            return Check("False", "NotStalled", text)
+    return Check("False", "NotStalled", "Nothing needs a person.")
+
+
 def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
     """The condition of one type in a status."""
     found = (status or {}).get("conditions") or ()

@@ -41,6 +41,14 @@ def shortfall(
     return Check("False", reason, f"{count}; the others are starting.")
 
 
+def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
+    """Whether only a person helps a Deployment that is not complete: a pod's failure is one that
+    waiting does not cure, or the Deployment's own deadline has passed."""
+    failure = first_failure(pods)
+    lasting = failure is not None and failure.lasting
+    return lasting or (reached.applied and reached.deadline_exceeded)
+
+
 def progress(desired: Manifest, live: Manifest | None) -> Progress:
     """The progress of `live` towards `desired`; both stamped."""
     if live is None or not is_current(desired, live):

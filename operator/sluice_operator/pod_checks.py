@@ -23,8 +23,12 @@ START_REASONS: Final = frozenset(
 )
 MODEL_REASONS: Final = frozenset({"ModelLoadFailed"})
 LASTING_REASONS: Final = MODEL_REASONS | {"InvalidConfig", "OutOfMemory", "InvalidImageName"}
-"""Failures that no amount of waiting cures. `OutOfMemory` is an engine that cannot start; one that
-fails in the middle of its work says `StepOutOfMemory`, and starts again."""
+"""Failures that no amount of waiting cures, beside an `OOMKilled` that repeats. `OutOfMemory` is an
+engine that cannot start; one that fails in the middle of its work says `StepOutOfMemory`, and
+starts again."""
+REPEATS: Final = 3
+"""Restarts of a container after which one more `OOMKilled` is no accident. The count only grows, so
+what is said of it does not alternate with kubelet's back-off."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,13 @@ class PodFailure:
     pod: str
     reason: str
     message: str
+    repeats: bool = False
+    """It came so often that another attempt will end like the last."""
 
     @property
     def lasting(self) -> bool:
         """Whether only a change of the spec helps."""
-        return self.reason in LASTING_REASONS
+        return self.repeats or self.reason in LASTING_REASONS
 
     def __str__(self) -> str:
         """For a condition, which has the reason beside its message."""
@@ -99,8 +105,9 @@ def _told(pod: Manifest) -> PodFailure | None:
 def _out_of_memory(pod: Manifest) -> PodFailure | None:
     for container, ended in _terminations(pod):
         if ended.get("reason") == "OOMKilled":
+            repeats = _restarts(pod, container) >= REPEATS
             text = f"container {container} used more memory than its limit"
-            return PodFailure(_name(pod), "OOMKilled", text)
+            return PodFailure(_name(pod), "OOMKilled", text, repeats)
     return None
 
 
@@ -139,6 +146,11 @@ def _terminations(pod: Manifest) -> Iterator[tuple[str, dict[str, Any]]]:
             if ended := (state or {}).get("terminated"):
                 yield container["name"], ended
                 break
+
+
+def _restarts(pod: Manifest, container: str) -> int:
+    found = (each.get("restartCount", 0) for each in _containers(pod) if each["name"] == container)
+    return next(found, 0)
 
 
 def _termination_message(ended: dict[str, Any]) -> TerminationMessage | None:

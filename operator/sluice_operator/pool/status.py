@@ -23,8 +23,9 @@ from sluice_operator.conditions import (
     answering,
     apply_failed,
     conditions,
+    not_stalled,
 )
-from sluice_operator.deployments import shortfall
+from sluice_operator.deployments import given_up, shortfall
 from sluice_operator.errors import ApiError
 from sluice_operator.manifests.metadata import selector_labels
 from sluice_operator.observed import DEPLOYMENT, Manifest, PoolObserved, of_kind
@@ -82,7 +83,7 @@ def _checks(
     plan: PoolPlan, current: list[Manifest], serving: Check, updated: Check
 ) -> dict[str, Check]:
     failure = first_failure(current)
-    stalled = _stalled(plan, updated, failure)
+    stalled = _stalled(plan, current, serving, updated)
     progressing = _progressing(plan, updated, stalled)
     return {
         READY: serving,
@@ -141,11 +142,12 @@ def _model(ready: bool, failure: PodFailure | None) -> Check:
     return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
 
 
-def _stalled(plan: PoolPlan, updated: Check, failure: PodFailure | None) -> Check:
-    hopeless = failure is not None and failure.lasting and not updated.is_true
+def _stalled(plan: PoolPlan, current: list[Manifest], serving: Check, updated: Check) -> Check:
+    troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
+    hopeless = troubled and plan.progress is not None and given_up(plan.progress, current)
     if plan.refusal is not None or hopeless or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
-    return Check("False", "NotStalled", "Nothing needs a person.")
+    return not_stalled({UPDATED: updated, READY: serving})
 
 
 def _others_ready(pods: list[Manifest], plan: PoolPlan) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from sluice_operator import reasons
 from sluice_operator.api.status import PoolSummary
 from sluice_operator.conditions import UPDATED, Check, answering, find
-from sluice_operator.deployments import progress, shortfall
+from sluice_operator.deployments import given_up, progress, shortfall
 from sluice_operator.observed import Manifest
 from sluice_operator.pod_checks import is_ready
 from sluice_operator.pool.status import MODEL_AVAILABLE
@@ -30,6 +30,8 @@ class Part(NamedTuple):
     """It serves."""
     updated: Check
     """It is what the spec asks for."""
+    given_up: bool = False
+    """Only a person helps, with what `updated` says. Of a pool its own status tells that."""
 
 
 def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
@@ -108,7 +110,10 @@ def router_part(
     """How the routers are doing; `waiting`, as long as the Deployment is not the desired one."""
     found = tuple(pods)
     updated = _router_updated(desired, live, found, waiting)
-    return Part(answering(*_ready_of_asked(desired, found), "routers", updated), updated)
+    ready = answering(*_ready_of_asked(desired, found), "routers", updated)
+    troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
+    hopeless = troubled and given_up(progress(desired, live), found)
+    return Part(ready, updated, hopeless)
 
 
 def _router_updated(

@@ -19,6 +19,7 @@ from sluice_operator.conditions import (
     Check,
     apply_failed,
     conditions,
+    not_stalled,
 )
 from sluice_operator.errors import ApiError
 from sluice_operator.manifests.metadata import is_current
@@ -129,10 +130,13 @@ def _checks(
     writes = obstacle is None and not plan.paused
     front = () if writes else (front_in_place(observed),)
     updated = obstacle or up_to_date(parts.values())
-    stalled = _stalled(observed, plan, updated)
+    serving = serves((*front, *ready.values()), obstacle)
+    stalled = _given_up(observed, plan, parts[ROUTER_READY], updated) or not_stalled(
+        {UPDATED: updated, READY: serving}
+    )
     progressing = _progressing(plan, updated, stalled)
     return {
-        READY: serves((*front, *ready.values()), obstacle),
+        READY: serving,
         UPDATED: updated,
         PROGRESSING: progressing,
         **ready,
@@ -194,7 +198,9 @@ def _scaling(spec: InferenceServiceSpec | None) -> Check:
     return Check("False", "FixedReplicas", "No pool has an autoscaling section.")
 
 
-def _stalled(observed: ServiceObserved, plan: ServicePlan, updated: Check) -> Check:
+def _given_up(
+    observed: ServiceObserved, plan: ServicePlan, router: Part, updated: Check
+) -> Check | None:
     if updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
     for pool in plan.pools:
@@ -202,7 +208,9 @@ def _stalled(observed: ServiceObserved, plan: ServicePlan, updated: Check) -> Ch
         check = lifted(pool.role, live, STALLED) if is_reported(live) else None
         if check is not None and check.is_true:
             return check
-    return Check("False", "NotStalled", "Nothing needs a person.")
+    if router.given_up:
+        return Check("True", router.updated.reason, router.updated.message)
+    return None
 
 
 def _child(observed: ServiceObserved, kind: Kind, desired: Manifest) -> Manifest | None:

@@ -11,6 +11,7 @@ from sluice_operator.errors import ApiError
 from sluice_operator.observed import Manifest, PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
+from sluice_operator.reasons import HEALTHY
 
 from tests.operator.examples import (
     NOW,
@@ -24,7 +25,7 @@ from tests.operator.examples import (
     pool_plan,
     service,
 )
-from tests.operator.statuses import Told, assert_at_rest, assert_situation
+from tests.operator.statuses import Told, assert_at_rest, assert_situation, condition
 
 THREE = {"pools": {"mixed": {"replicas": 3}}}
 THREE_NEW = THREE | {"engine": {"image": "new:2"}}
@@ -32,6 +33,7 @@ UNSCHEDULABLE = {
     "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
     "message": "0/1 nodes are available: 1 Insufficient cpu.",
 }  # fmt: skip
+LATE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
 ENDED = {"exitCode": 1, "message": '{"reason":"ModelLoadFailed","message":"no config.json"}'}
 NO_MODEL = {"name": "engine", "ready": False, "lastState": {"terminated": ENDED}}
 
@@ -63,6 +65,20 @@ def _unschedulable() -> PoolObserved:
     stuck = pods(deployment, phase="Pending", conditions=[UNSCHEDULABLE])[2:]
     current = live(deployment, observedGeneration=1, replicas=3, availableReplicas=2)
     return pool_observed(pool(THREE), [current], found + stuck)
+
+
+def _given_up() -> PoolObserved:
+    """Nothing could be scheduled until the Deployment's own deadline."""
+    stuck = pods(_deployment(), phase="Pending", conditions=[UNSCHEDULABLE])
+    current = live(_deployment(), observedGeneration=1, conditions=[LATE])
+    return pool_observed(pool(THREE), [current], stuck)
+
+
+def _killed(restarts: int) -> PoolObserved:
+    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    container = {"name": "engine", "ready": False, "restartCount": restarts, "lastState": killed}
+    broken = pods(_deployment(), phase="Running", containerStatuses=[container])
+    return pool_observed(pool(THREE), [live(_deployment(), observedGeneration=1)], broken)
 
 
 def _model_missing() -> PoolObserved:
@@ -97,8 +113,7 @@ def _no_quota() -> PoolObserved:
 
 
 def _too_slow() -> PoolObserved:
-    reason = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
-    current = live(_deployment(), observedGeneration=1, conditions=[reason])
+    current = live(_deployment(), observedGeneration=1, conditions=[LATE])
     return pool_observed(pool(THREE), [current])
 
 
@@ -136,6 +151,9 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
     "starting": (_starting, Told("False", "False", "Starting")),
     "ready": (_ready, Told("True", "True", "AllReady")),
     "unschedulable": (_unschedulable, Told("False", "False", "Unschedulable")),
+    "given-up": (_given_up, Told("False", "False", "Unschedulable")),
+    "killed": (lambda: _killed(2), Told("False", "False", "OOMKilled")),
+    "killed-in-a-loop": (lambda: _killed(3), Told("False", "False", "OOMKilled")),
     "model-missing": (_model_missing, Told("False", "False", "ModelLoadFailed")),
     "rolling-out": (_rolling_out, Told("True", "False", "RollingOut")),
     "rolling-out-in-vain": (_rolling_out_in_vain, Told("True", "False", "ModelLoadFailed")),
@@ -148,7 +166,9 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
     "edited": (_edited, Told("True", "False", "Edited")),
     "orphaned": (_orphaned, Told("False", "False", "Orphaned")),
 }
-STALLED = {"model-missing", "rolling-out-in-vain", "too-slow", "orphaned"}
+STALLED = {
+    "given-up", "killed-in-a-loop", "model-missing", "rolling-out-in-vain", "too-slow", "orphaned",
+}  # fmt: skip
 
 
 def _status(observed: PoolObserved) -> Manifest:
@@ -170,6 +190,15 @@ def test_nothing_happened_nothing_changes(name: str) -> None:
     )
     later = pool_status(seen, plan_pool(seen), NOW + timedelta(hours=1))
     assert_at_rest(first, later)
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_that_nothing_needs_a_person_is_said_only_where_all_is_well(name: str) -> None:
+    status = _status(SITUATIONS[name][0]())
+    stalled, updated = condition(status, "Stalled"), condition(status, "Updated")
+    well = updated["status"] == "True" or updated["reason"] in HEALTHY
+    assert (stalled["message"] == "Nothing needs a person.") is well
+    assert well or updated["reason"] in (stalled["reason"], *stalled["message"].split())
 
 
 def test_a_child_that_is_refused_is_told_and_stalls() -> None:

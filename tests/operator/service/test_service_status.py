@@ -13,6 +13,7 @@ from sluice_operator.errors import ApiError
 from sluice_operator.observed import Manifest, ServiceObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
+from sluice_operator.reasons import HEALTHY
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.status import service_status
 
@@ -29,6 +30,7 @@ from tests.operator.examples import (
 from tests.operator.statuses import Told, assert_at_rest, assert_situation, condition
 
 NO_ENGINES: Manifest = {"pools": {"mixed": {"replicas": 0}}}
+LATE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
 PINNED = {"value": 77, "source": "General", "from": "an earlier release"}
 
 
@@ -102,6 +104,33 @@ def _sized_before(chunk_size: object = PINNED, **metadata: int) -> ServiceObserv
     return replace(observed, service=service(**metadata) | {"status": status})
 
 
+def _routers_without_an_image(*conditions: Manifest) -> ServiceObserved:
+    """Engines serve; `conditions` are those of the routers' Deployment."""
+    observed, router = _ready(), service_plan().router
+    assert router is not None
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    container = {"name": "router", "ready": False, "state": waiting}
+    others = [child for child in observed.children if child["kind"] != "Deployment"]
+    current = live(router, observedGeneration=1, conditions=list(conditions))
+    stuck = pods(router, phase="Pending", containerStatuses=[container])
+    return replace(observed, children=(*others, current), pods=tuple(stuck))
+
+
+def _engines_unschedulable() -> ServiceObserved:
+    observed = _with_pool(engines_ready=False, routers_ready=True)
+    pool = next(child for child in observed.children if child["kind"] == "EnginePool")
+    deployment = plan_pool(pool_observed(pool)).deployment
+    assert deployment is not None
+    nowhere = {
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "persistentvolumeclaim models not found",
+    }  # fmt: skip
+    stuck = pods(deployment, phase="Pending", conditions=[nowhere])
+    below = pool_observed(pool, [live(deployment, observedGeneration=1)], stuck)
+    pool["status"] = pool_status(below, plan_pool(below), NOW)
+    return observed
+
+
 def _scaled_to_zero() -> ServiceObserved:
     return _with_pool(engines_ready=True, routers_ready=True, spec=NO_ENGINES)
 
@@ -122,6 +151,13 @@ SITUATIONS: dict[str, tuple[Callable[[], ServiceObserved], Told]] = {
         lambda: _with_pool(engines_ready=True, routers_ready=False),
         Told("False", "False", "Starting"),
     ),
+    "routers-without-an-image": (
+        _routers_without_an_image, Told("False", "False", "ImagePullBackOff"),
+    ),
+    "routers-given-up": (
+        lambda: _routers_without_an_image(LATE), Told("False", "False", "ImagePullBackOff"),
+    ),
+    "engines-unschedulable": (_engines_unschedulable, Told("False", "False", "Unschedulable")),
     "outdated": (_outdated, Told("True", "False", "Applying")),
     "router-died-in-a-rollout": (_router_died_in_a_rollout, Told("False", "False", "Starting")),
     "scaled-to-zero": (_scaled_to_zero, Told("False", "True", "ScaledToZero")),
@@ -132,7 +168,7 @@ SITUATIONS: dict[str, tuple[Callable[[], ServiceObserved], Told]] = {
         lambda: service_observed(service(SLO)), Told("False", "False", "NotImplemented"),
     ),
 }  # fmt: skip
-STALLED = {"model-missing", "refused", "refused-at-first"}
+STALLED = {"routers-given-up", "model-missing", "refused", "refused-at-first"}
 
 
 def _status(observed: ServiceObserved) -> Manifest:
@@ -152,6 +188,15 @@ def test_nothing_happened_nothing_changes(name: str) -> None:
     seen = replace(observed, service=observed.service | {"status": first})
     later = service_status(seen, plan_service(seen), NOW + timedelta(hours=1))
     assert_at_rest(first, later)
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_that_nothing_needs_a_person_is_said_only_where_all_is_well(name: str) -> None:
+    status = _status(SITUATIONS[name][0]())
+    stalled, updated = condition(status, "Stalled"), condition(status, "Updated")
+    well = updated["status"] == "True" or updated["reason"] in HEALTHY
+    assert (stalled["message"] == "Nothing needs a person.") is well
+    assert well or updated["reason"] in (stalled["reason"], *stalled["message"].split())
 
 
 def test_a_refusal_is_a_warning_that_names_the_field() -> None:
