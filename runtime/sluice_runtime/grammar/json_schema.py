@@ -1,17 +1,18 @@
 """JSON schemas as clients send them, made into what the grammar library does right; pure.
 
 What it would ignore is refused, by the place in the schema; what it does wrong is written another
-way: it lets control characters into strings of bounded length, and does not into patterns. Imports
-no library, so that the API process can refuse before anything is sent.
+way: it lets control characters into strings of bounded length, and does not into patterns. Does not
+import that library, so that the API process can refuse before anything is sent.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.schema_keywords import IS, at, refuse_malformed, refused
 
 MOST_DEPTH: Final = 64
 
@@ -26,12 +27,15 @@ IGNORED: Final = frozenset(
         "dependentSchemas",
         "else",
         "if",
+        "maxContains",
+        "minContains",
         "not",
         "then",
         "uniqueItems",
     }
 )
-"""Keywords that restrict values and that the library reads over, unless their value is false."""
+"""Keywords that restrict values and that the library reads over or takes for others, unless their
+value is false."""
 ANNOTATIONS: Final = frozenset(
     {
         "$anchor",
@@ -69,19 +73,16 @@ _OBJECT_KEYWORDS: Final = frozenset(
 )
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 """What JSON escapes; the library's pattern for all other names goes wrong with it."""
-_SCHEMAS: Final = ("additionalProperties", "items", "propertyNames", "unevaluatedProperties")
+_LENGTHS: Final = frozenset({"minLength", "maxLength"})
+_SCHEMAS: Final = (
+    "additionalProperties",
+    "items",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 _LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
-
-_IS: Final[Mapping[str, Callable[[object], bool]]] = {
-    "array": lambda value: isinstance(value, list),
-    "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "null": lambda value: value is None,
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "object": lambda value: isinstance(value, dict),
-    "string": lambda value: isinstance(value, str),
-}
 
 
 def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
@@ -91,26 +92,27 @@ def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
         GrammarError: it asks for something that would not be kept; says where.
     """
     if depth > MOST_DEPTH:
-        raise GrammarError(f"the schema is nested more than {MOST_DEPTH} deep")
+        raise GrammarError(f"the schema is nested too deeply; allowed: {MOST_DEPTH} deep")
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
-        raise GrammarError(f"{path or 'the schema'} is no schema; allowed: an object")
+        raise refused(path or "the schema", schema, "an object, true or false", "is no schema")
+    refuse_malformed(schema, path)
     _refuse_ignored(schema, path)
     _refuse_names_and_counts(schema, path)
     _refuse_contradiction(schema, path)
-    usable = _bounded_string(schema, path)
+    usable = _bounded_string(schema)
     if schema.get("type") == "object" and not schema.keys() & _OBJECT_KEYWORDS:
         usable["additionalProperties"] = True  # else the library takes it for the empty object
     for key, value in schema.items():
-        below = f"{path}.{key}" if path else key
+        below = at(path, key)
         if key in _SCHEMAS:
             usable[key] = usable_schema(value, below, depth + 1)
-        elif key in _LISTS and isinstance(value, list):
+        elif key in _LISTS:
             usable[key] = [
                 usable_schema(part, f"{below}[{i}]", depth + 1) for i, part in enumerate(value)
             ]
-        elif key in _MAPS and isinstance(value, dict):
+        elif key in _MAPS:
             usable[key] = {
                 name: usable_schema(part, f"{below}.{name}", depth + 1)
                 for name, part in value.items()
@@ -121,34 +123,36 @@ def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
 def _refuse_ignored(schema: Mapping[str, Any], path: str) -> None:
     for key in schema.keys() & IGNORED:
         if schema[key] is not False:
-            raise GrammarError(f"{_at(path, key)} is not implemented")
-    if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
-        raise GrammarError(f"{_at(path, 'allOf')} of several schemas is not implemented")
+            raise _unimplemented(schema, path, key, "leaving it out")
+    if len(schema.get("allOf", ())) > 1:
+        raise _unimplemented(schema, path, "allOf", "a list of one schema")
     reference = schema.get("$ref", "#")
     if not (isinstance(reference, str) and reference.startswith("#")):
-        raise GrammarError(f"{_at(path, '$ref')} leads out of the schema; allowed: #/…")
+        allowed = 'one that begins with "#"'
+        raise refused(at(path, "$ref"), reference, allowed, "leads out of the schema")
     if "multipleOf" in schema and schema.get("type") != "integer":
-        raise GrammarError(f"{_at(path, 'multipleOf')} is implemented for type integer only")
+        raise _unimplemented(schema, path, "multipleOf", 'beside type "integer"')
     for key, others in NOT_BESIDE.items():
         if key in schema and (beside := sorted(schema.keys() & others)):
-            raise GrammarError(f"{_at(path, key)} beside {beside[0]} is not implemented")
+            raise _unimplemented(schema, path, key, "one of the two", beside[0])
+
+
+def _unimplemented(
+    schema: Mapping[str, Any], path: str, key: str, allowed: str, beside: str = ""
+) -> GrammarError:
+    why = f"beside {beside} is not implemented" if beside else "is not implemented"
+    return refused(at(path, key), schema[key], allowed, why)
 
 
 def _refuse_names_and_counts(schema: Mapping[str, Any], path: str) -> None:
-    properties, required = schema.get("properties"), schema.get("required")
-    names = [
-        *(properties if isinstance(properties, dict) else ()),
-        *(required if isinstance(required, list) else ()),
-    ]
-    if escaped := next((name for name in names if _ESCAPED.search(str(name))), None):
-        raise GrammarError(f"{_at(path, 'properties')}: {escaped!r} needs escapes")
-    least = schema.get("minProperties", 0)
-    if isinstance(least, int) and least > 1 and schema.get("additionalProperties") is not False:
+    names = [*schema.get("properties", ()), *schema.get("required", ())]
+    if escaped := next((name for name in names if _ESCAPED.search(name)), None):
+        allowed = "names without quotes, backslashes and control characters"
+        raise refused(at(path, "properties"), escaped, allowed, "is not implemented")
+    if schema.get("minProperties", 0) > 1 and schema.get("additionalProperties") is not False:
         # Of names that are not mentioned one may come twice, and then counts twice.
-        raise GrammarError(
-            f"{_at(path, 'minProperties')} above 1 is implemented with additionalProperties false "
-            "only"
-        )
+        allowed = "0 or 1; more beside additionalProperties: false"
+        raise _unimplemented(schema, path, "minProperties", allowed)
 
 
 def _refuse_contradiction(schema: Mapping[str, Any], path: str) -> None:
@@ -157,59 +161,41 @@ def _refuse_contradiction(schema: Mapping[str, Any], path: str) -> None:
     if first is None:
         return
     others = schema.keys() - ANNOTATIONS - {first}
-    if first in ("const", "enum") and all(
-        _has_type(value, schema.get("type")) for value in _values(schema, first)
-    ):
-        others -= {"type"}
+    allowed = "in each part" if first in _LISTS else f"{first} alone"
+    if first in ("const", "enum"):
+        allowed = f"{first} alone, or with a type of all its values"
+        if all(_has_type(value, schema.get("type", ())) for value in _values(schema, first)):
+            others -= {"type"}
     if others:
-        raise GrammarError(
-            f"{_at(path, min(others))} beside {first} is not implemented; allowed: in each part"
-            if first in _LISTS
-            else f"{_at(path, min(others))} beside {first} is not implemented"
-        )
+        raise _unimplemented(schema, path, min(others), allowed, first)
 
 
 def _values(schema: Mapping[str, Any], key: str) -> list[Any]:
     """The values that `const` or `enum` allows."""
-    if key == "const":
-        return [schema[key]]
-    values = schema[key]
-    return values if isinstance(values, list) else []
+    return [schema[key]] if key == "const" else list(schema[key])
 
 
-def _has_type(value: object, kinds: object) -> bool:
-    names = kinds if isinstance(kinds, list) else [kinds]
-    return any(isinstance(name, str) and name in _IS and _IS[name](value) for name in names)
+def _has_type(value: object, kinds: str | Sequence[str]) -> bool:
+    return any(IS[kind](value) for kind in ([kinds] if isinstance(kinds, str) else kinds))
 
 
-def _bounded_string(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _bounded_string(schema: Mapping[str, Any]) -> dict[str, Any]:
     """With bounds on a string's length as a pattern."""
-    bounds = {key: schema[key] for key in ("minLength", "maxLength") if key in schema}
-    rest = {key: value for key, value in schema.items() if key not in bounds}
-    if not bounds:
+    rest = {key: value for key, value in schema.items() if key not in _LENGTHS}
+    if len(rest) == len(schema):
         return rest
-    for key, bound in bounds.items():
-        if not isinstance(bound, int) or isinstance(bound, bool) or bound < 0:
-            raise GrammarError(f"{_at(path, key)} is no length; allowed: an integer of 0 or more")
-    least, most = bounds.get("minLength", 0), bounds.get("maxLength")
-    if most is not None and least > most:
-        raise GrammarError(f"{_at(path, 'minLength')} is more than maxLength")
-    return rest | {"pattern": f"^.{{{least},{'' if most is None else most}}}$"}
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    return rest | {"pattern": f"^.{{{least},{most}}}$"}
 
 
 def _with_required_properties(schema: dict[str, Any], path: str) -> dict[str, Any]:
     """With every required name among the properties: the library asks for no other."""
-    required, properties = schema.get("required"), schema.get("properties", {})
-    if not (isinstance(required, list) and isinstance(properties, dict)):
-        return schema
-    missing = [name for name in required if isinstance(name, str) and name not in properties]
+    properties = schema.get("properties", {})
+    missing = [name for name in schema.get("required", ()) if name not in properties]
     if not missing:
         return schema
     others = schema.get("additionalProperties", True)
     if others is False:
-        raise GrammarError(f"{_at(path, 'required')}: {missing[0]!r} is none of the properties")
+        allowed = "names of properties, where additionalProperties is false"
+        raise refused(at(path, "required"), missing[0], allowed)
     return schema | {"properties": properties | dict.fromkeys(missing, others)}
-
-
-def _at(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import BadRequestError
 from sluice_contract.config import EngineConfig
+from sluice_contract.http_errors import shown_json
 from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.grammar.json_schema import (
     ALONE,
@@ -23,6 +24,7 @@ from sluice_runtime.grammar.json_schema import (
     NOT_BESIDE,
     usable_schema,
 )
+from sluice_runtime.grammar.schema_keywords import KEYWORDS
 from sluice_runtime.messages import Generate, Grammar
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.process import _model_text
@@ -125,24 +127,32 @@ async def test_one_field_may_ask_for_one_thing() -> None:
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"type": "array", "uniqueItems": True}, "uniqueItems is not implemented"),
-        ({"properties": {"a": {"not": {}}}}, "properties.a.not is not implemented"),
-        ({"anyOf": [{"type": "null"}], "minLength": 1}, "minLength beside anyOf"),
-        ({"$ref": "http://elsewhere/x"}, "$ref leads out of the schema"),
-        ({"type": "integer", "enum": ["a"]}, "type beside enum"),
-        ({"type": "number", "multipleOf": 0.5}, "multipleOf is implemented for type integer"),
-        ({"type": "string", "pattern": "a", "maxLength": 2}, "pattern beside maxLength"),
-        ({"type": "string", "pattern": "a", "format": "uuid"}, "pattern beside format"),
-        ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength is more than maxLength"),
-        ({"allOf": [{}, {}]}, "allOf of several schemas"),
-        ({"items": 7}, "items is no schema"),
-        ({"patternProperties": {"a": {}}, "properties": {}}, "patternProperties beside properties"),
-        ({"type": "object", "properties": {'a"b': {}}}, "needs escapes"),
-        ({"type": "object", "minProperties": 2}, "minProperties above 1"),
-        ({"propertyNames": {}, "required": ["a"]}, "propertyNames beside required"),
+        ({"uniqueItems": True}, "uniqueItems: true is not implemented; allowed: leaving it out"),
+        ({"minContains": 2}, "minContains: 2 is not implemented; allowed: leaving it out"),
+        ({"properties": {"a": {"not": {}}}}, "properties.a.not: {} is not implemented; allowed"),
+        ({"anyOf": [{}], "minLength": 1}, "minLength: 1 beside anyOf is not implemented; allowed"),
+        ({"const": 1, "minimum": 1}, "minimum: 1 beside const is not implemented; allowed: const"),
+        ({"$ref": "#", "minimum": 1}, "minimum: 1 beside $ref is not implemented; allowed: $ref a"),
+        ({"$ref": "http://x"}, '$ref: "http://x" leads out of the schema; allowed: one that begi'),
+        ({"type": "integer", "enum": ["a"]}, 'type: "integer" beside enum is not implemented; al'),
+        (
+            {"type": "number", "multipleOf": 5},
+            'multipleOf: 5 is not implemented; allowed: beside type "integer"',
+        ),
+        ({"pattern": "a", "maxLength": 2}, 'pattern: "a" beside maxLength is not implemented; al'),
+        ({"pattern": "a", "format": "uuid"}, 'pattern: "a" beside format is not implemented; al'),
+        ({"allOf": [{}, {}]}, "allOf: [{},{}] is not implemented; allowed: a list of one schema"),
+        ({"items": 7}, "items: 7 is no schema; allowed: an object, true or false"),
+        ({"patternProperties": {"a": {}}, "properties": {}}, "beside properties is not implement"),
+        (
+            {"properties": {'a"b': {}}},
+            r'properties: "a\"b" is not implemented; allowed: names with',
+        ),
+        ({"minProperties": 2}, "minProperties: 2 is not implemented; allowed: 0 or 1"),
+        ({"propertyNames": {}, "required": ["a"]}, "propertyNames: {} beside required is not impl"),
         (
             {"type": "object", "required": ["a"], "additionalProperties": False},
-            "required: 'a' is none of the properties",
+            'required: "a" is not allowed; allowed: names of properties',
         ),
     ],
 )
@@ -151,6 +161,81 @@ async def test_what_a_schema_would_not_be_kept_to_is_refused(schema: Any, says: 
     assert param == "response_format.json_schema.schema"
     assert message.startswith(param)
     assert says in message
+    assert "; allowed: " in message
+
+
+MALFORMED = {
+    "an integer from 0 to ": [
+        {key: value}
+        for key in ("minItems", "maxItems", "minLength", "maxLength")
+        for value in (-1, 1.5, "3", True, None, 2**31)
+    ]
+    + [{"minProperties": -2}, {"maxProperties": 1.0}],
+    "a number": [
+        {key: value}
+        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+        for value in ("3", True, None)
+    ],
+    'an integer from -9223372036854775808 to 9223372036854775807 beside type "integer"': [
+        {"type": kind, key: value}
+        for kind in ("integer", ["null", "integer"])
+        for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+        for value in (1e23, 2**63, -(2**63) - 1, 0.5)
+    ],
+    'an integer from 1 to 1024, beside type "integer"': [
+        {"type": "integer", "multipleOf": value} for value in (0, -3, 1.5, "2", 1025)
+    ],
+    "a value with integers from -9223372036854775808 to 9223372036854775807": [{"const": 2**63}],
+    "a list of values with integers from": [{"enum": [1, {"a": [-(2**63) - 1]}]}],
+    "a list of strings": [{"required": "a"}, {"required": [1]}, {"required": None}],
+    "a list of values": [{"enum": 3}, {"enum": []}],
+    "a list of schemas": [
+        {key: value} for key in ("anyOf", "oneOf", "allOf") for value in ([], {}, 3)
+    ]
+    + [{"prefixItems": {}}],
+    "an object": [
+        {key: [1]} for key in ("properties", "patternProperties", "$defs", "definitions")
+    ],
+    "a string": [{"pattern": 7}, {"format": None}],
+    "one of array, boolean, integer, null, number, object, string, or a list of them": [
+        {"type": value} for value in ("foo", [], ["string", 7], None, {})
+    ],
+    "at most max": [
+        {"minLength": 3, "maxLength": 2},
+        {"minItems": 3, "maxItems": 2},
+        {"minProperties": 1, "maxProperties": 0},
+        {"minimum": 0.5, "maximum": 0.25},
+    ],
+}
+"""Schemas with a keyword that means nothing as it is set, by what it may be set to."""
+
+
+@pytest.mark.parametrize("allowed", MALFORMED)
+async def test_a_keyword_that_means_nothing_as_it_is_set_is_refused(allowed: str) -> None:
+    for schema in MALFORMED[allowed]:
+        for outer, place in (({"items": schema}, "items."), (schema, "")):
+            with pytest.raises(GrammarError) as error:
+                usable_schema(outer)
+            key = max(schema, key=lambda key: key != "type")
+            begin = f"{place}{key}: {shown_json(schema[key])} is not allowed; allowed: {allowed}"
+            assert str(error.value).startswith(begin)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": 1e3, "exclusiveMaximum": 2.0e3, "multipleOf": 1024},
+        {"type": "number", "minimum": 0.5, "maximum": 1e300},
+        {"type": "array", "prefixItems": [], "minItems": 0, "maxItems": 2**31 - 1},
+        {"type": ["array", "boolean", "integer", "null", "number", "object", "string"]},
+        {"enum": [None, 1e23, 2**63 - 1, {"minItems": -1}]},
+        {"properties": {"minItems": {}, "enum": {}}, "required": []},
+        {"default": {"minItems": -1}, "examples": 7},
+    ],
+)
+async def test_keywords_at_the_ends_of_their_ranges_are_taken(schema: Any) -> None:
+    assert usable_schema(schema) == schema
 
 
 JSON = st.recursive(
@@ -160,9 +245,8 @@ JSON = st.recursive(
         st.dictionaries(
             st.sampled_from(
                 [
-                    *IGNORED, *ANNOTATIONS, *ALONE, *NOT_BESIDE, "type", "items", "properties",
-                    "required", "minProperties", "minLength", "maxLength", "multipleOf",
-                    "additionalProperties", "prefixItems",
+                    *IGNORED, *ANNOTATIONS, *ALONE, *NOT_BESIDE, *KEYWORDS, "items",
+                    "additionalProperties",
                 ]
             ),
             part,
@@ -183,7 +267,7 @@ async def test_a_deep_schema_and_a_long_one_are_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(80):
         deep = {"items": deep}
-    assert "64 deep" in refusal(guided_json=deep)[1]
+    assert "allowed: 64 deep" in refusal(guided_json=deep)[1]
     assert "at most 65536" in refusal(guided_regex="a" * 65_537)[1]
     assert refusal(guided_json="{")[0] == "guided_json"
 
