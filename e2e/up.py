@@ -6,6 +6,7 @@ modules of e2e; knows how none of them works.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -138,6 +139,8 @@ def print_next_steps(cluster: Cluster) -> None:
         f'Look:       make kubectl ARGS="get infsvc,pods"\n'
         f'            make kubectl ARGS="describe infsvc {SERVICE}"\n'
         f'Change it:  make kubectl ARGS="edit infsvc {SERVICE}"   (replicas, chunkSize, ...)\n'
+        f"Own tools:  export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}"
+        f"   (kubectl, k9s, helm)\n"
         f"Remove all: make down"
     )
 

@@ -113,7 +113,10 @@ class InferenceServiceStatus(ApiModel):
     mode: Literal["Mixed", "Disaggregated"] | None = Field(
         default=None, description="The mode that is served."
     )
-    url: str | None = Field(default=None, description="Where the OpenAI API answers.")
+    url: str | None = Field(
+        default=None,
+        description="Where the OpenAI API answers; with /v1 it is the base URL of clients.",
+    )
     conditions: list[Condition] | None = _conditions()
     pools: PoolSummaries | None = Field(default=None, description="The pools in numbers.")
     resolved: ResolvedSettings | None = Field(
