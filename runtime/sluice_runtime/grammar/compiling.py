@@ -5,6 +5,7 @@ Runs in the compile process: what it is given may take any time and any memory.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -18,8 +19,12 @@ from sluice_runtime.messages import GrammarKind
 MOST_WHITESPACE: Final = 32
 """Characters of white space between two words of JSON: enough to indent; a weak model that is
 allowed more writes nothing else."""
-_LINE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Warning: )?", re.MULTILINE)
+_PLACE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Warning: )?", re.MULTILINE)
+_CHECK: Final = re.compile(r"^Check failed: .*? is false: ?", re.DOTALL)
+_INTERNAL: Final = re.compile(r"std::|::Impl|\bis<|structural_tag|Failed to parse JSON")
+"""What of the library's words is about itself, and not about what it was given."""
 _MOST_SAID: Final = 300
+_MOST_SHOWN: Final = 60
 
 
 def _json_schema(compiler: GrammarCompiler, text: str, strict: bool) -> CompiledGrammar:
@@ -32,6 +37,15 @@ _KINDS: Final[Mapping[GrammarKind, Callable[[GrammarCompiler, str], CompiledGram
     "regex": lambda compiler, text: compiler.compile_regex(text),
     "ebnf": lambda compiler, text: compiler.compile_grammar_from_strings(text, "root"),
     "tags": lambda compiler, text: compiler.compile_structural_tag(text),
+}
+
+
+_ALLOWED: Final[Mapping[GrammarKind, str]] = {
+    "json_schema": "a JSON schema that answers can be held to",
+    "open_json_schema": "a JSON schema that answers can be held to",
+    "regex": "a regular expression without lookaround, back-references and classes such as \\p{L}",
+    "ebnf": "a grammar in EBNF, from its rule root",
+    "tags": "parameters whose schema answers can be held to",
 }
 
 
@@ -48,15 +62,23 @@ def compile_grammar(
         compiled = _KINDS[kind](compiler, text)
         can_begin = _can_begin(compiled, vocabulary_size)
     except (RuntimeError, ValueError) as error:
-        raise _of_the_library(error) from None
+        said = plain_words(str(error))
+        if said in ("", "std::bad_alloc"):
+            raise MemoryError from None
+        raise _refusal(kind, text, said) from None
     if not can_begin:
-        raise GrammarError("no answer of this model can begin as it demands")
+        raise _refusal(kind, text, "no answer of this model can begin as it demands")
     return _written(compiled)
 
 
-def _of_the_library(error: Exception) -> GrammarError | MemoryError:
-    said = plain_words(str(error))
-    return MemoryError() if said in ("", "std::bad_alloc") else GrammarError(said)
+def _refusal(kind: GrammarKind, text: str, said: str) -> GrammarError:
+    """`said`: by the library, in plain words, or by us."""
+    why = _CHECK.sub("", said)
+    if not why or _INTERNAL.search(why):
+        why = "it cannot be compiled"
+    shown = json.dumps(text[:_MOST_SHOWN], ensure_ascii=False) + ": "
+    given = shown if kind in ("regex", "ebnf") else ""
+    return GrammarError(f"{given}{why.rstrip('.')}; allowed: {_ALLOWED[kind]}")
 
 
 def _written(compiled: CompiledGrammar) -> str:
@@ -76,4 +98,4 @@ def _can_begin(compiled: CompiledGrammar, vocabulary_size: int) -> bool:
 
 def plain_words(said: str) -> str:
     """What the library said, in one line, without where in its sources it said so."""
-    return " ".join(_LINE.sub("", said).split())[:_MOST_SAID]
+    return " ".join(_PLACE.sub("", said).split())[:_MOST_SAID]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice_contract.http_errors import shown, shown_json
+
 from sluice_runtime.errors import GrammarError, InvalidRequestError
 from sluice_runtime.grammar.object_schema import object_schema
 from sluice_runtime.server.structured import Wish, checked_schema, refuse_infinite
@@ -55,7 +57,12 @@ def plan_tools(
     choice = request.tool_choice
     if not request.tools:
         if choice not in (None, "none", "auto"):
-            raise InvalidRequestError("tool_choice: given without tools", "tool_choice")
+            given = choice if isinstance(choice, str) else choice.model_dump()
+            raise InvalidRequestError(
+                f'tool_choice: {shown_json(given)} is not allowed without tools; allowed: "none" '
+                'or "auto"',
+                "tool_choice",
+            )
         return None
     if choice == "none":
         return None
@@ -84,7 +91,9 @@ def plan_tools(
 def _check_names(functions: Sequence[Function]) -> None:
     names = [function.name for function in functions]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidRequestError(f"tools: two functions are called {twice!r}", "tools")
+        raise InvalidRequestError(
+            f"tools: two functions are called {shown_json(twice)}; allowed: a name once", "tools"
+        )
 
 
 def _arguments(function: Function) -> dict[str, Any]:
@@ -110,7 +119,8 @@ def _wish(
         name = choice.function.name
         if name not in schemas:
             raise InvalidRequestError(
-                f"tool_choice.function.name: {name!r} is not among the tools",
+                f"tool_choice.function.name: {shown_json(name)} is not allowed; allowed: "
+                f"{shown(', '.join(schemas))}, the tools' names",
                 "tool_choice.function.name",
             )
         return _structural_tag(
