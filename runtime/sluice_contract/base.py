@@ -5,6 +5,7 @@ Knows how fields are spelled outside (camelCase) and how a refusal reads; knows 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -40,6 +41,25 @@ class ConfigError(ValueError):
         self.value = value
         self.allowed = allowed
         super().__init__(f"{key}: {shown(repr(value))} is not allowed; allowed: {allowed}")
+
+    @property
+    def each(self) -> tuple[ConfigError, ...]:
+        """All that is wrong; this one comes first."""
+        return (self,)
+
+
+class ContradictionsError(ConfigError):
+    """Several at once: the key is that of the first one, `str()` is one line and names them all."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        first = errors[0]
+        super().__init__(first.key, first.value, first.allowed)
+        self.args = ("; ".join(map(str, errors)),)
+        self._each = tuple(errors)
+
+    @property
+    def each(self) -> tuple[ConfigError, ...]:
+        return self._each
 
 
 def config_error_from(error: ValidationError, kind: Model) -> ConfigError:

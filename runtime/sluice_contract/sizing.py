@@ -6,7 +6,7 @@ the operator shows the result in status, the engine uses it when a key is missin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -19,7 +19,7 @@ from sluice_contract.accelerators import (
     Sizes,
     product_row,
 )
-from sluice_contract.base import ConfigError, ContractModel
+from sluice_contract.base import ConfigError, ContractModel, ContradictionsError
 from sluice_contract.config import EngineSettings, SloTargets
 
 Value = bool | int | float | str
@@ -67,11 +67,13 @@ GENERAL: Final[dict[str, Value]] = {
 left to the engine."""
 
 
-def resolve_settings(user: EngineSettings, accelerator: Accelerator) -> dict[str, Resolved]:
+def resolve_settings(
+    user: EngineSettings, accelerator: Accelerator, slo: SloTargets | None = None
+) -> dict[str, Resolved]:
     """Every setting that can be known before the engine starts, by field name.
 
     Raises:
-        ConfigError: two resolved values contradict each other.
+        ContradictionsError: resolved values contradict each other, or what `slo` promises.
     """
     resolved = {name: _general(value) for name, value in GENERAL.items()}
     resolved |= _by_accelerator(accelerator)
@@ -79,7 +81,9 @@ def resolve_settings(user: EngineSettings, accelerator: Accelerator) -> dict[str
         if (value := getattr(user, name)) is not None:
             resolved[name] = Resolved(value=value, source=Source.USER, origin="spec")
     resolved.setdefault("min_prefill_tokens", _general(resolved["page_size"].value, "one page"))
-    _check(resolved)
+    values = resolved_values(resolved)
+    if found := (*_contradictions(values), *_against_slo(slo, values)):
+        raise ContradictionsError(found)
     return resolved
 
 
@@ -87,14 +91,19 @@ def check_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> None:
     """Whether the resolved values, by field name, let the engine keep what `slo` promises.
 
     Raises:
-        ConfigError: names the setting that does not.
+        ContradictionsError: names the settings that do not.
     """
+    if found := tuple(_against_slo(slo, values)):
+        raise ContradictionsError(found)
+
+
+def _against_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> Iterator[ConfigError]:
     if slo is None:
         return
     if values["chunk_size"] == -1:
-        raise ConfigError("chunkSize", -1, "at least pageSize, as slo.itlMilliseconds is set")
+        yield ConfigError("chunkSize", -1, "at least pageSize, as slo.itlMilliseconds is set")
     if not values["mixed_chunk"]:
-        raise ConfigError("mixedChunk", False, "true, as slo.itlMilliseconds is set")
+        yield ConfigError("mixedChunk", False, "true, as slo.itlMilliseconds is set")
 
 
 def resolved_values(resolved: Mapping[str, Resolved]) -> dict[str, Value]:
@@ -141,30 +150,28 @@ def _sizes(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
     return UNKNOWN, Source.GENERAL, f"unknown accelerator TP{tensor_parallel}"
 
 
-def _check(resolved: dict[str, Resolved]) -> None:
+def _contradictions(values: Mapping[str, Value]) -> Iterator[ConfigError]:
     """Each pair that can contradict: a step must hold the least that a prompt advances by."""
     names = ("chunk_size", "page_size", "min_prefill_tokens", "max_prefill_tokens")
-    chunk, page, minimum, most = (_tokens(resolved[name]) for name in names)
+    chunk, page, minimum, most = (_tokens(values[name]) for name in names)
     if most < page:
-        raise ConfigError("maxPrefillTokens", most, f"at least pageSize ({page})")
-    if minimum > most:
-        raise ConfigError("minPrefillTokens", minimum, f"at most maxPrefillTokens ({most})")
+        yield ConfigError("maxPrefillTokens", most, f"at least pageSize ({page})")
+    if minimum > max(most, page):
+        yield ConfigError("minPrefillTokens", minimum, f"at most maxPrefillTokens ({most})")
     if chunk != -1 and chunk < page:
-        raise ConfigError("chunkSize", chunk, f"-1 (off) or at least pageSize ({page})")
-    if chunk != -1 and minimum > chunk:
-        raise ConfigError("minPrefillTokens", minimum, f"at most chunkSize ({chunk})")
-    pool = resolved.get("kv_pool_tokens")
-    if pool is not None and (tokens := _tokens(pool)) % page:
+        yield ConfigError("chunkSize", chunk, f"-1 (off) or at least pageSize ({page})")
+    if chunk != -1 and minimum > max(chunk, page):
+        yield ConfigError("minPrefillTokens", minimum, f"at most chunkSize ({chunk})")
+    if (pool := values.get("kv_pool_tokens")) is not None and (tokens := _tokens(pool)) % page:
         below = tokens // page * page
         near = f"{below} or {below + page}" if below else str(page)
-        raise ConfigError("kvPoolTokens", tokens, f"a multiple of pageSize ({page}), as {near}")
-    policy = resolved["scheduling_policy"].value
-    if policy in CACHE_POLICIES and not resolved["prefix_cache"].value:
-        raise ConfigError(
-            "schedulingPolicy", policy, "fcfs or another that needs no prefixCache; or prefixCache"
-        )
+        yield ConfigError("kvPoolTokens", tokens, f"a multiple of pageSize ({page}), as {near}")
+    policy = values["scheduling_policy"]
+    if policy in CACHE_POLICIES and not values["prefix_cache"]:
+        allowed = "fcfs or another that needs no prefixCache; or prefixCache"
+        yield ConfigError("schedulingPolicy", policy, allowed)
 
 
-def _tokens(resolved: Resolved) -> int:
-    assert isinstance(resolved.value, int)
-    return resolved.value
+def _tokens(value: Value) -> int:
+    assert isinstance(value, int)
+    return value

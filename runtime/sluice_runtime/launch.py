@@ -14,7 +14,7 @@ from pathlib import Path
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
-from sluice_contract.sizing import check_slo, resolve_settings, resolved_values
+from sluice_contract.sizing import resolve_settings
 from sluice_contract.supported import ROLES, unsupported
 
 from sluice_runtime import exits, model_files
@@ -56,8 +56,7 @@ def checked_config(path: Path) -> EngineConfig:
             raise ConfigError("role", str(config.role), allowed)
         for refusal in unsupported(config):
             raise refusal
-        settings = resolve_settings(config, Accelerator())
-        check_slo(config.slo, resolved_values(settings))
+        resolve_settings(config, Accelerator(), config.slo)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
     check_thread_limit(config.threads or processors(), os.environ)

@@ -12,7 +12,7 @@ from typing import Final
 
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, ModelRef, read_engine_config
-from sluice_contract.sizing import apply_resolved, check_slo, resolve_settings, resolved_values
+from sluice_contract.sizing import apply_resolved, resolve_settings
 from sluice_runtime.engine.plan import context_length, scheduler_settings
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.scheduler.policies import POLICIES
@@ -63,8 +63,7 @@ def settings_for(config: EngineConfig, cost: Cost, policy: str) -> SchedulerSett
     _check(config, cost)
     wanted = config.model_copy(update={"scheduling_policy": policy})
     try:
-        resolved = resolve_settings(wanted, cost.accelerator)
-        check_slo(wanted.slo, resolved_values(resolved))
+        resolved = resolve_settings(wanted, cost.accelerator, wanted.slo)
         full = apply_resolved(wanted, resolved)
         context = context_length(full, cost.context_length)
     except (ConfigError, InvalidConfigError) as error:

@@ -8,6 +8,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config import (
     EngineConfig,
     EngineSettings,
+    SloTargets,
     parse_engine_config,
     render_engine_config,
 )
@@ -70,6 +71,31 @@ def test_the_users_value_wins_and_says_so() -> None:
 def test_contradicting_values_are_refused_by_name(settings: EngineSettings, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         resolve_settings(settings, Accelerator())
+
+
+def test_every_contradiction_is_told_at_once() -> None:
+    settings = EngineSettings(
+        chunk_size=8,
+        kv_pool_tokens=1000,
+        mixed_chunk=False,
+        scheduling_policy="lpm",
+        prefix_cache=False,
+        max_prefill_tokens=32,
+        min_prefill_tokens=64,
+    )
+    with pytest.raises(ConfigError) as caught:
+        resolve_settings(settings, Accelerator(), SloTargets(itl_milliseconds=50))
+    keys = [each.key for each in caught.value.each]
+    assert keys == [
+        "minPrefillTokens",
+        "chunkSize",
+        "minPrefillTokens",
+        "kvPoolTokens",
+        "schedulingPolicy",
+        "mixedChunk",
+    ]
+    assert str(caught.value) == "; ".join(map(str, caught.value.each))
+    assert "kvPoolTokens: 1000 is not allowed; allowed: a multiple" in str(caught.value)
 
 
 def test_a_rendered_config_reads_back_the_same() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from pydantic import ValidationError
 from sluice_contract.base import ConfigError
@@ -57,6 +58,8 @@ from sluice_operator.service.settings import (
 )
 from sluice_operator.service.supported import refusals
 
+INVALID: Final = "InvalidSpec"
+
 
 @dataclass(frozen=True)
 class PlannedPool:
@@ -89,15 +92,18 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     try:
         spec = InferenceServiceSpec.model_validate(service.get("spec") or {})
     except ValidationError as error:
-        finding = findings_of(error, "spec")[0]
-        return ServicePlan(refusal=Refusal("InvalidSpec", finding.field, str(finding)))
+        found = (Refusal(INVALID, each.field, str(each)) for each in findings_of(error, "spec"))
+        return ServicePlan(refusal=_joined(tuple(found)))
     if missing := tuple(refusals(spec)):
         return ServicePlan(refusal=_joined(missing), spec=spec)
     try:
         plan = _desired(observed, spec)
     except ConfigError as error:
-        field = f"spec.engine.{error.key}"
-        return ServicePlan(refusal=Refusal("InvalidSpec", field, f"spec.engine.{error}"), spec=spec)
+        found = (
+            Refusal(INVALID, f"spec.engine.{each.key}", f"spec.engine.{each}")
+            for each in error.each
+        )
+        return ServicePlan(refusal=_joined(tuple(found)), spec=spec)
     if observed.foreign:
         return ServicePlan(refusal=_taken(observed.foreign), spec=spec)
     if spec.paused:

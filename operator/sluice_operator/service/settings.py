@@ -62,11 +62,11 @@ def engine_file(
         ConfigError: two resolved values contradict each other.
     """
     engine = spec.engine or EngineSpec()
-    settings = pinned or resolve_settings(engine, accelerator)
-    source = model_source(spec.model)
+    source, slo = model_source(spec.model), slo_targets(spec)
+    settings = pinned or resolve_settings(engine, accelerator, slo)
     values: dict[str, Any] = resolved_values(settings)
-    slo = slo_targets(spec)
-    check_slo(slo, values)
+    if pinned:
+        check_slo(slo, values)
     config = EngineConfig(
         **values,
         slo=slo,

@@ -14,9 +14,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, SloTargets
 from sluice_contract.sizing import (
     apply_resolved,
-    check_slo,
     resolve_settings,
-    resolved_values,
 )
 from sluice_contract.supported import unsupported
 
@@ -47,9 +45,7 @@ def resolved(config: EngineConfig) -> EngineConfig:
     for refusal in unsupported(config):
         raise InvalidConfigError(str(refusal))
     try:
-        settings = resolve_settings(config, Accelerator())
-        check_slo(config.slo, resolved_values(settings))
-        return apply_resolved(config, settings)
+        return apply_resolved(config, resolve_settings(config, Accelerator(), config.slo))
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
 

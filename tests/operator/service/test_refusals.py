@@ -75,5 +75,26 @@ def test_everything_refused_is_told_at_once() -> None:
     assert "spec.slo" in plan.refusal.message
 
 
+def test_every_contradiction_is_told_at_once() -> None:
+    engine = {
+        "mixedChunk": False, "kvPoolTokens": 1000, "schedulingPolicy": "lpm", "prefixCache": False,
+    }  # fmt: skip
+    spec = {"slo": {"itlMilliseconds": 50}, "engine": engine}
+    refusal = plan_service(service_observed(service(spec))).refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.field) == ("InvalidSpec", "spec.engine.kvPoolTokens")
+    for key in ("kvPoolTokens: 1000", "schedulingPolicy: 'lpm'", "mixedChunk: False"):
+        assert f"spec.engine.{key} is not allowed; allowed: " in refusal.message
+
+
+def test_every_invalid_field_is_told_at_once() -> None:
+    spec = {"mode": "Both", "engine": {"dtype": "int3"}}
+    refusal = plan_service(service_observed(service(spec))).refusal
+    assert refusal is not None
+    assert refusal.reason == "InvalidSpec"
+    assert "spec.mode: " in refusal.message
+    assert "spec.engine.dtype: " in refusal.message
+
+
 def test_the_full_example_is_carried_out() -> None:
     assert plan_service(service_observed(service(FULL_SPEC))).refusal is None
