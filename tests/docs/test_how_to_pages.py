@@ -1,0 +1,64 @@
+"""The examples of the pages are accepted as they stand; what is said of metrics is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import pytest
+import yaml
+from sluice_contract import metrics
+from sluice_contract.service_load import EngineCondition
+from sluice_operator.cli import DEFAULT_IMAGES
+from sluice_operator.manifests.metadata import child_labels
+from sluice_operator.manifests.network import MONITORING_LABEL
+from sluice_operator.preview import preview
+from sluice_router.dispatch import RetryReason
+from sluice_runtime.scheduler.batch import ForwardMode
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MONITOR: Final = (ROOT / "docs/how-to/monitor.md").read_text()
+FENCED: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SERVICES: Final = [
+    pytest.param(document, id=f"{page.name}-{place}")
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+    for place, block in enumerate(FENCED.findall(page.read_text()))
+    if (document := yaml.safe_load(block)).get("kind") == "InferenceService"
+]
+
+
+@pytest.mark.parametrize("document", SERVICES)
+def test_an_example_of_a_service_would_be_carried_out(document: dict[str, Any]) -> None:
+    assert preview(document, DEFAULT_IMAGES).plan.refusal is None
+
+
+def test_there_are_examples() -> None:
+    assert len(SERVICES) >= 4
+
+
+def test_the_pod_monitor_finds_engines_and_routers() -> None:
+    monitor = yaml.safe_load(next(b for b in FENCED.findall(MONITOR) if "PodMonitor" in b))
+    labels = child_labels("chat", "engine", "mixed")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert f"{MONITORING_LABEL}=true" in MONITOR
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [
+        ("sluice_steps_total", {mode.value for mode in ForwardMode}),
+        ("sluice_router_engines", set(get_args(EngineCondition))),
+        ("sluice_router_retries_total", set(get_args(RetryReason))),
+    ],
+)
+def test_a_labels_values_are_all_told(metric: str, values: set[str]) -> None:
+    row = next(line for line in MONITOR.splitlines() if line.startswith(f"| `{metric}`"))
+    assert set(re.findall(r"`([A-Za-z_]+)`", row.split("|")[3])) == values
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/how-to/*.md")), ids=lambda page: page.name)
+def test_a_page_names_metrics_that_there_are(page: Path) -> None:
+    known = {metric.name for metric in (*metrics.ENGINE, *metrics.ROUTER, *metrics.OPERATOR)}
+    named = re.findall(r"sluice_(?!dev)[a-z_]+", page.read_text().replace("serving_sluice_dev", ""))
+    assert {name.removesuffix("_bucket") for name in named} <= known
