@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.schema_keywords import IS, at, refuse_malformed, refused
+from sluice_runtime.grammar.schema_keywords import IMPLIED, IS, at, refuse_malformed, refused
 
 MOST_DEPTH: Final = 64
 
@@ -71,6 +71,7 @@ ALONE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _OBJECT_KEYWORDS: Final = frozenset(
     {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties"}
 )
+_ARRAY_KEYWORDS: Final = frozenset({"items", "prefixItems", "unevaluatedItems"})
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 """What JSON escapes; the library's pattern for all other names goes wrong with it."""
 _LENGTHS: Final = frozenset({"minLength", "maxLength"})
@@ -101,9 +102,7 @@ def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
     _refuse_ignored(schema, path)
     _refuse_names_and_counts(schema, path)
     _refuse_contradiction(schema, path)
-    usable = _bounded_string(schema)
-    if schema.get("type") == "object" and not schema.keys() & _OBJECT_KEYWORDS:
-        usable["additionalProperties"] = True  # else the library takes it for the empty object
+    usable = _typed(_bounded_string(schema))
     for key, value in schema.items():
         below = at(path, key)
         if key in _SCHEMAS:
@@ -177,6 +176,21 @@ def _values(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 def _has_type(value: object, kinds: str | Sequence[str]) -> bool:
     return any(IS[kind](value) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def _typed(schema: dict[str, Any]) -> dict[str, Any]:
+    """With the types that its keywords are about, where it has none: the library reads over most
+    keywords without. And with any contents, where none are said: it takes that for empty."""
+    if any(key in schema for key in ALONE):
+        return schema
+    given = schema.get("type", sorted({IMPLIED[key] for key in schema.keys() & IMPLIED.keys()}))
+    kinds = [given] if isinstance(given, str) else given
+    typed = schema | ({"type": kinds} if kinds and "type" not in schema else {})
+    if "object" in kinds and not schema.keys() & _OBJECT_KEYWORDS:
+        typed["additionalProperties"] = True
+    if "array" in kinds and not schema.keys() & _ARRAY_KEYWORDS:
+        typed["items"] = True
+    return typed
 
 
 def _bounded_string(schema: Mapping[str, Any]) -> dict[str, Any]:

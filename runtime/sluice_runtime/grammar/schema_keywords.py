@@ -96,6 +96,25 @@ KEYWORDS: Final[Mapping[str, Values]] = {
     "type": Values(_is_type, f"one of {', '.join(sorted(IS))}, or a list of them"),
 }
 """Keywords whose values are no schemas themselves."""
+IMPLIED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"), "number"),
+    **dict.fromkeys(("format", "maxLength", "minLength", "pattern"), "string"),
+    **dict.fromkeys(("items", "maxItems", "minItems", "prefixItems", "unevaluatedItems"), "array"),
+    **dict.fromkeys(
+        (
+            "additionalProperties",
+            "maxProperties",
+            "minProperties",
+            "patternProperties",
+            "properties",
+            "propertyNames",
+            "required",
+            "unevaluatedProperties",
+        ),
+        "object",
+    ),
+}
+"""The type whose values a keyword restricts."""
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _PAIRS: Final = (
     ("minItems", "maxItems"),

@@ -52,8 +52,21 @@ NUMBER_BOUNDS = {
     "exclusiveMinimum": st.integers(-9, 9),
     "exclusiveMaximum": st.integers(-9, 9),
 }
+UNTYPED = some(
+    **NUMBER_BOUNDS,
+    minLength=SMALL,
+    maxLength=SMALL,
+    minItems=SMALL,
+    maxItems=SMALL,
+    minProperties=st.integers(0, 1),
+    maxProperties=SMALL,
+    required=st.lists(NAME, unique=True, max_size=2),
+).filter(lambda schema: len(schema) < 4)
 LEAF = st.one_of(
     STRING,
+    UNTYPED,
+    st.sampled_from([{"pattern": "^a+$"}, {"propertyNames": {"pattern": "^b$"}}]),
+    of("array", minItems=SMALL, maxItems=SMALL),
     of("integer", **NUMBER_BOUNDS),
     of("integer", multipleOf=st.integers(2, 5)),
     of("number", **NUMBER_BOUNDS),

@@ -228,9 +228,9 @@ async def test_a_keyword_that_means_nothing_as_it_is_set_is_refused(allowed: str
         {"type": "integer", "minimum": 1e3, "exclusiveMaximum": 2.0e3, "multipleOf": 1024},
         {"type": "number", "minimum": 0.5, "maximum": 1e300},
         {"type": "array", "prefixItems": [], "minItems": 0, "maxItems": 2**31 - 1},
-        {"type": ["array", "boolean", "integer", "null", "number", "object", "string"]},
+        {"type": ["boolean", "integer", "null", "number", "string"]},
         {"enum": [None, 1e23, 2**63 - 1, {"minItems": -1}]},
-        {"properties": {"minItems": {}, "enum": {}}, "required": []},
+        {"type": "object", "properties": {"minItems": {}, "enum": {}}, "required": []},
         {"default": {"minItems": -1}, "examples": 7},
     ],
 )
@@ -276,6 +276,27 @@ async def test_what_is_required_is_a_property() -> None:
     text = told(guided_json={"type": "object", "required": ["a"]})[1]
     assert text["properties"] == {"a": True}
     assert text["additionalProperties"] is True
+
+
+@pytest.mark.parametrize(
+    ("schema", "added"),
+    [
+        ({"minimum": 5}, {"type": ["number"]}),
+        ({"pattern": "a"}, {"type": ["string"]}),
+        ({"format": "date", "minimum": 5}, {"type": ["number", "string"]}),
+        ({"minItems": 1}, {"type": ["array"], "items": True}),
+        ({"items": {}}, {"type": ["array"]}),
+        ({"maxProperties": 1}, {"type": ["object"], "additionalProperties": True}),
+        ({"type": "array", "minItems": 1}, {"items": True}),
+        ({"type": ["null", "object"]}, {"additionalProperties": True}),
+        ({"title": "any"}, {}),
+        ({"enum": [{}]}, {}),
+    ],
+)
+async def test_a_schema_without_a_type_is_held_to_that_of_its_keywords(
+    schema: Any, added: dict[str, Any]
+) -> None:
+    assert usable_schema(schema) == schema | added
 
 
 async def test_a_length_is_written_as_a_pattern() -> None:
