@@ -24,8 +24,14 @@ TARGET_SECONDS = 0.1
 MODEL = "bench"
 SLOW = "a grammar that is never done"
 """Refused at its limit; all that is asked is that others do not feel it."""
+FOLLOWED = "a grammar that is slow to follow"
+"""The same: refused while it is compiled, in a process that may take its time."""
+UNSEEN = "a grammar that is slow to follow later"
+"""Slow beyond what is tried while it is compiled: its answer is given up."""
 COLD = "broken regex, the first grammar of an engine"
 """Asked once: the next one finds it remembered."""
+ONCE = (COLD, SLOW, FOLLOWED, UNSEEN)
+AMBIGUOUS = "(a{0,60}){0,60}b"
 SETTLED_SECONDS = 0.2
 """How long after a refusal its cost may still show."""
 
@@ -61,6 +67,13 @@ def cases(body_bytes: int) -> dict[str, Case]:
         COLD: (_body(structured_outputs={"regex": "(a"}), "structured_outputs"),
         "broken regex": (_body(structured_outputs={"regex": "(a"}), "structured_outputs"),
         SLOW: (_body(response_format=never), "response_format"),
+        FOLLOWED: (_body(structured_outputs={"regex": AMBIGUOUS}), "structured_outputs"),
+        UNSEEN: (
+            _body(
+                structured_outputs={"regex": "[xy]{80}" + AMBIGUOUS}, min_tokens=400, max_tokens=400
+            ),
+            "structured_outputs",
+        ),
     }
 
 
@@ -89,10 +102,10 @@ def refused_alone(url: str, bodies: Mapping[str, Case], runs: int) -> list[str]:
     late = []
     with httpx.Client(base_url=url, timeout=60) as client:
         for name, case in bodies.items():
-            once = name in (COLD, SLOW)
+            once = name in ONCE
             seconds = [refused_seconds(client, name, case) for _ in range(1 if once else runs)]
             _print("alone", name, seconds)
-            if name != SLOW and statistics.median(seconds) > TARGET_SECONDS:
+            if name not in (SLOW, FOLLOWED, UNSEEN) and statistics.median(seconds) > TARGET_SECONDS:
                 late.append(name)
     return late
 

@@ -142,7 +142,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache; on the delta with a request's first token only."""
     refusal: Refusal | None = None
-    """With `finish_reason` error, on the only delta of a request that was not taken."""
+    """With `finish_reason` error: whose fault it is that a request was not taken, or not ended."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """One for each of `token_ids`, if the request asked."""
     prompt_logprobs: list[TokenLogprob] | None = None

@@ -181,6 +181,8 @@ class EngineLoop:
     def _admit_compiled(self) -> None:
         """Requests whose grammar is compiled join the others; some end here."""
         released = self._grammars.released()
+        for end in released.slow:
+            self._scheduler.fail(end.request_id, end.error or "", end.refusal)
         for message in released.ready:
             self._scheduler.add(message)
         self._released += [d for end in released.ended if (d := self._outbox.pass_on(end))]

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.allowance import Allowance
 from sluice_runtime.grammar.native import CompiledGrammar, GrammarCompiler, GrammarMatcher
 from sluice_runtime.messages import GrammarKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MOST_WHITESPACE: Final = 32
 """Characters of white space between two words of JSON: enough to indent; a weak model that is
@@ -23,6 +28,9 @@ _PLACE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Warning: )?", re.MULTILINE)
 _CHECK: Final = re.compile(r"^Check failed: .*? is false: ?", re.DOTALL)
 _INTERNAL: Final = re.compile(r"std::|::Impl|\bis<|structural_tag|Failed to parse JSON")
 """What of the library's words is about itself, and not about what it was given."""
+_REHEARSED_TOKENS: Final = 64
+_END: Final = 0
+"""Stands for the end of an answer where a grammar is rehearsed."""
 _MOST_SAID: Final = 300
 _MOST_SHOWN: Final = 60
 
@@ -50,9 +58,10 @@ _ALLOWED: Final[Mapping[GrammarKind, str]] = {
 
 
 def compile_grammar(
-    compiler: GrammarCompiler, kind: GrammarKind, text: str, vocabulary_size: int
+    compiler: GrammarCompiler, kind: GrammarKind, text: str, token_bytes: NDArray[np.int64]
 ) -> str:
-    """The compiled grammar, written down; an answer to it can begin.
+    """The compiled grammar, written down; an answer to it can begin. `token_bytes`: how many each
+    token of the vocabulary stands for.
 
     Raises:
         GrammarError: the text is no such grammar, or the library cannot do what it asks for.
@@ -60,7 +69,7 @@ def compile_grammar(
     """
     try:
         compiled = _KINDS[kind](compiler, text)
-        can_begin = _can_begin(compiled, vocabulary_size)
+        can_begin = _rehearse(compiled, token_bytes)
     except (RuntimeError, ValueError) as error:
         said = plain_words(str(error))
         if said in ("", "std::bad_alloc"):
@@ -88,12 +97,33 @@ def _written(compiled: CompiledGrammar) -> str:
         raise MemoryError from None
 
 
-def _can_begin(compiled: CompiledGrammar, vocabulary_size: int) -> bool:
-    """Also shows, within the limits of this process, that the first mask can be made."""
-    words = np.zeros((1, -(-vocabulary_size // 32)), np.int32)
-    matcher = GrammarMatcher(compiled, [0], False, -1, None)
-    matcher.fill_next_token_bitmask(words, 0, False)
-    return bool(words.any())
+def _rehearse(compiled: CompiledGrammar, token_bytes: NDArray[np.int64]) -> bool:
+    """Follows the grammar for some tokens, the longest that it allows, which cost most; whether an
+    answer can begin. What takes forever does so within the limits of this process.
+
+    Raises:
+        GrammarError: it is too slow to follow.
+    """
+    allowance = Allowance()
+    words = np.zeros((1, -(-len(token_bytes) // 32)), np.int32)
+    matcher = GrammarMatcher(compiled, [_END], False, -1, None)
+    worth = token_bytes + 2
+    worth[_END] = 1
+    for number in range(_REHEARSED_TOKENS):
+        began = time.thread_time()
+        matcher.fill_next_token_bitmask(words, 0, False)
+        error = allowance.masked(time.thread_time() - began)
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(token_bytes)]
+        if not bits.any():
+            return number > 0
+        token = int(np.argmax(bits * worth))
+        began = time.thread_time()
+        matcher.accept_token(token, False)
+        if error := error or allowance.took(time.thread_time() - began):
+            raise GrammarError(error)
+        if matcher.is_terminated():
+            break
+    return True
 
 
 def plain_words(said: str) -> str:

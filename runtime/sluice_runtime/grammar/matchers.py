@@ -3,18 +3,24 @@
 A matcher is moved by the tokens that the runner draws, in the order of its steps, so results need
 not have been read before the next step is launched. It stays with its request over a retraction:
 each step tells how many tokens the answer has, and a matcher that is ahead is taken back. Rows
-without a grammar are not touched. Knows no scheduler.
+without a grammar are not touched. A row whose grammar is too slow to follow is let go, and told of
+with the next `take_slow`. Knows no scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_runtime.grammar.allowance import CROWDED, Allowance, crowding
+from sluice_runtime.grammar.pool import GrammarKey
 from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 
@@ -26,12 +32,34 @@ if TYPE_CHECKING:
 _WORD_BITS = 32
 
 
+@dataclass(frozen=True)
+class Slow:
+    """A request that must end, since its grammar takes too long to follow."""
+
+    request_id: str
+    key: GrammarKey
+    field: str
+    """That asked for the grammar."""
+    error: str
+    crowded: bool = False
+    """Whether only because of the other requests in its step."""
+
+
 class Matcher:
     """How far one answer is in its grammar."""
 
-    def __init__(self, native: GrammarMatcher, message: Generate) -> None:
+    def __init__(
+        self, native: GrammarMatcher, message: Generate, clock: Callable[[], float]
+    ) -> None:
         assert message.grammar is not None
         self._native = native
+        self._clock = clock
+        self._request_id = message.request_id
+        self._grammar = message.grammar
+        self._allowance = Allowance()
+        self.slow: Slow | None = None
+        self.mask_seconds = 0.0
+        """What its mask took in this step."""
         self._prompt_tokens = len(message.prompt_ids)
         self._min_tokens = message.grammar.min_tokens
         self._stops = _bits(message.stop_token_ids)
@@ -41,6 +69,10 @@ class Matcher:
 
     def fill(self, words: NDArray[np.int32], place: int, context_tokens: int) -> None:
         """Writes at `words[place]` what may follow the row's first `context_tokens` tokens."""
+        self.mask_seconds = 0.0
+        if self.slow:
+            words[place] = -1  # The request is about to end; whatever is drawn is dropped.
+            return
         answered = context_tokens - self._prompt_tokens
         if self._accepted > answered:
             self._native.rollback(self._accepted - answered)
@@ -49,7 +81,10 @@ class Matcher:
             words[place] = -1  # The request has ended; whatever is drawn is dropped.
             return
         assert self._accepted == answered, "a token was drawn behind the matcher's back"
+        began = self._clock()
         self._native.fill_next_token_bitmask(words, place, False)
+        self.mask_seconds = self._clock() - began
+        self._judge(self._allowance.masked(self.mask_seconds))
         _forbid(words[place], self._late_ends)
         if answered < self._min_tokens:
             _forbid(words[place], self._stops)
@@ -61,9 +96,24 @@ class Matcher:
         if token == NO_TOKEN:
             self._lost = True
             return
+        began = self._clock()
         accepted = self._native.accept_token(token, False)
         assert accepted, f"token {token} was drawn though its grammar forbids it"
         self._accepted += 1
+        self._judge(self._allowance.took(self._clock() - began))
+
+    def crowd_out(self) -> None:
+        """Gives it up for the sake of the other rows."""
+        self._give_up(CROWDED, crowded=True)
+
+    def _judge(self, error: str | None) -> None:
+        if error:
+            self._give_up(error, crowded=False)
+
+    def _give_up(self, error: str, *, crowded: bool) -> None:
+        grammar = self._grammar
+        key = GrammarKey(grammar.kind, grammar.text)
+        self.slow = Slow(self._request_id, key, grammar.field, error, crowded)
 
 
 def _bits(tokens: Iterable[int]) -> dict[int, int]:
@@ -89,8 +139,10 @@ def _forbid(words: NDArray[np.int32], bits: Mapping[int, int]) -> None:
 class Matchers:
     """Matchers by request, and by the rows that run now."""
 
-    def __init__(self, vocabulary_size: int) -> None:
+    def __init__(self, vocabulary_size: int, clock: Callable[[], float] = time.thread_time) -> None:
         self._vocabulary_size = vocabulary_size
+        self._clock = clock
+        self._slow: deque[Slow] = deque()
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
 
@@ -101,7 +153,7 @@ class Matchers:
         assert message.grammar is not None
         ends = message.grammar.end_token_ids
         native = GrammarMatcher(compiled, ends, False, -1, None)
-        self._requests[message.request_id] = Matcher(native, message)
+        self._requests[message.request_id] = Matcher(native, message, self._clock)
 
     def close(self, request_id: str) -> None:
         """The request has ended; unknown ids are ignored. Its row may be in one more step."""
@@ -124,8 +176,12 @@ class Matchers:
             return
         words = np.empty((len(matched), -(-self._vocabulary_size // _WORD_BITS)), np.int32)
         contexts = context_tokens.tolist()
+        following = [matcher for _, matcher in matched if not matcher.slow]
         for line, (place, matcher) in enumerate(matched):
             matcher.fill(words, line, contexts[place])
+        for chosen in crowding([matcher.mask_seconds for matcher in following]):
+            following[chosen].crowd_out()
+        self._tell_slow(following)
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         forbidden = torch.from_numpy(bits[:, : self._vocabulary_size]) == 0
         places = torch.tensor([place for place, _ in matched])
@@ -135,6 +191,21 @@ class Matchers:
         """The tokens that were drawn for `rows`, in their order."""
         if not self._rows:
             return
-        for row, token in zip(rows, tokens, strict=True):
-            if matcher := self._rows.get(row):
-                matcher.accept(token)
+        followed = [
+            (matcher, token)
+            for row, token in zip(rows, tokens, strict=True)
+            if (matcher := self._rows.get(row)) and not matcher.slow
+        ]
+        for matcher, token in followed:
+            matcher.accept(token)
+        self._tell_slow(matcher for matcher, _ in followed)
+
+    def take_slow(self) -> list[Slow]:
+        """Requests that were let go since the last call; from any thread."""
+        taken = []
+        while self._slow:
+            taken.append(self._slow.popleft())
+        return taken
+
+    def _tell_slow(self, matchers: Iterable[Matcher]) -> None:
+        self._slow.extend(matcher.slow for matcher in matchers if matcher.slow)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice_runtime.grammar.cache import GrammarCache
-from sluice_runtime.grammar.matchers import Matchers
+from sluice_runtime.grammar.matchers import Matchers, Slow
 from sluice_runtime.grammar.pool import Compiled, GrammarKey
-from sluice_runtime.messages import Generate, TokenDelta
+from sluice_runtime.messages import Generate, Refusal, TokenDelta
 
 
 class Compiler(Protocol):
@@ -29,6 +29,8 @@ class Released:
 
     ready: list[Generate] = field(default_factory=list)
     ended: list[TokenDelta] = field(default_factory=list)
+    slow: list[TokenDelta] = field(default_factory=list)
+    """The ends of requests that run, and whose grammar takes too long to follow."""
 
 
 class GrammarQueue:
@@ -81,12 +83,21 @@ class GrammarQueue:
             for message in self._waiting.pop(compiled.key, {}).values():
                 del self._keys[message.request_id]
                 self._release(message, compiled)
+        self._released.slow += map(self._ended_as_slow, self._matchers.take_slow())
         released, self._released = self._released, Released()
         return released
 
     def ended(self, request_id: str) -> None:
         """A request that ran has ended; unknown ids are ignored."""
         self._matchers.close(request_id)
+
+    def _ended_as_slow(self, slow: Slow) -> TokenDelta:
+        """Held against the grammar, unless it was too slow only for so many at once."""
+        if not slow.crowded:
+            self._cache.put(Compiled(slow.key, error=slow.error))
+        refusal: Refusal = "unavailable" if slow.crowded else "invalid"
+        error = f"{slow.field}: {slow.error}"
+        return TokenDelta(slow.request_id, (), "error", error, refusal=refusal)
 
     def _recall(self, request_id: str) -> bool:
         """Takes back one that may run, but was not asked for yet; whether there was such a one."""

@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(uri: str, vocabulary_size: int) -> None:
+    import numpy as np
+
     from sluice_runtime.grammar.compiling import compile_grammar, plain_words
     from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
     from sluice_runtime.grammar.vocabulary import token_bytes
@@ -77,11 +79,12 @@ def _serve(uri: str, vocabulary_size: int) -> None:
     tokenizer = TokenizerInfo(tokens, RAW, vocabulary_size, [], False)
     write_frame(_OUTPUT, DONE + str(tokenizer.serialize_json()).encode())
     compiler = GrammarCompiler(tokenizer, 1, False, 0)
+    lengths = np.array([len(token) for token in tokens])
     while True:
         job = msgspec.json.decode(read_frame(_INPUT), type=Job)
         try:
             with _errors_caught() as said:
-                compiled = compile_grammar(compiler, job.kind, job.text, vocabulary_size)
+                compiled = compile_grammar(compiler, job.kind, job.text, lengths)
             if warned := plain_words(said.getvalue().decode(errors="replace")):
                 raise GrammarError(warned)
             answer = DONE + compiled.encode()

@@ -18,7 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_runtime.messages import FinishReason, Generate, TokenDelta
+import msgspec
+
+from sluice_runtime.messages import FinishReason, Generate, Refusal, TokenDelta
 from sluice_runtime.scheduler import leap
 from sluice_runtime.scheduler.admission import PrefillItem
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, Drawn, ForwardMode, SampledTokens
@@ -85,10 +87,11 @@ class Scheduler:
             request.aborting = True
             self._aborting.append(request)
 
-    def fail(self, request_id: str, error: str) -> None:
-        """Ends a request with an error; unknown ids are ignored."""
+    def fail(self, request_id: str, error: str, refusal: Refusal | None = None) -> None:
+        """Ends a request with an error, `refusal` for its kind; unknown ids are ignored."""
         if request := self._roster.get(request_id):
             self._end(request, "error", error)
+            self._outcomes[-1] = msgspec.structs.replace(self._outcomes[-1], refusal=refusal)
 
     def flush_cache(self) -> None:
         """What was computed before is not found by requests that start from now on."""

@@ -102,6 +102,7 @@ def test_each_kind_of_grammar_is_compiled(
         ("json_schema", "false", "cannot accept any value"),
         ("json_schema", '{"type": "number", "multipleOf": 0.5}', "multipleOf is not supported"),
         ("json_schema", '{"$ref": "#"}', ""),
+        ("regex", "(a{0,60}){0,60}b", "following it takes more than"),
         ("ebnf", "root ::= missing", '"missing" is not defined'),
         ("ebnf", 'other ::= "a"', "root"),
         ("ebnf", "", ""),

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.compiling import compile_grammar
@@ -53,7 +54,7 @@ def test_a_refusal_says_what_is_allowed_and_nothing_of_the_librarys_insides(
     kind: GrammarKind, text: str, says: str
 ) -> None:
     with pytest.raises(GrammarError) as error:
-        compile_grammar(COMPILER, kind, text, len(ASCII))
+        compile_grammar(COMPILER, kind, text, np.array([len(token) for token in ASCII]))
     said = str(error.value)
     assert says in said
     assert "; allowed: " in said

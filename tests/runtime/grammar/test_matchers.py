@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
+from sluice_runtime.grammar.allowance import FREE_SECONDS, MOST_STEP_SECONDS, crowding
 from sluice_runtime.grammar.matchers import Matchers
 from sluice_runtime.grammar.native import (
     RAW,
@@ -202,3 +203,81 @@ def test_an_answer_may_be_held_open_for_as_long_as_it_can_go_on() -> None:
     assert drawn("[ab]{1,9}", 5, min_tokens=5) == b"aaaaa"
     assert drawn("a|[0-9]", 1, min_tokens=5) == b"0"
     assert len(drawn("[xy]{1,9}", 9, ends_late=True)) == 9
+
+
+class Stopwatch:
+    """A thread's clock: each call that is timed takes what `costs` says next."""
+
+    def __init__(self) -> None:
+        self.costs: list[float] = []
+        self._now, self._inside = 0.0, False
+
+    def __call__(self) -> float:
+        if self._inside:
+            self._now += self.costs.pop(0) if self.costs else 0.0
+        self._inside = not self._inside
+        return self._now
+
+
+def timed(rows: int) -> tuple[Matchers, Stopwatch]:
+    clock = Stopwatch()
+    matchers = Matchers(SIZE, clock)
+    for row in range(rows):
+        matchers.open(request(str(row)), COMPILED[1])
+    matchers.follow(batch([(row, str(row)) for row in range(rows)]))
+    return matchers, clock
+
+
+def step(matchers: Matchers, rows: int, answered: int) -> list[int]:
+    """One step in which all rows draw an "a"; how many tokens each might have drawn."""
+    logits = torch.zeros(rows, SIZE)
+    matchers.mask(logits, range(rows), torch.full((rows,), len(PROMPT) + answered))
+    matchers.advance(range(rows), [ord("a")] * rows)
+    return [int(count) for count in logits.isfinite().sum(1)]
+
+
+@pytest.mark.parametrize("costs", [[0, 0.051, 0], [0, 0, 0, 0, 0.051, 0]], ids=["mask", "token"])
+def test_a_row_whose_grammar_is_slow_is_let_go_and_no_other(costs: list[float]) -> None:
+    matchers, clock = timed(3)
+    clock.costs = costs
+    kept, *others = step(matchers, 3, 0)
+    assert others == [kept, kept]
+    (slow,) = matchers.take_slow()
+    assert (slow.request_id, slow.field, slow.crowded) == ("1", "field", False)
+    assert "50 ms of a processor" in slow.error
+    assert step(matchers, 3, 1) == [kept, SIZE, kept]
+    assert matchers.take_slow() == []
+
+
+def test_a_row_is_let_go_for_its_mean_and_not_for_one_slow_token() -> None:
+    matchers, clock = timed(1)
+    answered = 0
+    for cost in (0.049, *[0.014] * 40):
+        clock.costs = [cost, 0.0]
+        step(matchers, 1, answered)
+        answered += 1
+        assert matchers.take_slow() == []
+    while not (slow := matchers.take_slow()):
+        clock.costs = [0.02, 0.01]
+        step(matchers, 1, answered)
+        answered += 1
+        assert answered < 60
+    assert "15 ms of a processor a token" in slow[0].error
+
+
+def test_of_many_rows_that_are_slow_together_the_dearest_are_let_go() -> None:
+    matchers, clock = timed(10)
+    clock.costs = [0.0099, 0.015, *[0.0099] * 7, 0.04]
+    step(matchers, 10, 0)
+    assert [(slow.request_id, slow.crowded) for slow in matchers.take_slow()] == [("9", True)]
+
+
+@given(st.lists(st.floats(0, 0.05), max_size=300))
+def test_a_step_is_as_short_as_it_may_be_or_all_its_rows_are_cheap(seconds: list[float]) -> None:
+    chosen = crowding(seconds)
+    left = [cost for place, cost in enumerate(seconds) if place not in chosen]
+    assert len(set(chosen)) == len(chosen)
+    assert sum(left) <= MOST_STEP_SECONDS or max(left) < FREE_SECONDS
+    if chosen:
+        assert sum(left) + seconds[chosen[-1]] > MOST_STEP_SECONDS
+        assert min(seconds[place] for place in chosen) >= max([*left, FREE_SECONDS])

@@ -98,6 +98,28 @@ def test_a_step_with_a_grammar_leaves_other_rows_alone(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+def test_a_grammar_that_is_slow_to_follow_ends_its_own_request_alone(
+    engine: Engine, overlap: bool
+) -> None:
+    """Slow only where a compilation does not look; the streams beside it have all their tokens."""
+    wanted = grammar("regex", f"[xy]{{{80 + overlap}}}(a{{0,60}}){{0,60}}b")
+    never_b = Sampling(seed=1, logit_bias=[(ord("b"), -100.0)])
+    free = [ask(f"free {i}", None, 200, sampling=Sampling(0.0), ignore_eos=True) for i in range(2)]
+    run(engine, [ask("known", wanted, 2)])
+    alone = run(engine, free)
+    both = run(engine, [*free, ask("slow", wanted, sampling=never_b)], overlap=overlap)
+    assert both.order[0] == "slow"
+    assert both.ends["slow"].refusal == "invalid"
+    assert str(both.ends["slow"].error).startswith("response_format: following it takes more than")
+    assert 80 < len(both.tokens["slow"]) < 150
+    for request in free:
+        assert both.tokens[request.request_id] == alone.tokens[request.request_id]
+    again = run(engine, [ask("again", wanted)])
+    assert again.ends["again"].error == both.ends["slow"].error
+    assert again.tokens["again"] == []
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 def test_an_answer_that_was_retracted_goes_on_where_it_was(overlap: bool) -> None:
     wanted = grammar("regex", "([0-9]{3} [a-z]{3}, ){12}end")
     asked = [ask(f"{i}", wanted, 120, sampling=Sampling(1.0, seed=i)) for i in range(6)]
