@@ -30,6 +30,13 @@ def reach(cluster: Cluster, namespace: str, service: str) -> Iterator[str]:
     if url := direct_url(cluster, namespace, service):
         yield url
         return
+    with forwarded(cluster, namespace, service) as url:
+        yield url
+
+
+@contextmanager
+def forwarded(cluster: Cluster, namespace: str, service: str) -> Iterator[str]:
+    """The same by `kubectl port-forward`, from wherever kubectl reaches the API server."""
     argv = cluster.kubectl_argv("port-forward", "-n", namespace, f"service/{service}", ":80")
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
+from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.model.tasks import make_prompt
+from e2e.reach import forwarded
 from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service
 
 LENGTHS_BYTES = (32, 64, 128, 256, 512)
@@ -39,6 +41,13 @@ def test_a_streamed_copy_of_the_prompt_is_right(client: openai.OpenAI, length: i
     assert "".join(pieces) == answer
     assert reason == "stop"
     assert len(pieces) > 1, "the answer came in one piece: it was not streamed"
+
+
+def test_a_port_forwarded_by_kubectl_answers_too(cluster: Cluster, chat: Service) -> None:
+    """The only way in where pods cannot be reached from the host, as on kind."""
+    with forwarded(cluster, chat.namespace, chat.name) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        assert [model.id for model in client.models.list()] == [MODEL]
 
 
 def test_chat_gives_the_same_answer_with_usage(client: openai.OpenAI) -> None:

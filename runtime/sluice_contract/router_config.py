@@ -41,7 +41,8 @@ class RouterServer(ContractModel):
     host: str | None = Field(
         default=None,
         min_length=1,
-        description="Address to listen on. Left out: POD_IP, else 127.0.0.1.",
+        description="Address to listen on. Left out: POD_IP and the pod's loopback; without a "
+        "POD_IP 127.0.0.1.",
     )
     port: int = Field(
         default=ports.ROUTER_HTTP, ge=0, le=65535, description="Port; 0 picks a free one."

@@ -58,7 +58,7 @@ async def serve(
         runner = await _listen(config, environ, parts)
         stack.push_async_callback(runner.cleanup)
         port = runner.addresses[0][1]
-        logger.info("listening on %s port %d", _host(config, environ), port)
+        logger.info("listening on %s port %d", _hosts(config, environ)[0], port)
         if started is not None:
             started.set_result(port)
         tasks = [asyncio.create_task(poller.run())]
@@ -102,8 +102,13 @@ def _engine_source(
     return SliceFollower(client, fleet, config.discovery, random.Random())  # noqa: S311
 
 
-def _host(config: RouterConfig, environ: Mapping[str, str]) -> str:
-    return config.server.host or environ.get("POD_IP") or "127.0.0.1"
+def _hosts(config: RouterConfig, environ: Mapping[str, str]) -> list[str]:
+    """The pod's address, and its loopback, to which `kubectl port-forward` connects."""
+    if config.server.host:
+        return [config.server.host]
+    pod_ip = environ.get("POD_IP", "")
+    loopback = "::1" if ":" in pod_ip else "127.0.0.1"
+    return list(dict.fromkeys([pod_ip or loopback, loopback]))
 
 
 async def _listen(config: RouterConfig, environ: Mapping[str, str], parts: Parts) -> web.AppRunner:
@@ -118,9 +123,11 @@ async def _listen(config: RouterConfig, environ: Mapping[str, str], parts: Parts
         shutdown_timeout=LAST_WORDS_SECONDS,
     )
     await runner.setup()
-    host, port = _host(config, environ), config.server.port
+    port = config.server.port
     try:
-        await web.TCPSite(runner, host, port, backlog=1024).start()
+        for host in _hosts(config, environ):
+            await web.TCPSite(runner, host, port, backlog=1024).start()
+            port = runner.addresses[0][1]
     except OSError as error:
         await runner.cleanup()
         key = "server.port"
