@@ -12,7 +12,9 @@ from tests.router import fakes
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
 async def test_in_a_pod_it_listens_on_the_pods_address_and_on_loopback(address: str) -> None:
     """`kubectl port-forward` connects to the loopback of the pod."""
-    config = RouterConfig(engines=(), server=RouterServer(port=0, lame_duck_seconds=0))
+    config = RouterConfig(
+        engines=("http://127.0.0.1:1",), server=RouterServer(port=0, lame_duck_seconds=0)
+    )
     async with (
         fakes.running_from(config, {"POD_IP": "127.0.0.2"}) as router,
         aiohttp.ClientSession() as client,
