@@ -19,6 +19,8 @@ from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo
 MAX_NAME: Final = 40
 """The longest derived name is NAME-prefill-<10 digits of a hash>, and must fit a DNS label."""
 ROUTER_REPLICAS: Final = 2
+DISAGGREGATED: Final = "mode Disaggregated (not implemented yet; allowed: Mixed)"
+"""Said first, lest somebody reworks the pools of a mode that is refused then."""
 
 
 class RouterAuth(ApiModel):
@@ -95,7 +97,7 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "self.mode != 'Disaggregated' || !has(self.pools) || !has(self.pools.mixed)",
             lambda s: s.mode != "Disaggregated" or s.pools is None or s.pools.mixed is None,
-            "mode Disaggregated allows only the pools prefill and decode",
+            f"{DISAGGREGATED} allows only the pools prefill and decode",
             "pools",
         ),
         Rule(
@@ -106,7 +108,7 @@ class InferenceServiceSpec(ApiModel):
                 or s.pools is None
                 or (s.pools.prefill is None) == (s.pools.decode is None)
             ),
-            "mode Disaggregated needs both prefill and decode, or neither",
+            f"{DISAGGREGATED} needs both prefill and decode, or neither",
             "pools",
         ),
     )

@@ -96,5 +96,15 @@ def test_every_invalid_field_is_told_at_once() -> None:
     assert "spec.engine.dtype: " in refusal.message
 
 
+def test_a_rule_about_a_mode_that_is_refused_says_so_first() -> None:
+    for pools in ({"mixed": {}}, {"prefill": {}}):
+        refusal = plan_service(
+            service_observed(service({"mode": "Disaggregated", "pools": pools}))
+        ).refusal
+        assert refusal is not None
+        head = "spec.pools: mode Disaggregated (not implemented yet; allowed: Mixed) "
+        assert refusal.message.startswith(head)
+
+
 def test_the_full_example_is_carried_out() -> None:
     assert plan_service(service_observed(service(FULL_SPEC))).refusal is None
