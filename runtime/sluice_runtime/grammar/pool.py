@@ -7,7 +7,6 @@ all others are busy.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -62,7 +61,10 @@ class CompilePool:
     ) -> None:
         self._process = process
         self._most_processes = most_processes
-        self._jobs: queue.SimpleQueue[GrammarKey | None] = queue.SimpleQueue()
+        self._jobs: deque[GrammarKey | None] = deque()
+        """None: the thread that takes it ends."""
+        self._turn = threading.Condition()
+        """Held by whoever touches the jobs."""
         self._finished: deque[Compiled] = deque()
         self._threads: list[threading.Thread] = []
         self._processes: list[CompileProcess] = []
@@ -83,7 +85,18 @@ class CompilePool:
             self._processes.append(process)
             self._threads.append(thread)
             thread.start()
-        self._jobs.put(key)
+        with self._turn:
+            self._jobs.append(key)
+            self._turn.notify()
+
+    def withdraw(self, key: GrammarKey) -> bool:
+        """Takes back what nobody has begun to compile; False: its result will come, or has."""
+        with self._turn:
+            if key not in self._jobs:
+                return False
+            self._jobs.remove(key)
+        self._unfinished -= 1
+        return True
 
     def warm_up(self) -> None:
         """Starts one thread and its process, with a grammar for nobody."""
@@ -102,16 +115,24 @@ class CompilePool:
         self._closed = True
         for process in self._processes:
             process.close()
-            self._jobs.put(None)
+        with self._turn:
+            self._jobs.clear()
+            self._jobs.extend([None] * len(self._threads))
+            self._turn.notify_all()
         for thread in self._threads:
             thread.join()
 
     def _run(self, process: CompileProcess) -> None:
         try:
-            while (key := self._jobs.get()) is not None:
+            while (key := self._next_job()) is not None:
                 self._finished.append(self._compiled(process, key))
         finally:
             process.stop()
+
+    def _next_job(self) -> GrammarKey | None:
+        with self._turn:
+            self._turn.wait_for(lambda: self._jobs)
+            return self._jobs.popleft()
 
     def _compiled(self, process: CompileProcess, key: GrammarKey) -> Compiled:
         try:

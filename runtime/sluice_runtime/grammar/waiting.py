@@ -20,6 +20,7 @@ class Compiler(Protocol):
     """What of `pool.CompilePool` is used."""
 
     def submit(self, key: GrammarKey) -> None: ...
+    def withdraw(self, key: GrammarKey) -> bool: ...
     def finished(self) -> list[Compiled]: ...
 
 
@@ -70,9 +71,12 @@ class GrammarQueue:
             self._keys[message.request_id] = key
 
     def abort(self, request_id: str) -> None:
-        """Its compilation goes on, for whoever asks next; unknown ids are ignored."""
+        """A compilation that has begun goes on, for whoever asks next; one that nobody waits for
+        any more does not begin. Unknown ids are ignored."""
         if key := self._keys.pop(request_id, None):
             del self._waiting[key][request_id]
+            if not self._waiting[key] and self._compiler.withdraw(key):
+                del self._waiting[key]
         elif not self._recall(request_id):
             return
         self._released.ended.append(TokenDelta(request_id, (), "abort"))

@@ -12,10 +12,17 @@ class FakeCompiler:
 
     def __init__(self) -> None:
         self.submitted: list[GrammarKey] = []
+        self.begun: set[GrammarKey] = set()
         self.done: list[Compiled] = []
 
     def submit(self, key: GrammarKey) -> None:
         self.submitted.append(key)
+
+    def withdraw(self, key: GrammarKey) -> bool:
+        if key in self.begun or key not in self.submitted:
+            return False
+        self.submitted.remove(key)
+        return True
 
     def finished(self) -> list[Compiled]:
         done, self.done = self.done, []

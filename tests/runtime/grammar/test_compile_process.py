@@ -305,6 +305,20 @@ def test_a_pool_that_is_warm_compiles_its_first_grammar_in_the_process_that_it_h
     pool.close()
 
 
+def test_a_pool_takes_back_what_it_has_not_begun_with() -> None:
+    pool = CompilePool(
+        lambda: CompileProcess(WORKER, CompileLimits(compile_seconds=0.5)), most_processes=1
+    )
+    slow, gone, kept = GrammarKey("json_schema", NEVER_DONE), *keys("[a-c]", "[d-f]")
+    for key in (slow, gone, kept):
+        pool.submit(key)
+    assert pool.withdraw(gone)
+    assert not pool.withdraw(gone)
+    assert [one.key for one in collect(pool, 2)] == [slow, kept]
+    assert not pool.withdraw(slow)
+    pool.close()
+
+
 @pytest.mark.parametrize(
     "begins", ["", "write_frame(1, DONE)\nread_frame(0)"], ids=["start", "work"]
 )
@@ -324,6 +338,10 @@ def test_a_pool_ends_at_once_whatever_it_does(begins: str, tmp_path: Path) -> No
     pool.close()
     assert [process._process for process in made] == [None, None]
     assert not any("killed" in one.failure for one in pool.finished())
+
+
+def keys(*patterns: str) -> list[GrammarKey]:
+    return [GrammarKey("regex", pattern) for pattern in patterns]
 
 
 def collect(pool: CompilePool, number: int) -> list[Compiled]:

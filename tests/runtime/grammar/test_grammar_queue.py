@@ -219,6 +219,7 @@ def test_a_compilation_that_nobody_waits_for_any_more_is_remembered(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
     queue.add(ask("one"))
+    compiler.begun.add(key())
     queue.abort("one")
     queue.released()
     compiler.done.append(Compiled(key(), COMPILED))
@@ -226,6 +227,23 @@ def test_a_compilation_that_nobody_waits_for_any_more_is_remembered(
     queue.add(ask("two"))
     assert ready(queue) == ["two"]
     assert compiler.submitted == [key()]
+
+
+def test_a_compilation_that_nobody_waits_for_any_more_does_not_begin(
+    queue: GrammarQueue, compiler: FakeCompiler
+) -> None:
+    for number in range(1000):
+        queue.add(ask(f"gone {number}", f"slow {number}"))
+        queue.abort(f"gone {number}")
+    queue.add(ask("one"))
+    queue.add(ask("two"))
+    queue.abort("one")
+    assert compiler.submitted == [key()]
+    queue.abort("two")
+    assert compiler.submitted == []
+    queue.add(ask("three"))
+    compiler.done.append(Compiled(key(), COMPILED))
+    assert ready(queue) == ["three"]
 
 
 def test_an_ended_request_gives_its_matcher_back(
