@@ -28,6 +28,7 @@ RUN --mount=type=secret,id=ca-bundle --mount=type=cache,target=/var/cache/uv \
 # A compiler and headers for as long as it takes; what is copied from here is one library.
 FROM packages AS kernels
 COPY kernels/build.py /kernels/
+COPY kernels/sluice_kernels/sources.py /kernels/sluice_kernels/
 COPY kernels/sluice_kernels/csrc /kernels/sluice_kernels/csrc
 RUN sh /opt/build/kernels.sh /kernels /built
 
