@@ -6,12 +6,13 @@ there. What a simulation cannot honour is refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig, ModelRef, read_engine_config
+from sluice_contract.config import EngineConfig, ModelRef, parse_engine_config
 from sluice_contract.sizing import apply_resolved, resolve_settings
 from sluice_runtime.engine.plan import context_length, scheduler_settings
 from sluice_runtime.errors import InvalidConfigError
@@ -22,20 +23,35 @@ from sluice_simulator.costs import Cost
 from sluice_simulator.errors import UnusableConfigError
 
 ALL: Final = "all"
+NO_MODEL: Final = "dummy://simulated"
 
 
 def read_config(path: Path | None) -> EngineConfig:
-    """The engine.json at `path`; without one, an engine of which every value is the default.
+    """The engine.json at `path`, or some of its keys; without one every value is the default. A
+    simulation needs no model.
 
     Raises:
         UnusableConfigError: names key, value and what is allowed.
     """
     if path is None:
-        return EngineConfig(model=ModelRef(uri="dummy://simulated"))
+        return EngineConfig(model=ModelRef(uri=NO_MODEL))
     try:
-        return read_engine_config(path)
+        return parse_engine_config(_with_a_model(path.read_bytes()))
+    except OSError as error:
+        unread = ConfigError("--config", str(path), f"a readable file ({error.strerror})")
+        raise UnusableConfigError(f"{path}: {unread}") from None
     except ConfigError as error:
         raise UnusableConfigError(f"{path}: {error}") from None
+
+
+def _with_a_model(text: bytes) -> str | bytes:
+    try:
+        given = json.loads(text)
+    except ValueError:
+        return text  # whoever reads it says where it is wrong
+    if not isinstance(given, dict) or "model" in given:
+        return text
+    return json.dumps({"model": {"uri": NO_MODEL}} | given)
 
 
 def policies_of(words: str | None, config: EngineConfig) -> Sequence[str]:

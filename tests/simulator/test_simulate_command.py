@@ -42,6 +42,15 @@ def test_a_table(trace: str, config: Path, capsys: pytest.CaptureFixture[str]) -
     assert "chunk cuts" in rows
 
 
+def test_some_keys_are_enough(trace: str, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(json.dumps({"chunkSize": 128}))
+    assert main(["--trace", trace, "--config", str(config)]) == 0
+    assert "chunk 128, mixed" in capsys.readouterr().out
+    config.write_text(json.dumps({"chunkSize": 128, "model": {"name": "x"}}))
+    assert main(["--trace", trace, "--config", str(config)]) == 2
+    assert "model.uri" in capsys.readouterr().err
+
+
 def test_json_has_every_figure(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--trace", trace, "-o", "json"]) == 0
     (found,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -248,7 +248,10 @@ class EngineClient:
             )
         waiting = self.load.queued_requests if self.load else 0
         if waiting >= queued:
-            raise OverloadedError(f"the queue is full: {waiting} requests wait (maxQueuedRequests)")
+            raise OverloadedError(
+                f"the queue is full: {waiting} requests wait, {choices} more come; allowed: "
+                f"{queued} (maxQueuedRequests)"
+            )
         if error := queue_full(ready, len(self._held), choices):
             raise OverloadedError(error)
 

@@ -316,7 +316,10 @@ async def test_a_full_queue_is_a_429_with_retry_after(server: Server) -> None:
     response = await server.http.post(COMPLETIONS, json=completion())
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
-    assert response.json()["error"]["code"] == "queue_full"
+    error = response.json()["error"]
+    assert error["code"] == "queue_full"
+    assert "8 requests wait, 1 more come; allowed: " in error["message"]
+    assert "(maxQueuedRequests)" in error["message"]
     server.engine.paused.clear()
     assert (await waiting).choices[0].text == "a"
 
