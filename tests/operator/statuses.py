@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from sluice_operator.conditions import find, status_events
 from sluice_operator.observed import Manifest
+from sluice_operator.reasons import HEALTHY
 from sluice_operator.yaml_text import to_yaml
 
 from tests.operator.golden import assert_golden
@@ -43,3 +44,11 @@ def assert_at_rest(first: Manifest, later: Manifest) -> None:
     """Nothing happened: the status is the same an hour later, and nobody is told anything."""
     assert later == first
     assert status_events(first, later) == ()
+
+
+def assert_a_person_is_called(status: Manifest) -> None:
+    """Stalled says that nothing needs a person only where all is well; else where to look."""
+    stalled, updated = condition(status, "Stalled"), condition(status, "Updated")
+    well = updated["status"] == "True" or updated["reason"] in HEALTHY
+    assert (stalled["message"] == "Nothing needs a person.") is well
+    assert well or updated["reason"] in (stalled["reason"], *stalled["message"].split())
