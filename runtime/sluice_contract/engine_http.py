@@ -20,7 +20,7 @@ ENGINE_DIED: Final = "engine_died"
 
 GRAMMAR_UNAVAILABLE: Final = "grammar_unavailable"
 """Error code of a 503: the engine is well, and could not compile the form that the answer must
-have, perhaps because of the form."""
+have, or not follow it beside others, perhaps because of the form."""
 
 IDLE_CONNECTION_SECONDS: Final = 75
 """How long an engine keeps a connection on which nothing is asked."""

@@ -95,8 +95,11 @@ class EngineDiedError(UnavailableError):
 
 
 class GrammarUnavailableError(RequestError):
-    """The form of the answer could not be compiled, perhaps by no fault of the request: 503 with a
-    code of its own. Whoever asks elsewhere should do so once at most."""
+    """The form of the answer could not be compiled, or not be followed beside others, perhaps by no
+    fault of the request: 503 with a code of its own.
+
+    Whoever asks elsewhere should do so once at most.
+    """
 
 
 class GrammarError(SluiceRuntimeError):

@@ -99,7 +99,7 @@ class GrammarQueue:
         """Held against the grammar, unless it was too slow only for so many at once."""
         if not slow.crowded:
             self._cache.put(Compiled(slow.key, error=slow.error))
-        refusal: Refusal = "unavailable" if slow.crowded else "invalid"
+        refusal: Refusal = "uncompiled" if slow.crowded else "invalid"
         error = f"{slow.field}: {slow.error}"
         return TokenDelta(slow.request_id, (), "error", error, refusal=refusal)
 

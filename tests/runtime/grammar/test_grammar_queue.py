@@ -7,7 +7,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from sluice_runtime.grammar.cache import GrammarCache
-from sluice_runtime.grammar.matchers import Matchers
+from sluice_runtime.grammar.matchers import Matchers, Slow
 from sluice_runtime.grammar.pool import Compiled, GrammarKey
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import Generate, Grammar, Sampling
@@ -244,6 +244,22 @@ def test_a_compilation_that_nobody_waits_for_any_more_does_not_begin(
     queue.add(ask("three"))
     compiler.done.append(Compiled(key(), COMPILED))
     assert ready(queue) == ["three"]
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+def test_who_is_slow_beside_others_is_no_mark_against_engine_or_grammar(
+    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened, crowded: bool
+) -> None:
+    queue.add(ask("one"))
+    compiler.done.append(Compiled(key(), COMPILED))
+    queue.released()
+    matchers._slow.append(Slow("one", key(), "field", "too slow", crowded))
+    (end,) = queue.released().slow
+    assert (end.error, end.refusal) == ("field: too slow", "uncompiled" if crowded else "invalid")
+    queue.add(ask("two"))
+    released = queue.released()
+    assert bool(released.ready) is crowded
+    assert bool(released.ended) is not crowded
 
 
 def test_an_ended_request_gives_its_matcher_back(
