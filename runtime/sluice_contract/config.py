@@ -190,7 +190,8 @@ class EngineSettings(ContractModel):
         default=None,
         ge=512 << 20,
         le=1 << 40,
-        description="Memory that a process that compiles grammars may have, in bytes.",
+        description="Memory that each of the two processes that compile grammars may have, in "
+        "bytes.",
     )
     kv_transfer: KvTransfer | None = Field(
         default=None, description="How prefill engines hand the KV cache to decode engines."

@@ -172,6 +172,11 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Since the start of the process: cached pages that were needed for something else."""
     grammar_requests: int = 0
     """Of the queued ones, those whose grammar is being compiled."""
+    grammar_compilations: dict[str, int] = {}
+    """Since the start, by outcome; so are the next two."""
+    grammar_compile_seconds: float = 0.0
+    grammars_given_up: dict[str, int] = {}
+    """By reason."""
     chunk_budget_tokens: int = 0
     """Of the last step that might compute prompt tokens; 0 when there is no limit."""
     chunk_budgets: dict[str, int] = {}

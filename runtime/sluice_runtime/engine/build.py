@@ -14,6 +14,7 @@ from sluice_runtime.engine.log import Sizes
 from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.plan import (
     HostBytes,
+    compile_room,
     context_length,
     pool_pages,
     scheduler_settings,
@@ -107,7 +108,8 @@ def build_engine(
     shape = KvShape(model.spec.layers, model.spec.kv_heads, model.spec.head_dim, model.dtype)
     context = context_length(config, model.spec.context_length_tokens)
     free = HostBytes(memory.total, memory.available)
-    pages = pool_pages(config, context, shape.bytes_per_token, free)
+    room = compile_room(config, memory.total)
+    pages = pool_pages(config, context, shape.bytes_per_token, free, room)
     settings = scheduler_settings(config, context, pages)
     wanted = f"{settings.limits.kv_pool_tokens} tokens of {shape.bytes_per_token} bytes"
     with allocation("KV pool", wanted, "kvPoolTokens or memoryFraction"):
@@ -129,14 +131,14 @@ def build_engine(
 
 def compile_pool(config: EngineConfig, files: ModelFiles, vocabulary_size: int) -> CompilePool:
     """What compiles the model's grammars; starts nothing yet."""
-    usual = CompileLimits()
+    room = compile_room(config, host.memory().total)
     limits = CompileLimits(
-        compile_seconds=config.grammar_compile_seconds or usual.compile_seconds,
-        memory_bytes=config.grammar_compile_bytes or usual.memory_bytes,
+        compile_seconds=config.grammar_compile_seconds or CompileLimits().compile_seconds,
+        memory_bytes=room.bytes_each,
     )
     command = (
         *(sys.executable, "-m", "sluice_runtime.grammar.worker"),
         *("--model", files.uri, "--vocabulary-size", str(vocabulary_size)),
         *("--memory-bytes", str(limits.memory_bytes)),
     )
-    return CompilePool(lambda: CompileProcess(command, limits))
+    return CompilePool(lambda: CompileProcess(command, limits), room.processes)

@@ -19,6 +19,8 @@ from sluice_contract.sizing import (
 from sluice_contract.supported import unsupported
 
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
+from sluice_runtime.grammar.pool import MOST_PROCESSES
+from sluice_runtime.grammar.process import CompileLimits
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
@@ -26,6 +28,22 @@ from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 FIRST_CHUNK_TOKENS: Final = 128
 """Budget of the first steps on a CPU, when a step has a target: a chunk of 512 takes tens of
 milliseconds with a small model and seconds with a large one."""
+
+
+_LEAST_COMPILE_BYTES: Final = 512 << 20
+"""The library and a vocabulary of 150,000 tokens take 200 MiB of it."""
+
+
+@dataclass(frozen=True)
+class CompileRoom:
+    """What the processes that compile grammars may take of the host."""
+
+    processes: int
+    bytes_each: int
+
+    @property
+    def bytes(self) -> int:
+        return self.processes * self.bytes_each
 
 
 @dataclass(frozen=True)
@@ -59,17 +77,33 @@ def context_length(config: EngineConfig, model_tokens: int) -> int:
     return wanted or model_tokens
 
 
+def compile_room(config: EngineConfig, host_bytes: int) -> CompileRoom:
+    """As configured, else what memoryFraction leaves of the host; one process where that is too
+    little for two."""
+    left = int(host_bytes * (1 - (config.memory_fraction or 1.0)))
+    if config.grammar_compile_bytes is not None:
+        return CompileRoom(MOST_PROCESSES, config.grammar_compile_bytes)
+    processes = MOST_PROCESSES if left >= MOST_PROCESSES * _LEAST_COMPILE_BYTES else 1
+    most = CompileLimits().memory_bytes
+    return CompileRoom(processes, min(most, max(_LEAST_COMPILE_BYTES, left // processes)))
+
+
 def pool_pages(
-    config: EngineConfig, context_tokens: int, bytes_per_token: int, host: HostBytes
+    config: EngineConfig,
+    context_tokens: int,
+    bytes_per_token: int,
+    host: HostBytes,
+    compiling: CompileRoom,
 ) -> int:
-    """Pages of the KV pool: as configured, else what memoryFraction leaves, as far as it is useful.
+    """Pages of the KV pool: as configured, else what memoryFraction and the processes that compile
+    grammars leave, as far as it is useful.
 
     Raises:
         OutOfMemoryError: names phase, tokens wanted and available, and the setting to lower.
     """
     page_size, fraction = config.page_size or 1, config.memory_fraction or 1.0
-    spendable = min(host.available, int(host.total * fraction) - (host.total - host.available))
-    affordable = max(0, spendable) // bytes_per_token
+    spendable = max(0, host.available - max(int(host.total * (1 - fraction)), compiling.bytes))
+    affordable = spendable // bytes_per_token
     if config.kv_pool_tokens is not None:
         if config.kv_pool_tokens * bytes_per_token > host.available:
             raise OutOfMemoryError(
@@ -83,8 +117,9 @@ def pool_pages(
     if affordable < min(useful, context_tokens):
         raise OutOfMemoryError(
             f"KV pool allocation: a context of {context_tokens} tokens wants "
-            f"{context_tokens * bytes_per_token >> 20} MiB, {max(0, spendable) >> 20} MiB are "
-            f"available (memoryFraction {fraction}); lower contextLength or set kvPoolTokens"
+            f"{context_tokens * bytes_per_token >> 20} MiB, {spendable >> 20} MiB are "
+            f"available (memoryFraction {fraction}, {compiling.bytes >> 20} MiB for compiling "
+            f"grammars); lower contextLength or set kvPoolTokens"
         )
     return pages_for(min(affordable, useful), page_size)
 

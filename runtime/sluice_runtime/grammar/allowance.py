@@ -1,17 +1,17 @@
 """How much of a processor following a grammar may take, in one call and over an answer.
 
-The library cannot be interrupted, and an ambiguous grammar costs more with every token: so what an
-answer took is counted, and it is given up before the next token would take more. Reads no clock.
+An ambiguous grammar costs more with every token: so what an answer took is counted, and it is given
+up before the next token would take more. Reads no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 MOST_CALL_SECONDS: Final = 0.05
-"""Of one mask, or of one token taken in. With 150,000 tokens ordinary schemas need up to 12 ms,
-and 0.02 to 4 on average."""
+"""Of one token taken in and the mask behind it. With 150,000 tokens ordinary schemas need up to
+12 ms, and 0.02 to 4 on average."""
 MOST_MEAN_SECONDS: Final = 0.015
 """For each token of an answer, beyond a first `MOST_CALL_SECONDS`."""
 MOST_STEP_SECONDS: Final = 0.1
@@ -19,17 +19,37 @@ MOST_STEP_SECONDS: Final = 0.1
 FREE_SECONDS: Final = 0.01
 """A row that takes less is never given up for the sake of the others."""
 
-SLOW_CALL: Final = (
-    "following it takes more than {0:g} ms of a processor for one token; allowed: at most {0:g} ms"
-).format(MOST_CALL_SECONDS * 1e3)
-SLOW_ANSWER: Final = (
-    "following it takes more than {0:g} ms of a processor a token; allowed: at most {0:g} ms "
-    "on average, and {1:g} ms once"
-).format(MOST_MEAN_SECONDS * 1e3, MOST_CALL_SECONDS * 1e3)
-CROWDED: Final = (
-    f"following the grammars of all requests takes more than {MOST_STEP_SECONDS * 1e3:g} ms of a "
-    "processor a token, and this one takes most of it"
+SlowReason = Literal["slow", "crowded", "starved"]
+
+
+class TooSlow(NamedTuple):
+    """Why an answer's grammar is not followed any further."""
+
+    reason: SlowReason
+    error: str
+
+    @property
+    def own_fault(self) -> bool:
+        """And not that of the other requests in its step, or of a busy machine."""
+        return self.reason == "slow"
+
+
+SLOW_CALL: Final = TooSlow(
+    "slow",
+    f"following it takes more than {MOST_CALL_SECONDS * 1e3:g} ms of a processor for one token; "
+    f"allowed: at most {MOST_CALL_SECONDS * 1e3:g} ms",
 )
+SLOW_ANSWER: Final = TooSlow(
+    "slow",
+    "following it takes more than {0:g} ms of a processor a token; allowed: at most {0:g} ms "
+    "on average, and {1:g} ms once".format(MOST_MEAN_SECONDS * 1e3, MOST_CALL_SECONDS * 1e3),
+)
+CROWDED: Final = TooSlow(
+    "crowded",
+    f"following the grammars of all requests takes more than {MOST_STEP_SECONDS * 1e3:g} ms of a "
+    "processor a token, and this one takes most of it",
+)
+STARVED: Final = TooSlow("starved", "the machine is too busy to follow its grammar")
 
 
 class Allowance:
@@ -39,13 +59,9 @@ class Allowance:
         self._tokens = 0
         self._seconds = 0.0
 
-    def masked(self, seconds: float) -> str | None:
-        """One more mask was made; what is wrong with that, if anything."""
+    def took(self, seconds: float) -> TooSlow | None:
+        """So long for one more token; what is wrong with that, if anything."""
         self._tokens += 1
-        return self.took(seconds)
-
-    def took(self, seconds: float) -> str | None:
-        """So long by one call; what is wrong with that, if anything."""
         self._seconds += seconds
         if seconds > MOST_CALL_SECONDS:
             return SLOW_CALL

@@ -112,15 +112,15 @@ def _rehearse(compiled: CompiledGrammar, token_bytes: NDArray[np.int64]) -> bool
     for number in range(_REHEARSED_TOKENS):
         began = time.thread_time()
         matcher.fill_next_token_bitmask(words, 0, False)
-        error = allowance.masked(time.thread_time() - began)
+        seconds = time.thread_time() - began
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(token_bytes)]
         if not bits.any():
             return number > 0
         token = int(np.argmax(bits * worth))
         began = time.thread_time()
         matcher.accept_token(token, False)
-        if error := error or allowance.took(time.thread_time() - began):
-            raise GrammarError(error)
+        if slow := allowance.took(seconds + time.thread_time() - began):
+            raise GrammarError(slow.error)
         if matcher.is_terminated():
             break
     return True

@@ -3,8 +3,9 @@
 A matcher is moved by the tokens that the runner draws, in the order of its steps, so results need
 not have been read before the next step is launched. It stays with its request over a retraction:
 each step tells how many tokens the answer has, and a matcher that is ahead is taken back. Rows
-without a grammar are not touched. A row whose grammar is too slow to follow is let go, and told of
-with the next `take_slow`. Knows no scheduler.
+without a grammar are not touched. The library is called in a thread aside, since its calls cannot
+be interrupted; a row whose grammar is too slow to follow is let go, and told of with the next
+`take_slow`. Knows no scheduler.
 """
 
 from __future__ import annotations
@@ -13,13 +14,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_runtime.grammar.allowance import CROWDED, Allowance, crowding
+from sluice_runtime.grammar.allowance import (
+    CROWDED,
+    MOST_CALL_SECONDS,
+    SLOW_CALL,
+    STARVED,
+    Allowance,
+    TooSlow,
+    crowding,
+)
+from sluice_runtime.grammar.aside import Aside
 from sluice_runtime.grammar.pool import GrammarKey
 from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
@@ -29,7 +40,9 @@ if TYPE_CHECKING:
 
     from sluice_runtime.grammar.native import CompiledGrammar, GrammarMatcher
 
-_WORD_BITS = 32
+_WORD_BITS: Final = 32
+_MOST_BUSY: Final = 2
+"""Calls that were given up and still use a processor, before no request is taken any more."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +53,7 @@ class Slow:
     key: GrammarKey
     field: str
     """That asked for the grammar."""
-    error: str
-    crowded: bool = False
-    """Whether only because of the other requests in its step."""
+    why: TooSlow
 
 
 class Matcher:
@@ -58,62 +69,62 @@ class Matcher:
         self._grammar = message.grammar
         self._allowance = Allowance()
         self.slow: Slow | None = None
-        self.mask_seconds = 0.0
-        """What its mask took in this step."""
+        self.seconds = 0.0
+        """What it took in this step."""
         self._prompt_tokens = len(message.prompt_ids)
         self._min_tokens = message.grammar.min_tokens
         self._stops = _bits(message.stop_token_ids)
         self._late_ends = _bits(message.grammar.end_token_ids if message.grammar.ends_late else [])
+        self._drawn: list[int] = []
+        """Not taken in yet."""
         self._accepted = 0
         self._lost = False
 
+    def accept(self, token: int) -> None:
+        """The token that was drawn with the last mask; the next mask takes it in."""
+        self._drawn.append(token)
+
     def fill(self, words: NDArray[np.int32], place: int, context_tokens: int) -> None:
         """Writes at `words[place]` what may follow the row's first `context_tokens` tokens."""
-        self.mask_seconds = 0.0
-        if self.slow:
-            words[place] = -1  # The request is about to end; whatever is drawn is dropped.
-            return
-        answered = context_tokens - self._prompt_tokens
-        if self._accepted > answered:
-            self._native.rollback(self._accepted - answered)
-            self._accepted, self._lost = answered, False
+        began = self._clock()
+        self._fill(words, place, context_tokens - self._prompt_tokens)
+        self.seconds = self._clock() - began
+        if slow := self._allowance.took(self.seconds):
+            self.give_up(slow)
+
+    def give_up(self, why: TooSlow) -> None:
+        """Its request is about to end; what is drawn until then is dropped. The library may still
+        be at work with it, and it must not be touched again."""
+        grammar = self._grammar
+        key = GrammarKey(grammar.kind, grammar.text)
+        self.slow = Slow(self._request_id, key, grammar.field, why)
+
+    def _fill(self, words: NDArray[np.int32], place: int, answered: int) -> None:
+        self._go_to(answered)
         if self._lost or self._native.is_terminated():
             words[place] = -1  # The request has ended; whatever is drawn is dropped.
             return
         assert self._accepted == answered, "a token was drawn behind the matcher's back"
-        began = self._clock()
         self._native.fill_next_token_bitmask(words, place, False)
-        self.mask_seconds = self._clock() - began
-        self._judge(self._allowance.masked(self.mask_seconds))
         _forbid(words[place], self._late_ends)
         if answered < self._min_tokens:
             _forbid(words[place], self._stops)
 
-    def accept(self, token: int) -> None:
-        """The token that was drawn with the last mask."""
-        if self._lost or self._native.is_terminated():
-            return
-        if token == NO_TOKEN:
-            self._lost = True
-            return
-        began = self._clock()
-        accepted = self._native.accept_token(token, False)
-        assert accepted, f"token {token} was drawn though its grammar forbids it"
-        self._accepted += 1
-        self._judge(self._allowance.took(self._clock() - began))
-
-    def crowd_out(self) -> None:
-        """Gives it up for the sake of the other rows."""
-        self._give_up(CROWDED, crowded=True)
-
-    def _judge(self, error: str | None) -> None:
-        if error:
-            self._give_up(error, crowded=False)
-
-    def _give_up(self, error: str, *, crowded: bool) -> None:
-        grammar = self._grammar
-        key = GrammarKey(grammar.kind, grammar.text)
-        self.slow = Slow(self._request_id, key, grammar.field, error, crowded)
+    def _go_to(self, answered: int) -> None:
+        """Takes in what was drawn, and back what was drawn and not kept."""
+        if self._accepted > answered:
+            self._native.rollback(self._accepted - answered)
+            self._accepted, self._lost = answered, False
+        kept = self._drawn[: answered - self._accepted]
+        self._drawn = []
+        for token in kept:
+            if token == NO_TOKEN:
+                self._lost = True
+            if self._lost or self._native.is_terminated():
+                return
+            accepted = self._native.accept_token(token, False)
+            assert accepted, f"token {token} was drawn though its grammar forbids it"
+            self._accepted += 1
 
 
 def _bits(tokens: Iterable[int]) -> dict[int, int]:
@@ -142,9 +153,15 @@ class Matchers:
     def __init__(self, vocabulary_size: int, clock: Callable[[], float] = time.thread_time) -> None:
         self._vocabulary_size = vocabulary_size
         self._clock = clock
+        self._aside = Aside(MOST_CALL_SECONDS)
         self._slow: deque[Slow] = deque()
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
+
+    @property
+    def overrun(self) -> bool:
+        """Whether calls that were given up still use so much that no request may be opened."""
+        return self._aside.busy >= _MOST_BUSY
 
     def open(self, message: Generate, compiled: CompiledGrammar) -> None:
         """Before the request joins the scheduler."""
@@ -176,12 +193,7 @@ class Matchers:
             return
         words = np.empty((len(matched), -(-self._vocabulary_size // _WORD_BITS)), np.int32)
         contexts = context_tokens.tolist()
-        following = [matcher for _, matcher in matched if not matcher.slow]
-        for line, (place, matcher) in enumerate(matched):
-            matcher.fill(words, line, contexts[place])
-        for chosen in crowding([matcher.mask_seconds for matcher in following]):
-            following[chosen].crowd_out()
-        self._tell_slow(following)
+        self._fill(words, [(matcher, contexts[place]) for place, matcher in matched])
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         forbidden = torch.from_numpy(bits[:, : self._vocabulary_size]) == 0
         places = torch.tensor([place for place, _ in matched])
@@ -191,14 +203,9 @@ class Matchers:
         """The tokens that were drawn for `rows`, in their order."""
         if not self._rows:
             return
-        followed = [
-            (matcher, token)
-            for row, token in zip(rows, tokens, strict=True)
-            if (matcher := self._rows.get(row)) and not matcher.slow
-        ]
-        for matcher, token in followed:
-            matcher.accept(token)
-        self._tell_slow(matcher for matcher, _ in followed)
+        for row, token in zip(rows, tokens, strict=True):
+            if matcher := self._rows.get(row):
+                matcher.accept(token)
 
     def take_slow(self) -> list[Slow]:
         """Requests that were let go since the last call; from any thread."""
@@ -207,5 +214,23 @@ class Matchers:
             taken.append(self._slow.popleft())
         return taken
 
-    def _tell_slow(self, matchers: Iterable[Matcher]) -> None:
-        self._slow.extend(matcher.slow for matcher in matchers if matcher.slow)
+    def _fill(self, words: NDArray[np.int32], matched: Sequence[tuple[Matcher, int]]) -> None:
+        """One line of `words` for each matcher and the tokens of its row. Lines of those that are
+        given up, now or before, allow all."""
+        followed = [
+            (line, matcher, context)
+            for line, (matcher, context) in enumerate(matched)
+            if not matcher.slow
+        ]
+        given_up = self._aside.make(
+            [partial(matcher.fill, words, line, context) for line, matcher, context in followed]
+        )
+        for left in given_up:
+            followed[left.place][1].give_up(STARVED if left.starved else SLOW_CALL)
+        following = [matcher for _, matcher, _ in followed if not matcher.slow]
+        for chosen in crowding([matcher.seconds for matcher in following]):
+            following[chosen].give_up(CROWDED)
+        for line, (matcher, _) in enumerate(matched):
+            if matcher.slow:
+                words[line] = -1
+        self._slow.extend(matcher.slow for _, matcher, _ in followed if matcher.slow)

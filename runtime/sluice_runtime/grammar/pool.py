@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -33,6 +34,9 @@ MOST_PROCESSES: Final = 2
 """One grammar that never compiles holds up one process, and not all."""
 
 
+CompileOutcome = Literal["compiled", "refused", "limit", "killed", "failed"]
+
+
 class GrammarKey(NamedTuple):
     """What tells one compiled grammar from another."""
 
@@ -51,6 +55,16 @@ class Compiled:
     failure: str = ""
     accident: bool = False
     """Whether the error or failure may not come again; if it does, it is the grammar's."""
+    seconds: float = 0.0
+    """From when a process took it."""
+
+    @property
+    def outcome(self) -> CompileOutcome:
+        if self.error:
+            return "limit" if self.accident else "refused"
+        if self.failure:
+            return "killed" if self.accident else "failed"
+        return "compiled"
 
 
 class CompilePool:
@@ -125,7 +139,9 @@ class CompilePool:
     def _run(self, process: CompileProcess) -> None:
         try:
             while (key := self._next_job()) is not None:
-                self._finished.append(self._compiled(process, key))
+                began = time.monotonic()
+                compiled = self._compiled(process, key)
+                self._finished.append(replace(compiled, seconds=time.monotonic() - began))
         finally:
             process.stop()
 

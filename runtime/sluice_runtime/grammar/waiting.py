@@ -8,12 +8,17 @@ who counts them among all that the engine holds. Knows neither the scheduler nor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol, get_args
 
+from sluice_runtime.grammar.allowance import SlowReason
 from sluice_runtime.grammar.cache import GrammarCache
 from sluice_runtime.grammar.matchers import Matchers, Slow
-from sluice_runtime.grammar.pool import Compiled, GrammarKey
+from sluice_runtime.grammar.pool import Compiled, CompileOutcome, GrammarKey
 from sluice_runtime.messages import Generate, Refusal, TokenDelta
+
+_OVERRUN: Final = (
+    "the engine takes no grammar until what it gave up following has left its processors"
+)
 
 
 class Compiler(Protocol):
@@ -34,6 +39,20 @@ class Released:
     """The ends of requests that run, and whose grammar takes too long to follow."""
 
 
+class GrammarCounts:
+    """Since the start of the engine."""
+
+    def __init__(self) -> None:
+        self.compilations = dict.fromkeys(get_args(CompileOutcome), 0)
+        self.compile_seconds = 0.0
+        self.given_up = dict.fromkeys(get_args(SlowReason), 0)
+        """Answers whose grammar was not followed to their end."""
+
+    def compiled(self, compiled: Compiled) -> None:
+        self.compilations[compiled.outcome] += 1
+        self.compile_seconds += compiled.seconds
+
+
 class GrammarQueue:
     """Belongs to the engine's loop. `matchers` learns of each request that leaves it to run."""
 
@@ -49,6 +68,7 @@ class GrammarQueue:
         self._waiting: dict[GrammarKey, dict[str, Generate]] = {}
         self._keys: dict[str, GrammarKey] = {}
         self._released = Released()
+        self.counts = GrammarCounts()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -83,7 +103,9 @@ class GrammarQueue:
 
     def released(self) -> Released:
         """What became of requests since the last call; never waits."""
-        for compiled in map(self._cache.judged, self._compiler.finished()):
+        for finished in self._compiler.finished():
+            self.counts.compiled(finished)
+            compiled = self._cache.judged(finished)
             for message in self._waiting.pop(compiled.key, {}).values():
                 del self._keys[message.request_id]
                 self._release(message, compiled)
@@ -96,11 +118,12 @@ class GrammarQueue:
         self._matchers.close(request_id)
 
     def _ended_as_slow(self, slow: Slow) -> TokenDelta:
-        """Held against the grammar, unless it was too slow only for so many at once."""
-        if not slow.crowded:
-            self._cache.put(Compiled(slow.key, error=slow.error))
-        refusal: Refusal = "uncompiled" if slow.crowded else "invalid"
-        error = f"{slow.field}: {slow.error}"
+        """Held against the grammar where it is the grammar's fault."""
+        self.counts.given_up[slow.why.reason] += 1
+        if slow.why.own_fault:
+            self._cache.put(Compiled(slow.key, error=slow.why.error))
+        refusal: Refusal = "invalid" if slow.why.own_fault else "uncompiled"
+        error = f"{slow.field}: {slow.why.error}"
         return TokenDelta(slow.request_id, (), "error", error, refusal=refusal)
 
     def _recall(self, request_id: str) -> bool:
@@ -114,15 +137,17 @@ class GrammarQueue:
 
     def _release(self, message: Generate, compiled: Compiled) -> None:
         assert message.grammar is not None
-        if compiled.failure:
-            failed = TokenDelta(
-                message.request_id, (), "error", compiled.failure, refusal="uncompiled"
-            )
-            self._released.ended.append(failed)
+        failure = compiled.failure
+        if compiled.grammar is not None and self._matchers.overrun:
+            failure = _OVERRUN
+        if failure:
+            self._end(message, failure, "uncompiled")
         elif compiled.grammar is None:
-            error = f"{message.grammar.field}: {compiled.error}"
-            refused = TokenDelta(message.request_id, (), "error", error, refusal="invalid")
-            self._released.ended.append(refused)
+            self._end(message, f"{message.grammar.field}: {compiled.error}", "invalid")
         else:
             self._matchers.open(message, compiled.grammar)
             self._released.ready.append(message)
+
+    def _end(self, message: Generate, error: str, refusal: Refusal) -> None:
+        end = TokenDelta(message.request_id, (), "error", error, refusal=refusal)
+        self._released.ended.append(end)

@@ -76,6 +76,11 @@ class EngineMetrics:
         self._raise_to("sluice_retractions_total", load.retractions)
         self._raise_to("sluice_chunk_cuts_total", load.chunk_cuts)
         self._raise_to("sluice_evicted_pages_total", load.evicted_pages)
+        self._raise_to("sluice_grammar_compile_seconds_total", load.grammar_compile_seconds)
+        for outcome, number in load.grammar_compilations.items():
+            self._raise_to("sluice_grammar_compilations_total", number, outcome)
+        for reason, number in load.grammars_given_up.items():
+            self._raise_to("sluice_grammars_given_up_total", number, reason)
         for reason, budgets in load.chunk_budgets.items():
             self._raise_to("sluice_chunk_budgets_total", budgets, reason)
         for mode, steps in load.steps.items():

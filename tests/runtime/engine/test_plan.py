@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.plan import (
+    CompileRoom,
     HostBytes,
+    compile_room,
     context_length,
     pool_pages,
     resolved,
@@ -17,7 +19,9 @@ from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
 from sluice_runtime.scheduler.settings import StepTarget
 
 MIB = 1 << 20
+GIB = 1 << 30
 HOST = HostBytes(total=1000 * MIB, available=900 * MIB)
+ROOM = CompileRoom(processes=1, bytes_each=100 * MIB)
 
 
 def config(**settings: Any) -> EngineConfig:
@@ -35,32 +39,56 @@ def test_the_context_is_the_models_unless_a_shorter_one_is_asked_for() -> None:
 
 def test_the_pool_takes_what_the_memory_fraction_leaves() -> None:
     # 1000 x 0.5 - 100 used = 400 MiB of 4 KiB tokens.
-    assert pool_pages(config(memoryFraction=0.5), 4096, 4096, HOST) == 400 * 256 // 16
+    assert pool_pages(config(memoryFraction=0.5), 4096, 4096, HOST, ROOM) == 400 * 256 // 16
+
+
+def test_the_pool_leaves_room_for_compiling_grammars() -> None:
+    room = CompileRoom(processes=2, bytes_each=300 * MIB)
+    assert pool_pages(config(memoryFraction=0.9), 4096, 4096, HOST, room) == 300 * 256 // 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "host_bytes", "room"),
+    [
+        ({}, 2 * GIB, CompileRoom(1, 512 * MIB)),
+        ({"memoryFraction": 0.75}, 4 * GIB, CompileRoom(2, 512 * MIB)),
+        ({"memoryFraction": 0.75}, 8 * GIB, CompileRoom(2, GIB)),
+        ({"memoryFraction": 0.75}, 64 * GIB, CompileRoom(2, 2 * GIB)),
+        ({"memoryFraction": 0.99}, 32 * GIB, CompileRoom(1, 512 * MIB)),
+        ({"grammarCompileBytes": 3 * GIB}, 2 * GIB, CompileRoom(2, 3 * GIB)),
+    ],
+)
+def test_grammars_are_compiled_in_what_the_memory_fraction_leaves(
+    settings: dict[str, Any], host_bytes: int, room: CompileRoom
+) -> None:
+    assert compile_room(config(**settings), host_bytes) == room
 
 
 def test_the_pool_is_no_larger_than_what_all_rows_can_use() -> None:
-    assert pool_pages(config(maxRunningRequests=2), 1000, 1, HOST) == 125
+    assert pool_pages(config(maxRunningRequests=2), 1000, 1, HOST, ROOM) == 125
 
 
 def test_a_configured_pool_is_taken_as_it_is() -> None:
-    assert pool_pages(config(kvPoolTokens=992), 4096, 1024, HOST) == 62
+    assert pool_pages(config(kvPoolTokens=992), 4096, 1024, HOST, ROOM) == 62
 
 
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
         ({"kvPoolTokens": 10_000_000}, ["kvPoolTokens: 10000000", "900 MiB", "921600"]),
-        ({"contextLength": 400_000}, ["contextLength", "KV pool", "400000", "memoryFraction"]),
+        (
+            {"contextLength": 400_000},
+            ["contextLength", "KV pool", "400000", "memoryFraction 0.85, 100 MiB for"],
+        ),
     ],
 )
 def test_what_does_not_fit_names_phase_numbers_and_setting(
     settings: dict[str, Any], parts: list[str]
 ) -> None:
     chosen = config(**settings)
+    bytes_each = 4096 if "contextLength" in settings else 1024
     with pytest.raises(OutOfMemoryError) as caught:
-        pool_pages(
-            chosen, chosen.context_length or 1, 4096 if "contextLength" in settings else 1024, HOST
-        )
+        pool_pages(chosen, chosen.context_length or 1, bytes_each, HOST, ROOM)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 

@@ -279,6 +279,8 @@ def test_a_pool_starts_as_many_processes_as_it_needs_and_ends_them() -> None:
     by_key = {one.key: one for one in done}
     assert "more than 0.5 s" in by_key[slow].error
     assert by_key[slow].accident
+    assert [by_key[key].outcome for key in (slow, quick)] == ["limit", "compiled"]
+    assert by_key[slow].seconds > 0.5
     assert by_key[quick].grammar is not None
     assert by_key[GrammarKey("regex", "[")].error
     assert not by_key[GrammarKey("regex", "[")].accident

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 import pytest
+from sluice_runtime.grammar.allowance import CROWDED, SLOW_ANSWER, SLOW_CALL, STARVED, TooSlow
 from sluice_runtime.grammar.cache import GrammarCache
 from sluice_runtime.grammar.matchers import Matchers, Slow
 from sluice_runtime.grammar.pool import Compiled, GrammarKey
@@ -155,6 +157,17 @@ def test_an_accident_is_held_against_a_grammar_when_it_happens_again(
     assert len(compiler.submitted) == len(ends)
 
 
+def test_compilations_are_counted_by_their_outcome(
+    queue: GrammarQueue, compiler: FakeCompiler
+) -> None:
+    ends = [MISTAKE, AT_A_LIMIT, KILLED, BUSY, Compiled(key(), COMPILED)]
+    compiler.done += [replace(end, seconds=0.5) for end in ends]
+    queue.released()
+    counted = ("compiled", "refused", "limit", "killed", "failed")
+    assert queue.counts.compilations == dict.fromkeys(counted, 1)
+    assert queue.counts.compile_seconds == 2.5
+
+
 def test_a_grammar_that_compiles_after_an_accident_is_used(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
@@ -246,20 +259,24 @@ def test_a_compilation_that_nobody_waits_for_any_more_does_not_begin(
     assert ready(queue) == ["three"]
 
 
-@pytest.mark.parametrize("crowded", [True, False])
+@pytest.mark.parametrize("why", [SLOW_CALL, SLOW_ANSWER, CROWDED, STARVED])
 def test_who_is_slow_beside_others_is_no_mark_against_engine_or_grammar(
-    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened, crowded: bool
+    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened, why: TooSlow
 ) -> None:
     queue.add(ask("one"))
     compiler.done.append(Compiled(key(), COMPILED))
     queue.released()
-    matchers._slow.append(Slow("one", key(), "field", "too slow", crowded))
+    matchers._slow.append(Slow("one", key(), "field", why))
     (end,) = queue.released().slow
-    assert (end.error, end.refusal) == ("field: too slow", "uncompiled" if crowded else "invalid")
+    own_fault = why.reason == "slow"
+    refusal = "invalid" if own_fault else "uncompiled"
+    assert (end.error, end.refusal) == (f"field: {why.error}", refusal)
+    given_up = {reason: n for reason, n in queue.counts.given_up.items() if n}
+    assert given_up == {why.reason: 1}
     queue.add(ask("two"))
     released = queue.released()
-    assert bool(released.ready) is crowded
-    assert bool(released.ended) is not crowded
+    assert bool(released.ready) is not own_fault
+    assert bool(released.ended) is own_fault
 
 
 def test_an_ended_request_gives_its_matcher_back(

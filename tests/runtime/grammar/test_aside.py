@@ -1,0 +1,101 @@
+"""Calls made in a thread of their own: who is waited for, and what becomes of the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from sluice_runtime.grammar.aside import Aside, Left
+
+LONG_SECONDS = 60.0
+
+
+class Endless:
+    """A call that uses a processor, or none, until it is told to end."""
+
+    def __init__(self, *, sleeps: bool) -> None:
+        self._sleeps = sleeps
+        self.told = threading.Event()
+        self.came_back = threading.Event()
+
+    def __call__(self) -> None:
+        while not self.told.is_set():
+            if self._sleeps:
+                self.told.wait()
+        self.came_back.set()
+
+
+@pytest.fixture
+def endless() -> Iterator[Callable[..., Endless]]:
+    made: list[Endless] = []
+
+    def make(*, sleeps: bool) -> Endless:
+        made.append(Endless(sleeps=sleeps))
+        return made[-1]
+
+    yield make
+    for call in made:
+        call.told.set()
+
+
+def test_calls_are_made_in_their_order_and_by_one_thread() -> None:
+    aside, made = Aside(LONG_SECONDS), list[tuple[int, int]]()
+    calls = [
+        lambda number=number: made.append((number, threading.get_ident())) for number in range(50)
+    ]
+    assert aside.make(calls[:20]) == aside.make([]) == aside.make(calls[20:]) == []
+    assert [number for number, _ in made] == list(range(50))
+    (thread,) = {thread for _, thread in made}
+    assert thread != threading.get_ident()
+    assert aside.busy == 0
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_who_lasts_is_left_and_the_others_are_made(
+    endless: Callable[..., Endless], sleeps: bool
+) -> None:
+    aside, made = Aside(0.02), list[int]()
+    calls: list[Callable[[], None]] = [
+        lambda number=number: made.append(number) for number in range(6)
+    ]
+    stuck = calls[1], calls[4] = endless(sleeps=sleeps), endless(sleeps=sleeps)
+    assert aside.make(calls) == [Left(1, starved=sleeps), Left(4, starved=sleeps)]
+    assert made == [0, 2, 3, 5]
+    assert aside.busy == 2
+    for call in stuck:
+        call.told.set()
+        call.came_back.wait()
+    while aside.busy:
+        time.sleep(0)
+    assert aside.make([lambda: made.append(6)]) == []
+    assert made == [0, 2, 3, 5, 6]
+
+
+def test_many_calls_may_last_longer_together() -> None:
+    aside, made = Aside(0.05), list[int]()
+
+    def work() -> None:
+        ends = time.thread_time() + 0.01
+        while time.thread_time() < ends:
+            pass
+        made.append(1)
+
+    assert aside.make([work] * 10) == []
+    assert len(made) == 10
+
+
+def test_what_a_call_raises_is_raised_and_the_thread_lives() -> None:
+    aside, made = Aside(LONG_SECONDS), list[int]()
+    with pytest.raises(ZeroDivisionError):
+        aside.make([lambda: made.append(1), lambda: made.append(1 // 0), lambda: made.append(2)])
+    assert aside.make([lambda: made.append(3)]) == []
+    assert made == [1, 3]
+
+
+def test_its_thread_ends_with_it() -> None:
+    aside, threads = Aside(LONG_SECONDS), list[threading.Thread]()
+    aside.make([lambda: threads.append(threading.current_thread())])
+    del aside
+    threads[0].join()
