@@ -74,17 +74,18 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     config, files = resolved(config), resolve_model(config.model)
     set_library_variables()
     # Imports torch, which takes seconds: what is wrong with the two above is said before that.
-    from sluice_runtime.engine.build import build_engine, compile_pool
+    from sluice_runtime.engine.build import build_engine, processes_of
     from sluice_runtime.grammar.vocabulary import unusable
     from sluice_runtime.model.spec import spec_from
 
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stops.append(received))
-    with closing(compile_pool(config, files, spec_from(files.config).vocabulary_size)) as compilers:
+    with closing(processes_of(config, files, spec_from(files.config).vocabulary_size)) as processes:
         if unusable(files) is None:
-            compilers.warm_up()  # while the weights are read, so that no request waits for it
-        _run(config, build_engine(config, files, compilers=compilers), link, stops)
+            # While the weights are read, so that no request waits for it.
+            processes.compilers.warm_up()
+        _run(config, build_engine(config, files, processes=processes), link, stops)
 
 
 def _run(config: EngineConfig, engine: Engine, link: EngineLink, stops: Sequence[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,15 +13,15 @@ from sluice_runtime.engine.log import Sizes
 from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.plan import (
     HostBytes,
-    compile_room,
     context_length,
+    grammar_room,
     pool_pages,
     scheduler_settings,
 )
 from sluice_runtime.engine.runner import LogitsSeen, Runner, RunnerSettings
 from sluice_runtime.grammar.matchers import Matchers
-from sluice_runtime.grammar.pool import CompilePool
-from sluice_runtime.grammar.process import CompileLimits, CompileProcess
+from sluice_runtime.grammar.process import CompileLimits
+from sluice_runtime.grammar.processes import GrammarProcesses, grammar_processes
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady
@@ -55,7 +54,7 @@ class Engine:
     scheduler: Scheduler
     runner: Runner
     grammars: GrammarQueue
-    compilers: CompilePool
+    grammar_processes: GrammarProcesses
     """To be closed with the engine."""
     model: Decoder
     available_bytes: int
@@ -91,10 +90,10 @@ def build_engine(
     config: EngineConfig,
     files: ModelFiles,
     hooks: EngineHooks | None = None,
-    compilers: CompilePool | None = None,
+    processes: GrammarProcesses | None = None,
 ) -> Engine:
-    """Loads the model and takes the memory of the pool; `config` has been resolved. `compilers`
-    are those of `compile_pool`, where they were started before.
+    """Loads the model and takes the memory of the pool; `config` has been resolved. `processes`
+    are those of `processes_of`, where they were started before.
 
     Raises:
         StartupError: one line that says what to change.
@@ -108,7 +107,7 @@ def build_engine(
     shape = KvShape(model.spec.layers, model.spec.kv_heads, model.spec.head_dim, model.dtype)
     context = context_length(config, model.spec.context_length_tokens)
     free = HostBytes(memory.total, memory.available)
-    room = compile_room(config, memory.total)
+    room = grammar_room(config, memory.total)
     pages = pool_pages(config, context, shape.bytes_per_token, free, room)
     settings = scheduler_settings(config, context, pages)
     wanted = f"{settings.limits.kv_pool_tokens} tokens of {shape.bytes_per_token} bytes"
@@ -118,27 +117,25 @@ def build_engine(
         rows=settings.max_running_requests,
         context_length_tokens=context,
     )
-    matchers = Matchers(model.spec.vocabulary_size)
+    processes = processes or processes_of(config, files, model.spec.vocabulary_size)
+    matchers = Matchers(model.spec.vocabulary_size, processes.following)
     runner = Runner(model, pool, rows, matchers, hooks.on_logits)
     allocator = PageAllocator(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
     scheduler = Scheduler(settings, allocator)
-    compilers = compilers or compile_pool(config, files, model.spec.vocabulary_size)
-    grammars = GrammarQueue(compilers, matchers)
-    return Engine(settings, scheduler, runner, grammars, compilers, model, memory.available)
+    grammars = GrammarQueue(processes.compilers, matchers)
+    return Engine(settings, scheduler, runner, grammars, processes, model, memory.available)
 
 
-def compile_pool(config: EngineConfig, files: ModelFiles, vocabulary_size: int) -> CompilePool:
-    """What compiles the model's grammars; starts nothing yet."""
-    room = compile_room(config, host.memory().total)
+def processes_of(config: EngineConfig, files: ModelFiles, vocabulary_size: int) -> GrammarProcesses:
+    """What compiles and follows the model's grammars; starts nothing yet."""
+    room = grammar_room(config, host.memory().total)
     limits = CompileLimits(
         compile_seconds=config.grammar_compile_seconds or CompileLimits().compile_seconds,
         memory_bytes=room.bytes_each,
     )
-    command = (
-        *(sys.executable, "-m", "sluice_runtime.grammar.worker"),
-        *("--model", files.uri, "--vocabulary-size", str(vocabulary_size)),
-        *("--memory-bytes", str(limits.memory_bytes)),
+    rows = config.max_running_requests or 1
+    return grammar_processes(
+        files.uri, vocabulary_size, limits, compilers=room.compilers, rows=rows
     )
-    return CompilePool(lambda: CompileProcess(command, limits), room.processes)

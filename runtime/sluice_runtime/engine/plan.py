@@ -30,20 +30,21 @@ FIRST_CHUNK_TOKENS: Final = 128
 milliseconds with a small model and seconds with a large one."""
 
 
-_LEAST_COMPILE_BYTES: Final = 512 << 20
+_LEAST_GRAMMAR_BYTES: Final = 512 << 20
 """The library and a vocabulary of 150,000 tokens take 200 MiB of it."""
 
 
 @dataclass(frozen=True)
-class CompileRoom:
-    """What the processes that compile grammars may take of the host."""
+class GrammarRoom:
+    """What the processes that compile grammars, and the one that follows them, may take of the
+    host."""
 
-    processes: int
+    compilers: int
     bytes_each: int
 
     @property
     def bytes(self) -> int:
-        return self.processes * self.bytes_each
+        return (self.compilers + 1) * self.bytes_each
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,15 @@ def context_length(config: EngineConfig, model_tokens: int) -> int:
     return wanted or model_tokens
 
 
-def compile_room(config: EngineConfig, host_bytes: int) -> CompileRoom:
-    """As configured, else what memoryFraction leaves of the host; one process where that is too
+def grammar_room(config: EngineConfig, host_bytes: int) -> GrammarRoom:
+    """As configured, else what memoryFraction leaves of the host; one compiles where that is too
     little for two."""
-    left = int(host_bytes * (1 - (config.memory_fraction or 1.0)))
     if config.grammar_compile_bytes is not None:
-        return CompileRoom(MOST_PROCESSES, config.grammar_compile_bytes)
-    processes = MOST_PROCESSES if left >= MOST_PROCESSES * _LEAST_COMPILE_BYTES else 1
+        return GrammarRoom(MOST_PROCESSES, config.grammar_compile_bytes)
+    left = int(host_bytes * (1 - (config.memory_fraction or 1.0)))
+    compilers = MOST_PROCESSES if left >= (MOST_PROCESSES + 1) * _LEAST_GRAMMAR_BYTES else 1
     most = CompileLimits().memory_bytes
-    return CompileRoom(processes, min(most, max(_LEAST_COMPILE_BYTES, left // processes)))
+    return GrammarRoom(compilers, min(most, max(_LEAST_GRAMMAR_BYTES, left // (compilers + 1))))
 
 
 def pool_pages(
@@ -93,16 +94,16 @@ def pool_pages(
     context_tokens: int,
     bytes_per_token: int,
     host: HostBytes,
-    compiling: CompileRoom,
+    grammars: GrammarRoom,
 ) -> int:
-    """Pages of the KV pool: as configured, else what memoryFraction and the processes that compile
-    grammars leave, as far as it is useful.
+    """Pages of the KV pool: as configured, else what memoryFraction and the processes for grammars
+    leave, as far as it is useful.
 
     Raises:
         OutOfMemoryError: names phase, tokens wanted and available, and the setting to lower.
     """
     page_size, fraction = config.page_size or 1, config.memory_fraction or 1.0
-    spendable = max(0, host.available - max(int(host.total * (1 - fraction)), compiling.bytes))
+    spendable = max(0, host.available - max(int(host.total * (1 - fraction)), grammars.bytes))
     affordable = spendable // bytes_per_token
     if config.kv_pool_tokens is not None:
         if config.kv_pool_tokens * bytes_per_token > host.available:
@@ -118,7 +119,7 @@ def pool_pages(
         raise OutOfMemoryError(
             f"KV pool allocation: a context of {context_tokens} tokens wants "
             f"{context_tokens * bytes_per_token >> 20} MiB, {spendable >> 20} MiB are "
-            f"available (memoryFraction {fraction}, {compiling.bytes >> 20} MiB for compiling "
+            f"available (memoryFraction {fraction}, {grammars.bytes >> 20} MiB for "
             f"grammars); lower contextLength or set kvPoolTokens"
         )
     return pages_for(min(affordable, useful), page_size)

@@ -19,7 +19,7 @@ MOST_STEP_SECONDS: Final = 0.1
 FREE_SECONDS: Final = 0.01
 """A row that takes less is never given up for the sake of the others."""
 
-SlowReason = Literal["slow", "crowded", "starved"]
+SlowReason = Literal["slow", "crowded", "starved", "broken", "lost"]
 
 
 class TooSlow(NamedTuple):
@@ -30,8 +30,8 @@ class TooSlow(NamedTuple):
 
     @property
     def own_fault(self) -> bool:
-        """And not that of the other requests in its step, or of a busy machine."""
-        return self.reason == "slow"
+        """And not that of the other requests in its step, of a busy machine, or of nobody."""
+        return self.reason in ("slow", "broken")
 
 
 SLOW_CALL: Final = TooSlow(
@@ -50,6 +50,8 @@ CROWDED: Final = TooSlow(
     "processor a token, and this one takes most of it",
 )
 STARVED: Final = TooSlow("starved", "the machine is too busy to follow its grammar")
+BROKEN: Final = TooSlow("broken", "following it takes more memory than there is for it")
+LOST: Final = TooSlow("lost", "the process that followed its grammar has ended")
 
 
 class Allowance:

@@ -28,10 +28,9 @@ class Left:
 
 
 class Aside:
-    """Makes calls for one caller. `most_seconds`: of a processor, for each."""
+    """Makes calls for one caller."""
 
-    def __init__(self, most_seconds: float) -> None:
-        self._most_seconds = most_seconds
+    def __init__(self) -> None:
         self._worker: _Worker | None = None
         self._left: list[_Worker] = []
 
@@ -41,16 +40,19 @@ class Aside:
         self._left = [worker for worker in self._left if worker.thread.is_alive()]
         return len(self._left)
 
-    def make(self, calls: Sequence[Callable[[], None]]) -> list[Left]:
-        """Makes them in their order; returns those that were not waited for, which may still be
-        made. Raises what a call raises, and makes none behind it."""
+    def make(
+        self, calls: Sequence[Callable[[], None]], most_seconds: Sequence[float]
+    ) -> list[Left]:
+        """Makes them in their order; `most_seconds`: of a processor, of each. Returns those that
+        were not waited for, which may still be made. Raises what a call raises, and makes none
+        behind it."""
         left: list[Left] = []
         first = 0
         while first < len(calls):
             worker = self._worker = self._worker or _Worker()
-            work = _Work(calls, first, worker.clock)
+            work = _Work(calls, most_seconds, first, worker.clock)
             worker.work.put(work)
-            lost = work.left_after(self._most_seconds)
+            lost = work.left()
             if lost is None:
                 break
             self._left.append(worker)
@@ -84,8 +86,15 @@ def _run(work: SimpleQueue[_Work | None]) -> None:
 class _Work:
     """Calls from the place `first` on. `clock`: of the thread that makes them."""
 
-    def __init__(self, calls: Sequence[Callable[[], None]], first: int, clock: int) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Callable[[], None]],
+        most_seconds: Sequence[float],
+        first: int,
+        clock: int,
+    ) -> None:
         self._calls = calls
+        self._most_seconds = most_seconds
         self._clock = clock
         self._turn = threading.Condition()
         """Held by the thread when it goes from call to call, and by who leaves it."""
@@ -108,10 +117,11 @@ class _Work:
             self._ended = True
             self._turn.notify()
 
-    def left_after(self, most_seconds: float) -> Left | None:
+    def left(self) -> Left | None:
         """Waits for the end, or returns the call that has lasted for too long."""
         with self._turn:
             while not self._ended:
+                most_seconds = self._most_seconds[self._place]
                 used = time.clock_gettime(self._clock) - self._began_processor_seconds
                 lasted = time.monotonic() - self._began_seconds
                 patience = min(most_seconds - used, most_seconds / SHARE - lasted)

@@ -3,46 +3,53 @@
 A matcher is moved by the tokens that the runner draws, in the order of its steps, so results need
 not have been read before the next step is launched. It stays with its request over a retraction:
 each step tells how many tokens the answer has, and a matcher that is ahead is taken back. Rows
-without a grammar are not touched. The library is called in a thread aside, since its calls cannot
-be interrupted; a row whose grammar is too slow to follow is let go, and told of with the next
-`take_slow`. Knows no scheduler.
+without a grammar are not touched. Another process follows the grammars (`following`), and is told
+of all rows of a step at once; a row whose grammar is too slow to follow is let go, and told of with
+the next `take_slow`. Knows no scheduler.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Final
+from weakref import finalize
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_runtime.errors import CompileProcessError
 from sluice_runtime.grammar.allowance import (
+    BROKEN,
     CROWDED,
+    LOST,
     MOST_CALL_SECONDS,
+    MOST_MEAN_SECONDS,
     SLOW_CALL,
     STARVED,
     Allowance,
     TooSlow,
     crowding,
 )
-from sluice_runtime.grammar.aside import Aside
+from sluice_runtime.grammar.following import Follower, Following, KeptGrammar
 from sluice_runtime.grammar.pool import GrammarKey
+from sluice_runtime.grammar.turns import LeftReason, Line, Opened, Turn, Turned
 from sluice_runtime.messages import Generate
-from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
+from sluice_runtime.scheduler.batch import Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sluice_runtime.grammar.native import CompiledGrammar, GrammarMatcher
-
 _WORD_BITS: Final = 32
-_MOST_BUSY: Final = 2
-"""Calls that were given up and still use a processor, before no request is taken any more."""
+_LEFT: Final[Mapping[LeftReason, TooSlow]] = {
+    "slow": SLOW_CALL,
+    "starved": STARVED,
+    "broken": BROKEN,
+}
 
 
 @dataclass(frozen=True)
@@ -57,74 +64,63 @@ class Slow:
 
 
 class Matcher:
-    """How far one answer is in its grammar."""
+    """One answer and its grammar."""
 
-    def __init__(
-        self, native: GrammarMatcher, message: Generate, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, number: int, kept: KeptGrammar, message: Generate) -> None:
         assert message.grammar is not None
-        self._native = native
-        self._clock = clock
+        self._number = number
+        self._kept = kept
         self._request_id = message.request_id
         self._grammar = message.grammar
         self._allowance = Allowance()
         self.slow: Slow | None = None
-        self.seconds = 0.0
-        """What it took in this step."""
         self._prompt_tokens = len(message.prompt_ids)
         self._min_tokens = message.grammar.min_tokens
         self._stops = _bits(message.stop_token_ids)
         self._late_ends = _bits(message.grammar.end_token_ids if message.grammar.ends_late else [])
-        self._drawn: list[int] = []
-        """Not taken in yet."""
-        self._accepted = 0
-        self._lost = False
+        self._tokens: list[int] = []
+        """Of the answer, as far as it was drawn."""
+        self._told = 0
+        """Of them, to the follower."""
+        self._follower: Follower | None = None
+        """Where the answer was opened."""
 
     def accept(self, token: int) -> None:
         """The token that was drawn with the last mask; the next mask takes it in."""
-        self._drawn.append(token)
+        self._tokens.append(token)
 
-    def fill(self, words: NDArray[np.int32], place: int, context_tokens: int) -> None:
-        """Writes at `words[place]` what may follow the row's first `context_tokens` tokens."""
-        began = self._clock()
-        self._fill(words, place, context_tokens - self._prompt_tokens)
-        self.seconds = self._clock() - began
-        if slow := self._allowance.took(self.seconds):
+    def opened(self, follower: Follower) -> Opened | None:
+        """What the follower has to know before a line, if anything."""
+        if self._follower is follower:
+            return None
+        self._follower, self._told = follower, 0
+        return Opened(self._number, self._kept.number, self._grammar.end_token_ids)
+
+    def line(self, context_tokens: int) -> Line:
+        """For the mask behind the row's first `context_tokens` tokens."""
+        answered = context_tokens - self._prompt_tokens
+        assert answered <= len(self._tokens), "a token was drawn behind the matcher's back"
+        kept = min(self._told, answered)
+        drawn = self._tokens[kept:answered]
+        del self._tokens[answered:]
+        self._told = answered
+        most = MOST_CALL_SECONDS + MOST_MEAN_SECONDS * max(0, len(drawn) - 1)
+        return Line(self._number, kept, drawn, most)
+
+    def limit(self, mask: NDArray[np.int32]) -> None:
+        """Takes out of a mask what may follow by the grammar, and not by the request."""
+        _forbid(mask, self._late_ends)
+        if len(self._tokens) < self._min_tokens:
+            _forbid(mask, self._stops)
+
+    def took(self, seconds: float) -> None:
+        if slow := self._allowance.took(seconds):
             self.give_up(slow)
 
     def give_up(self, why: TooSlow) -> None:
-        """Its request is about to end; what is drawn until then is dropped. The library may still
-        be at work with it, and it must not be touched again."""
-        grammar = self._grammar
-        key = GrammarKey(grammar.kind, grammar.text)
-        self.slow = Slow(self._request_id, key, grammar.field, why)
-
-    def _fill(self, words: NDArray[np.int32], place: int, answered: int) -> None:
-        self._go_to(answered)
-        if self._lost or self._native.is_terminated():
-            words[place] = -1  # The request has ended; whatever is drawn is dropped.
-            return
-        assert self._accepted == answered, "a token was drawn behind the matcher's back"
-        self._native.fill_next_token_bitmask(words, place, False)
-        _forbid(words[place], self._late_ends)
-        if answered < self._min_tokens:
-            _forbid(words[place], self._stops)
-
-    def _go_to(self, answered: int) -> None:
-        """Takes in what was drawn, and back what was drawn and not kept."""
-        if self._accepted > answered:
-            self._native.rollback(self._accepted - answered)
-            self._accepted, self._lost = answered, False
-        kept = self._drawn[: answered - self._accepted]
-        self._drawn = []
-        for token in kept:
-            if token == NO_TOKEN:
-                self._lost = True
-            if self._lost or self._native.is_terminated():
-                return
-            accepted = self._native.accept_token(token, False)
-            assert accepted, f"token {token} was drawn though its grammar forbids it"
-            self._accepted += 1
+        """Its request is about to end; what is drawn until then is dropped."""
+        key = GrammarKey(self._grammar.kind, self._grammar.text)
+        self.slow = Slow(self._request_id, key, self._grammar.field, why)
 
 
 def _bits(tokens: Iterable[int]) -> dict[int, int]:
@@ -150,27 +146,26 @@ def _forbid(words: NDArray[np.int32], bits: Mapping[int, int]) -> None:
 class Matchers:
     """Matchers by request, and by the rows that run now."""
 
-    def __init__(self, vocabulary_size: int, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, vocabulary_size: int, following: Following) -> None:
         self._vocabulary_size = vocabulary_size
-        self._clock = clock
-        self._aside = Aside(MOST_CALL_SECONDS)
+        self._following = following
+        self._numbers = count()
+        self._closed: deque[int] = deque()
+        """Numbers of matchers that neither a request nor a row refers to any more."""
         self._slow: deque[Slow] = deque()
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
 
     @property
-    def overrun(self) -> bool:
-        """Whether calls that were given up still use so much that no request may be opened."""
-        return self._aside.busy >= _MOST_BUSY
+    def refusal(self) -> str | None:
+        """Why no request may be opened now, if so."""
+        return self._following.refusal
 
-    def open(self, message: Generate, compiled: CompiledGrammar) -> None:
+    def open(self, message: Generate, kept: KeptGrammar) -> None:
         """Before the request joins the scheduler."""
-        from sluice_runtime.grammar.native import GrammarMatcher
-
-        assert message.grammar is not None
-        ends = message.grammar.end_token_ids
-        native = GrammarMatcher(compiled, ends, False, -1, None)
-        self._requests[message.request_id] = Matcher(native, message, self._clock)
+        number = next(self._numbers)
+        matcher = self._requests[message.request_id] = Matcher(number, kept, message)
+        finalize(matcher, self._closed.append, number).atexit = False
 
     def close(self, request_id: str) -> None:
         """The request has ended; unknown ids are ignored. Its row may be in one more step."""
@@ -188,12 +183,14 @@ class Matchers:
 
     def mask(self, logits: Tensor, rows: Sequence[int], context_tokens: Tensor) -> None:
         """Sets what may not follow to -inf. logits: [m, vocabulary] of `rows`, [m]."""
-        matched = [(place, self._rows[row]) for place, row in enumerate(rows) if row in self._rows]
+        if not self._rows:
+            return
+        found = [(place, self._rows.get(row)) for place, row in enumerate(rows)]
+        matched = [(place, one) for place, one in found if one is not None and not one.slow]
         if not matched:
             return
-        words = np.empty((len(matched), -(-self._vocabulary_size // _WORD_BITS)), np.int32)
         contexts = context_tokens.tolist()
-        self._fill(words, [(matcher, contexts[place]) for place, matcher in matched])
+        words = self._filled([(matcher, contexts[place]) for place, matcher in matched])
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         forbidden = torch.from_numpy(bits[:, : self._vocabulary_size]) == 0
         places = torch.tensor([place for place, _ in matched])
@@ -214,23 +211,48 @@ class Matchers:
             taken.append(self._slow.popleft())
         return taken
 
-    def _fill(self, words: NDArray[np.int32], matched: Sequence[tuple[Matcher, int]]) -> None:
-        """One line of `words` for each matcher and the tokens of its row. Lines of those that are
-        given up, now or before, allow all."""
-        followed = [
-            (line, matcher, context)
-            for line, (matcher, context) in enumerate(matched)
-            if not matcher.slow
-        ]
-        given_up = self._aside.make(
-            [partial(matcher.fill, words, line, context) for line, matcher, context in followed]
-        )
-        for left in given_up:
-            followed[left.place][1].give_up(STARVED if left.starved else SLOW_CALL)
-        following = [matcher for _, matcher, _ in followed if not matcher.slow]
-        for chosen in crowding([matcher.seconds for matcher in following]):
-            following[chosen].give_up(CROWDED)
-        for line, (matcher, _) in enumerate(matched):
+    def _filled(self, matched: Sequence[tuple[Matcher, int]]) -> NDArray[np.int32]:
+        """The masks of matchers whose rows have so many tokens. All is allowed to those that are
+        given up here."""
+        matchers = [matcher for matcher, _ in matched]
+        try:
+            turned, masks = self._following.turn(partial(self._turn, matched))
+        except CompileProcessError:
+            words = np.empty((len(matched), -(-self._vocabulary_size // _WORD_BITS)), np.int32)
+            for matcher in matchers:
+                matcher.give_up(LOST)
+        else:
+            words = masks[: len(matched)]
+            _judge(matchers, turned)
+        for mask, matcher in zip(words, matchers, strict=True):
             if matcher.slow:
-                words[line] = -1
-        self._slow.extend(matcher.slow for _, matcher, _ in followed if matcher.slow)
+                mask[:] = -1
+                self._slow.append(matcher.slow)
+            else:
+                matcher.limit(mask)
+        return words
+
+    def _turn(
+        self, matched: Sequence[tuple[Matcher, int]], follower: Follower, forgotten: list[int]
+    ) -> Turn:
+        closed = [self._closed.popleft() for _ in range(len(self._closed))]
+        opened = [new for matcher, _ in matched if (new := matcher.opened(follower))]
+        return Turn(
+            closed, forgotten, opened, [matcher.line(tokens) for matcher, tokens in matched]
+        )
+
+
+def _judge(matchers: Sequence[Matcher], turned: Turned) -> None:
+    """Gives up those whose masks took too long, by themselves or together."""
+    for left in turned.left:
+        matchers[left.place].give_up(_LEFT[left.reason])
+    for matcher, seconds in zip(matchers, turned.seconds, strict=True):
+        if not matcher.slow:
+            matcher.took(seconds)
+    following = [
+        (matcher, seconds)
+        for matcher, seconds in zip(matchers, turned.seconds, strict=True)
+        if not matcher.slow
+    ]
+    for chosen in crowding([seconds for _, seconds in following]):
+        following[chosen][0].give_up(CROWDED)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -22,11 +22,9 @@ from sluice_runtime.errors import (
     GrammarError,
     GrammarLimitError,
 )
+from sluice_runtime.grammar.following import KeptGrammar
 from sluice_runtime.grammar.process import CompileProcess
 from sluice_runtime.messages import GrammarKind
-
-if TYPE_CHECKING:
-    from sluice_runtime.grammar.native import CompiledGrammar, TokenizerInfo
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class Compiled:
     """The end of a compilation: a grammar, or its error, or a failure that is not its own."""
 
     key: GrammarKey
-    grammar: CompiledGrammar | None = None
+    grammar: KeptGrammar | None = None
     size_bytes: int = 0
     error: str = ""
     failure: str = ""
@@ -68,12 +66,17 @@ class Compiled:
 
 
 class CompilePool:
-    """`submit` and `finished` belong to one thread, the engine's."""
+    """`submit` and `finished` belong to one thread, the engine's. `keep`: hands a compiled grammar,
+    with the tokenizer, to who will follow it."""
 
     def __init__(
-        self, process: Callable[[], CompileProcess], most_processes: int = MOST_PROCESSES
+        self,
+        process: Callable[[], CompileProcess],
+        keep: Callable[[bytes, bytes], KeptGrammar],
+        most_processes: int = MOST_PROCESSES,
     ) -> None:
         self._process = process
+        self._keep = keep
         self._most_processes = most_processes
         self._jobs: deque[GrammarKey | None] = deque()
         """None: the thread that takes it ends."""
@@ -85,8 +88,6 @@ class CompilePool:
         """One of each thread's."""
         self._closed = False
         self._unfinished = 0
-        self._tokenizer: TokenizerInfo | None = None
-        self._tokenizer_turn = threading.Lock()
 
     def submit(self, key: GrammarKey) -> None:
         """To be compiled; the result comes with a later `finished`."""
@@ -153,9 +154,7 @@ class CompilePool:
     def _compiled(self, process: CompileProcess, key: GrammarKey) -> Compiled:
         try:
             text = process.compile(msgspec.json.encode(key._asdict()))
-            from sluice_runtime.grammar.native import CompiledGrammar
-
-            grammar = CompiledGrammar.deserialize_json(text.decode(), self._known(process))
+            grammar = self._keep(text, process.tokenizer)
         except GrammarError as error:
             return Compiled(key, error=str(error), accident=isinstance(error, GrammarLimitError))
         except CompileProcessError as error:
@@ -168,12 +167,3 @@ class CompilePool:
             process.stop()
             return Compiled(key, failure=f"its grammar could not be compiled: {error}")
         return Compiled(key, grammar, len(text))
-
-    def _known(self, process: CompileProcess) -> TokenizerInfo:
-        """One for all: it is large, and compiled grammars refer to it."""
-        from sluice_runtime.grammar.native import TokenizerInfo
-
-        with self._tokenizer_turn:
-            if self._tokenizer is None:
-                self._tokenizer = TokenizerInfo.deserialize_json(process.tokenizer.decode())
-            return self._tokenizer

@@ -8,17 +8,13 @@ who counts them among all that the engine holds. Knows neither the scheduler nor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Protocol, get_args
+from typing import Protocol, get_args
 
 from sluice_runtime.grammar.allowance import SlowReason
 from sluice_runtime.grammar.cache import GrammarCache
 from sluice_runtime.grammar.matchers import Matchers, Slow
 from sluice_runtime.grammar.pool import Compiled, CompileOutcome, GrammarKey
 from sluice_runtime.messages import Generate, Refusal, TokenDelta
-
-_OVERRUN: Final = (
-    "the engine takes no grammar until what it gave up following has left its processors"
-)
 
 
 class Compiler(Protocol):
@@ -137,10 +133,8 @@ class GrammarQueue:
 
     def _release(self, message: Generate, compiled: Compiled) -> None:
         assert message.grammar is not None
-        failure = compiled.failure
-        if compiled.grammar is not None and self._matchers.overrun:
-            failure = _OVERRUN
-        if failure:
+        refusal = self._matchers.refusal if compiled.grammar else None
+        if failure := compiled.failure or refusal:
             self._end(message, failure, "uncompiled")
         elif compiled.grammar is None:
             self._end(message, f"{message.grammar.field}: {compiled.error}", "invalid")

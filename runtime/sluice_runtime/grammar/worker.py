@@ -12,16 +12,16 @@ import argparse
 import ctypes
 import io
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
 from sluice_runtime.errors import GrammarError, ModelLoadError
+from sluice_runtime.grammar.bounds import bound_this_process
 from sluice_runtime.grammar.frames import (
     DONE,
     FAILED,
@@ -36,6 +36,7 @@ _INPUT: Final = 0
 _OUTPUT: Final = 1
 _ERRORS: Final = 2
 _PR_SET_PDEATHSIG: Final = 1
+_OOM_SCORE: Final = 1000
 _NICE: Final = 5
 _MOST_ERROR_BYTES: Final = 4096
 
@@ -54,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vocabulary-size", type=int, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
     options = parser.parse_args(arguments)
-    _bound_this_process(options.memory_bytes)
+    bound_this_process(options.memory_bytes, _OOM_SCORE)
+    os.nice(_NICE)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it may be busy
     # tvm_ffi imports torch when it finds it: two seconds and 300 MB, for nothing that is used here.
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
@@ -112,16 +115,6 @@ def _errors_caught() -> Iterator[io.BytesIO]:
         with open(caught, "rb") as file:
             file.seek(0)
             said.write(file.read(_MOST_ERROR_BYTES))
-
-
-def _bound_this_process(memory_bytes: int) -> None:
-    """`memory_bytes` are of addresses: a vocabulary of 150,000 tokens takes 200 MiB."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(_NICE)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 if __name__ == "__main__":

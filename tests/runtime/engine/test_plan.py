@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.plan import (
-    CompileRoom,
+    GrammarRoom,
     HostBytes,
-    compile_room,
     context_length,
+    grammar_room,
     pool_pages,
     resolved,
     scheduler_settings,
@@ -21,7 +21,7 @@ from sluice_runtime.scheduler.settings import StepTarget
 MIB = 1 << 20
 GIB = 1 << 30
 HOST = HostBytes(total=1000 * MIB, available=900 * MIB)
-ROOM = CompileRoom(processes=1, bytes_each=100 * MIB)
+ROOM = GrammarRoom(compilers=1, bytes_each=50 * MIB)
 
 
 def config(**settings: Any) -> EngineConfig:
@@ -43,25 +43,26 @@ def test_the_pool_takes_what_the_memory_fraction_leaves() -> None:
 
 
 def test_the_pool_leaves_room_for_compiling_grammars() -> None:
-    room = CompileRoom(processes=2, bytes_each=300 * MIB)
+    room = GrammarRoom(compilers=2, bytes_each=200 * MIB)
     assert pool_pages(config(memoryFraction=0.9), 4096, 4096, HOST, room) == 300 * 256 // 16
 
 
 @pytest.mark.parametrize(
     ("settings", "host_bytes", "room"),
     [
-        ({}, 2 * GIB, CompileRoom(1, 512 * MIB)),
-        ({"memoryFraction": 0.75}, 4 * GIB, CompileRoom(2, 512 * MIB)),
-        ({"memoryFraction": 0.75}, 8 * GIB, CompileRoom(2, GIB)),
-        ({"memoryFraction": 0.75}, 64 * GIB, CompileRoom(2, 2 * GIB)),
-        ({"memoryFraction": 0.99}, 32 * GIB, CompileRoom(1, 512 * MIB)),
-        ({"grammarCompileBytes": 3 * GIB}, 2 * GIB, CompileRoom(2, 3 * GIB)),
+        ({}, 2 * GIB, GrammarRoom(1, 512 * MIB)),
+        ({"memoryFraction": 0.75}, 5 * GIB, GrammarRoom(1, 640 * MIB)),
+        ({"memoryFraction": 0.75}, 6 * GIB, GrammarRoom(2, 512 * MIB)),
+        ({"memoryFraction": 0.75}, 12 * GIB, GrammarRoom(2, GIB)),
+        ({"memoryFraction": 0.75}, 64 * GIB, GrammarRoom(2, 2 * GIB)),
+        ({"memoryFraction": 0.99}, 32 * GIB, GrammarRoom(1, 512 * MIB)),
+        ({"grammarCompileBytes": 3 * GIB}, 2 * GIB, GrammarRoom(2, 3 * GIB)),
     ],
 )
 def test_grammars_are_compiled_in_what_the_memory_fraction_leaves(
-    settings: dict[str, Any], host_bytes: int, room: CompileRoom
+    settings: dict[str, Any], host_bytes: int, room: GrammarRoom
 ) -> None:
-    assert compile_room(config(**settings), host_bytes) == room
+    assert grammar_room(config(**settings), host_bytes) == room
 
 
 def test_the_pool_is_no_larger_than_what_all_rows_can_use() -> None:

@@ -89,7 +89,7 @@ def engine_of(**settings: Any) -> Iterator[Engine]:
     try:
         yield engine
     finally:
-        engine.compilers.close()
+        engine.grammar_processes.close()
 
 
 def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluice_runtime.grammar.following import Follower, Following
 from sluice_runtime.grammar.matchers import Matchers
 from sluice_runtime.grammar.pool import Compiled, GrammarKey
 from sluice_runtime.grammar.waiting import GrammarQueue
@@ -29,6 +30,15 @@ class FakeCompiler:
         return done
 
 
+def nobody() -> Following:
+    """Follows no grammar."""
+
+    def start(tokenizer: bytes) -> Follower:
+        raise AssertionError("nobody has a grammar")
+
+    return Following(start)
+
+
 def no_grammars() -> GrammarQueue:
     """For engines that are asked for none."""
-    return GrammarQueue(FakeCompiler(), Matchers(0))
+    return GrammarQueue(FakeCompiler(), Matchers(0, nobody()))

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from sluice_runtime.grammar.aside import Aside, Left
 
 LONG_SECONDS = 60.0
+
+
+def make(
+    aside: Aside, calls: Sequence[Callable[[], None]], most_seconds: float = LONG_SECONDS
+) -> list[Left]:
+    return aside.make(calls, [most_seconds] * len(calls))
 
 
 class Endless:
@@ -41,11 +47,11 @@ def endless() -> Iterator[Callable[..., Endless]]:
 
 
 def test_calls_are_made_in_their_order_and_by_one_thread() -> None:
-    aside, made = Aside(LONG_SECONDS), list[tuple[int, int]]()
+    aside, made = Aside(), list[tuple[int, int]]()
     calls = [
         lambda number=number: made.append((number, threading.get_ident())) for number in range(50)
     ]
-    assert aside.make(calls[:20]) == aside.make([]) == aside.make(calls[20:]) == []
+    assert make(aside, calls[:20]) == make(aside, []) == make(aside, calls[20:]) == []
     assert [number for number, _ in made] == list(range(50))
     (thread,) = {thread for _, thread in made}
     assert thread != threading.get_ident()
@@ -56,12 +62,12 @@ def test_calls_are_made_in_their_order_and_by_one_thread() -> None:
 def test_who_lasts_is_left_and_the_others_are_made(
     endless: Callable[..., Endless], sleeps: bool
 ) -> None:
-    aside, made = Aside(0.02), list[int]()
+    aside, made = Aside(), list[int]()
     calls: list[Callable[[], None]] = [
         lambda number=number: made.append(number) for number in range(6)
     ]
     stuck = calls[1], calls[4] = endless(sleeps=sleeps), endless(sleeps=sleeps)
-    assert aside.make(calls) == [Left(1, starved=sleeps), Left(4, starved=sleeps)]
+    assert make(aside, calls, 0.02) == [Left(1, starved=sleeps), Left(4, starved=sleeps)]
     assert made == [0, 2, 3, 5]
     assert aside.busy == 2
     for call in stuck:
@@ -69,12 +75,12 @@ def test_who_lasts_is_left_and_the_others_are_made(
         call.came_back.wait()
     while aside.busy:
         time.sleep(0)
-    assert aside.make([lambda: made.append(6)]) == []
+    assert make(aside, [lambda: made.append(6)]) == []
     assert made == [0, 2, 3, 5, 6]
 
 
 def test_many_calls_may_last_longer_together() -> None:
-    aside, made = Aside(0.05), list[int]()
+    aside, made = Aside(), list[int]()
 
     def work() -> None:
         ends = time.thread_time() + 0.01
@@ -82,20 +88,20 @@ def test_many_calls_may_last_longer_together() -> None:
             pass
         made.append(1)
 
-    assert aside.make([work] * 10) == []
+    assert make(aside, [work] * 10, 0.05) == []
     assert len(made) == 10
 
 
 def test_what_a_call_raises_is_raised_and_the_thread_lives() -> None:
-    aside, made = Aside(LONG_SECONDS), list[int]()
+    aside, made = Aside(), list[int]()
     with pytest.raises(ZeroDivisionError):
-        aside.make([lambda: made.append(1), lambda: made.append(1 // 0), lambda: made.append(2)])
-    assert aside.make([lambda: made.append(3)]) == []
+        make(aside, [lambda: made.append(1), lambda: made.append(1 // 0), lambda: made.append(2)])
+    assert make(aside, [lambda: made.append(3)]) == []
     assert made == [1, 3]
 
 
 def test_its_thread_ends_with_it() -> None:
-    aside, threads = Aside(LONG_SECONDS), list[threading.Thread]()
-    aside.make([lambda: threads.append(threading.current_thread())])
+    aside, threads = Aside(), list[threading.Thread]()
+    make(aside, [lambda: threads.append(threading.current_thread())])
     del aside
     threads[0].join()

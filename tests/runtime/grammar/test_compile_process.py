@@ -20,6 +20,7 @@ from sluice_runtime.errors import (
     GrammarError,
     GrammarLimitError,
 )
+from sluice_runtime.grammar.following import KeptGrammar
 from sluice_runtime.grammar.pool import Compiled, CompilePool, GrammarKey
 from sluice_runtime.grammar.process import CompileLimits, CompileProcess
 from sluice_runtime.messages import GrammarKind
@@ -236,7 +237,7 @@ def test_no_process_is_not_the_grammars_fault(command: tuple[str, ...]) -> None:
 
     with pytest.raises(CompileProcessError, match="does not start"):
         make().compile(GOOD)
-    pool = CompilePool(make)
+    pool = CompilePool(make, keep_here)
     pool.submit(GrammarKey("regex", "a"))
     (done,) = collect(pool, 1)
     assert "does not start" in done.failure
@@ -269,7 +270,7 @@ def test_a_pool_starts_as_many_processes_as_it_needs_and_ends_them() -> None:
         made.append(CompileProcess(WORKER, CompileLimits(compile_seconds=0.5)))
         return made[-1]
 
-    pool = CompilePool(make, most_processes=2)
+    pool = CompilePool(make, keep_here, most_processes=2)
     assert pool.finished() == []
     slow, quick = GrammarKey("json_schema", NEVER_DONE), GrammarKey("regex", "[a-c]")
     for key in (slow, quick, GrammarKey("regex", "[")):
@@ -297,7 +298,7 @@ def test_a_pool_that_is_warm_compiles_its_first_grammar_in_the_process_that_it_h
         made.append(CompileProcess(WORKER, CompileLimits()))
         return made[-1]
 
-    pool = CompilePool(make)
+    pool = CompilePool(make, keep_here)
     pool.warm_up()
     collect(pool, 1)
     pid = pid_of(made[0])
@@ -309,7 +310,9 @@ def test_a_pool_that_is_warm_compiles_its_first_grammar_in_the_process_that_it_h
 
 def test_a_pool_takes_back_what_it_has_not_begun_with() -> None:
     pool = CompilePool(
-        lambda: CompileProcess(WORKER, CompileLimits(compile_seconds=0.5)), most_processes=1
+        lambda: CompileProcess(WORKER, CompileLimits(compile_seconds=0.5)),
+        keep_here,
+        most_processes=1,
     )
     slow, gone, kept = GrammarKey("json_schema", NEVER_DONE), *keys("[a-c]", "[d-f]")
     for key in (slow, gone, kept):
@@ -333,13 +336,19 @@ def test_a_pool_ends_at_once_whatever_it_does(begins: str, tmp_path: Path) -> No
         made.append(CompileProcess(command, CompileLimits(start_seconds=600, compile_seconds=600)))
         return made[-1]
 
-    pool = CompilePool(make, most_processes=2)
+    pool = CompilePool(make, keep_here, most_processes=2)
     for text in "abcd":
         pool.submit(GrammarKey("regex", text))
     until(lambda: len(list(tmp_path.iterdir())) == 2)
     pool.close()
     assert [process._process for process in made] == [None, None]
     assert not any("killed" in one.failure for one in pool.finished())
+
+
+def keep_here(text: bytes, tokenizer: bytes) -> KeptGrammar:
+    assert json.loads(text)
+    assert json.loads(tokenizer)
+    return KeptGrammar(0, text)
 
 
 def keys(*patterns: str) -> list[GrammarKey]:

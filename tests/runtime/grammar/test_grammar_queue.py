@@ -7,14 +7,22 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from sluice_runtime.grammar.allowance import CROWDED, SLOW_ANSWER, SLOW_CALL, STARVED, TooSlow
+from sluice_runtime.grammar.allowance import (
+    BROKEN,
+    CROWDED,
+    LOST,
+    SLOW_ANSWER,
+    SLOW_CALL,
+    STARVED,
+    TooSlow,
+)
 from sluice_runtime.grammar.cache import GrammarCache
 from sluice_runtime.grammar.matchers import Matchers, Slow
 from sluice_runtime.grammar.pool import Compiled, GrammarKey
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import Generate, Grammar, Sampling
 
-from tests.runtime.grammar.fake_compiler import FakeCompiler
+from tests.runtime.grammar.fake_compiler import FakeCompiler, nobody
 
 COMPILED = cast(Any, object())
 
@@ -23,8 +31,13 @@ class Opened(Matchers):
     """Remembers which requests were opened and closed."""
 
     def __init__(self) -> None:
-        super().__init__(0)
+        super().__init__(0, nobody())
         self.live: list[str] = []
+        self.refuses: str | None = None
+
+    @property
+    def refusal(self) -> str | None:
+        return self.refuses
 
     def open(self, message: Generate, compiled: object) -> None:
         assert compiled is COMPILED
@@ -259,7 +272,7 @@ def test_a_compilation_that_nobody_waits_for_any_more_does_not_begin(
     assert ready(queue) == ["three"]
 
 
-@pytest.mark.parametrize("why", [SLOW_CALL, SLOW_ANSWER, CROWDED, STARVED])
+@pytest.mark.parametrize("why", [SLOW_CALL, SLOW_ANSWER, BROKEN, CROWDED, STARVED, LOST])
 def test_who_is_slow_beside_others_is_no_mark_against_engine_or_grammar(
     queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened, why: TooSlow
 ) -> None:
@@ -268,7 +281,7 @@ def test_who_is_slow_beside_others_is_no_mark_against_engine_or_grammar(
     queue.released()
     matchers._slow.append(Slow("one", key(), "field", why))
     (end,) = queue.released().slow
-    own_fault = why.reason == "slow"
+    own_fault = why.reason in ("slow", "broken")
     refusal = "invalid" if own_fault else "uncompiled"
     assert (end.error, end.refusal) == (f"field: {why.error}", refusal)
     given_up = {reason: n for reason, n in queue.counts.given_up.items() if n}
@@ -277,6 +290,19 @@ def test_who_is_slow_beside_others_is_no_mark_against_engine_or_grammar(
     released = queue.released()
     assert bool(released.ready) is not own_fault
     assert bool(released.ended) is own_fault
+
+
+def test_nobody_runs_whose_grammar_nobody_can_follow(
+    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened
+) -> None:
+    matchers.refuses = "being replaced"
+    queue.add(ask("one"))
+    compiler.done.append(Compiled(key(), COMPILED))
+    (end,) = queue.released().ended
+    assert (end.error, end.refusal) == ("being replaced", "uncompiled")
+    matchers.refuses = None
+    queue.add(ask("two"))
+    assert ready(queue) == ["two"]
 
 
 def test_an_ended_request_gives_its_matcher_back(

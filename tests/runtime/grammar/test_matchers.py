@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
 from sluice_runtime.grammar.allowance import FREE_SECONDS, MOST_STEP_SECONDS, crowding
+from sluice_runtime.grammar.following import Following, KeptGrammar
 from sluice_runtime.grammar.matchers import Matchers
 from sluice_runtime.grammar.native import (
     RAW,
@@ -23,13 +24,16 @@ from sluice_runtime.grammar.native import (
 from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 
+from tests.runtime.grammar.followed_here import followed_here
+
 WORDS = [bytes([value]) for value in range(256)] + [b"ab", b"abc", b"12", b"", b""]
 """A vocabulary with tokens of several bytes, then two special ones."""
 SIZE, EOS = len(WORDS), len(WORDS) - 1
 PROMPT = [1, 2, 3]
 PATTERNS = ["(ab|12){2,5}c?", "[a-c]*1[0-9]{3}", "x?(abc)+", "a|ab|abc"]
 
-COMPILER = GrammarCompiler(TokenizerInfo(WORDS, RAW, SIZE, [], False), 1, False, 0)
+TOKENIZER = TokenizerInfo(WORDS, RAW, SIZE, [], False)
+COMPILER = GrammarCompiler(TOKENIZER, 1, False, 0)
 COMPILED = [COMPILER.compile_regex(pattern) for pattern in PATTERNS]
 
 
@@ -53,11 +57,17 @@ def batch(added: Sequence[tuple[int, str]] = (), dropped: Sequence[int] = ()) ->
     return Batch(1, ForwardMode.DECODE, dropped_rows=tuple(dropped), added_rows=rows)
 
 
+def kept(following: Following, compiled: CompiledGrammar) -> KeptGrammar:
+    text, tokenizer = compiled.serialize_json(), TOKENIZER.serialize_json()
+    return following.keep(text.encode(), tokenizer.encode())
+
+
 def matchers_of(**names: int) -> Matchers:
     """One row for each name, with the pattern of that number."""
-    matchers = Matchers(SIZE)
+    following = followed_here(SIZE)
+    matchers = Matchers(SIZE, following)
     for name, pattern in names.items():
-        matchers.open(request(name), COMPILED[pattern])
+        matchers.open(request(name), kept(following, COMPILED[pattern]))
     matchers.follow(batch(list(enumerate(names))))
     return matchers
 
@@ -86,11 +96,12 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
     rows: list[tuple[int | None, float, float, int]], seed: int, broken: int
 ) -> None:
     """`broken`: the row whose logits are no numbers."""
-    matchers, torch_seed = Matchers(SIZE), torch.Generator().manual_seed(seed)
+    following, torch_seed = followed_here(SIZE), torch.Generator().manual_seed(seed)
+    matchers = Matchers(SIZE, following)
     answers: dict[int, list[int]] = {}
     for row, (pattern, *_) in enumerate(rows):
         if pattern is not None:
-            matchers.open(request(str(row)), COMPILED[pattern])
+            matchers.open(request(str(row)), kept(following, COMPILED[pattern]))
             answers[row] = []
     matchers.follow(batch([(row, str(row)) for row in range(len(rows))]))
     live = list(range(len(rows)))
@@ -161,14 +172,14 @@ def test_a_matcher_follows_its_request_into_another_row() -> None:
     assert masked(matchers, 4, 3) == {ord("2")}
 
 
-@pytest.mark.parametrize("kept", range(7))
-def test_tokens_that_were_drawn_and_not_kept_are_taken_back(kept: int) -> None:
+@pytest.mark.parametrize("number", range(7))
+def test_tokens_that_were_drawn_and_not_kept_are_taken_back(number: int) -> None:
     matchers, answer = matchers_of(one=0), tokens_of("ab12ab")
     for step, token in enumerate(answer):
         masked(matchers, 0, step)
         matchers.advance([0], [token])
     matchers.follow(batch([(2, "one")], dropped=[0]))
-    assert masked(matchers, 2, kept) == allowed_after(COMPILED[0], answer[:kept])
+    assert masked(matchers, 2, number) == allowed_after(COMPILED[0], answer[:number])
 
 
 def test_also_the_end_is_taken_back() -> None:
@@ -183,8 +194,9 @@ def drawn(pattern: str, least: int, **fields: Any) -> bytes:
     compiled = COMPILER.compile_regex(pattern)
     grammar = Grammar("regex", "", [EOS], "field", **fields)
     message = Generate("a", PROMPT, 50, Sampling(), stop_token_ids=[EOS], grammar=grammar)
-    matchers = Matchers(SIZE)
-    matchers.open(message, compiled)
+    following = followed_here(SIZE)
+    matchers = Matchers(SIZE, following)
+    matchers.open(message, kept(following, compiled))
     matchers.follow(batch([(0, "a")]))
     answer: list[int] = []
     while not answer or answer[-1] != EOS:
@@ -221,9 +233,10 @@ class Stopwatch:
 
 def timed(rows: int) -> tuple[Matchers, Stopwatch]:
     clock = Stopwatch()
-    matchers = Matchers(SIZE, clock)
+    following = followed_here(SIZE, clock)
+    matchers = Matchers(SIZE, following)
     for row in range(rows):
-        matchers.open(request(str(row)), COMPILED[1])
+        matchers.open(request(str(row)), kept(following, COMPILED[1]))
     matchers.follow(batch([(row, str(row)) for row in range(rows)]))
     return matchers, clock
 
@@ -238,13 +251,13 @@ def step(matchers: Matchers, rows: int, answered: int) -> list[int]:
 
 def test_a_row_whose_grammar_is_slow_is_let_go_and_no_other() -> None:
     matchers, clock = timed(3)
-    kept = step(matchers, 3, 0)[0]
+    allowed = step(matchers, 3, 0)[0]
     clock.costs = [0, 0.051, 0]
-    assert step(matchers, 3, 1) == [kept, SIZE, kept]
+    assert step(matchers, 3, 1) == [allowed, SIZE, allowed]
     (slow,) = matchers.take_slow()
     assert (slow.request_id, slow.field, slow.why.reason) == ("1", "field", "slow")
     assert "50 ms of a processor" in slow.why.error
-    assert step(matchers, 3, 2) == [kept, SIZE, kept]
+    assert step(matchers, 3, 2) == [allowed, SIZE, allowed]
     assert matchers.take_slow() == []
 
 

@@ -1,0 +1,182 @@
+"""The process that follows grammars: answers go token by token through it, and masks come out.
+
+`python -m sluice_runtime.grammar.follower --memory-bytes N --lines N --words N --masks FD
+--turns FD --turned FD`. Grammars come by standard input, after the tokenizer, and are loaded by a
+thread of their own. What cannot be interrupted is made aside and left when it takes long: the
+engine then starts another process and ends this one. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from sluice_runtime.grammar.aside import Aside
+from sluice_runtime.grammar.bounds import bound_this_process
+from sluice_runtime.grammar.frames import BrokenFrameError, read_frame, write_frame
+from sluice_runtime.grammar.turns import Kept, LeftLine, Line, Turn, Turned
+from sluice_runtime.scheduler.batch import NO_TOKEN
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sluice_runtime.grammar.native import CompiledGrammar, GrammarMatcher
+
+_INPUT: Final = 0
+_OUTPUT: Final = 1
+_OOM_SCORE: Final = 900
+
+
+class _Answer:
+    """How far one answer is in its grammar."""
+
+    def __init__(
+        self, compiled: CompiledGrammar | None, end_token_ids: Sequence[int], words: int
+    ) -> None:
+        self._compiled = compiled
+        self._end_token_ids = end_token_ids
+        self._matcher: GrammarMatcher | None = None
+        self._accepted = 0
+        self._lost = False
+        self.mask = np.empty((1, words), np.int32)
+        """Of its own: a call that was left may still write."""
+        self.seconds = 0.0
+        """What its last mask took of a processor."""
+        self.broken = False
+
+    def fill(self, line: Line, clock: Callable[[], float]) -> None:
+        """Writes what may follow; everything may, once the answer has ended."""
+        began = clock()
+        try:
+            self._fill(line)
+        except (RuntimeError, ValueError, MemoryError):  # the library's checks, or no memory left
+            self.broken = True
+        self.seconds = clock() - began
+
+    def _fill(self, line: Line) -> None:
+        matcher = self._go_to(line.kept, line.drawn)
+        if self._lost or matcher.is_terminated():
+            self.mask[:] = -1
+            return
+        expected = line.kept + len(line.drawn)
+        assert self._accepted == expected, "a token was drawn behind the matcher's back"
+        matcher.fill_next_token_bitmask(self.mask, 0, False)
+
+    def _go_to(self, kept: int, drawn: Sequence[int]) -> GrammarMatcher:
+        from sluice_runtime.grammar.native import GrammarMatcher
+
+        matcher = self._matcher
+        if self._compiled is None:
+            raise MemoryError  # it could not be kept
+        if matcher is None:
+            matcher = GrammarMatcher(self._compiled, self._end_token_ids, False, -1, None)
+            self._matcher = matcher
+        if self._accepted > kept:
+            matcher.rollback(self._accepted - kept)
+            self._accepted = kept
+        if self._accepted == kept:
+            self._lost = False
+        for token in drawn:
+            self._lost = self._lost or token == NO_TOKEN
+            if self._lost or matcher.is_terminated():
+                break
+            accepted = matcher.accept_token(token, False)
+            assert accepted, f"token {token} was drawn though its grammar forbids it"
+            self._accepted += 1
+        return matcher
+
+
+class Followed:
+    """All answers. `grammars`: by number, as they are kept and forgotten."""
+
+    def __init__(
+        self,
+        grammars: Mapping[int, CompiledGrammar],
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._grammars = grammars
+        self._clock = clock
+        self._aside = Aside()
+        self._answers: dict[int, _Answer] = {}
+
+    def turn(self, turn: Turn, masks: NDArray[np.int32]) -> Turned:
+        """masks: [at least as many as lines, words of 32 tokens]."""
+        for number in turn.closed:
+            self._answers.pop(number, None)
+        for opened in turn.opened:
+            compiled = self._grammars.get(opened.grammar)
+            self._answers[opened.answer] = _Answer(compiled, opened.end_token_ids, masks.shape[1])
+        answers = [self._answers[line.answer] for line in turn.lines]
+        calls = [
+            partial(answer.fill, line, self._clock)
+            for answer, line in zip(answers, turn.lines, strict=True)
+        ]
+        left = [
+            LeftLine(one.place, "starved" if one.starved else "slow")
+            for one in self._aside.make(calls, [line.most_seconds for line in turn.lines])
+        ]
+        left += [LeftLine(place, "broken") for place, a in enumerate(answers) if a.broken]
+        without = {line.place for line in left}
+        for place, answer in enumerate(answers):
+            masks[place] = -1 if place in without else answer.mask
+        return Turned([answer.seconds for answer in answers], left, self._aside.busy)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until the engine closes the pipes; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for option in ("memory-bytes", "lines", "words", "masks", "turns", "turned"):
+        parser.add_argument(f"--{option}", type=int, required=True)
+    options = parser.parse_args(arguments)
+    bound_this_process(options.memory_bytes, _OOM_SCORE)
+    # tvm_ffi imports torch when it finds it: two seconds and 300 MB, for nothing that is used here.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    shape = (options.lines, options.words)
+    shared = mmap.mmap(options.masks, 0)
+    masks = np.frombuffer(shared, np.int32).reshape(shape)
+    grammars: dict[int, CompiledGrammar] = {}
+    threading.Thread(target=_keep, args=(grammars,), name="grammars", daemon=True).start()
+    with suppress(BrokenFrameError):
+        _follow(grammars, masks, options.turns, options.turned)
+    os._exit(0)  # whatever a thread is stuck in
+
+
+def _follow(
+    grammars: dict[int, CompiledGrammar], masks: NDArray[np.int32], turns: int, turned: int
+) -> None:
+    followed = Followed(grammars)
+    while True:
+        turn = msgspec.msgpack.decode(read_frame(turns), type=Turn)
+        for number in turn.forgotten:
+            grammars.pop(number, None)
+        write_frame(turned, msgspec.msgpack.encode(followed.turn(turn, masks)))
+
+
+def _keep(grammars: dict[int, CompiledGrammar]) -> None:
+    """In its thread: loads what comes."""
+    from sluice_runtime.grammar.native import CompiledGrammar, TokenizerInfo
+
+    with suppress(BrokenFrameError):
+        tokenizer = TokenizerInfo.deserialize_json(read_frame(_INPUT).decode())
+        while True:
+            number, text, error = int(read_frame(_INPUT)), read_frame(_INPUT), ""
+            try:
+                grammars[number] = CompiledGrammar.deserialize_json(text.decode(), tokenizer)
+            except (RuntimeError, ValueError, MemoryError) as raised:
+                error = str(raised) or "there is not enough memory for it"
+            write_frame(_OUTPUT, msgspec.msgpack.encode(Kept(error)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The engine's end of one process that follows grammars. Knows pipes, and neither requests nor who
+comes after it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from sluice_runtime.errors import CompileProcessError
+from sluice_runtime.grammar.frames import (
+    BrokenFrameError,
+    LargeFrameError,
+    Patience,
+    read_frame,
+    write_frame,
+)
+from sluice_runtime.grammar.turns import Kept, Turn, Turned
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_START_SECONDS: Final = 60.0
+_TURN_SECONDS: Final = 60.0
+"""Far beyond what a turn may take: the process itself leaves what is slow."""
+_ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class FollowerSizes:
+    """`lines`: masks of one turn, at most. `words`: of 32 tokens."""
+
+    lines: int
+    words: int
+    memory_bytes: int
+
+
+class FollowerProcess:
+    """`turn` belongs to one thread, `keep` to one at a time."""
+
+    def __init__(self, sizes: FollowerSizes, tokenizer: bytes) -> None:
+        """Starts it; that it cannot start shows when a grammar is kept.
+
+        Raises:
+            CompileProcessError: there is no process.
+        """
+        self._keeping = threading.Lock()
+        with ExitStack() as opened:
+            masks = _closed_by(opened, os.memfd_create("masks"))
+            os.ftruncate(masks, sizes.lines * sizes.words * 4)
+            turns, self._turns = os.pipe()
+            _closed_by(opened, turns)
+            self._turned, turned = os.pipe()
+            _closed_by(opened, turned)
+            shared = mmap.mmap(masks, 0)
+            self.masks: NDArray[np.int32] = np.frombuffer(shared, np.int32).reshape(
+                sizes.lines, sizes.words
+            )
+            command = [sys.executable, "-m", "sluice_runtime.grammar.follower"]
+            command += ["--memory-bytes", str(sizes.memory_bytes), "--lines", str(sizes.lines)]
+            command += ["--words", str(sizes.words), "--masks", str(masks)]
+            command += ["--turns", str(turns), "--turned", str(turned)]
+            self._process = _started(command, (masks, turns, turned))
+        self._tokenizer: bytes | None = tokenizer
+
+    def keep(self, grammar: int, text: bytes) -> str:
+        """Waits until turns can open answers with it; what is wrong with it, if anything.
+
+        Raises:
+            CompileProcessError: the process has ended, or does not start.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._keeping:
+            try:
+                if self._tokenizer is not None:
+                    write_frame(self._process.stdin.fileno(), self._tokenizer)
+                    self._tokenizer = None
+                write_frame(self._process.stdin.fileno(), str(grammar).encode())
+                write_frame(self._process.stdin.fileno(), text)
+                kept = read_frame(self._process.stdout.fileno(), _within(_START_SECONDS))
+            except (BrokenFrameError, LargeFrameError, TimeoutError, ValueError):
+                raise CompileProcessError("the process that follows grammars has ended") from None
+        return msgspec.msgpack.decode(kept, type=Kept).error
+
+    def turn(self, turn: Turn) -> Turned:
+        """Its masks are the first of `masks` then.
+
+        Raises:
+            CompileProcessError: the process has ended.
+        """
+        try:
+            write_frame(self._turns, msgspec.msgpack.encode(turn))
+            turned = read_frame(self._turned, _within(_TURN_SECONDS))
+        except (BrokenFrameError, LargeFrameError, TimeoutError):
+            raise CompileProcessError("the process that follows grammars has ended") from None
+        return msgspec.msgpack.decode(turned, type=Turned)
+
+    def close(self) -> None:
+        """Ends it at once, whatever it does; whoever waits for it hears of that. Not to be called
+        twice, nor beside a turn."""
+        self._process.kill()
+        with self._keeping:
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                pipe.close()
+        os.close(self._turns)
+        os.close(self._turned)
+        self._process.wait()
+
+
+def _closed_by(opened: ExitStack, descriptor: int) -> int:
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _started(command: list[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=descriptors,
+            env={**os.environ, **_ONE_THREAD},
+        )
+    except OSError as error:
+        raise CompileProcessError(f"no process can follow grammars: {error}") from None
+
+
+def _within(seconds: float) -> Patience:
+    ends = time.monotonic() + seconds
+    return lambda: ends - time.monotonic()

@@ -1,0 +1,40 @@
+"""Grammars followed without another process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from sluice_runtime.grammar.follower import Followed
+from sluice_runtime.grammar.following import Following
+from sluice_runtime.grammar.native import CompiledGrammar, TokenizerInfo
+from sluice_runtime.grammar.turns import Turn, Turned
+
+LINES = 64
+
+
+class FollowerHere:
+    """As `follower_process.FollowerProcess`, in this one."""
+
+    def __init__(self, tokenizer: bytes, size: int, clock: Callable[[], float]) -> None:
+        self._tokenizer = TokenizerInfo.deserialize_json(tokenizer.decode())
+        self._grammars: dict[int, CompiledGrammar] = {}
+        self._followed = Followed(self._grammars, clock)
+        self.masks = np.zeros((LINES, -(-size // 32)), np.int32)
+
+    def keep(self, grammar: int, text: bytes) -> str:
+        self._grammars[grammar] = CompiledGrammar.deserialize_json(text.decode(), self._tokenizer)
+        return ""
+
+    def turn(self, turn: Turn) -> Turned:
+        for number in turn.forgotten:
+            del self._grammars[number]
+        return self._followed.turn(turn, self.masks)
+
+    def close(self) -> None: ...
+
+
+def followed_here(size: int, clock: Callable[[], float] = time.thread_time) -> Following:
+    """`size`: of the vocabulary."""
+    return Following(lambda tokenizer: FollowerHere(tokenizer, size, clock))
