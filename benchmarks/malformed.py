@@ -26,10 +26,14 @@ SLOW = "a grammar that is never done"
 """Refused at its limit; all that is asked is that others do not feel it."""
 FOLLOWED = "a grammar that is slow to follow"
 """The same: refused while it is compiled, in a process that may take its time."""
+LATER = "a grammar that is slow to follow, later"
+"""Behind more tokens than the compile process tries: the request runs and is given up."""
 COLD = "broken regex, the first grammar of an engine"
 """Asked once: the next one finds it remembered."""
-ONCE = (COLD, SLOW, FOLLOWED)
+ONCE = (COLD, SLOW, FOLLOWED, LATER)
 AMBIGUOUS = "(a{0,60}){0,60}b"
+MUST_A = {str(ord("a")): 100}
+"""Else an answer may soon end with a "b"."""
 SETTLED_SECONDS = 0.2
 """How long after a refusal its cost may still show."""
 
@@ -66,6 +70,14 @@ def cases(body_bytes: int) -> dict[str, Case]:
         "broken regex": (_body(structured_outputs={"regex": "(a"}), "structured_outputs"),
         SLOW: (_body(response_format=never), "response_format"),
         FOLLOWED: (_body(structured_outputs={"regex": AMBIGUOUS}), "structured_outputs"),
+        LATER: (
+            _body(
+                structured_outputs={"regex": "[xy]{80}" + AMBIGUOUS},
+                logit_bias=MUST_A,
+                max_tokens=500,
+            ),
+            "structured_outputs",
+        ),
     }
 
 
@@ -97,7 +109,7 @@ def refused_alone(url: str, bodies: Mapping[str, Case], runs: int) -> list[str]:
             once = name in ONCE
             seconds = [refused_seconds(client, name, case) for _ in range(1 if once else runs)]
             _print("alone", name, seconds)
-            if name not in (SLOW, FOLLOWED) and statistics.median(seconds) > TARGET_SECONDS:
+            if name not in (SLOW, FOLLOWED, LATER) and statistics.median(seconds) > TARGET_SECONDS:
                 late.append(name)
     return late
 

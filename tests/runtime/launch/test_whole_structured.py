@@ -28,6 +28,9 @@ NEVER_DONE = {
 }
 ENGINE = "sluice_runtime.engine"
 WORKER = "sluice_runtime.grammar.worker"
+FOLLOWER = "sluice_runtime.grammar.follower"
+ENDLESS = "[xy]{80}(a{0,60}){0,60}b"
+"""Compiles at once, and is followed for eighty letters; then one mask takes minutes."""
 
 
 class City(pydantic.BaseModel):
@@ -49,18 +52,19 @@ def client(engine: tuple[Process, str]) -> Iterator[Engine]:
         yield process, sdk
 
 
-def workers(process: Process) -> set[int]:
-    return {pid for pid in descendants(process.popen.pid) if WORKER in command_line(pid)}
+def running(process: Process, module: str) -> set[int]:
+    return {pid for pid in descendants(process.popen.pid) if module in command_line(pid)}
 
 
 def user(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
-def test_one_compile_process_starts_with_the_engine(client: Engine) -> None:
+def test_one_process_to_compile_and_one_to_follow_start_with_the_engine(client: Engine) -> None:
     process, _ = client
-    until(lambda: "libxgrammar" in Path(f"/proc/{process.child(ENGINE)}/maps").read_text())
-    assert len(workers(process)) == 1
+    until(lambda: running(process, FOLLOWER))
+    assert len(running(process, WORKER)) == len(running(process, FOLLOWER)) == 1
+    assert "libxgrammar" not in Path(f"/proc/{process.child(ENGINE)}/maps").read_text()
 
 
 def test_the_client_parses_what_it_asked_for(client: Engine) -> None:
@@ -129,3 +133,26 @@ def test_a_pattern_with_a_mistake_is_a_400(client: Engine) -> None:
         )
     assert error.value.param == "guided_regex"
     assert "parenthesis" in str(error.value)
+
+
+def test_a_grammar_that_cannot_be_followed_ends_its_request_alone(client: Engine) -> None:
+    process, sdk = client
+    before = running(process, FOLLOWER)
+
+    def ask(pattern: str) -> str:
+        answer = sdk.completions.create(
+            model="tiny",
+            prompt="x",
+            max_tokens=200,
+            logit_bias={str(ord("a")): 100},
+            extra_body={"structured_outputs": {"regex": pattern}},
+        )
+        return answer.choices[0].text
+
+    with ThreadPoolExecutor() as pool:
+        beside = pool.submit(ask, "[ac]{150}")
+        with pytest.raises(openai.BadRequestError, match="following it takes more than"):
+            ask(ENDLESS)
+        assert beside.result() == "a" * 150
+    until(lambda: not running(process, FOLLOWER) & before)
+    assert ask("a[bc]a").startswith("a")
