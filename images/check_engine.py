@@ -10,7 +10,7 @@ import sys
 
 from sluice_kernels import native
 from sluice_runtime.errors import CompileProcessError, GrammarError
-from sluice_runtime.grammar.process import CompileLimits, CompileProcess
+from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
 
 MODEL = ("--model", "dummy://qwen3-tiny", "--vocabulary-size", "259")
 JOB = {"kind": "json_schema", "text": '{"type": "integer"}'}
@@ -19,7 +19,7 @@ JOB = {"kind": "json_schema", "text": '{"type": "integer"}'}
 def main() -> int:
     limits = CompileLimits()
     bound = ("--memory-bytes", str(limits.memory_bytes))
-    command = (sys.executable, "-m", "sluice_runtime.grammar.worker", *MODEL, *bound)
+    command = (sys.executable, "-m", "sluice_runtime.grammar.compile.worker", *MODEL, *bound)
     process = CompileProcess(command, limits)
     try:
         process.compile(json.dumps(JOB).encode())

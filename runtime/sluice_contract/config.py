@@ -190,7 +190,7 @@ class EngineSettings(ContractModel):
         default=None,
         ge=512 << 20,
         le=1 << 40,
-        description="Memory that each of the two processes that compile grammars may have, in "
+        description="Memory that each process that compiles or follows grammars may have, in "
         "bytes.",
     )
     kv_transfer: KvTransfer | None = Field(

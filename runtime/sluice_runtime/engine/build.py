@@ -19,8 +19,8 @@ from sluice_runtime.engine.plan import (
     scheduler_settings,
 )
 from sluice_runtime.engine.runner import LogitsSeen, Runner, RunnerSettings
-from sluice_runtime.grammar.matchers import Matchers
-from sluice_runtime.grammar.process import CompileLimits
+from sluice_runtime.grammar.compile.process import CompileLimits
+from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.processes import GrammarProcesses, grammar_processes
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool

@@ -19,8 +19,8 @@ from sluice_contract.sizing import (
 from sluice_contract.supported import unsupported
 
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
-from sluice_runtime.grammar.pool import MOST_PROCESSES
-from sluice_runtime.grammar.process import CompileLimits
+from sluice_runtime.grammar.compile.pool import MOST_PROCESSES
+from sluice_runtime.grammar.compile.process import CompileLimits
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget

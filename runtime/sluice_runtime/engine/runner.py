@@ -16,7 +16,7 @@ from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.rows import RowTable
 from sluice_runtime.engine.sampling.table import SamplingTable
 from sluice_runtime.errors import StepOutOfMemoryError
-from sluice_runtime.grammar.matchers import Matchers
+from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.model.decoder import Decoder

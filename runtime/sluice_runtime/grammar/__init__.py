@@ -1,6 +1,7 @@
 """Structured output: what a request's grammar allows next, from its text to a mask over tokens.
 
-A grammar is compiled in a process of its own, which may be killed; requests wait for it in a queue
-in front of the scheduler, which therefore knows nothing of grammars. The engine keeps a matcher a
-request and masks its logits before a token is drawn.
+`schema` reads JSON schemas, `compile` makes grammars of texts, `follow` goes with answers through
+them; the two have the library, and each runs it in processes of its own, which may be killed
+(`processes`). Requests wait in a queue in front of the scheduler (`waiting`), which therefore knows
+nothing of grammars; logits are masked before a token is drawn.
 """

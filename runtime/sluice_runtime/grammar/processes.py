@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from sluice_runtime.grammar.follower_process import FollowerProcess, FollowerSizes
-from sluice_runtime.grammar.following import Following
-from sluice_runtime.grammar.pool import CompilePool
-from sluice_runtime.grammar.process import CompileLimits, CompileProcess
+from sluice_runtime.grammar.compile.pool import CompilePool
+from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
+from sluice_runtime.grammar.follow.following import Following
+from sluice_runtime.grammar.follow.process import FollowerProcess, FollowerSizes
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def grammar_processes(
     """`compilers`: processes that compile, at most. `rows`: answers of one step, at most. One that
     follows may have as much memory as one that compiles."""
     command = (
-        *(sys.executable, "-m", "sluice_runtime.grammar.worker"),
+        *(sys.executable, "-m", "sluice_runtime.grammar.compile.worker"),
         *("--model", model_uri, "--vocabulary-size", str(vocabulary_size)),
         *("--memory-bytes", str(limits.memory_bytes)),
     )

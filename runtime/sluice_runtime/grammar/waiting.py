@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
-from sluice_runtime.grammar.allowance import SlowReason
-from sluice_runtime.grammar.cache import GrammarCache
-from sluice_runtime.grammar.matchers import Matchers, Slow
-from sluice_runtime.grammar.pool import Compiled, CompileOutcome, GrammarKey
+from sluice_runtime.grammar.compile.cache import GrammarCache
+from sluice_runtime.grammar.compile.pool import Compiled, CompileOutcome
+from sluice_runtime.grammar.follow.allowance import SlowReason
+from sluice_runtime.grammar.follow.matchers import Matchers, Slow
+from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.messages import Generate, Refusal, TokenDelta
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sluice_runtime.grammar.following import Follower, Following
-from sluice_runtime.grammar.matchers import Matchers
-from sluice_runtime.grammar.pool import Compiled, GrammarKey
+from sluice_runtime.grammar.compile.pool import Compiled
+from sluice_runtime.grammar.follow.following import Follower, Following
+from sluice_runtime.grammar.follow.matchers import Matchers
+from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.grammar.waiting import GrammarQueue
 
 

@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from sluice_runtime.grammar.allowance import (
+from sluice_runtime.grammar.compile.cache import GrammarCache
+from sluice_runtime.grammar.compile.pool import Compiled
+from sluice_runtime.grammar.follow.allowance import (
     BROKEN,
     CROWDED,
     LOST,
@@ -16,9 +18,8 @@ from sluice_runtime.grammar.allowance import (
     STARVED,
     TooSlow,
 )
-from sluice_runtime.grammar.cache import GrammarCache
-from sluice_runtime.grammar.matchers import Matchers, Slow
-from sluice_runtime.grammar.pool import Compiled, GrammarKey
+from sluice_runtime.grammar.follow.matchers import Matchers, Slow
+from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import Generate, Grammar, Sampling
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.compiling import MOST_WHITESPACE
-from sluice_runtime.grammar.json_schema import usable_schema
+from sluice_runtime.grammar.compile.compiling import MOST_WHITESPACE
 from sluice_runtime.grammar.native import (
     RAW,
     CompiledGrammar,
@@ -21,6 +20,7 @@ from sluice_runtime.grammar.native import (
     GrammarMatcher,
     TokenizerInfo,
 )
+from sluice_runtime.grammar.schema.json_schema import usable_schema
 
 SIZE, EOS = 129, 128
 MOST_TOKENS = 500

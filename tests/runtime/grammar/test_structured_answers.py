@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 from sluice_runtime.engine.build import Engine
-from sluice_runtime.grammar.json_schema import usable_schema
+from sluice_runtime.grammar.schema.json_schema import usable_schema
 from sluice_runtime.messages import Abort, Grammar, Sampling
 
 from tests.runtime.grammar.driving import EOS, ask, engine_of, grammar, run

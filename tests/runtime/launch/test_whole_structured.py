@@ -27,8 +27,8 @@ NEVER_DONE = {
     "properties": {f"p{i}": {"type": "string"} for i in range(1500)},
 }
 ENGINE = "sluice_runtime.engine"
-WORKER = "sluice_runtime.grammar.worker"
-FOLLOWER = "sluice_runtime.grammar.follower"
+WORKER = "sluice_runtime.grammar.compile.worker"
+FOLLOWER = "sluice_runtime.grammar.follow.follower"
 ENDLESS = "[xy]{80}(a{0,60}){0,60}b"
 """Compiles at once, and is followed for eighty letters; then one mask takes minutes."""
 

@@ -17,14 +17,14 @@ from openai import BadRequestError
 from sluice_contract.config import EngineConfig
 from sluice_contract.http_errors import shown_json
 from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
-from sluice_runtime.grammar.json_schema import (
+from sluice_runtime.grammar.schema.json_schema import (
     ALONE,
     ANNOTATIONS,
     IGNORED,
     NOT_BESIDE,
     usable_schema,
 )
-from sluice_runtime.grammar.schema_keywords import KEYWORDS
+from sluice_runtime.grammar.schema.keywords import KEYWORDS
 from sluice_runtime.messages import Generate, Grammar
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.process import _model_text

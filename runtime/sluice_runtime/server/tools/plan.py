@@ -10,7 +10,7 @@ from typing import Any
 from sluice_contract.http_errors import shown, shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError
-from sluice_runtime.grammar.object_schema import object_schema
+from sluice_runtime.grammar.schema.object_schema import object_schema
 from sluice_runtime.server.structured import Wish, checked_schema, refuse_infinite
 from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat

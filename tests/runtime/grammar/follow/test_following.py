@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.follower_process import FollowerProcess, FollowerSizes
-from sluice_runtime.grammar.following import Following, KeptGrammar
-from sluice_runtime.grammar.matchers import Matchers
+from sluice_runtime.grammar.follow.following import Following, KeptGrammar
+from sluice_runtime.grammar.follow.matchers import Matchers
+from sluice_runtime.grammar.follow.process import FollowerProcess, FollowerSizes
 from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
 from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded

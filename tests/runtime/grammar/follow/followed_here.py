@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from sluice_runtime.grammar.follower import Followed
-from sluice_runtime.grammar.following import Following
+from sluice_runtime.grammar.follow.follower import Followed
+from sluice_runtime.grammar.follow.following import Following
+from sluice_runtime.grammar.follow.turns import Turn, Turned
 from sluice_runtime.grammar.native import CompiledGrammar, TokenizerInfo
-from sluice_runtime.grammar.turns import Turn, Turned
 
 LINES = 64
 

@@ -20,15 +20,16 @@ from sluice_runtime.errors import (
     GrammarError,
     GrammarLimitError,
 )
-from sluice_runtime.grammar.following import KeptGrammar
-from sluice_runtime.grammar.pool import Compiled, CompilePool, GrammarKey
-from sluice_runtime.grammar.process import CompileLimits, CompileProcess
+from sluice_runtime.grammar.compile.pool import Compiled, CompilePool
+from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
+from sluice_runtime.grammar.follow.following import KeptGrammar
+from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.messages import GrammarKind
 
 pytestmark = pytest.mark.process
 
 WORKER = (
-    sys.executable, "-m", "sluice_runtime.grammar.worker",
+    sys.executable, "-m", "sluice_runtime.grammar.compile.worker",
     "--model", "dummy://qwen3-tiny", "--vocabulary-size", "259", "--memory-bytes", str(2 << 30),
 )  # fmt: skip
 NEVER_DONE = json.dumps(

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,9 +22,9 @@ from sluice_runtime.errors import (
     GrammarError,
     GrammarLimitError,
 )
-from sluice_runtime.grammar.following import KeptGrammar
-from sluice_runtime.grammar.process import CompileProcess
-from sluice_runtime.messages import GrammarKind
+from sluice_runtime.grammar.compile.process import CompileProcess
+from sluice_runtime.grammar.follow.following import KeptGrammar
+from sluice_runtime.grammar.keys import GrammarKey
 
 _log = logging.getLogger(__name__)
 
@@ -33,13 +33,6 @@ MOST_PROCESSES: Final = 2
 
 
 CompileOutcome = Literal["compiled", "refused", "limit", "killed", "failed"]
-
-
-class GrammarKey(NamedTuple):
-    """What tells one compiled grammar from another."""
-
-    kind: GrammarKind
-    text: str
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.schema_keywords import IMPLIED, IS, at, refuse_malformed, refused
+from sluice_runtime.grammar.schema.keywords import IMPLIED, IS, at, refuse_malformed, refused
 
 MOST_DEPTH: Final = 64
 

@@ -1,9 +1,9 @@
 """The compile process: grammars in, compiled ones out, one at a time, until its input ends.
 
-`python -m sluice_runtime.grammar.worker --model URI --vocabulary-size N --memory-bytes N`. Its
-first frame is the tokenizer's, each other answers a frame that it read. It bounds its own memory
-and is the first that the kernel ends when a pod has none left. The engine bounds its time. Imports
-no torch.
+`python -m sluice_runtime.grammar.compile.worker --model URI --vocabulary-size N --memory-bytes N`.
+Its first frame is the tokenizer's, each other answers a frame that it read. It bounds its own
+memory and is the first that the kernel ends when a pod has none left. The engine bounds its time.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(uri: str, vocabulary_size: int) -> None:
     import numpy as np
 
-    from sluice_runtime.grammar.compiling import compile_grammar, plain_words
+    from sluice_runtime.grammar.compile.compiling import compile_grammar, plain_words
     from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
     from sluice_runtime.grammar.vocabulary import token_bytes
     from sluice_runtime.model_files import resolve

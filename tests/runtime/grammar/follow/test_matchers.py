@@ -11,9 +11,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
-from sluice_runtime.grammar.allowance import FREE_SECONDS, MOST_STEP_SECONDS, crowding
-from sluice_runtime.grammar.following import Following, KeptGrammar
-from sluice_runtime.grammar.matchers import Matchers
+from sluice_runtime.grammar.follow.allowance import FREE_SECONDS, MOST_STEP_SECONDS, crowding
+from sluice_runtime.grammar.follow.following import Following, KeptGrammar
+from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.native import (
     RAW,
     CompiledGrammar,
@@ -24,7 +24,7 @@ from sluice_runtime.grammar.native import (
 from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 
-from tests.runtime.grammar.followed_here import followed_here
+from tests.runtime.grammar.follow.followed_here import followed_here
 
 WORDS = [bytes([value]) for value in range(256)] + [b"ab", b"abc", b"12", b"", b""]
 """A vocabulary with tokens of several bytes, then two special ones."""

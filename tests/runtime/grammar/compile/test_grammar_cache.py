@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sluice_runtime.grammar.cache import GrammarCache
-from sluice_runtime.grammar.pool import Compiled, GrammarKey
+from sluice_runtime.grammar.compile.cache import GrammarCache
+from sluice_runtime.grammar.compile.pool import Compiled
+from sluice_runtime.grammar.keys import GrammarKey
 
 
 def entry(text: str, size_bytes: int) -> Compiled:

@@ -1,6 +1,6 @@
 """The process that follows grammars: answers go token by token through it, and masks come out.
 
-`python -m sluice_runtime.grammar.follower --memory-bytes N --lines N --words N --masks FD
+`python -m sluice_runtime.grammar.follow.follower --memory-bytes N --lines N --words N --masks FD
 --turns FD --turned FD`. Grammars come by standard input, after the tokenizer, and are loaded by a
 thread of their own. What cannot be interrupted is made aside and left when it takes long: the
 engine then starts another process and ends this one. Imports no torch.
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from sluice_runtime.grammar.aside import Aside
 from sluice_runtime.grammar.bounds import bound_this_process
+from sluice_runtime.grammar.follow.aside import Aside
+from sluice_runtime.grammar.follow.turns import Kept, LeftLine, Line, Turn, Turned
 from sluice_runtime.grammar.frames import BrokenFrameError, read_frame, write_frame
-from sluice_runtime.grammar.turns import Kept, LeftLine, Line, Turn, Turned
 from sluice_runtime.scheduler.batch import NO_TOKEN
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from sluice_runtime.errors import CompileProcessError
+from sluice_runtime.grammar.follow.turns import Kept, Turn, Turned
 from sluice_runtime.grammar.frames import (
     BrokenFrameError,
     LargeFrameError,
@@ -24,7 +25,6 @@ from sluice_runtime.grammar.frames import (
     read_frame,
     write_frame,
 )
-from sluice_runtime.grammar.turns import Kept, Turn, Turned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +65,7 @@ class FollowerProcess:
             self.masks: NDArray[np.int32] = np.frombuffer(shared, np.int32).reshape(
                 sizes.lines, sizes.words
             )
-            command = [sys.executable, "-m", "sluice_runtime.grammar.follower"]
+            command = [sys.executable, "-m", "sluice_runtime.grammar.follow.follower"]
             command += ["--memory-bytes", str(sizes.memory_bytes), "--lines", str(sizes.lines)]
             command += ["--words", str(sizes.words), "--masks", str(masks)]
             command += ["--turns", str(turns), "--turned", str(turned)]

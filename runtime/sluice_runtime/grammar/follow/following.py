@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, finalize
 
 from sluice_runtime.errors import CompileProcessError, GrammarError
-from sluice_runtime.grammar.turns import Turn, Turned
+from sluice_runtime.grammar.follow.turns import Turn, Turned
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from sluice_runtime.grammar.aside import Aside, Left
+from sluice_runtime.grammar.follow.aside import Aside, Left
 
 LONG_SECONDS = 60.0
 

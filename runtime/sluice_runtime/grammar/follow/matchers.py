@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.errors import CompileProcessError
-from sluice_runtime.grammar.allowance import (
+from sluice_runtime.grammar.follow.allowance import (
     BROKEN,
     CROWDED,
     LOST,
@@ -35,9 +35,9 @@ from sluice_runtime.grammar.allowance import (
     TooSlow,
     crowding,
 )
-from sluice_runtime.grammar.following import Follower, Following, KeptGrammar
-from sluice_runtime.grammar.pool import GrammarKey
-from sluice_runtime.grammar.turns import LeftReason, Line, Opened, Turn, Turned
+from sluice_runtime.grammar.follow.following import Follower, Following, KeptGrammar
+from sluice_runtime.grammar.follow.turns import LeftReason, Line, Opened, Turn, Turned
+from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.batch import Batch
 

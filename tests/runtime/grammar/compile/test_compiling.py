@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.compiling import compile_grammar
+from sluice_runtime.grammar.compile.compiling import compile_grammar
 from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
 from sluice_runtime.messages import GrammarKind
 

@@ -10,7 +10,8 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Final
 
-from sluice_runtime.grammar.pool import Compiled, GrammarKey
+from sluice_runtime.grammar.compile.pool import Compiled
+from sluice_runtime.grammar.keys import GrammarKey
 
 MOST_BYTES: Final = 128 << 20
 """Of compiled grammars, as they are written down."""
