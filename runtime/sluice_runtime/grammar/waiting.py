@@ -134,7 +134,7 @@ class GrammarQueue:
 
     def _release(self, message: Generate, compiled: Compiled) -> None:
         assert message.grammar is not None
-        refusal = self._matchers.refusal if compiled.grammar else None
+        refusal = self._matchers.refusal() if compiled.grammar else None
         if failure := compiled.failure or refusal:
             self._end(message, failure, "uncompiled")
         elif compiled.grammar is None:

@@ -36,7 +36,6 @@ class Opened(Matchers):
         self.live: list[str] = []
         self.refuses: str | None = None
 
-    @property
     def refusal(self) -> str | None:
         return self.refuses
 

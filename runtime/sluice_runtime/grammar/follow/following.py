@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 MOST_STUCK: Final = 2
 """Threads, before nobody new is followed until the next process has taken over."""
-_STUCK: Final = "what follows grammars is stuck in some, and is being replaced"
+_STUCK: Final = "the process that follows grammars is stuck in some, and is being replaced"
 _GONE: Final = "the process that follows grammars has ended"
 
 
@@ -41,7 +41,8 @@ class Follower(Protocol):
 
 
 class KeptGrammar:
-    """A compiled grammar that can be followed for as long as this is referred to."""
+    """A compiled grammar that can be followed for as long as this is referred to. The text is for
+    followers to come."""
 
     def __init__(self, number: int, text: bytes) -> None:
         self.number = number
@@ -85,10 +86,11 @@ class Following:
             finalize(grammar, self._forgotten.append, grammar.number)
             return grammar
 
-    @property
     def refusal(self) -> str | None:
-        """Why no answer may be opened now, if so. From any thread."""
+        """Why no answer may be opened now, if so; then the next follower is under way. From any
+        thread."""
         if self._gone:
+            self._succeed()
             return _GONE
         return _STUCK if self._stuck >= MOST_STUCK else None
 
@@ -101,6 +103,7 @@ class Following:
         """
         with self._turning:
             if self._gone or self._current is None:
+                self._succeed()
                 raise CompileProcessError(_GONE)
             forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
             try:
@@ -136,6 +139,7 @@ class Following:
             raise
 
     def _succeed(self) -> None:
+        """Beside whoever asks, who asks again if it fails."""
         if self._succession is None and not self._closed:
             self._succession = threading.Thread(
                 target=self._replace_if_needed, name="grammars-next", daemon=True
@@ -146,9 +150,11 @@ class Following:
         try:
             with self._keeping:
                 if (self._gone or self._stuck) and not self._closed:
+                    _log.warning("%s", _GONE if self._gone else _STUCK)
                     self._replace()
         except CompileProcessError as error:
-            _log.warning("%s", error)
+            if not self._closed:
+                _log.warning("no other process follows grammars: %s", error)
         finally:
             self._succession = None
 

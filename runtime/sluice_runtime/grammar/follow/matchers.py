@@ -156,10 +156,9 @@ class Matchers:
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
 
-    @property
     def refusal(self) -> str | None:
         """Why no request may be opened now, if so."""
-        return self._following.refusal
+        return self._following.refusal()
 
     def open(self, message: Generate, kept: KeptGrammar) -> None:
         """Before the request joins the scheduler."""

@@ -29,10 +29,12 @@ from sluice_runtime.grammar.frames import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+ENDED: Final = "the process that follows grammars has ended"
 _START_SECONDS: Final = 60.0
 _TURN_SECONDS: Final = 60.0
 """Far beyond what a turn may take: the process itself leaves what is slow."""
-_ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_SMALL: Final = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+"""Each thread else takes 64 MiB of the addresses that the process may have."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,15 @@ class FollowerProcess:
             CompileProcessError: there is no process.
         """
         self._keeping = threading.Lock()
-        with ExitStack() as opened:
-            masks = _closed_by(opened, os.memfd_create("masks"))
+        with ExitStack() as theirs, ExitStack() as ours:
+            masks = _closed_by(theirs, os.memfd_create("masks"))
             os.ftruncate(masks, sizes.lines * sizes.words * 4)
             turns, self._turns = os.pipe()
-            _closed_by(opened, turns)
             self._turned, turned = os.pipe()
-            _closed_by(opened, turned)
+            for end in (turns, turned):
+                _closed_by(theirs, end)
+            for end in (self._turns, self._turned):
+                _closed_by(ours, end)
             shared = mmap.mmap(masks, 0)
             self.masks: NDArray[np.int32] = np.frombuffer(shared, np.int32).reshape(
                 sizes.lines, sizes.words
@@ -70,6 +74,7 @@ class FollowerProcess:
             command += ["--words", str(sizes.words), "--masks", str(masks)]
             command += ["--turns", str(turns), "--turned", str(turned)]
             self._process = _started(command, (masks, turns, turned))
+            ours.pop_all()
         self._tokenizer: bytes | None = tokenizer
 
     def keep(self, grammar: int, text: bytes) -> str:
@@ -89,7 +94,7 @@ class FollowerProcess:
                 write_frame(self._process.stdin.fileno(), text)
                 kept = read_frame(self._process.stdout.fileno(), _within(_START_SECONDS))
             except (BrokenFrameError, LargeFrameError, TimeoutError, ValueError):
-                raise CompileProcessError("the process that follows grammars has ended") from None
+                raise CompileProcessError(ENDED) from None
         return msgspec.msgpack.decode(kept, type=Kept).error
 
     def turn(self, turn: Turn) -> Turned:
@@ -102,7 +107,7 @@ class FollowerProcess:
             write_frame(self._turns, msgspec.msgpack.encode(turn))
             turned = read_frame(self._turned, _within(_TURN_SECONDS))
         except (BrokenFrameError, LargeFrameError, TimeoutError):
-            raise CompileProcessError("the process that follows grammars has ended") from None
+            raise CompileProcessError(ENDED) from None
         return msgspec.msgpack.decode(turned, type=Turned)
 
     def close(self) -> None:
@@ -131,7 +136,7 @@ def _started(command: list[str], descriptors: tuple[int, ...]) -> subprocess.Pop
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=descriptors,
-            env={**os.environ, **_ONE_THREAD},
+            env={**os.environ, **_SMALL},
         )
     except OSError as error:
         raise CompileProcessError(f"no process can follow grammars: {error}") from None

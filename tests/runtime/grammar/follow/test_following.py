@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.follow.following import Following, KeptGrammar
+from sluice_runtime.grammar.follow.following import Follower, Following, KeptGrammar
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.follow.process import FollowerProcess, FollowerSizes
 from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
@@ -90,7 +91,8 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def pid(process: FollowerProcess) -> int:
+def pid(process: Follower | None) -> int:
+    assert isinstance(process, FollowerProcess)
     return process._process.pid
 
 
@@ -107,16 +109,16 @@ def test_nobody_waits_for_a_mask_that_takes_minutes(
     for _ in range(3):
         assert answers.step() == [SIZE, 3]
     assert answers.given_up() == []
-    assert following.refusal is None
+    assert following.refusal() is None
 
 
 def test_nobody_new_is_followed_beside_too_many_that_are_stuck(following: Following) -> None:
     answers = Answers(following, ENDLESS, LETTERS, ENDLESS)
     while not answers.given_up():
-        assert following.refusal is None
+        assert following.refusal() is None
         answers.step()
-    assert "being replaced" in (following.refusal or "")
-    until(lambda: following.refusal is None)
+    assert "being replaced" in (following.refusal() or "")
+    until(lambda: following.refusal() is None)
     assert answers.step() == [SIZE, 3, SIZE]
 
 
@@ -128,9 +130,27 @@ def test_answers_end_with_their_process_and_the_next_are_followed(
     os.kill(pid(started[0]), signal.SIGKILL)
     until(lambda: answers.step() == [SIZE, SIZE])
     assert answers.given_up() == [("0", "lost"), ("1", "lost")]
-    until(lambda: following.refusal is None)
+    until(lambda: following.refusal() is None)
     assert Answers(following, LETTERS).step() == [3]
     assert len(started) == 2
+
+
+def test_a_process_that_cannot_be_replaced_is_tried_again(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = Answers(following, LETTERS)
+    answers.step()
+    good, tried = sys.executable, list[str]()
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    os.kill(pid(following._current), signal.SIGKILL)
+    until(lambda: answers.given_up() or not answers.step())
+    for _ in range(3):
+        tried.append(following.refusal() or "")
+        until(lambda: following._succession is None)
+    assert all("has ended" in why for why in tried)
+    monkeypatch.setattr(sys, "executable", good)
+    until(lambda: following.refusal() is None)
+    assert Answers(following, LETTERS).step() == [3]
 
 
 def test_a_process_that_was_killed_at_rest_is_replaced_for_the_next_grammar(
@@ -170,4 +190,4 @@ def test_it_ends_with_the_engine_also_where_it_is_stuck(following: Following) ->
     while not answers.given_up():
         answers.step()
     following.close()
-    assert "has ended" in (following.refusal or "")
+    assert "has ended" in (following.refusal() or "")
