@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
-from sluice_contract.http_errors import shown
+from sluice_contract.http_errors import shown_json
 from sluice_contract.places import Model, known_keys
 from sluice_contract.wording import allowed_words
 
@@ -23,6 +23,7 @@ class ContractModel(BaseModel):
         alias_generator=to_camel,
         populate_by_name=True,
         frozen=True,
+        strict=True,
         extra="forbid",
         protected_namespaces=(),
         hide_input_in_errors=True,
@@ -40,7 +41,7 @@ class ConfigError(ValueError):
         self.key = key
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{key}: {shown(repr(value))} is not allowed; allowed: {allowed}")
+        super().__init__(f"{key}: {shown_json(value)} is not allowed; allowed: {allowed}")
 
     @property
     def each(self) -> tuple[ConfigError, ...]:

@@ -140,4 +140,6 @@ def shown_json(value: object) -> str:
     """A client's own value as JSON, cut short: it goes back to the client and into no log."""
     if isinstance(value, str | list):
         value = value[:_SHOWN_ITEMS]
+    if isinstance(value, str):
+        value = value.encode(errors="replace").decode()
     return shown(pydantic_core.to_json(value, fallback=str).decode())

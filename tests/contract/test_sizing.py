@@ -64,7 +64,7 @@ def test_the_users_value_wins_and_says_so() -> None:
         (EngineSettings(max_prefill_tokens=15), "maxPrefillTokens: 15 .* pageSize .16."),
         (
             EngineSettings(scheduling_policy="lpm", prefix_cache=False),
-            "schedulingPolicy: 'lpm' .* prefixCache",
+            'schedulingPolicy: "lpm" .* prefixCache',
         ),
     ],
 )
@@ -118,13 +118,13 @@ def test_a_rendered_config_reads_back_the_same() -> None:
         ),
         ('{"model": {"uri": "x"}, "seed": 9223372036854775808}', ["seed", "9223372036854775808"]),
         ('{"model": {}}', ["model.uri", "required"]),
-        ("{" + 99 * " ", ["(root): '{   ", "… is not allowed; allowed: a JSON object (EOF while"]),
-        ('{"model": {"uri": "x"}, "chunkSize": "5"}', ["chunkSize: '5'", "allowed: an integer"]),
-        ('{"model": {"uri": ""}}', ["model.uri: '' is not allowed; allowed: at least 1 character"]),
-        ('{"model": {"nam": "x"}}', ["model.nam: 'x'", "known keys: name, revision, uri"]),
+        ("{" + 99 * " ", ['(root): "{   ', "… is not allowed; allowed: a JSON object (EOF while"]),
+        ('{"model": {"uri": "x"}, "chunkSize": "5"}', ['chunkSize: "5"', "allowed: an integer"]),
+        ('{"model": {"uri": ""}}', ['model.uri: "" is not allowed; allowed: at least 1 character']),
+        ('{"model": {"nam": "x"}}', ['model.nam: "x"', "known keys: name, revision, uri"]),
         ('{"slo": {"ttft": 1}}', ["slo.ttft: 1", "known keys: itlMilliseconds, percentile"]),
         ('{"modl": {}}', ["modl: {}", "known keys: chunkSize", ", model, "]),
-        ('{"model": {"uri": "x"}, "role": "judge"}', ["role: 'judge'", "'mixed', 'prefill' or"]),
+        ('{"model": {"uri": "x"}, "role": "judge"}', ['role: "judge"', "'mixed', 'prefill' or"]),
     ],
 )
 def test_a_bad_file_is_one_line_with_key_value_and_what_is_allowed(

@@ -75,10 +75,10 @@ async def test_it_streams_and_leaves_on_sigterm_after_the_last_stream(tmp_path: 
     ("config", "line"),
     [
         ("{}", "exactly one of discovery and engines is required"),
-        ('{"engines": ["ftp://x"]}', r"engines.0: 'ftp://x' is not allowed"),
+        ('{"engines": ["ftp://x"]}', r'engines.0: "ftp://x" is not allowed'),
         ('{"engines": ["http://x"], "extra": 1}', "extra: 1 is not allowed; allowed: known keys"),
         ('{"engines": ["http://x"], "load": {"staleSeconds": 0}}', "load.staleSeconds: 0"),
-        ('{"discovery": {"service": "chat"}}', "discovery: None is not allowed"),
+        ('{"discovery": {"service": "chat"}}', "discovery: null is not allowed"),
         ("{", r"allowed: a JSON object \(EOF"),
     ],
 )

@@ -52,10 +52,10 @@ def test_the_h200_takes_5_seconds_for_a_prompt_of_100_thousand_tokens() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"coefficients": {"step": 1}}, "coefficients.token: None is not allowed"),
+        ({"coefficients": {"step": 1}}, "coefficients.token: null is not allowed"),
         ({"coefficients": {**GOOD["coefficients"], "row": -1}}, "coefficients.row: -1"),
         ({"speed": 3}, "speed: 3 is not allowed; allowed: known keys: accelerator, coefficients"),
-        ({"source": ""}, "source: ''"),
+        ({"source": ""}, 'source: ""'),
     ],
 )
 def test_a_bad_file_is_refused_by_key(tmp_path: Path, change: dict[str, Any], says: str) -> None:

@@ -106,7 +106,7 @@ def test_a_plot(suffix: str, trace: str, tmp_path: Path) -> None:
     [
         (["--policy", "best"], "--policy: 'best' is not allowed; allowed: fcfs"),
         (["--cost", "abacus"], "--cost: 'abacus' is not allowed; allowed: a preset"),
-        (["--config", "none.json"], "none.json: --config: 'none.json' is not allowed"),
+        (["--config", "none.json"], 'none.json: --config: "none.json" is not allowed'),
         (["--plot", "out.pdf"], "--plot: 'out.pdf' is not allowed; allowed: a file that ends in"),
         (["--plot", "/none/a.png"], "--plot: '/none/a.png' is not allowed; allowed: a file in a"),
         (["--plot", "/proc/self/stat/a.png"], "allowed: a file in a folder that is there"),
@@ -131,7 +131,7 @@ def test_what_cannot_be_used_is_named(
             {"chunkSize": -1, "slo": {"itlMilliseconds": 50}},
             "chunkSize: -1 is not allowed; allowed: at least pageSize, as slo.itlMilliseconds",
         ),
-        ({"mixedChunk": False, "slo": {"itlMilliseconds": 50}}, "mixedChunk: False is not allowed"),
+        ({"mixedChunk": False, "slo": {"itlMilliseconds": 50}}, "mixedChunk: false is not allowed"),
     ],
 )
 def test_a_setting_that_cannot_be_simulated_is_refused(

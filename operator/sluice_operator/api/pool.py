@@ -27,14 +27,14 @@ from sluice_operator.api.template import PodTemplate
 def _immutable(field: str) -> Rule:
     """A rule on updates, which only the API server sees. The selector of the pool's Deployments
     is made of such fields, and cannot be changed either."""
-    return Rule(f"self.{field} == oldSelf.{field}", lambda _: True, "must not change", field)
+    return Rule(f"self.{field} == oldSelf.{field}", lambda _: True, "no change", field)
 
 
 class EnginePoolSpec(ApiModel):
     """What one pool of engines should be."""
 
     service_name: DnsName = Field(description="InferenceService that the pool belongs to.")
-    role: Role = Field(description="What the engines do: mixed, prefill or decode.")
+    role: Role = Field(strict=False, description="What the engines do: mixed, prefill or decode.")
     replicas: int = Field(
         default=1,
         ge=0,

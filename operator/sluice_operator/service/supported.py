@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_contract.http_errors import shown_json
 from sluice_contract.supported import unsupported
 
 from sluice_operator.api.engine import EngineSpec
@@ -95,7 +96,7 @@ def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def _refusal(field: str, value: object, allowed: str) -> Refusal:
-    shown = repr(value) if value != "a value" else "this field"
+    shown = shown_json(value) if value != "a value" else "this field"
     return Refusal(
         NOT_IMPLEMENTED, field, f"{field}: {shown} is not implemented yet; allowed: {allowed}"
     )

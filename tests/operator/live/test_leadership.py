@@ -119,7 +119,7 @@ async def test_it_says_what_is_missing_and_ends(
 ) -> None:
     operator = start_operator("first", SLUICE_WORKERS="none")
     assert await operator.exited() == 2
-    assert "SLUICE_WORKERS: 'none' is not allowed" in operator.log.read_text()
+    assert 'SLUICE_WORKERS: "none" is not allowed' in operator.log.read_text()
 
 
 async def test_it_uses_no_right_that_the_install_does_not_give(

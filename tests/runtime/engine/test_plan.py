@@ -127,7 +127,7 @@ def test_a_promise_is_the_target_of_steps() -> None:
     ("settings", "line"),
     [
         ({"chunkSize": -1}, "chunkSize: -1 .* slo.itlMilliseconds"),
-        ({"mixedChunk": False}, "mixedChunk: False .* true, as slo.itlMilliseconds"),
+        ({"mixedChunk": False}, "mixedChunk: false .* true, as slo.itlMilliseconds"),
     ],
 )
 def test_a_promise_needs_chunks_and_mixed_batches(settings: dict[str, Any], line: str) -> None:

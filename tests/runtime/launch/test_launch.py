@@ -27,9 +27,9 @@ NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
             "InvalidConfig",
             "fcfs",
         ),
-        ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", "role: 'prefill'"),
+        ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", 'role: "prefill"'),
         ({"model": DUMMY, "cudaGraphMaxBatch": 8}, "InvalidConfig", "cudaGraphMaxBatch: 8"),
-        ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", "model.revision: 'v1'"),
+        ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", 'model.revision: "v1"'),
         ({"model": {"uri": "/nowhere"}}, "ModelLoadFailed", "/nowhere"),
         ({"model": {"uri": "dummy://x"}}, "ModelLoadFailed", "dummy://qwen3-tiny"),
         ({"model": {"uri": "s3://x"}}, "ModelLoadFailed", "s3://x"),
@@ -66,7 +66,7 @@ def test_fewer_threads_of_openmp_than_the_engine_uses_are_refused(
     monkeypatch.setenv("OMP_THREAD_LIMIT", "2")
     assert launch.main(["--config", str(path)]) == 2
     assert capsys.readouterr().err == (
-        "error: OMP_THREAD_LIMIT: '2' is not allowed; "
+        'error: OMP_THREAD_LIMIT: "2" is not allowed; '
         "allowed: at least 3 (threads), or leaving it out\n"
     )
     for enough in ("3", "", "many"):  # what OpenMP does not understand, it leaves out

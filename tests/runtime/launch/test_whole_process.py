@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("engine")]
 
 
 def load(url: str) -> LoadReport:
-    return LoadReport.model_validate(get(url, "/load").json())
+    return LoadReport.model_validate_json(get(url, "/load").content)
 
 
 def generated_tokens(url: str) -> float:
