@@ -105,13 +105,18 @@ class _Walk:
         yield f"{words} ([meanings]({link}))" if link else words
         for rule in part.get("x-kubernetes-validations", ()):
             if rule.get("fieldPath") == f".{name}":
-                yield rule["message"]
+                yield allowed_by(rule)
         _, inner = _inner(node)
         for rule in (inner or {}).get("x-kubernetes-validations", ()):
             if "fieldPath" not in rule:
-                yield rule["message"]
+                yield allowed_by(rule)
         if place in self.notes.so_far:
             yield _so_far(self.notes.so_far[place])
+
+
+def allowed_by(rule: Schema) -> str:
+    """What a rule across fields allows, from an entry of x-kubernetes-validations."""
+    return str(rule["message"]).removeprefix("allowed: ")
 
 
 def _so_far(words: str) -> str:

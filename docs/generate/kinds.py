@@ -13,7 +13,7 @@ from sluice_operator.api.status import EnginePoolStatus, InferenceServiceStatus
 from sluice_operator.manifests.engine import PROCESS_TEMPLATE_FIELDS
 from sluice_operator.service import supported as of_service
 
-from docs.generate.fields import Notes, Row, Section, rules_of, sections_of
+from docs.generate.fields import Notes, Row, Section, allowed_by, rules_of, sections_of
 from docs.generate.markdown import GENERATED, table
 from docs.generate.schema_words import Schema
 
@@ -45,9 +45,10 @@ spec:
   model: {uri: "file:///models/sluice-tiny"}
 ```
 
-`sluice plan -f service.yaml` shows what would come of a file, without a cluster. How engines,
-routers and the operator then behave is told in [scheduling](scheduling.md), [router](router.md)
-and [operator](operator.md).
+`sluice plan -f service.yaml` shows what would come of a file, without a cluster; what `kubectl
+apply` would refuse it refuses too, each mistake on a line with the value and what is allowed. How
+engines, routers and the operator then behave is told in [scheduling](scheduling.md),
+[router](router.md) and [operator](operator.md).
 
 **Default** is what holds when a field is left out; where there is none, nothing does. Of the
 settings of engines `status.resolved` shows the values in use, each with where it is from.
@@ -119,7 +120,7 @@ def service_page() -> str:
         lines += _spec_section(Section(section.path, named + section.rows))
     for section in sections_of(status, "status", (), notes, told):
         lines += _status_section(section)
-    lines += _rules(spec, ((rule.field, rule.message, rule.cel) for rule in NAME_RULES))
+    lines += _rules(spec, ((rule.field, rule.allowed, rule.cel) for rule in NAME_RULES))
     return "\n".join(lines) + "\n"
 
 
@@ -140,8 +141,7 @@ def pool_page() -> str:
 
 def _name_rows() -> Iterator[Row]:
     for rule in NAME_RULES:
-        allowed = rule.message.removeprefix(f"{rule.field} ")
-        yield Row(rule.field, "string", "required", allowed, "Name of the object.")
+        yield Row(rule.field, "string", "required", rule.allowed, "Name of the object.")
 
 
 def _linked(place: str) -> str:
@@ -203,6 +203,6 @@ def _rules(spec: Schema, first: Iterable[tuple[str, str, str]]) -> Iterator[str]
     yield from ("## Rules across fields", "")
     yield "As the API server evaluates them, in CEL: `self` is the object that holds the field."
     yield "A rule of several fields stands here with the first of them."
-    found = ((path, rule["message"], rule["rule"]) for path, rule in rules_of(spec, "spec"))
+    found = ((path, allowed_by(rule), rule["rule"]) for path, rule in rules_of(spec, "spec"))
     for path, message, cel in (*first, *found):
         yield from ("", f"- `{path}`: {message}", f"  `{cel}`")

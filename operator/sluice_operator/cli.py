@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import yaml
 
-from sluice_operator.api.validate import InvalidServiceError
+from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.observed import INFERENCE_SERVICE, Images
 from sluice_operator.preview import Preview, as_json, as_text, preview
 from sluice_operator.translate import command as translate
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _previews(file: str, images: Images) -> list[Preview]:
     try:
         return [preview(document, images) for document in read_services(file)]
-    except InvalidServiceError as error:
+    except InvalidSpecError as error:
         raise InvalidFileError(f"{file}: invalid InferenceService\n{error}") from None
 
 
@@ -79,7 +79,7 @@ def read_services(file: str) -> list[Any]:
         raise UnusableFileError(f"{file}: {error.strerror}") from None
     except DuplicateKeyError as error:
         raise UnusableFileError(f"{file}: {error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UnusableFileError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     # A document without a kind is checked too: its author should hear what is missing.
     services = [document for document in documents if _is_service(document)]

@@ -37,12 +37,14 @@ def preview(document: Any, images: Images) -> Preview:
     """The plans of an InferenceService that is not in a cluster yet.
 
     Raises:
-        InvalidServiceError: the API server would refuse the document.
+        InvalidSpecError: the API server would refuse the document.
     """
-    spec = parse_service(document)
-    metadata = {"namespace": "default", **document["metadata"]}
+    parsed = parse_service(document)
+    metadata = {"namespace": "default", **parsed.metadata.to_json_dict()}
     # What the API server would store: with its defaults, and without paused, which plans nothing.
-    stored = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    stored = parsed.spec.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude_unset=True
+    )
     service = {**document, "metadata": metadata, "spec": stored | {"paused": False}}
     plan = plan_service(ServiceObserved(service, images))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)

@@ -1,19 +1,39 @@
 """How YAML is written: block style, keys in the order given, no aliases, long lines unbroken; and
-how it is read: a key that is given twice is refused.
+how it is read: as kubectl reads it, but a key that is given twice is refused.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import yaml
 
 MERGE: Final = "tag:yaml.org,2002:merge"
+_TAG: Final = "tag:yaml.org,2002:"
+_INTEGER: Final = re.compile(
+    r"[-+]?(?:0x[0-9a-fA-F][0-9a-fA-F_]*|0b[01][01_]*|0[oO]?[0-7_]+|0|[1-9][0-9_]*)$"
+)
+_NUMBER: Final = re.compile(
+    r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)"
+    r"|\.(?:nan|NaN|NAN))$"
+)
+_LETTER: Final = re.compile(r"[yYnN]$")
+_OTHERWISE: Final = {_TAG + name for name in ("int", "float", "timestamp")}
+"""Read by rules of kubectl's own: `1:30` is no number to it, and a day is text."""
+_DIGITS: Final = "0123456789"
 
 
 class DuplicateKeyError(ValueError):
     """A mapping that has a key twice; `str()` names key and lines."""
+
+
+def _add_kubectls(kind: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
+    """Plain scalars that are no text to kubectl: `1e3` and `0o7` are numbers, `y` is true."""
+    kind.add_implicit_resolver(f"{_TAG}int", _INTEGER, list("-+" + _DIGITS))
+    kind.add_implicit_resolver(f"{_TAG}float", _NUMBER, list("-+." + _DIGITS))
+    kind.add_implicit_resolver(f"{_TAG}bool", _LETTER, list("yYnN"))
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -27,6 +47,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
+_add_kubectls(_PlainDumper)
 _PlainDumper.add_representer(str, _text)
 
 
@@ -43,6 +64,8 @@ def to_yaml_stream(values: Iterable[Any]) -> str:
 class _UniqueKeys(yaml.SafeLoader):
     """The first of two equal keys would be dropped without a word."""
 
+    bool_values: ClassVar = yaml.SafeLoader.bool_values | {"y": True, "n": False}
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
@@ -54,6 +77,13 @@ class _UniqueKeys(yaml.SafeLoader):
                 raise DuplicateKeyError(text)
             lines[key] = line
         return super().construct_mapping(node, deep)
+
+
+_UniqueKeys.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _OTHERWISE]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_add_kubectls(_UniqueKeys)
 
 
 def read_yaml_stream(text: str) -> Iterator[Any]:

@@ -80,7 +80,7 @@ def inference_service_crd() -> Manifest:
         InferenceServiceStatus,
     )
     schema["x-kubernetes-validations"] = [
-        {"rule": rule.cel, "message": rule.message} for rule in NAME_RULES
+        {"rule": rule.cel, "message": f"{rule.field}: {rule.message}"} for rule in NAME_RULES
     ]
     # Of the one pool there is in mode Mixed; other modes have a rule that refuses that pool.
     scale = _scale(".spec.pools.mixed.replicas", ".status.pools.mixed")

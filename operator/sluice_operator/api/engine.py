@@ -51,26 +51,26 @@ class ModelSpec(ModelRef, ApiModel):
         Rule(
             f"self.uri.matches('^({MODEL_URI})$')",
             lambda s: re.fullmatch(MODEL_URI, s.uri) is not None,
-            "allowed: pvc://claim/path, file:///path, dummy://name (hf://org/name and oci://image "
+            "pvc://claim/path, file:///path, dummy://name (hf://org/name and oci://image "
             "are not implemented yet)",
             "uri",
         ),
         Rule(
             "!self.uri.contains('/../') && !self.uri.endsWith('/..')",
             lambda s: "/../" not in s.uri and not s.uri.endswith("/.."),
-            "must not contain '..'",
+            "a path without '..'",
             "uri",
         ),
         Rule(
             "!has(self.revision) || self.uri.startsWith('hf://')",
             lambda s: s.revision is None or s.uri.startswith("hf://"),
-            "allowed only with an hf:// model",
+            "only with an hf:// model",
             "revision",
         ),
         Rule(
             "!has(self.tokenSecretRef) || self.uri.startsWith('hf://')",
             lambda s: s.token_secret_ref is None or s.uri.startswith("hf://"),
-            "allowed only with an hf:// model",
+            "only with an hf:// model",
             "tokenSecretRef",
         ),
     )
@@ -111,7 +111,7 @@ class EngineSpec(EngineSettings, ApiModel):
             "!has(self.chunkSize) || self.chunkSize <= -1 || self.chunkSize >= "
             f"(has(self.pageSize) ? self.pageSize : {_PAGE})",
             lambda s: s.chunk_size in (None, -1) or s.chunk_size >= (s.page_size or _PAGE),
-            f"allowed: -1 (off) or at least pageSize ({_PAGE} when left out)",
+            f"-1 (off) or at least pageSize ({_PAGE} when left out)",
             "chunkSize",
         ),
         Rule(
@@ -122,7 +122,7 @@ class EngineSpec(EngineSettings, ApiModel):
                 or s.chunk_size in (None, -1)
                 or s.min_prefill_tokens <= s.chunk_size
             ),
-            "must be at most chunkSize",
+            "at most chunkSize",
             "minPrefillTokens",
         ),
         Rule(
@@ -132,7 +132,7 @@ class EngineSpec(EngineSettings, ApiModel):
                 None in (s.min_prefill_tokens, s.max_prefill_tokens)
                 or s.min_prefill_tokens <= s.max_prefill_tokens
             ),
-            "must be at most maxPrefillTokens",
+            "at most maxPrefillTokens",
             "minPrefillTokens",
         ),
         Rule(
@@ -141,7 +141,7 @@ class EngineSpec(EngineSettings, ApiModel):
             lambda s: (
                 s.max_prefill_tokens is None or s.max_prefill_tokens >= (s.page_size or _PAGE)
             ),
-            f"must be at least pageSize ({_PAGE} when left out)",
+            f"at least pageSize ({_PAGE} when left out)",
             "maxPrefillTokens",
         ),
     )

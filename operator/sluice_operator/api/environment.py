@@ -62,7 +62,7 @@ class EnvSource(ApiModel):
                 sum(x is not None for x in (s.config_map_key_ref, s.secret_key_ref, s.field_ref))
                 == 1
             ),
-            "exactly one of configMapKeyRef, secretKeyRef and fieldRef must be set",
+            "exactly one of configMapKeyRef, secretKeyRef and fieldRef",
         ),
     )
 
@@ -85,13 +85,13 @@ class EnvVar(ApiModel):
         Rule(
             f"!(self.name in {_cel_list(RESERVED_ENV)})",
             lambda s: s.name not in RESERVED_ENV,
-            f"{', '.join(RESERVED_ENV)} are set by the operator",
+            f"all but {', '.join(RESERVED_ENV)}, which the operator sets",
             "name",
         ),
         Rule(
             "!(has(self.value) && has(self.valueFrom))",
             lambda s: s.value is None or s.value_from is None,
-            "value and valueFrom exclude each other",
+            "value or valueFrom, not both",
         ),
     )
 
@@ -158,7 +158,7 @@ class Volume(ApiModel):
         Rule(
             f"!(self.name in {_cel_list(RESERVED_VOLUMES)})",
             lambda s: s.name not in RESERVED_VOLUMES,
-            f"{', '.join(RESERVED_VOLUMES)} are volumes of the operator's",
+            f"all but {', '.join(RESERVED_VOLUMES)}, which are the operator's",
             "name",
         ),
         Rule(
@@ -171,7 +171,7 @@ class Volume(ApiModel):
                 )
                 == 1
             ),
-            "exactly one of emptyDir, persistentVolumeClaim, configMap and secret must be set",
+            "exactly one of emptyDir, persistentVolumeClaim, configMap and secret",
         ),
     )
 
@@ -190,7 +190,7 @@ class VolumeMount(ApiModel):
         Rule(
             f"!(self.mountPath in {_cel_list(RESERVED_MOUNTS)})",
             lambda s: s.mount_path not in RESERVED_MOUNTS,
-            f"{', '.join(RESERVED_MOUNTS)} are mounts of the operator's",
+            f"all but {', '.join(RESERVED_MOUNTS)}, which are the operator's",
             "mountPath",
         ),
     )

@@ -46,7 +46,7 @@ class PoolAutoscaling(ApiModel):
         Rule(
             "self.minReplicas <= self.maxReplicas",
             lambda s: s.min_replicas <= s.max_replicas,
-            "must be at most maxReplicas",
+            "at most maxReplicas",
             "minReplicas",
         ),
     )
@@ -81,7 +81,7 @@ class PoolSpec(ApiModel):
             "!has(self.autoscaling) || !has(oldSelf.autoscaling) || "
             "self.replicas == oldSelf.replicas",
             lambda _: True,
-            "must not change while the pool scales by itself; change autoscaling.minReplicas",
+            "no change while the pool scales by itself; change autoscaling.minReplicas",
             "replicas",
         ),
     )

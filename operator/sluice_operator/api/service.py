@@ -19,7 +19,7 @@ from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo
 MAX_NAME: Final = 40
 """The longest derived name is NAME-prefill-<10 digits of a hash>, and must fit a DNS label."""
 ROUTER_REPLICAS: Final = 2
-DISAGGREGATED: Final = "mode Disaggregated (not implemented yet; allowed: Mixed)"
+DISAGGREGATED: Final = "mode Mixed; Disaggregated (not implemented yet) takes"
 """Said first, lest somebody reworks the pools of a mode that is refused then."""
 
 
@@ -91,13 +91,13 @@ class InferenceServiceSpec(ApiModel):
                 or s.pools is None
                 or (s.pools.prefill is None and s.pools.decode is None)
             ),
-            "mode Mixed allows only the pool mixed",
+            "only the pool mixed in mode Mixed",
             "pools",
         ),
         Rule(
             "self.mode != 'Disaggregated' || !has(self.pools) || !has(self.pools.mixed)",
             lambda s: s.mode != "Disaggregated" or s.pools is None or s.pools.mixed is None,
-            f"{DISAGGREGATED} allows only the pools prefill and decode",
+            f"{DISAGGREGATED} only the pools prefill and decode",
             "pools",
         ),
         Rule(
@@ -108,7 +108,7 @@ class InferenceServiceSpec(ApiModel):
                 or s.pools is None
                 or (s.pools.prefill is None) == (s.pools.decode is None)
             ),
-            f"{DISAGGREGATED} needs both prefill and decode, or neither",
+            f"{DISAGGREGATED} both prefill and decode, or neither",
             "pools",
         ),
     )
@@ -131,8 +131,8 @@ NAME_RULES: Final = (
         lambda name: (
             re.fullmatch(rf"[a-z]([-a-z0-9]{{0,{MAX_NAME - 2}}}[a-z0-9])?", name) is not None
         ),
-        f"metadata.name must start with a letter, consist of a-z, 0-9 and '-', and be at most "
-        f"{MAX_NAME} characters, because the front Service has the same name",
+        f"a-z, 0-9 and '-', first a letter and last no '-', at most {MAX_NAME} characters, as the "
+        "front Service has the same name",
         "metadata.name",
     ),
 )

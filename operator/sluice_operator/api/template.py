@@ -70,7 +70,7 @@ class Sidecar(ApiModel):
         Rule(
             f"self.name != '{ENGINE_CONTAINER}'",
             lambda s: s.name != ENGINE_CONTAINER,
-            f"{ENGINE_CONTAINER} is the name of the operator's container",
+            f"all but {ENGINE_CONTAINER}, the operator's container",
             "name",
         ),
     )
@@ -83,7 +83,7 @@ def _with_label_keys(name: str, field: str) -> Rule:
     return Rule(
         f"!has(self.{field}) || self.{field}.all(k, k.matches('{LABEL_KEY}'))",
         holds,
-        "keys must be like example.com/name or name",
+        "keys like example.com/name or name",
         field,
     )
 
@@ -147,7 +147,7 @@ class PodTemplate(ApiModel):
             "!has(self.volumeMounts) || self.volumeMounts.all(m, has(self.volumes) && "
             "self.volumes.exists(v, v.name == m.name))",
             lambda s: {m.name for m in s.volume_mounts or ()} <= {v.name for v in s.volumes or ()},
-            "every mount must name a volume of template.volumes",
+            "only mounts of volumes that template.volumes names",
             "volumeMounts",
         ),
         Rule(
@@ -158,7 +158,7 @@ class PodTemplate(ApiModel):
                 {m.name for sidecar in s.sidecars or () for m in sidecar.volume_mounts or ()}
                 <= {v.name for v in s.volumes or ()}
             ),
-            "every mount must name a volume of template.volumes",
+            "only mounts of volumes that template.volumes names",
             "sidecars",
         ),
     )

@@ -1,89 +1,72 @@
-"""Checks a document against the API types, and names what is wrong as the API server would.
+"""Checks a whole document, as the API server would.
 
 Knows no cluster: admission, quotas and whether references exist are not checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, Field
 from sluice_contract.labels import API_VERSION
 
+from sluice_operator.api.base import ApiModel, LabelValue
+from sluice_operator.api.findings import parse
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
+from sluice_operator.api.stored import as_stored
+from sluice_operator.observed import INFERENCE_SERVICE
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong: where, and what is allowed."""
+def _only(allowed: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value != allowed:
+            raise ValueError(allowed)
+        return value
 
-    field: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.message}"
+    return AfterValidator(check)
 
 
-class InvalidServiceError(ValueError):
-    """A document that is not a valid InferenceService; `findings` says why, field by field."""
+def _fit_name(name: str) -> str:
+    for rule in NAME_RULES:
+        if not rule.holds(name):
+            raise ValueError(rule.allowed)
+    return name
 
-    def __init__(self, findings: tuple[Finding, ...]) -> None:
-        self.findings = findings
-        super().__init__("\n".join(str(finding) for finding in findings))
+
+class ObjectMeta(ApiModel):
+    """The part of metadata that a person may write; the rest is for the API server to read."""
+
+    name: Annotated[str, AfterValidator(_fit_name)]
+    namespace: str | None = None
+    labels: dict[str, LabelValue] | None = None
+    annotations: dict[str, str] | None = None
+    finalizers: list[str] | None = None
+    creation_timestamp: Any = None
+    deletion_grace_period_seconds: Any = None
+    deletion_timestamp: Any = None
+    generate_name: Any = None
+    generation: Any = None
+    managed_fields: Any = None
+    owner_references: Any = None
+    resource_version: Any = None
+    self_link: Any = None
+    uid: Any = None
 
 
-def parse_service(document: Any) -> InferenceServiceSpec:
-    """The spec of an InferenceService document.
+class ServiceDocument(ApiModel):
+    """An InferenceService as a person writes it into a file."""
+
+    api_version: Annotated[str, _only(API_VERSION)]
+    kind: Annotated[str, _only(INFERENCE_SERVICE.kind)]
+    metadata: ObjectMeta
+    spec: InferenceServiceSpec
+    status: Any = Field(default=None, description="Left unread, as the API server does.")
+
+
+def parse_service(document: Any) -> ServiceDocument:
+    """The InferenceService in a document.
 
     Raises:
-        InvalidServiceError: with every finding.
+        InvalidSpecError: with every finding.
     """
-    if not isinstance(document, Mapping):
-        raise InvalidServiceError((Finding("(document)", "must be a mapping"),))
-    head = tuple(_head_findings(document))
-    try:
-        spec = InferenceServiceSpec.model_validate(document.get("spec"))
-    except ValidationError as error:
-        raise InvalidServiceError((*head, *findings_of(error, "spec"))) from None
-    if head:
-        raise InvalidServiceError(head)
-    return spec
-
-
-def findings_of(error: ValidationError, root: str) -> tuple[Finding, ...]:
-    """The findings of a pydantic error below the field `root`."""
-    return tuple(_finding(detail, root) for detail in error.errors(include_url=False))
-
-
-def _head_findings(document: Mapping[str, Any]) -> list[Finding]:
-    expected = {"apiVersion": API_VERSION, "kind": "InferenceService"}
-    found = [
-        Finding(key, f"{document.get(key)!r} is not allowed; allowed: {value}")
-        for key, value in expected.items()
-        if document.get(key) != value
-    ]
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    if not isinstance(name, str):
-        return [*found, Finding("metadata.name", "required")]
-    return found + [
-        Finding(rule.field, rule.message) for rule in NAME_RULES if not rule.holds(name)
-    ]
-
-
-def _finding(detail: ErrorDetails, root: str) -> Finding:
-    path = root
-    for part in detail["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    kind, context = detail["type"], detail.get("ctx") or {}
-    if kind == "rule":
-        field = context.get("field")
-        return Finding(f"{path}.{field}" if field else path, detail["msg"])
-    if kind == "extra_forbidden":
-        return Finding(path, "unknown field")
-    if kind == "missing":
-        return Finding(path, "required")
-    return Finding(path, f"{detail['input']!r} is not allowed: {detail['msg']}")
+    return parse(ServiceDocument, as_stored(document, ServiceDocument), "")

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pydantic import ValidationError
 from sluice_contract import labels
 
 from sluice_operator import reasons
+from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.api.validate import findings_of
 from sluice_operator.deployments import Progress, progress
 from sluice_operator.manifests.disruption import disruption_budget
 from sluice_operator.manifests.engine import engine_deployment, revision
@@ -59,9 +58,9 @@ def plan_pool(observed: PoolObserved) -> PoolPlan:
     if is_leaving(observed):
         return PoolPlan()
     try:
-        spec = EnginePoolSpec.model_validate(observed.pool.get("spec") or {})
-    except ValidationError as error:
-        finding = findings_of(error, "spec")[0]
+        spec = parse(EnginePoolSpec, observed.pool.get("spec") or {}, "spec")
+    except InvalidSpecError as error:
+        finding = error.findings[0]
         return PoolPlan(refusal=Refusal("InvalidSpec", finding.field, str(finding)))
     if observed.service is None:
         return PoolPlan(refusal=_orphaned(spec), spec=spec)

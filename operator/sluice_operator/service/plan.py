@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pydantic import ValidationError
 from sluice_contract.base import ConfigError
 from sluice_contract.labels import ROUTER_ROLE, Role
 from sluice_contract.router_config import (
@@ -20,8 +19,8 @@ from sluice_contract.router_config import (
 )
 
 from sluice_operator.accelerators import AcceleratorFinding, find_accelerator
+from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec, RouterSpec
-from sluice_operator.api.validate import findings_of
 from sluice_operator.manifests.accounts import accounts, router_role, router_role_binding
 from sluice_operator.manifests.config_map import ENGINE_FILE, ROUTER_FILE, config_map
 from sluice_operator.manifests.disruption import disruption_budget
@@ -90,9 +89,9 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     if service["metadata"].get("deletionTimestamp"):
         return ServicePlan()
     try:
-        spec = InferenceServiceSpec.model_validate(service.get("spec") or {})
-    except ValidationError as error:
-        found = (Refusal(INVALID, each.field, str(each)) for each in findings_of(error, "spec"))
+        spec = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
+    except InvalidSpecError as error:
+        found = (Refusal(INVALID, each.field, str(each)) for each in error.findings)
         return ServicePlan(refusal=_joined(tuple(found)))
     if missing := tuple(refusals(spec)):
         return ServicePlan(refusal=_joined(missing), spec=spec)

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import ValidationError
 from sluice_contract.sizing import GENERAL
 from sluice_contract.supported import unsupported
 
 from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.model_uri import SERVED_SCHEMES, scheme_of
 from sluice_operator.translate import sglang, vllm
 from sluice_operator.translate.rows import Flag
@@ -145,10 +145,9 @@ def _mistakes(spec: Mapping[str, Any]) -> list[str]:
     """Values that the API would refuse."""
     engine = spec.get("engine", {})
     try:
-        EngineSpec.model_validate(engine)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        return [f"engine.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in found]
+        parse(EngineSpec, engine, "engine")
+    except InvalidSpecError as error:
+        return [str(finding) for finding in error.findings]
     tokens, page = engine.get("kvPoolTokens"), _page_size(spec)
     if tokens is not None and tokens < page:
         return [f"engine.kvPoolTokens: {tokens} is not allowed; allowed: at least a page ({page})"]

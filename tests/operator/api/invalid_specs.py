@@ -126,17 +126,17 @@ INVALID: dict[str, Invalid] = {
     "taken variable": Invalid(
         _template(env=[{"name": "POD_IP", "value": "x"}]),
         "spec.pools.mixed.template.env[0].name",
-        "set by the operator",
+        "which the operator sets",
     ),
     "two values": Invalid(
         _template(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}]),
         "spec.pools.mixed.template.env[0]",
-        "exclude each other",
+        "not both",
     ),
     "taken volume": Invalid(
         _template(volumes=[{"name": "shm", "emptyDir": {}}]),
         "spec.pools.mixed.template.volumes[0].name",
-        "of the operator's",
+        "the operator's",
     ),
     "host path": Invalid(
         _template(volumes=[{"name": "a"}]), "spec.pools.mixed.template.volumes[0]", "exactly one"
@@ -147,12 +147,12 @@ INVALID: dict[str, Invalid] = {
             volumeMounts=[{"name": "a", "mountPath": "/etc/sluice"}],
         ),
         "spec.pools.mixed.template.volumeMounts[0].mountPath",
-        "of the operator's",
+        "the operator's",
     ),
     "mount of nothing": Invalid(
         _template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
         "spec.pools.mixed.template.volumeMounts",
-        "must name a volume",
+        "template.volumes names",
     ),
     "sidecar's mount of nothing": Invalid(
         _template(
@@ -165,7 +165,7 @@ INVALID: dict[str, Invalid] = {
             ]
         ),
         "spec.pools.mixed.template.sidecars",
-        "must name a volume",
+        "template.volumes names",
     ),
     "sidecar named engine": Invalid(
         _template(sidecars=[{"name": "engine", "image": "a"}]),
@@ -176,18 +176,121 @@ INVALID: dict[str, Invalid] = {
         _template(tolerations=[{"effect": "Never"}]),
         "spec.pools.mixed.template.tolerations[0].effect",
     ),
+    "an integer as text": Invalid(_mixed(replicas="2"), "spec.pools.mixed.replicas"),
+    "an integer as a boolean": Invalid(_mixed(replicas=True), "spec.pools.mixed.replicas"),
+    "an integer as a fraction": Invalid(_mixed(replicas=2.5), "spec.pools.mixed.replicas"),
+    "an integer of 65 bits": Invalid(_engine(kvPoolTokens=2**64), "spec.engine.kvPoolTokens"),
+    "an integer of the contract's as text": Invalid(
+        _engine(kvTransfer={"bootstrapPort": "5"}), "spec.engine.kvTransfer.bootstrapPort"
+    ),
+    "a number as text": Invalid(_engine(memoryFraction="0.5"), "spec.engine.memoryFraction"),
+    "a number as a boolean": Invalid(_engine(memoryFraction=True), "spec.engine.memoryFraction"),
+    "a boolean as text": Invalid({"paused": "true"}, "spec.paused"),
+    "a boolean as a number": Invalid({"paused": 1}, "spec.paused"),
+    "a text as a number": Invalid({"model": {"uri": "dummy://a", "name": 5}}, "spec.model.name"),
+    "a text as a boolean": Invalid(_engine(image=False), "spec.engine.image"),
+    "a choice as a boolean": Invalid({"mode": True}, "spec.mode"),
+    "a label as a number": Invalid(
+        _template(nodeSelector={"a": 1}), "spec.pools.mixed.template.nodeSelector.a"
+    ),
+    "a mapping as a list": Invalid({"engine": []}, "spec.engine"),
+    "a mapping as text": Invalid({"engine": "fast"}, "spec.engine"),
+    "a list as a mapping": Invalid(_template(env={}), "spec.pools.mixed.template.env"),
+    "null in a list": Invalid(_template(env=[None]), "spec.pools.mixed.template.env[0]"),
+    "null that is required": Invalid({"model": {"uri": None}}, "spec.model.uri"),
+    "a quantity as a fraction": Invalid(
+        _mixed(resources={"requests": {"cpu": 0.5}}), "spec.pools.mixed.resources.requests.cpu"
+    ),
+    "a quantity as a boolean": Invalid(
+        _mixed(resources={"requests": {"cpu": True}}), "spec.pools.mixed.resources.requests.cpu"
+    ),
+    "a quantity below nothing": Invalid(
+        _mixed(resources={"requests": {"cpu": -1}}), "spec.pools.mixed.resources.requests.cpu"
+    ),
+    "a quantity with an exponent": Invalid(
+        _mixed(resources={"requests": {"cpu": "1e3"}}), "spec.pools.mixed.resources.requests.cpu"
+    ),
+    "a variable twice": Invalid(
+        _template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
+        "spec.pools.mixed.template.env[1]",
+        '{"name":"A"}',
+    ),
+    "two volumes at one path": Invalid(
+        _template(
+            volumes=[{"name": "a", "emptyDir": {}}],
+            volumeMounts=[{"name": "a", "mountPath": "/a"}, {"name": "a", "mountPath": "/a"}],
+        ),
+        "spec.pools.mixed.template.volumeMounts[1]",
+        '{"mountPath":"/a"}',
+    ),
 }
+
+SEVERAL: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "values of one type": (
+        {"mode": "Both", "engine": {"dtype": "int3", "pageSize": "16"}},
+        {"spec.mode", "spec.engine.dtype", "spec.engine.pageSize"},
+    ),
+    "rules of one type": (
+        _engine(chunkSize=10, minPrefillTokens=12, maxPrefillTokens=8),
+        {f"spec.engine.{key}" for key in ("chunkSize", "minPrefillTokens", "maxPrefillTokens")},
+    ),
+    "rules of several types": (
+        _engine(chunkSize=10) | {"pools": {"prefill": {}}},
+        {"spec.engine.chunkSize", "spec.pools"},
+    ),
+    "a value, and a rule that waits for it": (
+        _engine(chunkSize=10, dtype="int3"),
+        {"spec.engine.dtype"},
+    ),
+}
+"""Specs with several mistakes, and all fields that the one refusal must name."""
+
+VALID: dict[str, dict[str, Any]] = {
+    "an integer of 64 bits": _engine(kvPoolTokens=2**63 - 1),
+    "a number without a point": {"autoscaling": {"target": {"queueSeconds": 1}}},
+    "quantities": _mixed(resources={"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}),
+    "null for what has a default": _mixed(replicas=None),
+    "null for a section": {"engine": None, "pools": {"mixed": None}},
+    "null for a value": _engine(dtype=None, kvTransfer={"backend": None}),
+    "null in a map": _template(nodeSelector={"a": None}),
+    "two tolerations alike": _template(tolerations=[{"key": "a"}, {"key": "a"}]),
+}
+
+ONE_OF_YAML: dict[str, tuple[str, str]] = {
+    "integers": (
+        "pools: {mixed: {replicas: 2.0}}, engine: {chunkSize: 6.4e1, kvPoolTokens: 1e18, "
+        "pageSize: 0o20, minPrefillTokens: 020, maxPrefillTokens: 1_024, threads: 09}",
+        "",
+    ),
+    "a base of 60": ("pools: {mixed: {replicas: 1:30}}", "spec.pools.mixed.replicas"),
+    "booleans": ("paused: y, engine: {overlap: N, prefixCache: on}", ""),
+    "a boolean as text": ("engine: {image: y}", "spec.engine.image"),
+    "an exponent as text": ("engine: {image: 1e3}", "spec.engine.image"),
+    "a day": ("pools: {mixed: {template: {annotations: {a: 2024-01-01}}}}", ""),
+    "keys": ("pools: {mixed: {template: {nodeSelector: {2: a, true: b}}}}", ""),
+    "an unknown key of null": ("engine: {tempo: null}", "spec.engine.tempo"),
+    "another spelling": ("engine: {chunk_size: 64}", "spec.engine.chunk_size"),
+}
+"""What a person may write below `spec` in YAML, and the field that is refused; "" where none is."""
 
 INVALID_NAMES = ("Chat", "1chat", "chat.a", "a" * 41, "chat-")
 VALID_NAMES = ("chat", "a", "a" * 40, "c-1")
 
 
 def document(spec: dict[str, Any], name: str = "chat") -> dict[str, Any]:
-    """An InferenceService with `spec` over a minimal one; a None takes a key away."""
+    """An InferenceService with `spec` over a minimal one; a None takes the model away."""
     merged = {"model": {"uri": "dummy://tiny"}} | spec
     return {
         "apiVersion": "serving.sluice.dev/v1alpha1",
         "kind": "InferenceService",
         "metadata": {"name": name},
-        "spec": {key: value for key, value in merged.items() if value is not None},
+        "spec": {
+            key: value for key, value in merged.items() if key != "model" or value is not None
+        },
     }
+
+
+def in_yaml(below_spec: str) -> str:
+    """The text of such a service, with flow-style YAML below its spec."""
+    head = "apiVersion: serving.sluice.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: chat}"
+    return f"{head}\nspec: {{model: {{uri: 'dummy://tiny'}}, {below_spec}}}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,17 @@ from sluice_operator.observed import ENGINE_POOL, INFERENCE_SERVICE
 from sluice_operator.transport import Request
 
 from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.errors import CommandFailedError
 from tests.operator.api.invalid_specs import (
     INVALID,
     INVALID_NAMES,
+    ONE_OF_YAML,
+    SEVERAL,
+    VALID,
     VALID_NAMES,
     Invalid,
     document,
+    in_yaml,
 )
 from tests.operator.examples import FULL_SPEC, pool
 from tests.operator.harness.cluster import Cluster
@@ -56,16 +62,51 @@ def _fields(schema: dict[str, Any]) -> list[str]:
 async def test_an_invalid_spec_is_refused_by_field(
     cluster: Cluster, namespace: str, case: Invalid
 ) -> None:
-    request = Request("POST", path(INFERENCE_SERVICE, namespace), body=document(case.spec))
+    causes = await _causes(cluster, namespace, case.spec)
+    assert _fields_of(causes) == {case.field}, f"one finding, one message: {causes}"
+    assert any(case.says in cause["message"] for cause in causes), causes
+
+
+@pytest.mark.parametrize(("spec", "fields"), SEVERAL.values(), ids=SEVERAL.keys())
+async def test_every_finding_is_told_at_once(
+    cluster: Cluster, namespace: str, spec: dict[str, Any], fields: set[str]
+) -> None:
+    assert _fields_of(await _causes(cluster, namespace, spec)) == fields
+
+
+@pytest.mark.parametrize("spec", VALID.values(), ids=VALID.keys())
+async def test_other_specs_are_accepted(
+    cluster: Cluster, namespace: str, spec: dict[str, Any]
+) -> None:
+    await _create(cluster, namespace, document(spec))
+
+
+@pytest.mark.parametrize(("text", "field"), ONE_OF_YAML.values(), ids=ONE_OF_YAML.keys())
+def test_kubectl_reads_yaml_so(plane: ControlPlane, tmp_path: Path, text: str, field: str) -> None:
+    file = tmp_path / "service.yaml"
+    file.write_text(in_yaml(text))
+    create = ("create", "--dry-run=server", "-f", str(file))
+    if not field:
+        plane.kubectl(*create)
+        return
+    with pytest.raises(CommandFailedError, match=re.escape(field)):
+        plane.kubectl(*create)
+
+
+async def _causes(cluster: Cluster, namespace: str, spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Why the server refuses a service."""
+    request = Request("POST", path(INFERENCE_SERVICE, namespace), body=document(spec))
     response = await cluster.try_send(request)
     assert response.status == 422
     assert isinstance(response.body, dict)
-    causes = response.body["details"]["causes"]
-    # The server also notes, of no field, that it left rules unchecked; and what is wrong with the
-    # number that is scaled it says a second time, of the field with a dot in front.
-    told = {cause["field"].removeprefix(".") for cause in causes} - {"<nil>"}
-    assert told == {case.field}, f"one finding, one message: {causes}"
-    assert any(case.says in cause["message"] for cause in causes), causes
+    causes: list[dict[str, Any]] = response.body["details"]["causes"]
+    return causes
+
+
+def _fields_of(causes: list[dict[str, Any]]) -> set[str]:
+    """The server also notes, of no field, that it left rules unchecked; and what is wrong with the
+    number that is scaled it says a second time, of the field with a dot in front."""
+    return {cause["field"].removeprefix(".") for cause in causes} - {"<nil>"}
 
 
 @pytest.mark.parametrize("name", INVALID_NAMES[1:])

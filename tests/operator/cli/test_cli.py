@@ -197,7 +197,7 @@ def test_a_refused_service_fails_and_says_why(
     shown = capsys.readouterr()
     text = shown.out + shown.err
     assert "would be refused: NotImplemented" in text
-    assert "spec.mode: 'Disaggregated' is not implemented yet; allowed: Mixed" in text
+    assert 'spec.mode: "Disaggregated" is not implemented yet; allowed: Mixed' in text
 
 
 def test_an_invalid_service_fails_by_field(
@@ -213,6 +213,7 @@ def test_an_invalid_service_fails_by_field(
         ("", "holds nothing; allowed: InferenceService"),
         ("kind: Pod", "holds Pod; allowed: InferenceService"),
         ("a: [", "not YAML"),
+        (f"a: {'9' * 5000}", "not YAML"),
         (
             "a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n",
             "line 5: key 'c' is given again; allowed: once (line 3)",

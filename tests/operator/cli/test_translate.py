@@ -132,7 +132,10 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
         ("--dtype int8", "--dtype: 'int8' is not allowed; allowed: auto, half"),
         ("--kv-cache-dtype fp8", "--kv-cache-dtype: 'fp8' is not allowed"),
         ("--model gpt2", "--model: 'gpt2' is not allowed; allowed: /a/folder"),
-        ("--gpu-memory-utilization 1.5", "engine.memoryFraction: Input should be less than 1"),
+        (
+            "--gpu-memory-utilization 1.5",
+            "engine.memoryFraction: 1.5 is not allowed; allowed: more",
+        ),
         ("--max-num-batched-tokens 8", "allowed: -1 (off) or at least pageSize"),
     ],
 )

@@ -173,7 +173,7 @@ async def test_a_service_is_scaled_as_anything_else_is(
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"mode": "Disaggregated"}, f"{DISAGGREGATED} allows only the pools prefill and decode"),
+        ({"mode": "Disaggregated"}, f"{DISAGGREGATED} only the pools prefill and decode"),
         (
             {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
             "change autoscaling.minReplicas",

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from sluice_contract.config import EngineConfig
 from sluice_contract.router_config import RouterConfig
 from sluice_contract.wording import WORDS
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.validate import ServiceDocument
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
@@ -134,6 +136,7 @@ FINDINGS: dict[str, set[str]] = {
     "float": {"float_type", "finite_number"},
     "function-after": {"value_error"},
     "function-before": {"value_error"},
+    "function-plain": {"value_error"},
     "enum": {"enum"},
     "int": {"int_type", "int_from_float"},
     "list": {"list_type"},
@@ -185,7 +188,10 @@ def findings_of(schema: Any) -> Iterator[str]:
             yield from findings_of(part)
 
 
-MODELS = [CompletionRequest, ChatRequest, EngineConfig, RouterConfig, Cost]
+MODELS = [
+    CompletionRequest, ChatRequest, EngineConfig, RouterConfig, Cost, ServiceDocument,
+    EnginePoolSpec,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", MODELS)

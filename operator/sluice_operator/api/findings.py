@@ -1,0 +1,127 @@
+"""What is wrong with a part of a custom resource: field, value and what is allowed, a line each.
+
+As the API server finds it: first against the types, and where those hold, against the rules of all
+parts. The words are the contract's; knows no field and no document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from sluice_contract.http_errors import shown, shown_json
+from sluice_contract.places import known_keys
+from sluice_contract.wording import allowed_words
+
+from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
+
+_MANY_KEYS: Final = 12
+_NEAR_KEYS: Final = 6
+_ROOT: Final = "(document)"
+
+ApiModelT = TypeVar("ApiModelT", bound=ApiModel)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong: where, and what is allowed."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+class InvalidSpecError(ValueError):
+    """What the API server would refuse; `findings` says why, field by field."""
+
+    def __init__(self, findings: tuple[Finding, ...]) -> None:
+        self.findings = findings
+        super().__init__("\n".join(str(finding) for finding in findings))
+
+
+def parse(kind: type[ApiModelT], value: object, root: str) -> ApiModelT:
+    """The `kind` that `value` holds, which stands at the field `root`.
+
+    Raises:
+        InvalidSpecError: with every finding.
+    """
+    try:
+        parsed = kind.model_validate(value, by_alias=True, by_name=False)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        raise InvalidSpecError(tuple(_finding(one, kind, root) for one in details)) from None
+    if broken := tuple(_broken_rules(parsed, root)):
+        raise InvalidSpecError(broken)
+    return parsed
+
+
+def _refused(field: str, value: object, allowed: str) -> Finding:
+    """The finding that `value` is not allowed."""
+    return Finding(field, f"{shown_json(value)} is not allowed; allowed: {allowed}")
+
+
+def _unknown_field(path: str, key: str, known: Sequence[str]) -> Finding:
+    """The finding that there is no such field; of many keys those that may be meant."""
+    near = get_close_matches(key, known, n=_NEAR_KEYS, cutoff=0.3)
+    meant = get_close_matches(key, known, n=1)
+    hint = f"did you mean {meant[0]}? " if meant else ""
+    allowed = ", ".join(known)
+    if meant and len(known) > _MANY_KEYS:
+        allowed = f"{', '.join(near)} and {len(known) - len(near)} more"
+    return Finding(path, f"unknown field; {hint}allowed: {allowed}")
+
+
+def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
+    path = root
+    for part in detail["loc"]:
+        path = f"{path}[{part}]" if isinstance(part, int) else _below(path, shown(part))
+    if detail["type"] == "extra_forbidden":
+        *above, key = detail["loc"]
+        return _unknown_field(path, str(key), known_keys(kind, above))
+    if detail["type"] == "missing":
+        return Finding(path, "required")
+    return _refused(path or _ROOT, detail["input"], allowed_words(kind, detail))
+
+
+def _broken_rules(value: object, path: str) -> Iterator[Finding]:
+    """What is wrong with `value` and all below it, whose types hold."""
+    if isinstance(value, list):
+        for index, entry in enumerate(value):
+            yield from _broken_rules(entry, f"{path}[{index}]")
+    if not isinstance(value, ApiModel):
+        return
+    for rule in value.RULES:
+        if not rule.holds(value):
+            whole = value.to_json_dict()
+            part = whole[rule.field] if rule.field else whole
+            yield _refused(_below(path, rule.field) if rule.field else path, part, rule.allowed)
+    for name, field in type(value).model_fields.items():
+        below, place = getattr(value, name), _below(path, field.alias or name)
+        yield from _given_again(below, field, place)
+        yield from _broken_rules(below, place)
+
+
+def _below(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _given_again(entries: Any, field: FieldInfo, path: str) -> Iterator[Finding]:
+    """The entries of a list that have the keys of a former one."""
+    extra = field.json_schema_extra
+    if not isinstance(entries, list) or not isinstance(extra, dict) or LIST_MAP_KEYS not in extra:
+        return
+    names: Any = extra[LIST_MAP_KEYS]
+    former = list[dict[str, Any]]()
+    for index, entry in enumerate(entries):
+        whole = entry.to_json_dict()
+        keys = {name: whole[name] for name in names}
+        if keys in former:
+            yield _refused(f"{path}[{index}]", keys, f"each {', '.join(names)} once")
+        former.append(keys)

@@ -1,0 +1,49 @@
+"""A document as the API server reads it: what is one value there is one value here.
+
+Knows of a model which keys it has, since a null of those is as good as left out; refuses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+from sluice_contract.http_errors import shown_json
+from sluice_contract.places import Location, known_keys
+
+_INT64: Final = range(-(2**63), 2**63)
+
+
+def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any:
+    """`value`, which stands at `location` of a `kind`: 2.0 is 2, keys are text, null is left out.
+
+    But not the null of an unknown key or of a list, which are for others to refuse.
+    """
+    if isinstance(value, list):
+        return [as_stored(entry, kind, (*location, index)) for index, entry in enumerate(value)]
+    if isinstance(value, Mapping):
+        known = known_keys(kind, location)
+        named = {_text(key): below for key, below in value.items()}
+        return {
+            key: as_stored(below, kind, (*location, key))
+            for key, below in named.items()
+            if below is not None or (known and key not in known)
+        }
+    if isinstance(value, str):
+        return _text(value)
+    return _number(value) if isinstance(value, int | float) else value
+
+
+def _text(value: object) -> str:
+    """`value` as a key or text of JSON; half a surrogate pair is no character."""
+    text = value if isinstance(value, str) else shown_json(value)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _number(value: float) -> float:
+    """A whole number is an integer, however it is written, but none beyond 64 bits."""
+    if isinstance(value, bool) or (isinstance(value, int) and value in _INT64):
+        return value
+    number = float(str(value))
+    return int(number) if number.is_integer() and int(number) in _INT64 else number

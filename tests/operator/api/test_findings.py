@@ -1,0 +1,170 @@
+"""The exact lines in which a document is refused: field, value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.validate import parse_service
+
+from tests.operator.api.invalid_specs import document
+from tests.operator.examples import pool
+
+LABEL = "^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
+ENGINE_KEYS = (
+    "chunkSize, contextLength, cudaGraphMaxBatch, drainSeconds, dtype, grammarCompileBytes, "
+    "grammarCompileSeconds, image, kvCacheDtype, kvPoolTokens, kvTransfer, maxPrefillTokens, "
+    "maxQueuedRequests, maxRunningRequests, memoryFraction, minPrefillTokens, mixedChunk, overlap, "
+    "pageSize, prefixCache, prefixEvictionPolicy, priorityThreshold, scheduleConservativeness, "
+    "schedulingPolicy, startupSeconds, tensorParallelSize, threads, toolCallFormat"
+)
+POLICIES = "'lru', 'lfu', 'fifo' or 'slru'"
+
+
+def _mixed(**values: Any) -> dict[str, Any]:
+    return {"pools": {"mixed": values}}
+
+
+def _template(**values: Any) -> dict[str, Any]:
+    return _mixed(template=values)
+
+
+SPECS: list[tuple[dict[str, Any], str]] = [
+    ({"model": {}}, "spec.model.uri: required"),
+    ({"model": {"uri": None}}, "spec.model.uri: required"),
+    ({"engine": []}, "spec.engine: [] is not allowed; allowed: an object"),
+    (_template(env={}), "spec.pools.mixed.template.env: {} is not allowed; allowed: a list"),
+    (_template(env=[None]), "spec.pools.mixed.template.env[0]: null is not allowed; "
+     "allowed: an object"),
+    (_mixed(replicas="two"), 'spec.pools.mixed.replicas: "two" is not allowed; '
+     "allowed: an integer"),
+    (_mixed(replicas="2"), 'spec.pools.mixed.replicas: "2" is not allowed; allowed: an integer'),
+    (_mixed(replicas=True), "spec.pools.mixed.replicas: true is not allowed; allowed: an integer"),
+    (_mixed(replicas=2.5), "spec.pools.mixed.replicas: 2.5 is not allowed; allowed: an integer"),
+    (_mixed(replicas=-1), "spec.pools.mixed.replicas: -1 is not allowed; allowed: 0 to 1000"),
+    (_mixed(replicas=1001), "spec.pools.mixed.replicas: 1001 is not allowed; allowed: 0 to 1000"),
+    ({"paused": "yes"}, 'spec.paused: "yes" is not allowed; allowed: true or false'),
+    ({"mode": "Both"}, "spec.mode: \"Both\" is not allowed; allowed: 'Mixed' or 'Disaggregated'"),
+    ({"mode": True}, "spec.mode: true is not allowed; allowed: 'Mixed' or 'Disaggregated'"),
+    ({"engine": {"prefixEvictionPolicy": "old"}},
+     f'spec.engine.prefixEvictionPolicy: "old" is not allowed; allowed: {POLICIES}'),
+    ({"engine": {"memoryFraction": "0.5"}},
+     'spec.engine.memoryFraction: "0.5" is not allowed; allowed: a number'),
+    ({"engine": {"memoryFraction": 1}},
+     "spec.engine.memoryFraction: 1 is not allowed; allowed: more than 0 and less than 1"),
+    ({"engine": {"kvTransfer": {"bootstrapPort": 0}}},
+     "spec.engine.kvTransfer.bootstrapPort: 0 is not allowed; allowed: 1 to 65535"),
+    ({"engine": {"kvPoolTokens": 10**20}},
+     "spec.engine.kvPoolTokens: 1e+20 is not allowed; allowed: an integer"),
+    ({"engine": {"kvPoolTokens": 10**400}},
+     "spec.engine.kvPoolTokens: Infinity is not allowed; allowed: an integer"),
+    ({"engine": {"image": False}}, "spec.engine.image: false is not allowed; allowed: a string"),
+    ({"engine": {"image": "a b"}}, 'spec.engine.image: "a b" is not allowed; '
+     r"allowed: text that matches ^\S+$"),
+    ({"model": {"uri": "dummy://a", "name": ""}},
+     'spec.model.name: "" is not allowed; allowed: at least 1 character'),
+    ({"model": {"uri": "dummy://a", "name": 300 * "x"}},
+     f'spec.model.name: "{59 * "x"}… is not allowed; allowed: at most 256 characters'),
+    (_template(nodeSelector={"a": "b c"}),
+     f'spec.pools.mixed.template.nodeSelector.a: "b c" is not allowed; '
+     f"allowed: text that matches {LABEL}"),
+    (_template(sidecars=5 * [{"name": "a", "image": "b"}]),
+     'spec.pools.mixed.template.sidecars: [{"name":"a","image":"b"},{"name":"a","image":"b"},'
+     '{"name":"… is not allowed; allowed: a list of at most 4 items'),
+    (_mixed(resources={"limits": {"cpu": 0.5}}),
+     "spec.pools.mixed.resources.limits.cpu: 0.5 is not allowed; "
+     "allowed: an amount such as 2, 500m or 4Gi"),
+    (_mixed(resources={"limits": {str(key): 1 for key in range(17)}}),
+     'spec.pools.mixed.resources.limits: {"0":1,"1":1,"2":1,"3":1,"4":1,"5":1,"6":1,"7":1,"8":1,'
+     '"9":1… is not allowed; allowed: an object of at most 16 items'),
+    ({"engine": {"chunkSize": 10}},
+     "spec.engine.chunkSize: 10 is not allowed; "
+     "allowed: -1 (off) or at least pageSize (16 when left out)"),
+    ({"mode": "Disaggregated", "pools": {"prefill": {}}},
+     'spec.pools: {"prefill":{"replicas":1}} is not allowed; allowed: mode Mixed; Disaggregated '
+     "(not implemented yet) takes both prefill and decode, or neither"),
+    (_template(env=[{"name": "POD_IP"}]),
+     'spec.pools.mixed.template.env[0].name: "POD_IP" is not allowed; '
+     "allowed: all but POD_IP, POD_NAME, POD_NAMESPACE, which the operator sets"),
+    (_template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
+     'spec.pools.mixed.template.env[1]: {"name":"A"} is not allowed; allowed: each name once'),
+    ({"pool": {}}, "spec.pool: unknown field; did you mean pools? "
+     "allowed: autoscaling, engine, mode, model, paused, pools, rollout, router, slo"),
+    (_template(env=[{"name": "A", "from": {}}]),
+     "spec.pools.mixed.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
+    ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "
+     "chunkSize? allowed: chunkSize, mixedChunk, tensorParallelSize, pageSize, kvTransfer "
+     "and 23 more"),
+    ({"engine": {"tempo": None}}, f"spec.engine.tempo: unknown field; allowed: {ENGINE_KEYS}"),
+]  # fmt: skip
+
+DOCUMENTS: list[tuple[Any, str]] = [
+    ("text", '(document): "text" is not allowed; allowed: an object'),
+    ({"spec": None}, "spec: required"),
+    ({"spec": "fast"}, 'spec: "fast" is not allowed; allowed: an object'),
+    ({"kind": "Pod"}, 'kind: "Pod" is not allowed; allowed: InferenceService'),
+    ({"apiVersion": None}, "apiVersion: required"),
+    ({"apiVersion": "v1"}, 'apiVersion: "v1" is not allowed; allowed: serving.sluice.dev/v1alpha1'),
+    ({"specs": {}}, "specs: unknown field; did you mean spec? "
+     "allowed: apiVersion, kind, metadata, spec, status"),
+    ({"metadata": None}, "metadata: required"),
+    ({"metadata": {}}, "metadata.name: required"),
+    ({"metadata": {"name": 5}}, "metadata.name: 5 is not allowed; allowed: a string"),
+    ({"metadata": {"name": "Chat_1"}}, 'metadata.name: "Chat_1" is not allowed; allowed: a-z, 0-9 '
+     "and '-', first a letter and last no '-', at most 40 characters, as the front Service has the "
+     "same name"),
+    ({"metadata": {"name": "a", "labels": {"tier": 1}}},
+     "metadata.labels.tier: 1 is not allowed; allowed: a string"),
+    ({"metadata": {"name": "a", "lables": {}}},
+     "metadata.lables: unknown field; did you mean labels? allowed: labels, finalizers, namespace, "
+     "name, managedFields and 10 more"),
+]  # fmt: skip
+
+
+def _lines(value: Any) -> list[str]:
+    with pytest.raises(InvalidSpecError) as caught:
+        parse_service(value)
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(("spec", "line"), SPECS)
+def test_a_refusal_names_field_value_and_what_is_allowed(spec: dict[str, Any], line: str) -> None:
+    assert _lines(document(spec)) == [line]
+
+
+@pytest.mark.parametrize(("change", "line"), DOCUMENTS)
+def test_so_it_does_of_a_document(change: Any, line: str) -> None:
+    value = document({}) | change if isinstance(change, dict) else change
+    assert _lines(value) == [line]
+
+
+def test_each_rule_that_is_broken_has_its_line() -> None:
+    engine = {"chunkSize": 10, "minPrefillTokens": 12, "maxPrefillTokens": 8}
+    page = "at least pageSize (16 when left out)"
+    assert _lines(document({"engine": engine, "pools": {"prefill": {}}})) == [
+        'spec.pools: {"prefill":{"replicas":1}} is not allowed; '
+        "allowed: only the pool mixed in mode Mixed",
+        f"spec.engine.chunkSize: 10 is not allowed; allowed: -1 (off) or {page}",
+        "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most chunkSize",
+        "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most maxPrefillTokens",
+        f"spec.engine.maxPrefillTokens: 8 is not allowed; allowed: {page}",
+    ]
+
+
+def test_half_a_surrogate_pair_is_no_character() -> None:
+    assert _lines(document({"engine": {"dtype": "\ud800"}})) == [
+        'spec.engine.dtype: "\ufffd" is not allowed; '
+        "allowed: 'auto', 'float32', 'bfloat16' or 'float16'"
+    ]
+
+
+def test_a_pool_is_refused_in_the_same_words() -> None:
+    spec = pool()["spec"] | {"role": "judge", "replicas": "2"}
+    with pytest.raises(InvalidSpecError) as caught:
+        parse(EnginePoolSpec, spec, "spec")
+    assert str(caught.value).splitlines() == [
+        "spec.role: \"judge\" is not allowed; allowed: 'mixed', 'prefill' or 'decode'",
+        'spec.replicas: "2" is not allowed; allowed: an integer',
+    ]
