@@ -187,7 +187,7 @@ async def test_a_setting_that_breaks_the_promise_is_refused_by_name(
     found = await cluster.until(INFERENCE_SERVICE, namespace, settled())
     ready = condition(found["chat"], "Ready")
     assert ready["reason"] == "InvalidSpec"
-    assert "spec.engine.mixedChunk: False" in ready["message"]
+    assert "spec.engine.mixedChunk: false" in ready["message"]
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit("slo", None))
     found = await cluster.until(INFERENCE_SERVICE, namespace, settled())
     assert condition(found["chat"], "Ready")["reason"] != "InvalidSpec"
