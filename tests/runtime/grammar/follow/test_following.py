@@ -27,7 +27,7 @@ TOKENIZER = TokenizerInfo(WORDS, RAW, SIZE, [], False)
 COMPILER = GrammarCompiler(TokenizerInfo(WORDS, RAW, SIZE, [], False), 1, False, 0)
 ENDLESS = "[xy]{5}(a{0,60}){0,60}b"
 """Compiles at once; behind the fifth letter one mask takes minutes."""
-LETTERS = "[x-z]{300}"
+LETTERS = "(xyz){100}"
 PROMPT = [1, 2, 3]
 
 
@@ -57,7 +57,7 @@ def kept(following: Following, pattern: str) -> KeptGrammar:
 
 
 class Answers:
-    """A request for each pattern, by its place; all draw an "x"."""
+    """A request for each pattern, by its place; all draw the first letter that they may."""
 
     def __init__(self, following: Following, *patterns: str) -> None:
         self.matchers = Matchers(SIZE, following)
@@ -71,14 +71,19 @@ class Answers:
         added = tuple(RowAdded(row, str(row), Sampling()) for row in self._rows)
         self.matchers.follow(Batch(1, ForwardMode.DECODE, added_rows=added))
 
-    def step(self) -> list[int]:
-        """How many tokens each might have drawn."""
+    def step(self) -> str:
+        """What each drew; "?" where all was allowed."""
         logits = torch.zeros(len(self._rows), SIZE)
         contexts = torch.full((len(self._rows),), len(PROMPT) + self._answered)
         self.matchers.mask(logits, self._rows, contexts)
-        self.matchers.advance(self._rows, [ord("x")] * len(self._rows))
+        allowed = [row.isfinite().nonzero().flatten().tolist() for row in logits]
+        self.matchers.advance(self._rows, [tokens[0] for tokens in allowed])
         self._answered += 1
-        return [int(number) for number in logits.isfinite().sum(1)]
+        return "".join("?" if len(tokens) == SIZE else chr(tokens[0]) for tokens in allowed)
+
+    def expected(self) -> str:
+        """What one with `LETTERS` draws next."""
+        return "xyz"[self._answered % 3]
 
     def given_up(self) -> list[tuple[str, str]]:
         return [(slow.request_id, slow.why.reason) for slow in self.matchers.take_slow()]
@@ -102,12 +107,14 @@ def test_nobody_waits_for_a_mask_that_takes_minutes(
     answers = Answers(following, ENDLESS, LETTERS)
     given_up: list[tuple[str, str]] = []
     while not given_up:
-        assert answers.step()[1] == 3
+        letter = answers.expected()
+        assert answers.step()[1] == letter
         given_up += answers.given_up()
     assert given_up == [("0", "slow")]
     until(lambda: len(started) == 2 and started[0]._process.returncode is not None)
-    for _ in range(3):
-        assert answers.step() == [SIZE, 3]
+    for _ in range(7):
+        letter = answers.expected()
+        assert answers.step() == "?" + letter
     assert answers.given_up() == []
     assert following.refusal() is None
 
@@ -119,7 +126,8 @@ def test_nobody_new_is_followed_beside_too_many_that_are_stuck(following: Follow
         answers.step()
     assert "being replaced" in (following.refusal() or "")
     until(lambda: following.refusal() is None)
-    assert answers.step() == [SIZE, 3, SIZE]
+    letter = answers.expected()
+    assert answers.step() == f"?{letter}?"
 
 
 def test_answers_end_with_their_process_and_the_next_are_followed(
@@ -128,10 +136,10 @@ def test_answers_end_with_their_process_and_the_next_are_followed(
     answers = Answers(following, LETTERS, LETTERS)
     answers.step()
     os.kill(pid(started[0]), signal.SIGKILL)
-    until(lambda: answers.step() == [SIZE, SIZE])
+    until(lambda: answers.step() == "??")
     assert answers.given_up() == [("0", "lost"), ("1", "lost")]
     until(lambda: following.refusal() is None)
-    assert Answers(following, LETTERS).step() == [3]
+    assert Answers(following, LETTERS).step() == "x"
     assert len(started) == 2
 
 
@@ -150,7 +158,7 @@ def test_a_process_that_cannot_be_replaced_is_tried_again(
     assert all("has ended" in why for why in tried)
     monkeypatch.setattr(sys, "executable", good)
     until(lambda: following.refusal() is None)
-    assert Answers(following, LETTERS).step() == [3]
+    assert Answers(following, LETTERS).step() == "x"
 
 
 def test_a_process_that_was_killed_at_rest_is_replaced_for_the_next_grammar(
@@ -159,8 +167,8 @@ def test_a_process_that_was_killed_at_rest_is_replaced_for_the_next_grammar(
     answers = Answers(following, LETTERS)
     answers.step()
     os.kill(pid(started[0]), signal.SIGKILL)
-    assert Answers(following, "[ab]").step() == [2]
-    assert answers.step() == [3]
+    assert Answers(following, "[ab]").step() == "a"
+    assert answers.step() == "y"
     assert len(started) == 2
 
 
@@ -168,8 +176,8 @@ def test_grammars_that_nobody_uses_are_forgotten(following: Following) -> None:
     answers = Answers(following, LETTERS)
     for number in range(20):
         pattern = f"[ab]{{{number + 1}}}"
-        grammar = kept(following, pattern)
-        assert answers.step() == [3]
+        grammar, letter = kept(following, pattern), answers.expected()
+        assert answers.step() == letter
         assert set(following._kept) >= {grammar}
         del grammar
     assert len(following._kept) == 1
@@ -181,7 +189,7 @@ def test_what_cannot_be_kept_is_refused_and_the_process_lives(
     tokenizer = TOKENIZER.serialize_json().encode()
     with pytest.raises(GrammarError):
         following.keep(b"{}", tokenizer)
-    assert Answers(following, LETTERS).step() == [3]
+    assert Answers(following, LETTERS).step() == "x"
     assert len(started) == 1
 
 
