@@ -67,10 +67,10 @@ ENGINE: Final = (
     Metric(
         "sluice_grammar_compilations_total",
         "counter",
-        "Grammars whose compilation ended, by outcome; an engine starts with one of its own.",
+        "Grammars whose compilation ended, by outcome.",
         ("outcome",),
     ),
-    Metric("sluice_grammar_compile_seconds_total", "counter", "Time of these compilations."),
+    Metric("sluice_grammar_compile_seconds_total", "counter", "Time of these compilations, by the clock."),
     Metric(
         "sluice_grammars_given_up_total",
         "counter",

@@ -20,8 +20,9 @@ class GrammarProcesses:
 
     def close(self) -> None:
         """Ends all of them at once, whatever they do."""
+        self.compilers.stop()
         self.following.close()
-        self.compilers.close()
+        self.compilers.join()
 
 
 def grammar_processes(

@@ -18,6 +18,10 @@ from sluice_runtime.messages import Generate, Load, StepResult, TokenDelta
 CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
 
 
+OUTCOMES: Final = ("stop", "length", "tool_calls", "abort", "error", "refused")
+"""Of requests; each is counted from 0, so that its first is an increase."""
+
+
 @dataclass(slots=True)
 class _Timeline:
     """What is remembered of a request in flight."""
@@ -37,6 +41,8 @@ class EngineMetrics:
         self._histograms: dict[str, Histogram] = {}
         for metric in metrics.ENGINE:
             self._register(metric)
+        for outcome in OUTCOMES:
+            self._counters["sluice_requests_total"].labels(outcome)
         self._timelines: dict[str, _Timeline] = {}
         self._totals: dict[str, float] = {}
 
@@ -91,8 +97,7 @@ class EngineMetrics:
         self._gauges["sluice_draining"].set(1)
 
     def ended(self, outcome: str) -> None:
-        """A request of a client ended: `stop`, `length`, `tool_calls`, `abort`, `error` or
-        `refused`."""
+        """A request of a client ended, with one of `OUTCOMES`."""
         self._counters["sluice_requests_total"].labels(outcome).inc()
 
     def _progressed(self, delta: TokenDelta, finished_seconds: float) -> None:

@@ -32,6 +32,9 @@ MOST_PROCESSES: Final = 2
 """One grammar that never compiles holds up one process, and not all."""
 
 
+_FOR_NOBODY: Final = GrammarKey("regex", "warm")
+"""This very one; a request's is another."""
+
 CompileOutcome = Literal["compiled", "refused", "limit", "killed", "failed"]
 
 
@@ -75,7 +78,8 @@ class CompilePool:
         """None: the thread that takes it ends."""
         self._turn = threading.Condition()
         """Held by whoever touches the jobs."""
-        self._finished: deque[Compiled] = deque()
+        self._finished: deque[Compiled | None] = deque()
+        """None: what was for nobody."""
         self._threads: list[threading.Thread] = []
         self._processes: list[CompileProcess] = []
         """One of each thread's."""
@@ -108,18 +112,21 @@ class CompilePool:
 
     def warm_up(self) -> None:
         """Starts one thread and its process, with a grammar for nobody."""
-        self.submit(GrammarKey("regex", "a"))
+        self.submit(_FOR_NOBODY)
 
     def finished(self) -> list[Compiled]:
         """What came since the last call; never waits."""
-        done = []
-        while self._finished:
-            done.append(self._finished.popleft())
+        done = [self._finished.popleft() for _ in range(len(self._finished))]
         self._unfinished -= len(done)
-        return done
+        return [compiled for compiled in done if compiled is not None]
 
     def close(self) -> None:
         """Ends the threads and their processes at once, whatever they compile."""
+        self.stop()
+        self.join()
+
+    def stop(self) -> None:
+        """Nothing is compiled any more."""
         self._closed = True
         for process in self._processes:
             process.close()
@@ -127,6 +134,9 @@ class CompilePool:
             self._jobs.clear()
             self._jobs.extend([None] * len(self._threads))
             self._turn.notify_all()
+
+    def join(self) -> None:
+        """Waits for the threads to end, of which one may be in `keep`."""
         for thread in self._threads:
             thread.join()
 
@@ -135,7 +145,8 @@ class CompilePool:
             while (key := self._next_job()) is not None:
                 began = time.monotonic()
                 compiled = self._compiled(process, key)
-                self._finished.append(replace(compiled, seconds=time.monotonic() - began))
+                timed = replace(compiled, seconds=time.monotonic() - began)
+                self._finished.append(None if key is _FOR_NOBODY else timed)
         finally:
             process.stop()
 

@@ -134,7 +134,11 @@ class CompileProcess:
                 raise CompileProcessError(_ENDED)
             try:
                 self._process = subprocess.Popen(
-                    self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                    self._command,
+                    bufsize=0,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    process_group=0,  # Ctrl-C is for the engine, which ends it when it drained
                 )
             except OSError as error:
                 raise CompileProcessError(f"the compile process does not start: {error}") from None

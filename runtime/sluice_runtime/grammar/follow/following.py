@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 MOST_STUCK: Final = 2
 """Threads, before nobody new is followed until the next process has taken over."""
-_STUCK: Final = "the process that follows grammars is stuck in some, and is being replaced"
+_STUCK: Final = (
+    "the process that follows grammars is stuck in an answer that was given up, and is being replaced"
+)
 _GONE: Final = "the process that follows grammars has ended"
 
 

@@ -136,6 +136,7 @@ def _started(command: list[str], descriptors: tuple[int, ...]) -> subprocess.Pop
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=descriptors,
+            process_group=0,  # Ctrl-C is for the engine, which ends it when it drained
             env={**os.environ, **_SMALL},
         )
     except OSError as error:

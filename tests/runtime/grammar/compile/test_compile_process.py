@@ -301,7 +301,7 @@ def test_a_pool_that_is_warm_compiles_its_first_grammar_in_the_process_that_it_h
 
     pool = CompilePool(make, keep_here)
     pool.warm_up()
-    collect(pool, 1)
+    until(lambda: pool.finished() == [] and not pool._unfinished)
     pid = pid_of(made[0])
     pool.submit(GrammarKey("regex", "[ab]"))
     assert collect(pool, 1)[0].grammar is not None
