@@ -70,11 +70,15 @@ ENGINE: Final = (
         "Grammars whose compilation ended, by outcome.",
         ("outcome",),
     ),
-    Metric("sluice_grammar_compile_seconds_total", "counter", "Time of these compilations, by the clock."),
+    Metric(
+        "sluice_grammar_compile_seconds_total",
+        "counter",
+        "Time of these compilations, by the clock.",
+    ),
     Metric(
         "sluice_grammars_given_up_total",
         "counter",
-        "Requests ended because following their grammar took too long, by reason.",
+        "Requests ended because their grammar was not followed to their end, by reason.",
         ("reason",),
     ),
     Metric("sluice_kv_pages", "gauge", "KV pages by state.", ("state",)),

@@ -110,9 +110,9 @@ class GrammarLimitError(GrammarError):
     """Compiling a grammar reached a limit, which may have been an accident."""
 
 
-class CompileProcessError(SluiceRuntimeError):
-    """A grammar could not be compiled, and is not at fault."""
+class GrammarProcessError(SluiceRuntimeError):
+    """A process failed that compiles grammars or follows them; no grammar is at fault."""
 
 
-class CompileKilledError(CompileProcessError):
+class CompileKilledError(GrammarProcessError):
     """The process that compiled a grammar was killed, which once is nobody's fault."""

@@ -126,6 +126,8 @@ class EngineLoop:
         batch, since = flight.batch, max(flight.launched_seconds, self._landed_seconds)
         with self._pulse.step(self._known_load, since):
             result = flight.landing()
+        for end in self._grammars.given_up():  # before their last tokens are taken in
+            self._scheduler.fail(end.request_id, end.error or "", end.refusal)
         computed = self._landed_seconds = self._clock.monotonic()
         outcomes = self._scheduler.process(batch, result, computed)
         finished = self._clock.monotonic()
@@ -181,8 +183,6 @@ class EngineLoop:
     def _admit_compiled(self) -> None:
         """Requests whose grammar is compiled join the others; some end here."""
         released = self._grammars.released()
-        for end in released.slow:
-            self._scheduler.fail(end.request_id, end.error or "", end.refusal)
         for message in released.ready:
             self._scheduler.add(message)
         self._released += [d for end in released.ended if (d := self._outbox.pass_on(end))]

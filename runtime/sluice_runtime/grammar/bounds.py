@@ -1,9 +1,15 @@
-"""What a process bounds itself to, before it touches what others have sent."""
+"""What the processes for grammars may take, and bound themselves to at their start."""
 
 from __future__ import annotations
 
 import resource
+import sys
 from contextlib import suppress
+from typing import Final
+
+SHARE: Final = 0.125
+"""Of a processor: who gets less of one is not waited for. The niceness of a compile process leaves
+it a quarter beside an engine that uses all."""
 
 
 def bound_this_process(memory_bytes: int, oom_score: int) -> None:
@@ -14,3 +20,8 @@ def bound_this_process(memory_bytes: int, oom_score: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(oom_score))
+
+
+def without_torch() -> None:
+    """tvm_ffi imports it where it finds it: two seconds and 300 MB, for nothing that is used."""
+    sys.modules["torch"] = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Frames between engine and compile process: four bytes of length, then so many bytes.
+"""Frames between the engine and processes for grammars: four bytes of length, then so many bytes.
 
 Knows pipes, not what is in a frame, nor what its reader's patience depends on.
 """
@@ -36,16 +36,20 @@ class LargeFrameError(Exception):
     """The other side sent a frame of more than `MOST_BYTES`."""
 
 
-def write_frame(descriptor: int, payload: bytes) -> None:
+def write_frame(descriptor: int, payload: bytes, patience: Patience | None = None) -> None:
     """Blocks until the other side has taken all of it.
 
     Raises:
         BrokenFrameError: nobody reads.
+        TimeoutError: it was not all taken before `patience` had ended.
     """
     left = memoryview(_HEAD.pack(len(payload)) + payload)
+    most = len(left) if patience is None else select.PIPE_BUF
     try:
         while left:
-            left = left[os.write(descriptor, left) :]
+            if patience is not None:
+                _await(descriptor, select.POLLOUT, patience)
+            left = left[os.write(descriptor, left[:most]) :]
     except BrokenPipeError:
         raise BrokenFrameError from None
 
@@ -68,7 +72,7 @@ def _read(descriptor: int, count: int, patience: Patience | None) -> bytes:
     parts = bytearray()
     while len(parts) < count:
         if patience is not None:
-            _await_readable(descriptor, patience)
+            _await(descriptor, select.POLLIN | select.POLLHUP, patience)
         part = os.read(descriptor, min(_PART_BYTES, count - len(parts)))
         if not part:
             raise BrokenFrameError
@@ -76,9 +80,10 @@ def _read(descriptor: int, count: int, patience: Patience | None) -> bytes:
     return bytes(parts)
 
 
-def _await_readable(descriptor: int, patience: Patience) -> None:
+def _await(descriptor: int, events: int, patience: Patience) -> None:
+    """A pipe that can be written takes `PIPE_BUF` bytes without waiting."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN | select.POLLHUP)
+    poll.register(descriptor, events)
     while (left_seconds := patience()) > 0:
         if poll.poll(max(_LEAST_MILLISECONDS, left_seconds * 1000)):
             return

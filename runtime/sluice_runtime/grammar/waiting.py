@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
+from sluice_runtime.grammar.allowance import SlowReason
 from sluice_runtime.grammar.compile.cache import GrammarCache
 from sluice_runtime.grammar.compile.pool import Compiled, CompileOutcome
-from sluice_runtime.grammar.follow.allowance import SlowReason
 from sluice_runtime.grammar.follow.matchers import Matchers, Slow
 from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.messages import Generate, Refusal, TokenDelta
@@ -32,8 +32,6 @@ class Released:
 
     ready: list[Generate] = field(default_factory=list)
     ended: list[TokenDelta] = field(default_factory=list)
-    slow: list[TokenDelta] = field(default_factory=list)
-    """The ends of requests that run, and whose grammar takes too long to follow."""
 
 
 class GrammarCounts:
@@ -106,9 +104,13 @@ class GrammarQueue:
             for message in self._waiting.pop(compiled.key, {}).values():
                 del self._keys[message.request_id]
                 self._release(message, compiled)
-        self._released.slow += map(self._ended_as_slow, self._matchers.take_slow())
         released, self._released = self._released, Released()
         return released
+
+    def given_up(self) -> list[TokenDelta]:
+        """The ends of requests that run, and whose grammar was not followed any further in a step
+        that has landed; what they drew in it is none of the grammar's."""
+        return [self._ended_as_slow(slow) for slow in self._matchers.take_slow()]
 
     def ended(self, request_id: str) -> None:
         """A request that ran has ended; unknown ids are ignored."""

@@ -7,9 +7,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from sluice_runtime.grammar.compile.cache import GrammarCache
-from sluice_runtime.grammar.compile.pool import Compiled
-from sluice_runtime.grammar.follow.allowance import (
+from sluice_runtime.grammar.allowance import (
     BROKEN,
     CROWDED,
     LOST,
@@ -18,6 +16,8 @@ from sluice_runtime.grammar.follow.allowance import (
     STARVED,
     TooSlow,
 )
+from sluice_runtime.grammar.compile.cache import GrammarCache
+from sluice_runtime.grammar.compile.pool import Compiled
 from sluice_runtime.grammar.follow.matchers import Matchers, Slow
 from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.grammar.waiting import GrammarQueue
@@ -280,8 +280,8 @@ def test_who_is_slow_beside_others_is_no_mark_against_engine_or_grammar(
     compiler.done.append(Compiled(key(), COMPILED))
     queue.released()
     matchers._slow.append(Slow("one", key(), "field", why))
-    (end,) = queue.released().slow
-    own_fault = why.reason in ("slow", "broken")
+    (end,) = queue.given_up()
+    own_fault = why.reason == "slow"
     refusal = "invalid" if own_fault else "uncompiled"
     assert (end.error, end.refusal) == (f"field: {why.error}", refusal)
     given_up = {reason: n for reason, n in queue.counts.given_up.items() if n}

@@ -9,10 +9,14 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from itertools import count
 
 import jsonschema
 import pytest
 from sluice_runtime.engine.build import Engine
+from sluice_runtime.errors import GrammarProcessError
+from sluice_runtime.grammar.follow.process import FollowerProcess
+from sluice_runtime.grammar.follow.turns import Turn, Turned
 from sluice_runtime.grammar.schema.json_schema import usable_schema
 from sluice_runtime.messages import Abort, Grammar, Sampling
 
@@ -117,6 +121,33 @@ def test_a_grammar_that_is_slow_to_follow_ends_its_own_request_alone(
     again = run(engine, [ask("again", wanted)])
     assert again.ends["again"].error == both.ends["slow"].error
     assert again.tokens["again"] == []
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+def test_an_answer_that_loses_its_grammar_ends_as_an_error_whatever_it_draws_then(
+    engine: Engine, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the answer is drawn as soon as nothing forbids it."""
+    wanted, turns = grammar("regex", "[xy]{300}"), count()
+    run(engine, [ask("known", wanted, 2)])
+    following = engine.grammar_processes.following
+    while following.refusal():  # where the one of the test before is being replaced
+        time.sleep(0.01)
+    follower = following._current
+    assert isinstance(follower, FollowerProcess)
+    follow = follower.turn
+
+    def gone(turn: Turn) -> Turned:
+        if next(turns) == 5:
+            raise GrammarProcessError("gone")
+        return follow(turn)
+
+    monkeypatch.setattr(follower, "turn", gone)
+    ends_soon = Sampling(seed=1, logit_bias=[(EOS, 100.0)])
+    answers = run(engine, [ask("lost", wanted, sampling=ends_soon)], overlap=overlap)
+    end = answers.ends["lost"]
+    assert (end.finish_reason, end.refusal) == ("error", "uncompiled")
+    assert re.fullmatch("[xy]{5}", answers.text("lost"))
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])

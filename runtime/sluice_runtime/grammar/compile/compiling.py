@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.follow.allowance import Allowance
+from sluice_runtime.grammar.allowance import Allowance
 from sluice_runtime.grammar.native import CompiledGrammar, GrammarCompiler, GrammarMatcher
 from sluice_runtime.messages import GrammarKind
 

@@ -18,13 +18,12 @@ import msgspec
 
 from sluice_runtime.errors import (
     CompileKilledError,
-    CompileProcessError,
     GrammarError,
     GrammarLimitError,
+    GrammarProcessError,
 )
 from sluice_runtime.grammar.compile.process import CompileProcess
-from sluice_runtime.grammar.follow.following import KeptGrammar
-from sluice_runtime.grammar.keys import GrammarKey
+from sluice_runtime.grammar.keys import GrammarKey, KeptGrammar
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class Compiled:
     accident: bool = False
     """Whether the error or failure may not come again; if it does, it is the grammar's."""
     seconds: float = 0.0
-    """From when a process took it."""
+    """That its compilation took, by the clock."""
 
     @property
     def outcome(self) -> CompileOutcome:
@@ -143,10 +142,8 @@ class CompilePool:
     def _run(self, process: CompileProcess) -> None:
         try:
             while (key := self._next_job()) is not None:
-                began = time.monotonic()
                 compiled = self._compiled(process, key)
-                timed = replace(compiled, seconds=time.monotonic() - began)
-                self._finished.append(None if key is _FOR_NOBODY else timed)
+                self._finished.append(None if key is _FOR_NOBODY else compiled)
         finally:
             process.stop()
 
@@ -156,18 +153,21 @@ class CompilePool:
             return self._jobs.popleft()
 
     def _compiled(self, process: CompileProcess, key: GrammarKey) -> Compiled:
+        began = time.monotonic()
         try:
             text = process.compile(msgspec.json.encode(key._asdict()))
-            grammar = self._keep(text, process.tokenizer)
+            seconds = time.monotonic() - began
+            return Compiled(key, self._keep(text, process.tokenizer), len(text), seconds=seconds)
         except GrammarError as error:
-            return Compiled(key, error=str(error), accident=isinstance(error, GrammarLimitError))
-        except CompileProcessError as error:
+            limit = isinstance(error, GrammarLimitError)
+            failed = Compiled(key, error=str(error), accident=limit)
+        except GrammarProcessError as error:
             if not self._closed:
                 _log.warning("a grammar could not be compiled: %s", error)
             killed = isinstance(error, CompileKilledError)
-            return Compiled(key, failure=str(error), accident=killed)
+            failed = Compiled(key, failure=str(error), accident=killed)
         except Exception as error:  # whatever it is, somebody waits for an answer
             _log.exception("a grammar could not be compiled")
             process.stop()
-            return Compiled(key, failure=f"its grammar could not be compiled: {error}")
-        return Compiled(key, grammar, len(text))
+            failed = Compiled(key, failure=f"its grammar could not be compiled: {error}")
+        return replace(failed, seconds=time.monotonic() - began)

@@ -15,10 +15,11 @@ from typing import Final
 
 from sluice_runtime.errors import (
     CompileKilledError,
-    CompileProcessError,
     GrammarError,
     GrammarLimitError,
+    GrammarProcessError,
 )
+from sluice_runtime.grammar.bounds import SHARE
 from sluice_runtime.grammar.frames import (
     DONE,
     MOST_BYTES,
@@ -29,10 +30,6 @@ from sluice_runtime.grammar.frames import (
     read_frame,
     write_frame,
 )
-
-SHARE: Final = 0.125
-"""Of a processor: with less of one a compile process is given up. Its niceness leaves it a quarter
-beside an engine that uses all."""
 
 _ENDED: Final = "the engine has ended"
 _CPUCLOCK_SCHED: Final = 2
@@ -69,7 +66,7 @@ class CompileProcess:
             GrammarError: it is refused.
             GrammarLimitError: it took too much time or memory; the process is gone.
             CompileKilledError: its process was killed, by whomever.
-            CompileProcessError: there is no process, or no processor, that could compile it.
+            GrammarProcessError: there is no process, or no processor, that could compile it.
         """
         process = self._living()
         before = processor_seconds(process.pid)
@@ -122,16 +119,16 @@ class CompileProcess:
             self.tokenizer = _result(first)
         except (BrokenFrameError, LargeFrameError, TimeoutError):
             self.stop()
-            raise CompileProcessError("the compile process does not start") from None
+            raise GrammarProcessError("the compile process does not start") from None
         except GrammarError as error:
             self.stop()
-            raise CompileProcessError(f"the compile process does not start: {error}") from None
+            raise GrammarProcessError(f"the compile process does not start: {error}") from None
         return process
 
     def _started(self) -> subprocess.Popen[bytes]:
         with self._starting:
             if self._closed:
-                raise CompileProcessError(_ENDED)
+                raise GrammarProcessError(_ENDED)
             try:
                 self._process = subprocess.Popen(
                     self._command,
@@ -141,7 +138,7 @@ class CompileProcess:
                     process_group=0,  # Ctrl-C is for the engine, which ends it when it drained
                 )
             except OSError as error:
-                raise CompileProcessError(f"the compile process does not start: {error}") from None
+                raise GrammarProcessError(f"the compile process does not start: {error}") from None
             return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], job: bytes) -> bytes:
@@ -161,7 +158,7 @@ class CompileProcess:
         self.stop()
         most = self._limits.compile_seconds
         if used_seconds < most:
-            return CompileProcessError(
+            return GrammarProcessError(
                 f"the machine is too busy to compile its grammar: {used_seconds:.1f} s of a "
                 f"processor within {most / SHARE:g} s"
             )
@@ -181,7 +178,7 @@ class CompileProcess:
     def _died(self) -> Exception:
         code = self.stop()
         if self._closed:
-            return CompileProcessError(_ENDED)
+            return GrammarProcessError(_ENDED)
         if code == -signal.SIGKILL:
             return CompileKilledError(
                 "the process that compiled its grammar was killed, as the kernel does where a pod "

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from sluice_runtime.errors import GrammarError, ModelLoadError
-from sluice_runtime.grammar.bounds import bound_this_process
+from sluice_runtime.grammar.bounds import bound_this_process, without_torch
 from sluice_runtime.grammar.frames import (
     DONE,
     FAILED,
@@ -58,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bound_this_process(options.memory_bytes, _OOM_SCORE)
     os.nice(_NICE)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it may be busy
-    # tvm_ffi imports torch when it finds it: two seconds and 300 MB, for nothing that is used here.
-    sys.modules["torch"] = None  # type: ignore[assignment]
+    without_torch()
     try:
         _serve(options.model, options.vocabulary_size)
     except BrokenFrameError:

@@ -6,25 +6,39 @@ that call, and a new one makes those behind it. Knows no grammar.
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, Literal
 from weakref import finalize
 
-SHARE: Final = 0.125
-"""Of a processor: a thread that gets less of one is not waited for either."""
+from sluice_runtime.grammar.bounds import SHARE
+
+MOST_LEFT: Final = 8
+"""Calls of one `make`; those behind are not made."""
+PATIENT: Final = 2
+"""After so many, those behind must be quick."""
+QUICK_SECONDS: Final = 0.01
+_LONG_OF_A_KIND: Final = 2
+_LOWEST: Final = 19
+"""Niceness of a thread that nobody waits for."""
+
+LeftReason = Literal["long", "starved", "unmade"]
 
 
 @dataclass(frozen=True)
 class Left:
-    """A call that was not waited for."""
+    """A call that nobody waited for: it used a processor for too long, its thread got none, or it
+    was never begun."""
 
     place: int
-    starved: bool
-    """Whether its thread got no processor; else it used one for too long."""
+    reason: LeftReason
 
 
 class Aside:
@@ -41,26 +55,42 @@ class Aside:
         return len(self._left)
 
     def make(
-        self, calls: Sequence[Callable[[], None]], most_seconds: Sequence[float]
+        self,
+        calls: Sequence[Callable[[], None]],
+        most_seconds: Sequence[float],
+        kinds: Sequence[int],
     ) -> list[Left]:
         """Makes them in their order; `most_seconds`: of a processor, of each. Returns those that
-        were not waited for, which may still be made. Raises what a call raises, and makes none
-        behind it."""
-        left: list[Left] = []
-        first = 0
-        while first < len(calls):
+        were not waited for, which may still be made. When two of a kind were long, the others of it
+        are not begun. Raises what a call raises, and makes none behind it."""
+        left: dict[int, Left] = {}
+        todo = list(range(len(calls)))
+        while todo:
             worker = self._worker = self._worker or _Worker()
-            work = _Work(calls, most_seconds, first, worker.clock)
+            limit = math.inf if len(left) < PATIENT else QUICK_SECONDS
+            work = _Work(calls, [(n, min(most_seconds[n], limit)) for n in todo], worker.clock)
             worker.work.put(work)
             lost = work.left()
             if lost is None:
                 break
-            self._left.append(worker)
-            worker.work.put(None)
-            self._worker = None
-            left.append(lost)
-            first = lost.place + 1
-        return left
+            self._leave(worker)
+            left[lost.place] = lost
+            todo = todo[todo.index(lost.place) + 1 :]
+            long = Counter(kinds[n] for n, one in left.items() if one.reason == "long")
+            given_up = {
+                n for n in todo if self.busy >= MOST_LEFT or long[kinds[n]] >= _LONG_OF_A_KIND
+            }
+            left |= {n: Left(n, "unmade") for n in given_up}
+            todo = [n for n in todo if n not in given_up]
+        return list(left.values())
+
+    def _leave(self, worker: _Worker) -> None:
+        """It ends when it comes back; until then it takes only what nobody else wants."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, worker.thread.native_id or 0, _LOWEST)
+        self._left.append(worker)
+        worker.work.put(None)
+        self._worker = None
 
 
 class _Worker:
@@ -84,32 +114,28 @@ def _run(work: SimpleQueue[_Work | None]) -> None:
 
 
 class _Work:
-    """Calls from the place `first` on. `clock`: of the thread that makes them."""
+    """Calls by their places, each with what it may take. `clock`: of the thread that makes them."""
 
     def __init__(
-        self,
-        calls: Sequence[Callable[[], None]],
-        most_seconds: Sequence[float],
-        first: int,
-        clock: int,
+        self, calls: Sequence[Callable[[], None]], todo: Sequence[tuple[int, float]], clock: int
     ) -> None:
         self._calls = calls
-        self._most_seconds = most_seconds
+        self._todo = todo
         self._clock = clock
         self._turn = threading.Condition()
         """Held by the thread when it goes from call to call, and by who leaves it."""
         self._ended = self._left = False
         self._error: BaseException | None = None
-        self._begin(first)
+        self._begin(*todo[0])
 
     def make(self) -> None:
         """In the thread."""
         try:
-            for place in range(self._place, len(self._calls)):
+            for place, most_seconds in self._todo:
                 with self._turn:
                     if self._left:
                         return
-                    self._begin(place)
+                    self._begin(place, most_seconds)
                 self._calls[place]()
         except BaseException as error:  # handed to whoever waits
             self._error = error
@@ -121,19 +147,19 @@ class _Work:
         """Waits for the end, or returns the call that has lasted for too long."""
         with self._turn:
             while not self._ended:
-                most_seconds = self._most_seconds[self._place]
                 used = time.clock_gettime(self._clock) - self._began_processor_seconds
                 lasted = time.monotonic() - self._began_seconds
-                patience = min(most_seconds - used, most_seconds / SHARE - lasted)
+                most = self._most_seconds
+                patience = min(most - used, most / SHARE - lasted)
                 if patience <= 0:
                     self._left = True
-                    return Left(self._place, starved=used < most_seconds)
+                    return Left(self._place, "long" if used >= most else "starved")
                 self._turn.wait(patience)
         if self._error is not None:
             raise self._error
         return None
 
-    def _begin(self, place: int) -> None:
-        self._place = place
+    def _begin(self, place: int, most_seconds: float) -> None:
+        self._place, self._most_seconds = place, most_seconds
         self._began_processor_seconds = time.clock_gettime(self._clock)
         self._began_seconds = time.monotonic()

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,9 +23,17 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from sluice_runtime.grammar.bounds import bound_this_process
-from sluice_runtime.grammar.follow.aside import Aside
-from sluice_runtime.grammar.follow.turns import Kept, LeftLine, Line, Turn, Turned
+from sluice_runtime.grammar.bounds import bound_this_process, without_torch
+from sluice_runtime.grammar.follow import aside
+from sluice_runtime.grammar.follow.turns import (
+    Kept,
+    LeftLine,
+    LeftReason,
+    Line,
+    Opened,
+    Turn,
+    Turned,
+)
 from sluice_runtime.grammar.frames import BrokenFrameError, read_frame, write_frame
 from sluice_runtime.scheduler.batch import NO_TOKEN
 
@@ -38,14 +47,20 @@ _OUTPUT: Final = 1
 _OOM_SCORE: Final = 900
 
 
+_LEFT: Final[Mapping[aside.LeftReason, LeftReason]] = {
+    "long": "slow",
+    "starved": "starved",
+    "unmade": "crowded",
+}
+
+
 class _Answer:
     """How far one answer is in its grammar."""
 
-    def __init__(
-        self, compiled: CompiledGrammar | None, end_token_ids: Sequence[int], words: int
-    ) -> None:
+    def __init__(self, compiled: CompiledGrammar | None, opened: Opened, words: int) -> None:
         self._compiled = compiled
-        self._end_token_ids = end_token_ids
+        self.grammar = opened.grammar
+        self._end_token_ids = opened.end_token_ids
         self._matcher: GrammarMatcher | None = None
         self._accepted = 0
         self._lost = False
@@ -60,7 +75,8 @@ class _Answer:
         began = clock()
         try:
             self._fill(line)
-        except (RuntimeError, ValueError, MemoryError):  # the library's checks, or no memory left
+        except Exception:  # no memory left, or the library's checks; the others go on
+            traceback.print_exc()
             self.broken = True
         self.seconds = clock() - began
 
@@ -102,29 +118,32 @@ class Followed:
 
     def __init__(
         self,
-        grammars: Mapping[int, CompiledGrammar],
+        grammars: dict[int, CompiledGrammar],
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._grammars = grammars
         self._clock = clock
-        self._aside = Aside()
+        self._aside = aside.Aside()
         self._answers: dict[int, _Answer] = {}
 
     def turn(self, turn: Turn, masks: NDArray[np.int32]) -> Turned:
         """masks: [at least as many as lines, words of 32 tokens]."""
         for number in turn.closed:
             self._answers.pop(number, None)
+        for number in turn.forgotten:
+            self._grammars.pop(number, None)
         for opened in turn.opened:
             compiled = self._grammars.get(opened.grammar)
-            self._answers[opened.answer] = _Answer(compiled, opened.end_token_ids, masks.shape[1])
+            self._answers[opened.answer] = _Answer(compiled, opened, masks.shape[1])
         answers = [self._answers[line.answer] for line in turn.lines]
         calls = [
             partial(answer.fill, line, self._clock)
             for answer, line in zip(answers, turn.lines, strict=True)
         ]
+        limits = [line.most_seconds for line in turn.lines]
+        kinds = [answer.grammar for answer in answers]
         left = [
-            LeftLine(one.place, "starved" if one.starved else "slow")
-            for one in self._aside.make(calls, [line.most_seconds for line in turn.lines])
+            LeftLine(one.place, _LEFT[one.reason]) for one in self._aside.make(calls, limits, kinds)
         ]
         left += [LeftLine(place, "broken") for place, a in enumerate(answers) if a.broken]
         without = {line.place for line in left}
@@ -140,8 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{option}", type=int, required=True)
     options = parser.parse_args(arguments)
     bound_this_process(options.memory_bytes, _OOM_SCORE)
-    # tvm_ffi imports torch when it finds it: two seconds and 300 MB, for nothing that is used here.
-    sys.modules["torch"] = None  # type: ignore[assignment]
+    without_torch()
     shape = (options.lines, options.words)
     shared = mmap.mmap(options.masks, 0)
     masks = np.frombuffer(shared, np.int32).reshape(shape)
@@ -158,24 +176,30 @@ def _follow(
     followed = Followed(grammars)
     while True:
         turn = msgspec.msgpack.decode(read_frame(turns), type=Turn)
-        for number in turn.forgotten:
-            grammars.pop(number, None)
         write_frame(turned, msgspec.msgpack.encode(followed.turn(turn, masks)))
 
 
 def _keep(grammars: dict[int, CompiledGrammar]) -> None:
-    """In its thread: loads what comes."""
+    """In its thread: loads what comes. Without it the process is of no use."""
+    try:
+        with suppress(BrokenFrameError):
+            _load(grammars)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _load(grammars: dict[int, CompiledGrammar]) -> None:
     from sluice_runtime.grammar.native import CompiledGrammar, TokenizerInfo
 
-    with suppress(BrokenFrameError):
-        tokenizer = TokenizerInfo.deserialize_json(read_frame(_INPUT).decode())
-        while True:
-            number, text, error = int(read_frame(_INPUT)), read_frame(_INPUT), ""
-            try:
-                grammars[number] = CompiledGrammar.deserialize_json(text.decode(), tokenizer)
-            except (RuntimeError, ValueError, MemoryError) as raised:
-                error = str(raised) or "there is not enough memory for it"
-            write_frame(_OUTPUT, msgspec.msgpack.encode(Kept(error)))
+    tokenizer = TokenizerInfo.deserialize_json(read_frame(_INPUT).decode())
+    while True:
+        number, text, error = int(read_frame(_INPUT)), read_frame(_INPUT), ""
+        try:
+            grammars[number] = CompiledGrammar.deserialize_json(text.decode(), tokenizer)
+        except (RuntimeError, ValueError, MemoryError) as raised:
+            error = str(raised) or "no memory"
+        write_frame(_OUTPUT, msgspec.msgpack.encode(Kept(error)))
 
 
 if __name__ == "__main__":

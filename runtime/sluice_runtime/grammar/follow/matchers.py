@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_runtime.errors import CompileProcessError
-from sluice_runtime.grammar.follow.allowance import (
+from sluice_runtime.errors import GrammarProcessError
+from sluice_runtime.grammar.allowance import (
     BROKEN,
     CROWDED,
     LOST,
@@ -35,9 +35,9 @@ from sluice_runtime.grammar.follow.allowance import (
     TooSlow,
     crowding,
 )
-from sluice_runtime.grammar.follow.following import Follower, Following, KeptGrammar
+from sluice_runtime.grammar.follow.following import Follower, Following
 from sluice_runtime.grammar.follow.turns import LeftReason, Line, Opened, Turn, Turned
-from sluice_runtime.grammar.keys import GrammarKey
+from sluice_runtime.grammar.keys import GrammarKey, KeptGrammar
 from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.batch import Batch
 
@@ -48,6 +48,7 @@ _WORD_BITS: Final = 32
 _LEFT: Final[Mapping[LeftReason, TooSlow]] = {
     "slow": SLOW_CALL,
     "starved": STARVED,
+    "crowded": CROWDED,
     "broken": BROKEN,
 }
 
@@ -84,6 +85,10 @@ class Matcher:
         """Of them, to the follower."""
         self._follower: Follower | None = None
         """Where the answer was opened."""
+        self._next: tuple[Follower, int] | None = None
+        """Where it was opened beside, and how many tokens were told there."""
+        self.replayed = False
+        """Whether its last line had more tokens than one, of which it has the time."""
 
     def accept(self, token: int) -> None:
         """The token that was drawn with the last mask; the next mask takes it in."""
@@ -93,8 +98,23 @@ class Matcher:
         """What the follower has to know before a line, if anything."""
         if self._follower is follower:
             return None
-        self._follower, self._told = follower, 0
-        return Opened(self._number, self._kept.number, self._grammar.end_token_ids)
+        known, self._next = self._next, None
+        self._follower = follower
+        if known is not None and known[0] is follower:
+            self._told = known[1]
+            return None
+        self._told = 0
+        return self._opening()
+
+    def opened_beside(self, follower: Follower) -> tuple[Opened, Line]:
+        """For one that will take over."""
+        tokens = self._tokens.copy()
+        self._next = follower, len(tokens)
+        return self._opening(), Line(self._number, 0, tokens, _most_seconds(tokens))
+
+    def forget_beside(self) -> None:
+        """It did not go well there."""
+        self._next = None
 
     def line(self, context_tokens: int) -> Line:
         """For the mask behind the row's first `context_tokens` tokens."""
@@ -104,8 +124,10 @@ class Matcher:
         drawn = self._tokens[kept:answered]
         del self._tokens[answered:]
         self._told = answered
-        most = MOST_CALL_SECONDS + MOST_MEAN_SECONDS * max(0, len(drawn) - 1)
-        return Line(self._number, kept, drawn, most)
+        if self._next is not None:
+            self._next = self._next[0], min(self._next[1], answered)
+        self.replayed = len(drawn) > 1
+        return Line(self._number, kept, drawn, _most_seconds(drawn))
 
     def limit(self, mask: NDArray[np.int32]) -> None:
         """Takes out of a mask what may follow by the grammar, and not by the request."""
@@ -114,13 +136,23 @@ class Matcher:
             _forbid(mask, self._stops)
 
     def took(self, seconds: float) -> None:
+        """For its last line; more tokens than one are a replay, and no fault of the answer."""
+        if self.replayed:
+            return
         if slow := self._allowance.took(seconds):
             self.give_up(slow)
+
+    def _opening(self) -> Opened:
+        return Opened(self._number, self._kept.number, self._grammar.end_token_ids)
 
     def give_up(self, why: TooSlow) -> None:
         """Its request is about to end; what is drawn until then is dropped."""
         key = GrammarKey(self._grammar.kind, self._grammar.text)
         self.slow = Slow(self._request_id, key, self._grammar.field, why)
+
+
+def _most_seconds(drawn: Sequence[int]) -> float:
+    return MOST_CALL_SECONDS + MOST_MEAN_SECONDS * max(0, len(drawn) - 1)
 
 
 def _bits(tokens: Iterable[int]) -> dict[int, int]:
@@ -155,6 +187,8 @@ class Matchers:
         self._slow: deque[Slow] = deque()
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
+        self._told_beside: list[Matcher] = []
+        following.answers = self
 
     def refusal(self) -> str | None:
         """Why no request may be opened now, if so."""
@@ -210,13 +244,24 @@ class Matchers:
             taken.append(self._slow.popleft())
         return taken
 
+    def told_to(self, follower: Follower) -> Turn:
+        """For `following`."""
+        self._told_beside = [one for one in list(self._rows.values()) if not one.slow]
+        opened = [one.opened_beside(follower) for one in self._told_beside]
+        return Turn([], [], [new for new, _ in opened], [line for _, line in opened])
+
+    def heard(self, turn: Turn, turned: Turned) -> None:
+        """For `following`. Who could not be told in time is told with the next line."""
+        for left in turned.left:
+            self._told_beside[left.place].forget_beside()
+
     def _filled(self, matched: Sequence[tuple[Matcher, int]]) -> NDArray[np.int32]:
         """The masks of matchers whose rows have so many tokens. All is allowed to those that are
         given up here."""
         matchers = [matcher for matcher, _ in matched]
         try:
             turned, masks = self._following.turn(partial(self._turn, matched))
-        except CompileProcessError:
+        except GrammarProcessError:
             words = np.empty((len(matched), -(-self._vocabulary_size // _WORD_BITS)), np.int32)
             for matcher in matchers:
                 matcher.give_up(LOST)
@@ -244,14 +289,15 @@ class Matchers:
 def _judge(matchers: Sequence[Matcher], turned: Turned) -> None:
     """Gives up those whose masks took too long, by themselves or together."""
     for left in turned.left:
-        matchers[left.place].give_up(_LEFT[left.reason])
+        matcher, why = matchers[left.place], _LEFT[left.reason]
+        matcher.give_up(STARVED if matcher.replayed and why.own_fault else why)
     for matcher, seconds in zip(matchers, turned.seconds, strict=True):
         if not matcher.slow:
             matcher.took(seconds)
     following = [
         (matcher, seconds)
         for matcher, seconds in zip(matchers, turned.seconds, strict=True)
-        if not matcher.slow
+        if not (matcher.slow or matcher.replayed)
     ]
     for chosen in crowding([seconds for _, seconds in following]):
         following[chosen][0].give_up(CROWDED)

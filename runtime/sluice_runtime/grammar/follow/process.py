@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from sluice_runtime.errors import CompileProcessError
+from sluice_runtime.errors import GrammarProcessError
 from sluice_runtime.grammar.follow.turns import Kept, Turn, Turned
 from sluice_runtime.grammar.frames import (
     BrokenFrameError,
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ENDED: Final = "the process that follows grammars has ended"
+SILENT: Final = "the process that follows grammars does not answer"
 _START_SECONDS: Final = 60.0
-_TURN_SECONDS: Final = 60.0
-"""Far beyond what a turn may take: the process itself leaves what is slow."""
+_TURN_SECONDS: Final = 10.0
+"""Beyond what a turn may take: the process itself leaves what is slow."""
 _SMALL: Final = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 """Each thread else takes 64 MiB of the addresses that the process may have."""
 
@@ -53,7 +54,7 @@ class FollowerProcess:
         """Starts it; that it cannot start shows when a grammar is kept.
 
         Raises:
-            CompileProcessError: there is no process.
+            GrammarProcessError: there is no process.
         """
         self._keeping = threading.Lock()
         with ExitStack() as theirs, ExitStack() as ours:
@@ -81,39 +82,49 @@ class FollowerProcess:
         """Waits until turns can open answers with it; what is wrong with it, if anything.
 
         Raises:
-            CompileProcessError: the process has ended, or does not start.
+            GrammarProcessError: the process has ended, or does not start.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._keeping:
             try:
+                patience, to = _within(_START_SECONDS), self._process.stdin.fileno()
                 if self._tokenizer is not None:
-                    write_frame(self._process.stdin.fileno(), self._tokenizer)
+                    write_frame(to, self._tokenizer, patience)
                     self._tokenizer = None
-                write_frame(self._process.stdin.fileno(), str(grammar).encode())
-                write_frame(self._process.stdin.fileno(), text)
-                kept = read_frame(self._process.stdout.fileno(), _within(_START_SECONDS))
-            except (BrokenFrameError, LargeFrameError, TimeoutError, ValueError):
-                raise CompileProcessError(ENDED) from None
+                write_frame(to, str(grammar).encode(), patience)
+                write_frame(to, text, patience)
+                kept = read_frame(self._process.stdout.fileno(), patience)
+            except TimeoutError:
+                raise GrammarProcessError(SILENT) from None
+            except (BrokenFrameError, LargeFrameError, ValueError):
+                raise GrammarProcessError(ENDED) from None
         return msgspec.msgpack.decode(kept, type=Kept).error
 
     def turn(self, turn: Turn) -> Turned:
         """Its masks are the first of `masks` then.
 
         Raises:
-            CompileProcessError: the process has ended.
+            GrammarProcessError: the process has ended.
         """
         try:
-            write_frame(self._turns, msgspec.msgpack.encode(turn))
-            turned = read_frame(self._turned, _within(_TURN_SECONDS))
-        except (BrokenFrameError, LargeFrameError, TimeoutError):
-            raise CompileProcessError(ENDED) from None
+            patience = _within(_TURN_SECONDS)
+            write_frame(self._turns, msgspec.msgpack.encode(turn), patience)
+            turned = read_frame(self._turned, patience)
+        except TimeoutError:
+            raise GrammarProcessError(SILENT) from None
+        except (BrokenFrameError, LargeFrameError):
+            raise GrammarProcessError(ENDED) from None
         return msgspec.msgpack.decode(turned, type=Turned)
 
-    def close(self) -> None:
-        """Ends it at once, whatever it does; whoever waits for it hears of that. Not to be called
-        twice, nor beside a turn."""
+    def kill(self) -> None:
+        """Ends it at once, whatever it does; whoever waits for it hears of that. From any
+        thread."""
         self._process.kill()
+
+    def close(self) -> None:
+        """Kills it, and gives back what it had. Not to be called twice, nor beside a turn."""
+        self.kill()
         with self._keeping:
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
@@ -140,7 +151,7 @@ def _started(command: list[str], descriptors: tuple[int, ...]) -> subprocess.Pop
             env={**os.environ, **_SMALL},
         )
     except OSError as error:
-        raise CompileProcessError(f"no process can follow grammars: {error}") from None
+        raise GrammarProcessError(f"no process can follow grammars: {error}") from None
 
 
 def _within(seconds: float) -> Patience:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-LeftReason = Literal["slow", "starved", "broken"]
+LeftReason = Literal["slow", "starved", "crowded", "broken"]
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):

@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 from sluice_runtime.errors import (
     CompileKilledError,
-    CompileProcessError,
     GrammarError,
     GrammarLimitError,
+    GrammarProcessError,
 )
 from sluice_runtime.grammar.compile.pool import Compiled, CompilePool
 from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
-from sluice_runtime.grammar.follow.following import KeptGrammar
-from sluice_runtime.grammar.keys import GrammarKey
+from sluice_runtime.grammar.keys import GrammarKey, KeptGrammar
 from sluice_runtime.messages import GrammarKind
 
 pytestmark = pytest.mark.process
@@ -144,7 +143,7 @@ def test_one_that_gets_no_processor_is_not_the_grammars_fault() -> None:
     """
     with (
         process_of(stub(script), compile_seconds=0.1) as process,
-        pytest.raises(CompileProcessError, match=r"too busy .*: 0\.0 s .* within 0\.8 s"),
+        pytest.raises(GrammarProcessError, match=r"too busy .*: 0\.0 s .* within 0\.8 s"),
     ):
         process.compile(GOOD)
 
@@ -225,7 +224,7 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text('{"decoder": {"type": "WordPiece"}}')
     command = (*WORKER[:4], str(tmp_path), *WORKER[5:])
-    with process_of(command) as process, pytest.raises(CompileProcessError, match="WordPiece"):
+    with process_of(command) as process, pytest.raises(GrammarProcessError, match="WordPiece"):
         process.compile(GOOD)
 
 
@@ -236,7 +235,7 @@ def test_no_process_is_not_the_grammars_fault(command: tuple[str, ...]) -> None:
     def make() -> CompileProcess:
         return CompileProcess(command, CompileLimits(start_seconds=1.0))
 
-    with pytest.raises(CompileProcessError, match="does not start"):
+    with pytest.raises(GrammarProcessError, match="does not start"):
         make().compile(GOOD)
     pool = CompilePool(make, keep_here)
     pool.submit(GrammarKey("regex", "a"))

@@ -15,22 +15,22 @@ LINES = 64
 
 
 class FollowerHere:
-    """As `follower_process.FollowerProcess`, in this one."""
+    """As `process.FollowerProcess`, in this one."""
 
     def __init__(self, tokenizer: bytes, size: int, clock: Callable[[], float]) -> None:
         self._tokenizer = TokenizerInfo.deserialize_json(tokenizer.decode())
-        self._grammars: dict[int, CompiledGrammar] = {}
-        self._followed = Followed(self._grammars, clock)
+        self.grammars: dict[int, CompiledGrammar] = {}
+        self._followed = Followed(self.grammars, clock)
         self.masks = np.zeros((LINES, -(-size // 32)), np.int32)
 
     def keep(self, grammar: int, text: bytes) -> str:
-        self._grammars[grammar] = CompiledGrammar.deserialize_json(text.decode(), self._tokenizer)
+        self.grammars[grammar] = CompiledGrammar.deserialize_json(text.decode(), self._tokenizer)
         return ""
 
     def turn(self, turn: Turn) -> Turned:
-        for number in turn.forgotten:
-            del self._grammars[number]
         return self._followed.turn(turn, self.masks)
+
+    def kill(self) -> None: ...
 
     def close(self) -> None: ...
 

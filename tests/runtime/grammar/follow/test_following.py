@@ -7,13 +7,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.follow.following import Follower, Following, KeptGrammar
+from sluice_runtime.errors import CompileKilledError, GrammarProcessError
+from sluice_runtime.grammar.follow.aside import MOST_LEFT
+from sluice_runtime.grammar.follow.following import Follower, Following
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.follow.process import FollowerProcess, FollowerSizes
+from sluice_runtime.grammar.keys import KeptGrammar
 from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
 from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
@@ -39,7 +42,7 @@ def started() -> list[FollowerProcess]:
 
 @pytest.fixture
 def following(started: list[FollowerProcess]) -> Iterator[Following]:
-    sizes = FollowerSizes(lines=8, words=-(-SIZE // 32), memory_bytes=1 << 30)
+    sizes = FollowerSizes(lines=32, words=-(-SIZE // 32), memory_bytes=1 << 30)
 
     def start(tokenizer: bytes) -> FollowerProcess:
         started.append(FollowerProcess(sizes, tokenizer))
@@ -59,15 +62,18 @@ def kept(following: Following, pattern: str) -> KeptGrammar:
 class Answers:
     """A request for each pattern, by its place; all draw the first letter that they may."""
 
-    def __init__(self, following: Following, *patterns: str) -> None:
+    def __init__(self, following: Following, *patterns: str, shared: bool = True) -> None:
         self.matchers = Matchers(SIZE, following)
         self._rows = range(len(patterns))
         self._answered = 0
+        known: dict[str, KeptGrammar] = {}
         for row, pattern in enumerate(patterns):
+            if not shared or pattern not in known:
+                known[pattern] = kept(following, pattern)
             message = Generate(
                 str(row), PROMPT, 50, Sampling(), grammar=Grammar("regex", pattern, [EOS], "field")
             )
-            self.matchers.open(message, kept(following, pattern))
+            self.matchers.open(message, known[pattern])
         added = tuple(RowAdded(row, str(row), Sampling()) for row in self._rows)
         self.matchers.follow(Batch(1, ForwardMode.DECODE, added_rows=added))
 
@@ -124,7 +130,7 @@ def test_nobody_new_is_followed_beside_too_many_that_are_stuck(following: Follow
     while not answers.given_up():
         assert following.refusal() is None
         answers.step()
-    assert "being replaced" in (following.refusal() or "")
+    assert "is stuck" in (following.refusal() or "")
     until(lambda: following.refusal() is None)
     letter = answers.expected()
     assert answers.step() == f"?{letter}?"
@@ -172,25 +178,87 @@ def test_a_process_that_was_killed_at_rest_is_replaced_for_the_next_grammar(
     assert len(started) == 2
 
 
-def test_grammars_that_nobody_uses_are_forgotten(following: Following) -> None:
-    answers = Answers(following, LETTERS)
-    for number in range(20):
-        pattern = f"[ab]{{{number + 1}}}"
-        grammar, letter = kept(following, pattern), answers.expected()
-        assert answers.step() == letter
-        assert set(following._kept) >= {grammar}
-        del grammar
-    assert len(following._kept) == 1
-
-
-def test_what_cannot_be_kept_is_refused_and_the_process_lives(
+def test_a_process_without_memory_for_a_grammar_is_replaced_by_one_that_has_what_is_used(
     following: Following, started: Sequence[FollowerProcess]
 ) -> None:
-    tokenizer = TOKENIZER.serialize_json().encode()
-    with pytest.raises(GrammarError):
-        following.keep(b"{}", tokenizer)
-    assert Answers(following, LETTERS).step() == "x"
-    assert len(started) == 1
+    answers, tokenizer = Answers(following, LETTERS), TOKENIZER.serialize_json().encode()
+    answers.step()
+    with pytest.raises(CompileKilledError, match="grammarCompileBytes"):
+        following.keep(b"{}", tokenizer)  # as one that there is no memory for
+    assert len(started) == 2
+    for _ in range(4):
+        letter = answers.expected()
+        assert answers.step() == letter
+    assert answers.given_up() == []
+
+
+def test_others_beside_many_of_one_grammar_that_takes_minutes_go_on(following: Following) -> None:
+    answers = Answers(following, *[ENDLESS] * 20, LETTERS)
+    while not (given_up := answers.given_up()):
+        assert answers.step()[-1] != "?"
+    assert sorted(why for _, why in given_up) == ["crowded"] * 18 + ["slow"] * 2
+
+
+def test_a_step_with_many_grammars_that_take_minutes_has_an_end(following: Following) -> None:
+    answers = Answers(following, *[ENDLESS] * 20, shared=False)
+    while not (given_up := answers.given_up()):
+        answers.step()
+    assert len(given_up) == 20
+    assert len([why for _, why in given_up if why != "crowded"]) == MOST_LEFT
+
+
+def test_an_answer_that_is_told_anew_has_its_time_for_that(following: Following) -> None:
+    answers = Answers(following, "(xyz){3000}")
+    for _ in range(3000):
+        answers.step()
+    assert answers.given_up() == []
+    following.answers = None  # so that it is not told beside
+    with following._keeping:
+        following._replace()
+    for _ in range(4):
+        letter = answers.expected()
+        assert answers.step() == letter
+    assert answers.given_up() == []
+
+
+def test_what_is_stuck_is_replaced_also_when_nobody_has_a_turn(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, good = Answers(following, ENDLESS, ENDLESS), sys.executable
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    while not answers.given_up():
+        answers.step()
+    until(lambda: following._succession is None)
+    monkeypatch.setattr(sys, "executable", good)
+    until(lambda: following.refusal() is None)
+
+
+def test_a_process_that_stands_still_does_not_hold_the_end_of_the_engine(
+    following: Following, started: Sequence[FollowerProcess]
+) -> None:
+    answers = Answers(following, LETTERS)
+    answers.step()
+    os.kill(pid(started[0]), signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        step = pool.submit(answers.step)
+        until(following._turning.locked)
+        following.close()
+        assert step.result() == "?"
+    assert answers.given_up() == [("0", "lost")]
+    with pytest.raises(GrammarProcessError):
+        kept(following, LETTERS)
+
+
+def test_the_end_of_the_engine_finds_also_a_process_that_is_starting(
+    following: Following, started: Sequence[FollowerProcess]
+) -> None:
+    answers = Answers(following, ENDLESS, LETTERS)
+    while not answers.given_up():
+        answers.step()
+    until(lambda: len(started) == 2)
+    os.kill(pid(started[1]), signal.SIGSTOP)
+    following.close()
+    until(lambda: started[1]._process.returncode is not None)
 
 
 def test_it_ends_with_the_engine_also_where_it_is_stuck(following: Following) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
-from sluice_runtime.grammar.follow.allowance import FREE_SECONDS, MOST_STEP_SECONDS, crowding
-from sluice_runtime.grammar.follow.following import Following, KeptGrammar
+from sluice_runtime.grammar.allowance import FREE_SECONDS, MOST_STEP_SECONDS, crowding
+from sluice_runtime.grammar.follow.following import Following
 from sluice_runtime.grammar.follow.matchers import Matchers
+from sluice_runtime.grammar.keys import KeptGrammar
 from sluice_runtime.grammar.native import (
     RAW,
     CompiledGrammar,
@@ -24,7 +26,7 @@ from sluice_runtime.grammar.native import (
 from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 
-from tests.runtime.grammar.follow.followed_here import followed_here
+from tests.runtime.grammar.follow.followed_here import FollowerHere, followed_here
 
 WORDS = [bytes([value]) for value in range(256)] + [b"ab", b"abc", b"12", b"", b""]
 """A vocabulary with tokens of several bytes, then two special ones."""
@@ -187,6 +189,26 @@ def test_also_the_end_is_taken_back() -> None:
     for token in (ord("a"), EOS):
         matchers.advance([0], [token])
     assert masked(matchers, 0, 1) == {ord("b"), EOS}
+
+
+def test_grammars_that_nobody_uses_are_forgotten() -> None:
+    followers: list[FollowerHere] = []
+
+    def start(tokenizer: bytes) -> FollowerHere:
+        followers.append(FollowerHere(tokenizer, SIZE, time.thread_time))
+        return followers[-1]
+
+    following = Following(start)
+    matchers = Matchers(SIZE, following)
+    matchers.open(request("one"), kept(following, COMPILED[0]))
+    matchers.follow(batch([(0, "one")]))
+    for number in (1, 2):
+        grammar = kept(following, COMPILED[number])
+        masked(matchers, 0, 0)
+        assert len(followers[0].grammars) == 2
+        del grammar
+    masked(matchers, 0, 0)
+    assert len(followers[0].grammars) == 1
 
 
 def drawn(pattern: str, least: int, **fields: Any) -> bytes:

@@ -30,8 +30,8 @@ class TooSlow(NamedTuple):
 
     @property
     def own_fault(self) -> bool:
-        """And not that of the other requests in its step, of a busy machine, or of nobody."""
-        return self.reason in ("slow", "broken")
+        """And not that of the other requests, of a busy machine, or of nobody."""
+        return self.reason == "slow"
 
 
 SLOW_CALL: Final = TooSlow(
@@ -50,7 +50,7 @@ CROWDED: Final = TooSlow(
     "processor a token, and this one takes most of it",
 )
 STARVED: Final = TooSlow("starved", "the machine is too busy to follow its grammar")
-BROKEN: Final = TooSlow("broken", "following it takes more memory than there is for it")
+BROKEN: Final = TooSlow("broken", "following it failed, as for want of memory")
 LOST: Final = TooSlow("lost", "the process that followed its grammar has ended")
 
 
