@@ -12,6 +12,7 @@ from sluice_runtime.engine import host
 from sluice_runtime.engine.log import Sizes
 from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.plan import (
+    NO_GRAMMARS,
     HostBytes,
     context_length,
     grammar_room,
@@ -22,6 +23,7 @@ from sluice_runtime.engine.runner import LogitsSeen, Runner, RunnerSettings
 from sluice_runtime.grammar.compile.process import CompileLimits
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.processes import GrammarProcesses, grammar_processes
+from sluice_runtime.grammar.vocabulary import unusable
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady
@@ -107,7 +109,7 @@ def build_engine(
     shape = KvShape(model.spec.layers, model.spec.kv_heads, model.spec.head_dim, model.dtype)
     context = context_length(config, model.spec.context_length_tokens)
     free = HostBytes(memory.total, memory.available)
-    room = grammar_room(config, memory.total)
+    room = grammar_room(config, memory.total) if unusable(files) is None else NO_GRAMMARS
     pages = pool_pages(config, context, shape.bytes_per_token, free, room)
     settings = scheduler_settings(config, context, pages)
     wanted = f"{settings.limits.kv_pool_tokens} tokens of {shape.bytes_per_token} bytes"

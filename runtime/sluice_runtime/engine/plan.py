@@ -47,6 +47,10 @@ class GrammarRoom:
         return (self.compilers + 1) * self.bytes_each
 
 
+NO_GRAMMARS: Final = GrammarRoom(0, 0)
+"""Of a model whose answers can be held to none."""
+
+
 @dataclass(frozen=True)
 class HostBytes:
     """Memory of the device, and what of it can still be taken once the weights are loaded."""
@@ -120,7 +124,7 @@ def pool_pages(
             f"KV pool allocation: a context of {context_tokens} tokens wants "
             f"{context_tokens * bytes_per_token >> 20} MiB, {spendable >> 20} MiB are "
             f"available (memoryFraction {fraction}, {grammars.bytes >> 20} MiB for "
-            f"grammars); lower contextLength or set kvPoolTokens"
+            f"grammars); lower contextLength or grammarCompileBytes, or set kvPoolTokens"
         )
     return pages_for(min(affordable, useful), page_size)
 

@@ -178,22 +178,25 @@ class Following:
 
     def _replace(self) -> None:
         """To be called with `_keeping` held."""
-        if self._closed:
-            raise GrammarProcessError(_GONE)
+        self._refuse_if_closed()
         known = list(self._kept)
         successor = self._starting = self._start(self._tokenizer)
         retired: Follower | None = successor
         try:
+            self._refuse_if_closed()  # who closed before did not know of it
             self._teach(successor, known)
             with self._turning:
-                if self._closed:
-                    raise GrammarProcessError(_GONE)
+                self._refuse_if_closed()
                 retired, self._current = self._current, successor
                 self._gone, self._stuck = False, 0
         finally:
             self._starting = None
             if retired is not None:
                 retired.close()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise GrammarProcessError(_GONE)
 
     def _teach(self, successor: Follower, known: list[KeptGrammar]) -> None:
         """What is in use, before it is asked for: nobody waits for it in a step."""
