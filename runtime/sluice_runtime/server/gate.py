@@ -27,7 +27,8 @@ class Gate:
 
     def __init__(self) -> None:
         self.closed = False
-        self._inside = 0
+        self.inside = 0
+        """Requests."""
         self._changed = asyncio.Condition()
 
     def close(self) -> None:
@@ -37,7 +38,7 @@ class Gate:
     async def emptied(self) -> None:
         """Returns when nothing is inside."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._inside == 0)
+            await self._changed.wait_for(lambda: self.inside == 0)
 
     async def enter(self) -> None:
         """One more inside.
@@ -47,12 +48,12 @@ class Gate:
         """
         if self.closed:
             raise UnavailableError("the server drains; ask another replica")
-        self._inside += 1
+        self.inside += 1
 
     async def leave(self) -> None:
         """One less inside."""
         async with self._changed:
-            self._inside -= 1
+            self.inside -= 1
             self._changed.notify_all()
 
 

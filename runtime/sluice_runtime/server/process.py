@@ -122,8 +122,9 @@ async def _drain(
 ) -> None:
     """No new work; what runs may finish, until the time is up or a second signal hurries."""
     _log.info(
-        "draining: new requests are refused, streams may take %g s; "
+        "draining: new requests are refused, %d in flight may take %g s; "
         "a second signal (Ctrl-C) ends them at once",
+        service.gate.inside,
         drain_seconds,
     )
     service.gate.close()
