@@ -14,35 +14,37 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import yaml
-
+from sluice_operator import mistakes
 from sluice_operator.api.findings import InvalidSpecError
-from sluice_operator.observed import INFERENCE_SERVICE, Images
+from sluice_operator.documents import Document, UnusableFileError, read_documents
+from sluice_operator.mistakes import Mistakes
+from sluice_operator.observed import Images
 from sluice_operator.preview import Preview, as_json, as_text, preview
 from sluice_operator.translate import command as translate
-from sluice_operator.yaml_text import DuplicateKeyError, read_yaml_stream, to_yaml_stream
+from sluice_operator.yaml_text import to_yaml_stream
 
 REFUSED: Final = 1
 UNUSABLE: Final = 2
 SIMULATE: Final = "simulate"
 TRANSLATE: Final = "translate"
 SIMULATOR: Final = "sluice_simulator"
+STATUSES: Final = (
+    "Exit status: 0; 1 where a service would be refused; 2 where a file or an option is unusable. "
+    "Every file and every document is checked, and nothing is shown of the others where one is "
+    "refused. With -o json, mistakes are JSON too: each has refusal.findings, a list of field and "
+    "message (plan writes it to stdout, render to stderr)."
+)
 DEFAULT_IMAGES: Final = Images(engine="sluice/engine:0.1.0", router="sluice/router:0.1.0")
 
 
-class UnusableFileError(ValueError):
-    """A file that cannot be read, or that holds no InferenceService."""
-
-
-class InvalidFileError(ValueError):
-    """A file with an InferenceService that the API server would refuse."""
+Seen = Preview | Mistakes
+"""What is shown of one document."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command. 0: done; 1: the service would be refused; 2: the file is unusable."""
+    """The command. 0: done; 1: a service would be refused; 2: a file is unusable."""
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == [SIMULATE]:
         return _simulate(words[1:])
@@ -50,71 +52,67 @@ def main(arguments: list[str] | None = None) -> int:
         return translate.run(words[1:])
     options = _parser(os.environ).parse_args(words)
     images = Images(engine=options.engine_image, router=options.router_image)
-    try:
-        shown = [item for file in options.file for item in _previews(file, images)]
-    except (InvalidFileError, UnusableFileError) as error:
-        print(error, file=sys.stderr)
-        return REFUSED if isinstance(error, InvalidFileError) else UNUSABLE
-    command: Callable[[list[Preview], str], int] = options.command
-    return command(shown, options.output)
+    seen = [item for file in options.file for item in _seen(file, images)]
+    command: Callable[[Sequence[Seen], str], None] = options.command
+    command(seen, options.output)
+    return _status(seen)
 
 
-def _previews(file: str, images: Images) -> list[Preview]:
+def _seen(file: str, images: Images) -> list[Seen]:
     try:
-        return [preview(document, images) for document in read_services(file)]
+        return [_looked_at(document, images) for document in read_documents(file)]
+    except UnusableFileError as error:
+        return [mistakes.unreadable(file, str(error))]
+
+
+def _looked_at(document: Document, images: Images) -> Seen:
+    try:
+        found = preview(document.value, images)
     except InvalidSpecError as error:
-        raise InvalidFileError(f"{file}: invalid InferenceService\n{error}") from None
+        return mistakes.invalid(document, error)
+    if found.plan.refusal is not None:
+        return mistakes.refused(document, found.plan.refusal)
+    return found
 
 
-def read_services(file: str) -> list[Any]:
-    """The InferenceServices of a YAML or JSON file (`-`: standard input).
-
-    Raises:
-        UnusableFileError: there are none, or the file cannot be read.
-    """
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text()
-        documents = [document for document in read_yaml_stream(text) if document is not None]
-    except OSError as error:
-        raise UnusableFileError(f"{file}: {error.strerror}") from None
-    except DuplicateKeyError as error:
-        raise UnusableFileError(f"{file}: {error}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise UnusableFileError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
-    # A document without a kind is checked too: its author should hear what is missing.
-    services = [document for document in documents if _is_service(document)]
-    if not services:
-        kinds = sorted({str(document.get("kind")) for document in documents}) or ["nothing"]
-        raise UnusableFileError(f"{file}: holds {', '.join(kinds)}; allowed: InferenceService")
-    return services
-
-
-def _is_service(document: Any) -> bool:
-    if not isinstance(document, Mapping):
-        return True
-    return bool(document.get("kind", INFERENCE_SERVICE.kind) == INFERENCE_SERVICE.kind)
-
-
-def _plan(shown: list[Preview], output: str) -> int:
+def _plan(seen: Sequence[Seen], output: str) -> None:
     if output == "json":
-        print(json.dumps([as_json(item) for item in shown], indent=2))
+        each = [mistakes.as_json(i) if isinstance(i, Mistakes) else as_json(i) for i in seen]
+        print(json.dumps(each, indent=2))
+    elif wrong := _mistakes(seen):
+        _complain(wrong)
     else:
-        print("\n".join(as_text(item) for item in shown), end="")
-    return _refused(shown)
+        print("\n".join(as_text(item) for item in seen if isinstance(item, Preview)), end="")
 
 
-def _render(shown: list[Preview], output: str) -> int:
-    for item in shown:
-        if item.plan.refusal is not None:
-            print(as_text(item), end="", file=sys.stderr)
-    if _refused(shown):
-        return REFUSED
-    manifests = [manifest for item in shown for manifest in item.manifests]
+def _render(seen: Sequence[Seen], output: str) -> None:
+    if wrong := _mistakes(seen):
+        if output == "json":
+            print(json.dumps([mistakes.as_json(item) for item in wrong], indent=2), file=sys.stderr)
+        else:
+            _complain(wrong)
+        return
+    manifests = [m for item in seen if isinstance(item, Preview) for m in item.manifests]
     if output == "json":
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
     else:
         print(to_yaml_stream(manifests), end="")
-    return 0
+
+
+def _mistakes(seen: Iterable[Seen]) -> list[Mistakes]:
+    return [item for item in seen if isinstance(item, Mistakes)]
+
+
+def _complain(wrong: Iterable[Mistakes]) -> None:
+    for item in wrong:
+        print(mistakes.as_text(item), end="", file=sys.stderr)
+
+
+def _status(seen: Iterable[Seen]) -> int:
+    reasons = {item.reason for item in _mistakes(seen)}
+    if mistakes.UNREADABLE in reasons:
+        return UNUSABLE
+    return REFUSED if reasons else 0
 
 
 def _simulate(words: Sequence[str]) -> int:
@@ -128,10 +126,6 @@ def _simulate(words: Sequence[str]) -> int:
     return status if status >= 0 else 128 - status  # as a shell has it, of a signal
 
 
-def _refused(shown: Iterable[Preview]) -> int:
-    return REFUSED if any(item.plan.refusal is not None for item in shown) else 0
-
-
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sluice", description="Preview InferenceServices, simulate engines, translate flags."
@@ -141,7 +135,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         ("plan", _plan, ("text", "json"), "what would be made of a service, and why"),
         ("render", _render, ("yaml", "json"), "the manifests that would be applied"),
     ):
-        sub = commands.add_parser(name, help=text, description=text)
+        sub = commands.add_parser(name, help=text, description=text, epilog=STATUSES)
         sub.set_defaults(command=command)
         text = "InferenceServices; - is stdin. Given several times: all of them, in that order"
         sub.add_argument("-f", "--file", required=True, action="append", help=text)

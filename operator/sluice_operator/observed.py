@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 
 from sluice_contract import labels
 
+from sluice_operator.api.findings import Finding
+
 API_SERVER_PORTS: Final = (443, 6443)
 """Where an API server usually listens. Elsewhere, the operator is told."""
 
@@ -94,6 +96,13 @@ class Refusal:
     reason: str
     field: str
     message: str
+    each: tuple[Refusal, ...] = ()
+    """All that is wrong, one by one, where there are several; `message` names them too."""
+
+    @property
+    def finding(self) -> Finding:
+        """The message without the field, which it begins with."""
+        return Finding(self.field, self.message.removeprefix(f"{self.field}: "))
 
 
 @dataclass(frozen=True)

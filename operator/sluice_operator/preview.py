@@ -12,7 +12,8 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 from sluice_contract.sizing import Source
 
-from sluice_operator.api.validate import parse_service
+from sluice_operator.api.findings import InvalidSpecError
+from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.observed import Images, Manifest, PoolObserved, ServiceObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.plan import PlannedPool, ServicePlan, plan_service
@@ -37,9 +38,10 @@ def preview(document: Any, images: Images) -> Preview:
     """The plans of an InferenceService that is not in a cluster yet.
 
     Raises:
-        InvalidSpecError: the API server would refuse the document.
+        InvalidSpecError: the document's types do not hold. Of one that breaks rules alone there is
+            a plan, which refuses it.
     """
-    parsed = parse_service(document)
+    parsed = _read(document)
     metadata = {"namespace": "default", **parsed.metadata.to_json_dict()}
     # What the API server would store: with its defaults, and without paused, which plans nothing.
     stored = parsed.spec.model_dump(
@@ -51,30 +53,32 @@ def preview(document: Any, images: Images) -> Preview:
     return Preview(service, plan, pools)
 
 
+def _read(document: Any) -> ServiceDocument:
+    try:
+        return parse_service(document)
+    except InvalidSpecError as error:
+        if isinstance(error.parsed, ServiceDocument):
+            return error.parsed
+        raise
+
+
 def as_text(shown: Preview) -> str:
-    """For a person."""
+    """For a person; of a plan that refuses nothing."""
     return "\n".join(_lines(shown)) + "\n"
 
 
 def as_json(shown: Preview) -> Manifest:
-    """For a program."""
+    """For a program; of a plan that refuses nothing."""
     plan = shown.plan
     pools = zip(plan.pools, shown.pool_plans, strict=True)
     return {
         "name": shown.service["metadata"]["name"],
         "namespace": shown.service["metadata"]["namespace"],
-        "refusal": _refusal(plan),
+        "refusal": None,
         "slo": _slo(plan),
         "pools": {pool.role.value: _pool(pool, below, plan) for pool, below in pools},
         "objects": [_identity(manifest) for manifest in shown.manifests],
     }
-
-
-def _refusal(plan: ServicePlan) -> Manifest | None:
-    if plan.refusal is None:
-        return None
-    refusal = plan.refusal
-    return {"reason": refusal.reason, "field": refusal.field, "message": refusal.message}
 
 
 def _slo(plan: ServicePlan) -> Manifest:
@@ -119,10 +123,6 @@ def _identity(manifest: Manifest) -> Manifest:
 def _lines(shown: Preview) -> Iterator[str]:
     plan, meta = shown.plan, shown.service["metadata"]
     head = f"InferenceService {meta['namespace']}/{meta['name']}"
-    if plan.refusal is not None:
-        yield f"{head} would be refused: {plan.refusal.reason}"
-        yield f"  {plan.refusal.message}"
-        return
     assert plan.spec is not None
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
     yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"

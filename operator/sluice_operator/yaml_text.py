@@ -94,3 +94,16 @@ def read_yaml_stream(text: str) -> Iterator[Any]:
         yaml.YAMLError: it is not YAML.
     """
     yield from yaml.load_all(text, Loader=_UniqueKeys)
+
+
+def not_yaml(error: Exception) -> str:
+    """Why it is not, and where, on one line."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    marks = ((error.context, error.context_mark), (error.problem, error.problem_mark))
+    parts = [f"{words}{_where(mark)}" for words, mark in marks if words]
+    return " ".join(", ".join(parts).split())
+
+
+def _where(mark: yaml.Mark | None) -> str:
+    return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"

@@ -41,8 +41,10 @@ class Finding:
 class InvalidSpecError(ValueError):
     """What the API server would refuse; `findings` says why, field by field."""
 
-    def __init__(self, findings: tuple[Finding, ...]) -> None:
+    def __init__(self, findings: tuple[Finding, ...], parsed: object = None) -> None:
         self.findings = findings
+        self.parsed = parsed
+        """What was read all the same, where only rules are broken."""
         super().__init__("\n".join(str(finding) for finding in findings))
 
 
@@ -58,7 +60,7 @@ def parse(kind: type[ApiModelT], value: object, root: str) -> ApiModelT:
         details = error.errors(include_url=False)
         raise InvalidSpecError(tuple(_finding(one, kind, root) for one in details)) from None
     if broken := tuple(_broken_rules(parsed, root)):
-        raise InvalidSpecError(broken)
+        raise InvalidSpecError(broken, parsed)
     return parsed
 
 

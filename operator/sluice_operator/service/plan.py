@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final
 
-from sluice_contract.base import ConfigError
 from sluice_contract.labels import ROUTER_ROLE, Role
 from sluice_contract.router_config import (
     Discovery,
@@ -48,6 +46,7 @@ from sluice_operator.observed import (
     of_kind,
     reference_to,
 )
+from sluice_operator.service.objections import invalid, joined, objections
 from sluice_operator.service.plan_events import created, identity, removed, scaled
 from sluice_operator.service.settings import (
     Settings,
@@ -55,9 +54,6 @@ from sluice_operator.service.settings import (
     engine_file,
     pinned_settings,
 )
-from sluice_operator.service.supported import refusals
-
-INVALID: Final = "InvalidSpec"
 
 
 @dataclass(frozen=True)
@@ -91,18 +87,10 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     try:
         spec = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
     except InvalidSpecError as error:
-        found = (Refusal(INVALID, each.field, str(each)) for each in error.findings)
-        return ServicePlan(refusal=_joined(tuple(found)))
-    if missing := tuple(refusals(spec)):
-        return ServicePlan(refusal=_joined(missing), spec=spec)
-    try:
-        plan = _desired(observed, spec)
-    except ConfigError as error:
-        found = (
-            Refusal(INVALID, f"spec.engine.{each.key}", f"spec.engine.{each}")
-            for each in error.each
-        )
-        return ServicePlan(refusal=_joined(tuple(found)), spec=spec)
+        return ServicePlan(refusal=joined(invalid(observed, error)))
+    if found := objections(observed, spec):
+        return ServicePlan(refusal=joined(found), spec=spec)
+    plan = _desired(observed, spec)
     if observed.foreign:
         return ServicePlan(refusal=_taken(observed.foreign), spec=spec)
     if spec.paused:
@@ -204,10 +192,6 @@ def _mounted_config_maps(children: tuple[Manifest, ...]) -> set[str]:
             if "configMap" in volume:
                 found.add(volume["configMap"]["name"])
     return found
-
-
-def _joined(found: tuple[Refusal, ...]) -> Refusal:
-    return Refusal(found[0].reason, found[0].field, "; ".join(item.message for item in found))
 
 
 def _taken(foreign: tuple[Manifest, ...]) -> Refusal:

@@ -61,15 +61,12 @@ def engine_file(
     Raises:
         ConfigError: two resolved values contradict each other.
     """
-    engine = spec.engine or EngineSpec()
-    source, slo = model_source(spec.model), slo_targets(spec)
-    settings = pinned or resolve_settings(engine, accelerator, slo)
+    source = model_source(spec.model)
+    settings = pool_settings(spec, accelerator, pinned)
     values: dict[str, Any] = resolved_values(settings)
-    if pinned:
-        check_slo(slo, values)
     config = EngineConfig(
         **values,
-        slo=slo,
+        slo=slo_targets(spec),
         model=ModelRef(uri=source.engine_uri, name=source.served_name),
         role=role,
         server=ServerSettings(
@@ -77,6 +74,21 @@ def engine_file(
         ),
     )
     return EngineFile(settings, render_engine_config(config))
+
+
+def pool_settings(
+    spec: InferenceServiceSpec, accelerator: Accelerator, pinned: Settings | None
+) -> Settings:
+    """The settings of one pool, with their sources.
+
+    Raises:
+        ConfigError: two resolved values contradict each other.
+    """
+    slo = slo_targets(spec)
+    if pinned is None:
+        return resolve_settings(spec.engine or EngineSpec(), accelerator, slo)
+    check_slo(slo, resolved_values(pinned))
+    return pinned
 
 
 def slo_targets(spec: InferenceServiceSpec) -> SloTargets | None:
