@@ -10,15 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Final
+
+from sluice_contract.base import ConfigError
 
 from sluice_operator import mistakes
 from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.documents import Document, UnusableFileError, read_documents
+from sluice_operator.image_options import add_images, images_of
 from sluice_operator.mistakes import Mistakes
 from sluice_operator.observed import Images
 from sluice_operator.preview import Preview, as_json, as_text, preview
@@ -36,7 +40,6 @@ STATUSES: Final = (
     "refused. With -o json, mistakes are JSON too: each has refusal.findings, a list of field and "
     "message (plan writes it to stdout, render to stderr)."
 )
-DEFAULT_IMAGES: Final = Images(engine="sluice/engine:0.1.0", router="sluice/router:0.1.0")
 
 
 Seen = Preview | Mistakes
@@ -45,13 +48,19 @@ Seen = Preview | Mistakes
 
 def main(arguments: list[str] | None = None) -> int:
     """The command. 0: done; 1: a service would be refused; 2: a file is unusable."""
+    if arguments is None:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, and not a traceback
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == [SIMULATE]:
         return _simulate(words[1:])
     if words[:1] == [TRANSLATE]:
         return translate.run(words[1:])
-    options = _parser(os.environ).parse_args(words)
-    images = Images(engine=options.engine_image, router=options.router_image)
+    options = _parser().parse_args(words)
+    try:
+        images = images_of(options, os.environ)
+    except ConfigError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return UNUSABLE
     seen = [item for file in options.file for item in _seen(file, images)]
     command: Callable[[Sequence[Seen], str], None] = options.command
     command(seen, options.output)
@@ -126,7 +135,7 @@ def _simulate(words: Sequence[str]) -> int:
     return status if status >= 0 else 128 - status  # as a shell has it, of a signal
 
 
-def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sluice", description="Preview InferenceServices, simulate engines, translate flags."
     )
@@ -140,22 +149,12 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         text = "InferenceServices; - is stdin. Given several times: all of them, in that order"
         sub.add_argument("-f", "--file", required=True, action="append", help=text)
         sub.add_argument("-o", "--output", choices=outputs, default=outputs[0])
-        _add_images(sub, environment)
+        add_images(sub)
     text = "what an engine would make of a trace (extra `simulate`); see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
     text = "the service that another engine's flags ask for, explained; see its --help"
     commands.add_parser(TRANSLATE, help=text, add_help=False)
     return parser
-
-
-def _add_images(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    for name, default in (("engine", DEFAULT_IMAGES.engine), ("router", DEFAULT_IMAGES.router)):
-        variable = f"SLUICE_{name.upper()}_IMAGE"
-        parser.add_argument(
-            f"--{name}-image",
-            default=environment.get(variable, default),
-            help=f"default: ${variable}, else {default}",
-        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from sluice_contract import metrics
 from sluice_contract.service_load import EngineCondition
-from sluice_operator.cli import DEFAULT_IMAGES
+from sluice_operator.image_options import DEFAULT_IMAGES
 from sluice_operator.manifests.metadata import child_labels
 from sluice_operator.manifests.network import MONITORING_LABEL
 from sluice_operator.preview import preview

@@ -167,8 +167,8 @@ def test_a_file_that_cannot_be_read_hides_no_other(
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("a: [", "while parsing a flow node (line 1, column 5), expected the node content, but found "
-         "'<stream end>' (line 1, column 5)"),
+        ("a: [", "while parsing a flow node (line 1, column 5), expected the node content, but "
+         "found '<stream end>' (line 1, column 5)"),
         ("a: b: c", "mapping values are not allowed here (line 1, column 5)"),
     ],
 )  # fmt: skip
