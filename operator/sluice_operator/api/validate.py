@@ -5,16 +5,21 @@ Knows no cluster: admission, quotas and whether references exist are not checked
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
+from sluice_contract.http_errors import shown_json
 from sluice_contract.labels import API_VERSION
 
-from sluice_operator.api.base import ApiModel, LabelValue
+from sluice_operator.api.base import LABEL_KEY, ApiModel, DnsLabel, LabelValue
 from sluice_operator.api.findings import parse
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
 from sluice_operator.api.stored import as_stored
 from sluice_operator.observed import INFERENCE_SERVICE
+
+MAX_KEY_PREFIX: Final = 253
+MAX_KEY_NAME: Final = 63
 
 
 def _only(allowed: str) -> AfterValidator:
@@ -33,13 +38,33 @@ def _fit_name(name: str) -> str:
     return name
 
 
+def _fit_keys(values: dict[str, str]) -> dict[str, str]:
+    wrong = [key for key in values if not _is_key(key)]
+    if wrong:
+        keys = ", ".join(map(shown_json, wrong))
+        raise ValueError(f"keys like example.com/name or name, unlike {keys}")
+    return values
+
+
+def _is_key(key: str) -> bool:
+    prefix, _, name = key.rpartition("/")
+    fits = len(prefix) <= MAX_KEY_PREFIX and len(name) <= MAX_KEY_NAME
+    return fits and re.fullmatch(LABEL_KEY, key) is not None
+
+
+def _fit_annotations(values: dict[str, str]) -> dict[str, str]:
+    """The API server looks at the keys of annotations as if they were in lower case."""
+    _fit_keys({key.lower(): value for key, value in values.items()})
+    return values
+
+
 class ObjectMeta(ApiModel):
     """The part of metadata that a person may write; the rest is for the API server to read."""
 
     name: Annotated[str, AfterValidator(_fit_name)]
-    namespace: str | None = None
-    labels: dict[str, LabelValue] | None = None
-    annotations: dict[str, str] | None = None
+    namespace: DnsLabel | None = None
+    labels: Annotated[dict[str, LabelValue], AfterValidator(_fit_keys)] | None = None
+    annotations: Annotated[dict[str, str], AfterValidator(_fit_annotations)] | None = None
     finalizers: list[str] | None = None
     creation_timestamp: Any = None
     deletion_grace_period_seconds: Any = None

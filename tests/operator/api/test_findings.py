@@ -117,6 +117,19 @@ DOCUMENTS: list[tuple[Any, str]] = [
      "same name"),
     ({"metadata": {"name": "a", "labels": {"tier": 1}}},
      "metadata.labels.tier: 1 is not allowed; allowed: a string"),
+    ({"metadata": {"name": "a", "namespace": "My_NS"}}, 'metadata.namespace: "My_NS" is not '
+     "allowed; allowed: text that matches ^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
+    ({"metadata": {"name": "a", "namespace": 64 * "n"}}, f'metadata.namespace: "{59 * "n"}… is not '
+     "allowed; allowed: at most 63 characters"),
+    ({"metadata": {"name": "a", "labels": {"my team": "a"}}},
+     'metadata.labels: {"my team":"a"} is not allowed; '
+     'allowed: keys like example.com/name or name, unlike "my team"'),
+    ({"metadata": {"name": "a", "labels": {64 * "k": "a"}}},
+     f'metadata.labels: {{"{58 * "k"}… is not allowed; '
+     f'allowed: keys like example.com/name or name, unlike "{59 * "k"}…'),
+    ({"metadata": {"name": "a", "annotations": {"a/b/c": "x"}}},
+     'metadata.annotations: {"a/b/c":"x"} is not allowed; '
+     'allowed: keys like example.com/name or name, unlike "a/b/c"'),
     ({"metadata": {"name": "a", "lables": {}}},
      "metadata.lables: unknown field; did you mean labels? allowed: labels, finalizers, namespace, "
      "name, managedFields and 10 more"),
@@ -168,3 +181,10 @@ def test_a_pool_is_refused_in_the_same_words() -> None:
         "spec.role: \"judge\" is not allowed; allowed: 'mixed', 'prefill' or 'decode'",
         'spec.replicas: "2" is not allowed; allowed: an integer',
     ]
+
+
+def test_other_namespaces_and_keys_are_accepted() -> None:
+    keys = {"a": "", "example.com/My.Team_1": "x"}
+    metadata = {"name": "a", "namespace": "team-1", "labels": keys}
+    metadata["annotations"] = keys | {"Example.com/A": "any text"}
+    parse_service(document({}) | {"metadata": metadata})
