@@ -14,18 +14,23 @@ from pydantic.fields import FieldInfo
 Model = type[BaseModel]
 Location = Sequence[str | int]
 
+UNTOLD: Final[dict[str, Any]] = {"x-untold": True}
+"""Schema extra of a field that is read, and offered to nobody."""
 _BOUNDS: Final = ("gt", "ge", "lt", "le")
 
 
 def known_keys(kind: Model, above: Location) -> list[str]:
-    """The keys of the object at `above`, as they are spelled outside; of alternatives all."""
+    """The keys of the object at `above`, as they are spelled outside; of alternatives all. Those
+    that nobody writes by hand are left out."""
     models = [kind]
     for step in above:
         if fields := _fields(models, step):
             models = [model for field in fields for model in _models(field.annotation)]
         elif named := [model for model in models if model.__name__ == step]:
             models = named
-    return sorted({_outside(name, field) for one in models for name, field in _items(one)})
+    found = [item for one in models for item in _items(one)]
+    told = [item for item in found if item[1].json_schema_extra != UNTOLD]
+    return sorted({_outside(*item) for item in told})
 
 
 def bounds_at(kind: Model, location: Location) -> dict[str, float]:

@@ -25,7 +25,7 @@ WORDS: Final[Mapping[str, Words]] = {
     "dict_type": _always("an object"),
     "finite_number": _always("a finite number"),
     "float_type": _always("a number"),
-    "enum": lambda context: str(context["expected"]),
+    "enum": lambda context: _choices(context),
     "greater_than": lambda context: _range(context),
     "greater_than_equal": lambda context: _range(context),
     "int_from_float": _always("an integer"),
@@ -34,7 +34,7 @@ WORDS: Final[Mapping[str, Words]] = {
     "less_than": lambda context: _range(context),
     "less_than_equal": lambda context: _range(context),
     "list_type": _always("a list"),
-    "literal_error": lambda context: str(context["expected"]),
+    "literal_error": lambda context: _choices(context),
     "model_type": _always("an object"),
     "string_pattern_mismatch": lambda context: f"text that matches {context['pattern']}",
     "string_too_long": lambda context: f"at most {_count(context['max_length'], 'character')}",
@@ -51,6 +51,11 @@ WORDS: Final[Mapping[str, Words]] = {
 def allowed_words(kind: Model, finding: ErrorDetails) -> str:
     """What would have been allowed where `finding` was made in `kind`: both ends of a range."""
     return WORDS[finding["type"]](finding.get("ctx", {}) | bounds_at(kind, finding["loc"]))
+
+
+def _choices(context: Mapping[str, Any]) -> str:
+    """In the quotes that values have."""
+    return str(context["expected"]).replace("'", '"')
 
 
 def _range(bounds: Mapping[str, Any]) -> str:

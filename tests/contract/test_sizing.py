@@ -124,7 +124,7 @@ def test_a_rendered_config_reads_back_the_same() -> None:
         ('{"model": {"nam": "x"}}', ['model.nam: "x"', "known keys: name, revision, uri"]),
         ('{"slo": {"ttft": 1}}', ["slo.ttft: 1", "known keys: itlMilliseconds, percentile"]),
         ('{"modl": {}}', ["modl: {}", "known keys: chunkSize", ", model, "]),
-        ('{"model": {"uri": "x"}, "role": "judge"}', ['role: "judge"', "'mixed', 'prefill' or"]),
+        ('{"model": {"uri": "x"}, "role": "judge"}', ['role: "judge"', '"mixed", "prefill" or']),
     ],
 )
 def test_a_bad_file_is_one_line_with_key_value_and_what_is_allowed(

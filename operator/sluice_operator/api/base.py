@@ -40,11 +40,17 @@ class Rule:
     holds: Callable[[Any], bool]
     allowed: str
     field: str = ""
+    further: Callable[[Any], str] | None = None
+    """What the operator adds in parentheses, which CEL could not say."""
 
     @property
     def message(self) -> str:
         """What the API server says, beside the field."""
         return f"allowed: {self.allowed}"
+
+    def words(self, value: Any) -> str:
+        """What would be allowed in `value`, which breaks the rule."""
+        return f"{self.allowed} ({self.further(value)})" if self.further else self.allowed
 
     def to_crd(self) -> dict[str, str]:
         """The entry of x-kubernetes-validations."""
@@ -150,9 +156,10 @@ def _without_gpus(field: str) -> Rule:
     )
 
 
-def _requests_within_limits(resources: Any) -> bool:
+def _above_limits(resources: Any) -> list[str]:
+    """The names of what is requested beyond its limit."""
     requests, limits = resources.requests or {}, resources.limits or {}
-    return all(is_at_most(value, limits.get(name, value)) for name, value in requests.items())
+    return [name for name, value in requests.items() if not is_at_most(value, limits.get(name))]
 
 
 class Resources(ApiModel):
@@ -176,8 +183,11 @@ class Resources(ApiModel):
             "!(k in self.limits) || !isQuantity(string(self.requests[k])) || "
             "!isQuantity(string(self.limits[k])) || quantity(string(self.requests[k]))"
             ".compareTo(quantity(string(self.limits[k]))) <= 0)",
-            _requests_within_limits,
+            lambda resources: not _above_limits(resources),
             "at most the limits",
             "requests",
+            lambda resources: ", ".join(
+                f"{name}: {resources.limits[name]}" for name in _above_limits(resources)
+            ),
         ),
     )

@@ -19,10 +19,13 @@ from sluice_contract.places import known_keys
 from sluice_contract.wording import allowed_words
 
 from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
+from sluice_operator.api.stored import INT64, BeyondInt64
 
 _MANY_KEYS: Final = 12
 _NEAR_KEYS: Final = 6
 _ROOT: Final = "(document)"
+_INTEGERS: Final = ("int_type", "int_from_float")
+_INT64_BOUNDS: Final = {"ge": INT64[0], "le": INT64[-1]}
 
 ApiModelT = TypeVar("ApiModelT", bound=ApiModel)
 
@@ -89,6 +92,10 @@ def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
         return _unknown_field(path, str(key), known_keys(kind, above))
     if detail["type"] == "missing":
         return Finding(path, "required")
+    if isinstance(detail["input"], BeyondInt64) and detail["type"] in _INTEGERS:
+        allowed = allowed_words(kind, {**detail, "type": "less_than_equal", "ctx": _INT64_BOUNDS})
+        written = shown(detail["input"].written)
+        return Finding(path, f"{written} is not allowed; allowed: {allowed}")
     return _refused(path or _ROOT, detail["input"], allowed_words(kind, detail))
 
 
@@ -103,7 +110,8 @@ def _broken_rules(value: object, path: str) -> Iterator[Finding]:
         if not rule.holds(value):
             whole = value.to_json_dict()
             part = whole[rule.field] if rule.field else whole
-            yield _refused(_below(path, rule.field) if rule.field else path, part, rule.allowed)
+            place = _below(path, rule.field) if rule.field else path
+            yield _refused(place, part, rule.words(value))
     for name, field in type(value).model_fields.items():
         below, place = getattr(value, name), _below(path, field.alias or name)
         yield from _given_again(below, field, place)

@@ -6,13 +6,25 @@ Knows of a model which keys it has, since a null of those is as good as left out
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic import BaseModel
 from sluice_contract.http_errors import shown_json
 from sluice_contract.places import Location, known_keys
 
-_INT64: Final = range(-(2**63), 2**63)
+INT64: Final = range(-(2**63), 2**63)
+
+
+class BeyondInt64(float):
+    """A whole number of more than 64 bits: no integer any more, but shown as it was written."""
+
+    def __new__(cls, value: float) -> Self:
+        """Without the precision of `value`, which only its text keeps."""
+        self = super().__new__(cls, str(value))
+        self.written = str(value) if isinstance(value, int) else shown_json(value)
+        return self
+
+    written: str
 
 
 def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any:
@@ -43,7 +55,10 @@ def _text(value: object) -> str:
 
 def _number(value: float) -> float:
     """A whole number is an integer, however it is written, but none beyond 64 bits."""
-    if isinstance(value, bool) or (isinstance(value, int) and value in _INT64):
+    if isinstance(value, bool) or (isinstance(value, int) and value in INT64):
         return value
     number = float(str(value))
-    return int(number) if number.is_integer() and int(number) in _INT64 else number
+    if number.is_integer() and int(number) in INT64:
+        return int(number)
+    is_whole = isinstance(value, int) or number.is_integer()
+    return BeyondInt64(value) if is_whole else number

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, Field
 from sluice_contract.http_errors import shown_json
 from sluice_contract.labels import API_VERSION
+from sluice_contract.places import UNTOLD
 
 from sluice_operator.api.base import LABEL_KEY, ApiModel, DnsLabel, LabelValue
 from sluice_operator.api.findings import parse
@@ -18,6 +19,7 @@ from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
 from sluice_operator.api.stored import as_stored
 from sluice_operator.observed import INFERENCE_SERVICE
 
+ServersOwn = Annotated[Any, Field(json_schema_extra=UNTOLD)]
 MAX_KEY_PREFIX: Final = 253
 MAX_KEY_NAME: Final = 63
 
@@ -66,16 +68,16 @@ class ObjectMeta(ApiModel):
     labels: Annotated[dict[str, LabelValue], AfterValidator(_fit_keys)] | None = None
     annotations: Annotated[dict[str, str], AfterValidator(_fit_annotations)] | None = None
     finalizers: list[str] | None = None
-    creation_timestamp: Any = None
-    deletion_grace_period_seconds: Any = None
-    deletion_timestamp: Any = None
-    generate_name: Any = None
-    generation: Any = None
-    managed_fields: Any = None
-    owner_references: Any = None
-    resource_version: Any = None
-    self_link: Any = None
-    uid: Any = None
+    creation_timestamp: ServersOwn = None
+    deletion_grace_period_seconds: ServersOwn = None
+    deletion_timestamp: ServersOwn = None
+    generate_name: ServersOwn = None
+    generation: ServersOwn = None
+    managed_fields: ServersOwn = None
+    owner_references: ServersOwn = None
+    resource_version: ServersOwn = None
+    self_link: ServersOwn = None
+    uid: ServersOwn = None
 
 
 class ServiceDocument(ApiModel):

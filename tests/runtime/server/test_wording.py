@@ -75,7 +75,7 @@ CHAT_CASES: list[tuple[str, Any, str]] = [
         "messages",
         [{"role": "judge", "content": "a"}],
         'messages[0].role: "judge" is not allowed; '
-        "allowed: 'system', 'developer', 'user', 'assistant' or 'tool'",
+        'allowed: "system", "developer", "user", "assistant" or "tool"',
     ),
     ("messages", ["hi"], 'messages[0]: "hi" is not allowed; allowed: an object'),
     ("messages", [{"content": "a"}], "messages[0].role: is required"),
