@@ -10,10 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails
 
 from sluice_contract.http_errors import shown_json
 from sluice_contract.places import Model, known_keys
-from sluice_contract.wording import allowed_words
+from sluice_contract.wording import MISSING, allowed_words, path_of, unknown_field
 
 
 class ContractModel(BaseModel):
@@ -37,11 +38,13 @@ class ContractModel(BaseModel):
 class ConfigError(ValueError):
     """A configuration that cannot be used. `str()` is one line: key, value, what is allowed."""
 
-    def __init__(self, key: str, value: object, allowed: str) -> None:
+    def __init__(self, key: str, value: object, allowed: str, says: str = "") -> None:
+        """`says`: instead of the value and what is allowed."""
         self.key = key
         self.value = value
         self.allowed = allowed
-        super().__init__(f"{key}: {shown_json(value)} is not allowed; allowed: {allowed}")
+        says = says or f"{shown_json(value)} is not allowed; allowed: {allowed}"
+        super().__init__(f"{key}: {says}")
 
     @property
     def each(self) -> tuple[ConfigError, ...]:
@@ -64,19 +67,24 @@ class ContradictionsError(ConfigError):
 
 
 def config_error_from(error: ValidationError, kind: Model) -> ConfigError:
-    """The most telling finding about a `kind` as one line: key, value, what is allowed.
+    """All findings about a `kind`, each with key, value and what is allowed, as one line.
 
-    An unknown key comes first: it may be a misspelt one that is then missing.
+    Unknown keys come first: one may be a misspelt one that is then missing.
     """
     findings = error.errors(include_url=False)
-    finding = min(findings, key=lambda one: one["type"] != "extra_forbidden")
-    key = ".".join(str(part) for part in finding["loc"]) or "(root)"
-    value = finding["input"]
+    findings.sort(key=lambda one: one["type"] != "extra_forbidden")
+    found = [_finding(one, kind) for one in findings]
+    return found[0] if len(found) == 1 else ContradictionsError(found)
+
+
+def _finding(finding: ErrorDetails, kind: Model) -> ConfigError:
+    key, value = path_of(finding["loc"]) or "(root)", finding["input"]
     if finding["type"] == "extra_forbidden":
-        known = ", ".join(known_keys(kind, finding["loc"][:-1]))
-        return ConfigError(key, value, f"known keys: {known}")
+        *above, last = finding["loc"]
+        known = known_keys(kind, above)
+        return ConfigError(key, value, ", ".join(known), unknown_field(str(last), known))
     if finding["type"] == "missing":
-        return ConfigError(key, None, "a value: the key is required")
+        return ConfigError(key, None, MISSING, MISSING)
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     return ConfigError(key, value, allowed_words(kind, finding))

@@ -6,12 +6,18 @@ and no field.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 from pydantic_core import ErrorDetails
 
-from sluice_contract.places import Model, bounds_at
+from sluice_contract.http_errors import shown
+from sluice_contract.places import Location, Model, bounds_at
+
+MISSING: Final = "required"
+_MANY_KEYS: Final = 12
+_NEAR_KEYS: Final = 6
 
 Words = Callable[[Mapping[str, Any]], str]
 
@@ -51,6 +57,28 @@ WORDS: Final[Mapping[str, Words]] = {
 def allowed_words(kind: Model, finding: ErrorDetails) -> str:
     """What would have been allowed where `finding` was made in `kind`: both ends of a range."""
     return WORDS[finding["type"]](finding.get("ctx", {}) | bounds_at(kind, finding["loc"]))
+
+
+def unknown_field(key: str, known: Sequence[str]) -> str:
+    """What is said of a key that is none of `known`; of many keys those that may be meant."""
+    meant = get_close_matches(key, known, n=1)
+    hint = f"did you mean {meant[0]}? " if meant else ""
+    allowed = ", ".join(known)
+    if meant and len(known) > _MANY_KEYS:
+        near = get_close_matches(key, known, n=_NEAR_KEYS, cutoff=0.3)
+        allowed = f"{', '.join(near)} and {len(known) - len(near)} more"
+    return f"unknown field; {hint}allowed: {allowed}"
+
+
+def path_of(location: Location, root: str = "") -> str:
+    """The place of a finding, below `root`, as in `spec.env[0].name`."""
+    path = root
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{shown(part)}" if path else shown(part)
+    return path
 
 
 def _choices(context: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sluice_contract.accelerators import Accelerator
@@ -51,17 +51,24 @@ def checked_config(path: Path) -> EngineConfig:
     """
     try:
         config = read_engine_config(path)
-        if config.role not in ROLES:
-            allowed = f"{', '.join(ROLES)} (the others are not implemented yet)"
-            raise ConfigError("role", str(config.role), allowed)
-        for refusal in unsupported(config):
-            raise refusal
-        resolve_settings(config, Accelerator(), config.slo)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
+    if found := tuple(_objections(config)):
+        raise InvalidConfigError("; ".join(map(str, found)))
     check_thread_limit(config.threads or processors(), os.environ)
     model_files.resolve_model(config.model)
     return config
+
+
+def _objections(config: EngineConfig) -> Iterator[ConfigError]:
+    if config.role not in ROLES:
+        allowed = f"{', '.join(ROLES)} (the others are not implemented yet)"
+        yield ConfigError("role", str(config.role), allowed)
+    yield from unsupported(config)
+    try:
+        resolve_settings(config, Accelerator(), config.slo)
+    except ConfigError as error:
+        yield from error.each
 
 
 def _command(module: str, config: Path, endpoint: str) -> list[str]:

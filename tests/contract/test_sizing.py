@@ -107,7 +107,7 @@ def test_a_rendered_config_reads_back_the_same() -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ('{"model": {"uri": "x"}, "chunkSizes": 3}', ["chunkSizes", "3", "chunkSize"]),
+        ('{"model": {"uri": "x"}, "chunkSizes": 3}', ["chunkSizes: unknown field", " chunkSize?"]),
         (
             '{"model": {"uri": "x"}, "pageSize": 0}',
             ["pageSize: 0 is not allowed; allowed: 1 to 1024"],
@@ -117,13 +117,35 @@ def test_a_rendered_config_reads_back_the_same() -> None:
             ["chunkSize: 0 is not allowed; allowed: -1 (off) or"],
         ),
         ('{"model": {"uri": "x"}, "seed": 9223372036854775808}', ["seed", "9223372036854775808"]),
-        ('{"model": {}}', ["model.uri", "required"]),
+        ('{"model": {}}', ["model.uri: required"]),
         ("{" + 99 * " ", ['(root): "{   ', "… is not allowed; allowed: a JSON object (EOF while"]),
         ('{"model": {"uri": "x"}, "chunkSize": "5"}', ['chunkSize: "5"', "allowed: an integer"]),
         ('{"model": {"uri": ""}}', ['model.uri: "" is not allowed; allowed: at least 1 character']),
-        ('{"model": {"nam": "x"}}', ['model.nam: "x"', "known keys: name, revision, uri"]),
-        ('{"slo": {"ttft": 1}}', ["slo.ttft: 1", "known keys: itlMilliseconds, percentile"]),
-        ('{"modl": {}}', ["modl: {}", "known keys: chunkSize", ", model, "]),
+        (
+            '{"model": {"nam": "x"}}',
+            [
+                "model.nam: unknown field; did you mean name? allowed: name, revision, uri; "
+                "model.uri: required"
+            ],
+        ),
+        (
+            '{"slo": {"ttft": 1}}',
+            [
+                "slo.ttft: unknown field; allowed: itlMilliseconds, percentile; model: required; "
+                "slo.itlMilliseconds: required"
+            ],
+        ),
+        (
+            '{"modl": {}}',
+            ["modl: unknown field; did you mean model? allowed: model, ", " more; model: required"],
+        ),
+        (
+            '{"model": {"uri": "x"}, "chunksize": 10, "schedulingPolicy": "lmp"}',
+            [
+                "chunksize: unknown field; did you mean chunkSize? allowed: chunkSize, ",
+                '; schedulingPolicy: "lmp" is not allowed; allowed: "fcfs", "lpm", ',
+            ],
+        ),
         ('{"model": {"uri": "x"}, "role": "judge"}', ['role: "judge"', '"mixed", "prefill" or']),
     ],
 )
@@ -135,7 +157,6 @@ def test_a_bad_file_is_one_line_with_key_value_and_what_is_allowed(
     line = str(caught.value)
     assert "\n" not in line
     assert all(part in line for part in parts), line
-    assert line.count("allowed:") == 1
 
 
 def test_what_this_version_lacks_is_refused_by_key() -> None:

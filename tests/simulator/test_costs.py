@@ -52,9 +52,9 @@ def test_the_h200_takes_5_seconds_for_a_prompt_of_100_thousand_tokens() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"coefficients": {"step": 1}}, "coefficients.token: null is not allowed"),
+        ({"coefficients": {"step": 1}}, "coefficients.token: required"),
         ({"coefficients": {**GOOD["coefficients"], "row": -1}}, "coefficients.row: -1"),
-        ({"speed": 3}, "speed: 3 is not allowed; allowed: known keys: accelerator, coefficients"),
+        ({"speed": 3}, "speed: unknown field; allowed: accelerator, coefficients"),
         ({"source": ""}, 'source: ""'),
     ],
 )

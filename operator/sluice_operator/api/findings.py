@@ -6,9 +6,8 @@ parts. The words are the contract's; knows no field and no document.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,13 +15,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from sluice_contract.http_errors import shown, shown_json
 from sluice_contract.places import known_keys
-from sluice_contract.wording import allowed_words
+from sluice_contract.wording import MISSING, allowed_words, path_of, unknown_field
 
 from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
 from sluice_operator.api.stored import INT64, BeyondInt64
 
-_MANY_KEYS: Final = 12
-_NEAR_KEYS: Final = 6
 _ROOT: Final = "(document)"
 _INTEGERS: Final = ("int_type", "int_from_float")
 _INT64_BOUNDS: Final = {"ge": INT64[0], "le": INT64[-1]}
@@ -72,26 +69,13 @@ def _refused(field: str, value: object, allowed: str) -> Finding:
     return Finding(field, f"{shown_json(value)} is not allowed; allowed: {allowed}")
 
 
-def _unknown_field(path: str, key: str, known: Sequence[str]) -> Finding:
-    """The finding that there is no such field; of many keys those that may be meant."""
-    near = get_close_matches(key, known, n=_NEAR_KEYS, cutoff=0.3)
-    meant = get_close_matches(key, known, n=1)
-    hint = f"did you mean {meant[0]}? " if meant else ""
-    allowed = ", ".join(known)
-    if meant and len(known) > _MANY_KEYS:
-        allowed = f"{', '.join(near)} and {len(known) - len(near)} more"
-    return Finding(path, f"unknown field; {hint}allowed: {allowed}")
-
-
 def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
-    path = root
-    for part in detail["loc"]:
-        path = f"{path}[{part}]" if isinstance(part, int) else _below(path, shown(part))
+    path = path_of(detail["loc"], root)
     if detail["type"] == "extra_forbidden":
         *above, key = detail["loc"]
-        return _unknown_field(path, str(key), known_keys(kind, above))
+        return Finding(path, unknown_field(str(key), known_keys(kind, above)))
     if detail["type"] == "missing":
-        return Finding(path, "required")
+        return Finding(path, MISSING)
     if isinstance(detail["input"], BeyondInt64) and detail["type"] in _INTEGERS:
         allowed = allowed_words(kind, {**detail, "type": "less_than_equal", "ctx": _INT64_BOUNDS})
         written = shown(detail["input"].written)

@@ -30,7 +30,11 @@ def refusal(model: str = "", port: str = "", config: str = "", settings: str = "
         ({"config": "/nope.json"}, "CONFIG: '/nope.json' is not allowed; allowed: a readable file"),
         ({"port": "x"}, "PORT: 'x' is not allowed; allowed: a number from 0 to 65535"),
         ({"port": "99999"}, "server.port: 99999 is not allowed; allowed: 0 to 65535"),
-        ({"settings": '{"chunkSizes": 3}'}, "chunkSizes: 3 is not allowed; allowed: known keys"),
+        ({"settings": '{"chunkSizes": 3}'}, "chunkSizes: unknown field; did you mean chunkSize?"),
+        (
+            {"settings": '{"chunksize": 10, "schedulingPolicy": "lmp"}'},
+            'schedulingPolicy: "lmp" is not allowed; allowed: "fcfs", "lpm"',
+        ),
         ({"port": "1", "settings": '{"server": {"port": -1}}'}, "server.port: -1 is not allowed"),
     ],
 )
