@@ -39,7 +39,7 @@ def read_config(path: Path | None) -> EngineConfig:
         return parse_engine_config(_with_a_model(path.read_bytes()))
     except OSError as error:
         unread = ConfigError("--config", str(path), f"a readable file ({error.strerror})")
-        raise UnusableConfigError(f"{path}: {unread}") from None
+        raise UnusableConfigError(str(unread)) from None
     except ConfigError as error:
         raise UnusableConfigError(f"{path}: {error}") from None
 

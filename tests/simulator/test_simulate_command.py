@@ -106,7 +106,10 @@ def test_a_plot(suffix: str, trace: str, tmp_path: Path) -> None:
     [
         (["--policy", "best"], "--policy: 'best' is not allowed; allowed: fcfs"),
         (["--cost", "abacus"], "--cost: 'abacus' is not allowed; allowed: a preset"),
-        (["--config", "none.json"], 'none.json: --config: "none.json" is not allowed'),
+        (
+            ["--config", "none.json"],
+            '--config: "none.json" is not allowed; allowed: a readable file',
+        ),
         (["--plot", "out.pdf"], "--plot: 'out.pdf' is not allowed; allowed: a file that ends in"),
         (["--plot", "/none/a.png"], "--plot: '/none/a.png' is not allowed; allowed: a file in a"),
         (["--plot", "/proc/self/stat/a.png"], "allowed: a file in a folder that is there"),

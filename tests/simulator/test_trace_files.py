@@ -136,3 +136,10 @@ def test_a_higher_rate_brings_the_same_requests_closer() -> None:
     faster = at_rate(trace, 4.0)
     assert [request.arrival_seconds for request in faster.requests] == [0.0, 2.0]
     assert faster.prompt_tokens == 7
+
+
+@pytest.mark.parametrize("name", ["none", "none.csv"])
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnusableFileError) as caught:
+        read_trace(tmp_path / name)
+    assert str(caught.value) == f"{tmp_path / name}: No such file or directory"

@@ -6,8 +6,9 @@ Pure: words in, a frozen value out. What no table knows is refused by name, neve
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 from sluice_contract.sizing import GENERAL
@@ -58,7 +59,9 @@ def translate(engine: str, given: Sequence[str]) -> Translation:
     mistakes: list[str] = []
     for name, text in _flags(_without_command(engine, given), known):
         try:
-            lines.append(_carry_out(name, text, known.get(name), spec))
+            if name not in known:
+                raise ValueError(_unknown(name, known))
+            lines.append(_carry_out(name, text, known[name], spec))
         except ValueError as error:
             mistakes.append(f"--{name}: {error}")
     if not mistakes:
@@ -98,10 +101,14 @@ def _flags(given: Sequence[str], known: Mapping[str, Flag]) -> Iterator[tuple[st
             yield name, None
 
 
-def _carry_out(name: str, text: str | None, flag: Flag | None, spec: dict[str, Any]) -> str:
+def _unknown(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    hint = f"did you mean --{near[0]}? " if near else ""
+    return f"is not known here; {hint}allowed: a flag that has a setting of Sluice"
+
+
+def _carry_out(name: str, text: str | None, flag: Flag, spec: dict[str, Any]) -> str:
     """Sets what the flag asks for, and says so."""
-    if flag is None:
-        raise ValueError("is not known here; allowed: a flag that has a setting of Sluice")
     if flag.convert is None and text is not None:
         raise ValueError(f"{text!r} is not allowed; allowed: the flag alone")
     if flag.convert is not None and text is None:

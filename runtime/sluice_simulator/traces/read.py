@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -27,6 +29,8 @@ def read_trace(path: Path) -> Trace:
     """
     reader = READERS.get(path.suffix)
     if reader is None:
+        if not path.exists():
+            raise UnusableFileError(f"{path}: {os.strerror(errno.ENOENT)}")
         allowed = ", ".join(f"{suffix} ({_of(suffix)})" for suffix in READERS)
         raise UnusableFileError(f"{path}: {path.suffix!r} is not allowed; allowed: {allowed}")
     try:

@@ -121,7 +121,11 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("--enable-lora", "--enable-lora: is not known here"),
+        ("--enable-lora", "--enable-lora: is not known here; allowed: a flag that has a setting"),
+        (
+            "--max-num-seq 8",
+            "--max-num-seq: is not known here; did you mean --max-num-seqs? allowed",
+        ),
         ("python -m sglang.launch_server", "--model: 'sglang.launch_server' is not allowed"),
         ("--model /m -m vllm.entrypoints.openai.api_server", "--m: is not known here"),
         ("--max-num-seqs many", "--max-num-seqs: 'many' is not allowed; allowed: a whole number"),
