@@ -60,8 +60,8 @@ def plan_pool(observed: PoolObserved) -> PoolPlan:
     try:
         spec = parse(EnginePoolSpec, observed.pool.get("spec") or {}, "spec")
     except InvalidSpecError as error:
-        finding = error.findings[0]
-        return PoolPlan(refusal=Refusal("InvalidSpec", finding.field, str(finding)))
+        message = "; ".join(map(str, error.findings))
+        return PoolPlan(refusal=Refusal("InvalidSpec", error.findings[0].field, message))
     if observed.service is None:
         return PoolPlan(refusal=_orphaned(spec), spec=spec)
     applied = applied_spec(observed.pool)

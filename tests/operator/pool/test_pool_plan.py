@@ -219,3 +219,13 @@ def test_a_pool_that_nobody_owns_is_refused() -> None:
     assert plan.refusal is not None
     assert plan.refusal.reason == "Orphaned"
     assert plan.apply == ()
+
+
+def test_every_mistake_of_a_pool_is_told_at_once() -> None:
+    wrong = pool()
+    wrong["spec"] = wrong["spec"] | {"role": "judge", "replicas": "2"}
+    refusal = plan_pool(pool_observed(wrong)).refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.field) == ("InvalidSpec", "spec.role")
+    assert "spec.role: " in refusal.message
+    assert "; spec.replicas: " in refusal.message

@@ -29,6 +29,11 @@ NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
         ),
         ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", 'role: "prefill"'),
         ({"model": DUMMY, "cudaGraphMaxBatch": 8}, "InvalidConfig", "cudaGraphMaxBatch: 8"),
+        (
+            {"model": DUMMY, "chunkSize": 8, "cudaGraphMaxBatch": 8},
+            "InvalidConfig",
+            "(CUDA graphs are not implemented yet); chunkSize: 8 is not allowed",
+        ),
         ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", 'model.revision: "v1"'),
         ({"model": {"uri": "/nowhere"}}, "ModelLoadFailed", "/nowhere"),
         ({"model": {"uri": "dummy://x"}}, "ModelLoadFailed", "dummy://qwen3-tiny"),
