@@ -15,7 +15,7 @@ import yaml
 from sluice_contract.http_errors import shown
 
 from sluice_operator.observed import INFERENCE_SERVICE
-from sluice_operator.yaml_text import DuplicateKeyError, not_yaml, read_yaml_stream
+from sluice_operator.yaml_text import DuplicateKeyError, ExpandedError, not_yaml, read_yaml_stream
 
 STANDARD_INPUT: Final = "-"
 
@@ -75,7 +75,7 @@ def _read(file: str) -> list[Any]:
         return list(read_yaml_stream(text))
     except OSError as error:
         raise UnusableFileError(str(error.strerror)) from None
-    except DuplicateKeyError as error:
+    except (DuplicateKeyError, ExpandedError) as error:
         raise UnusableFileError(str(error)) from None
     except (yaml.YAMLError, ValueError) as error:
         raise UnusableFileError(f"not YAML: {not_yaml(error)}") from None

@@ -4,8 +4,10 @@ how it is read: as kubectl reads it, but a key that is given twice is refused.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, ClassVar, Final
 
 import yaml
@@ -22,6 +24,8 @@ _NUMBER: Final = re.compile(
 _LETTER: Final = re.compile(r"[yYnN]$")
 _OTHERWISE: Final = {_TAG + name for name in ("int", "float", "timestamp")}
 """Read by rules of kubectl's own: `1:30` is no number to it, and a day is text."""
+MOST_NODES: Final = 100_000
+"""Of one document; the largest that an API server takes has fewer."""
 _DIGITS: Final = "0123456789"
 
 
@@ -34,6 +38,10 @@ def _add_kubectls(kind: type[yaml.SafeLoader | yaml.SafeDumper]) -> None:
     kind.add_implicit_resolver(f"{_TAG}int", _INTEGER, list("-+" + _DIGITS))
     kind.add_implicit_resolver(f"{_TAG}float", _NUMBER, list("-+." + _DIGITS))
     kind.add_implicit_resolver(f"{_TAG}bool", _LETTER, list("yYnN"))
+
+
+class ExpandedError(ValueError):
+    """A document whose aliases stand for too much, or whose lists are nested too deeply."""
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -66,6 +74,11 @@ class _UniqueKeys(yaml.SafeLoader):
 
     bool_values: ClassVar = yaml.SafeLoader.bool_values | {"y": True, "n": False}
 
+    def construct_document(self, node: yaml.Node) -> Any:
+        if _size(node, {}) > MOST_NODES:
+            raise ExpandedError(f"its aliases stand for more than {MOST_NODES} values")
+        return super().construct_document(node)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[Any, int] = {}
         for key_node, _ in node.value:
@@ -77,6 +90,19 @@ class _UniqueKeys(yaml.SafeLoader):
                 raise DuplicateKeyError(text)
             lines[key] = line
         return super().construct_mapping(node, deep)
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Values below `node`, each as often as aliases repeat it; one inside itself has no end."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf  # as long as it is not done
+        inner = (
+            chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        )
+        known[id(node)] = 1 + sum(_size(below, known) for below in inner)
+    return known[id(node)]
 
 
 _UniqueKeys.yaml_implicit_resolvers = {
@@ -91,9 +117,13 @@ def read_yaml_stream(text: str) -> Iterator[Any]:
 
     Raises:
         DuplicateKeyError: names the key and both lines.
+        ExpandedError: it would be too large, or is too deep.
         yaml.YAMLError: it is not YAML.
     """
-    yield from yaml.load_all(text, Loader=_UniqueKeys)
+    try:
+        yield from yaml.load_all(text, Loader=_UniqueKeys)
+    except RecursionError:
+        raise ExpandedError("its lists and mappings are nested too deeply") from None
 
 
 def not_yaml(error: Exception) -> str:

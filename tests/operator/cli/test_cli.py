@@ -16,6 +16,12 @@ from tests.operator.api.invalid_specs import document
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
 
 
+LAUGHS = "a0: &a0 [1]\n" + "".join(
+    f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(9)
+)
+"""Aliases of aliases, as a text of 600 characters that stands for 400 million values."""
+
+
 def _file(folder: Path, *documents: Any) -> str:
     path = folder / "service.yaml"
     path.write_text(yaml.safe_dump_all(documents))
@@ -220,6 +226,9 @@ def test_an_invalid_service_fails_by_field(
         ),
         ('a: 1\n---\nb: 1\n"b": 2\n', "line 4: key 'b' is given again; allowed: once (line 3)"),
         ('{"kind": "Pod",\n "kind": "Pod"}', "line 2: key 'kind' is given again"),
+        ("a: &x {b: *x}", "aliases stand for more than 100000 values"),
+        (LAUGHS, "aliases stand for more than 100000 values"),
+        ("[" * 3000, "nested too deeply"),
     ],
 )
 def test_an_unusable_file_fails(
