@@ -1,4 +1,4 @@
-"""From the text of a grammar to the compiled one, and the library's complaints in plain words.
+"""From the text of a grammar to the compiled one, or to the refusal that names its place.
 
 Runs in the compile process: what it is given may take any time and any memory.
 """
@@ -6,7 +6,6 @@ Runs in the compile process: what it is given may take any time and any memory.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -14,8 +13,23 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.compile.parts import parts_of
+from sluice_runtime.grammar.compile.said import (
+    errors_caught,
+    first_warning,
+    plain_words,
+    refusal,
+    regex_refusal,
+    schema_refusal,
+)
 from sluice_runtime.grammar.allowance import Allowance
-from sluice_runtime.grammar.native import CompiledGrammar, GrammarCompiler, GrammarMatcher
+from sluice_runtime.grammar.native import (
+    RAW,
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarMatcher,
+    TokenizerInfo,
+)
 from sluice_runtime.messages import GrammarKind
 
 if TYPE_CHECKING:
@@ -24,15 +38,11 @@ if TYPE_CHECKING:
 MOST_WHITESPACE: Final = 32
 """Characters of white space between two words of JSON: enough to indent; a weak model that is
 allowed more writes nothing else."""
-_PLACE: Final = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Warning: )?", re.MULTILINE)
-_CHECK: Final = re.compile(r"^Check failed: .*? is false: ?", re.DOTALL)
-_INTERNAL: Final = re.compile(r"std::|::Impl|\bis<|structural_tag|Failed to parse JSON")
-"""What of the library's words is about itself, and not about what it was given."""
 _REHEARSED_TOKENS: Final = 64
 _END: Final = 0
 """Stands for the end of an answer where a grammar is rehearsed."""
-_MOST_SAID: Final = 300
-_MOST_SHOWN: Final = 60
+_BYTES: Final = [bytes([value]) for value in range(256)]
+_SIMPLER: Final = "; write it without repeats within repeats such as (a{0,60}){0,60}"
 
 
 def _json_schema(compiler: GrammarCompiler, text: str, strict: bool) -> CompiledGrammar:
@@ -48,15 +58,6 @@ _KINDS: Final[Mapping[GrammarKind, Callable[[GrammarCompiler, str], CompiledGram
 }
 
 
-_ALLOWED: Final[Mapping[GrammarKind, str]] = {
-    "json_schema": "a JSON schema that answers can be held to",
-    "open_json_schema": "a JSON schema that answers can be held to",
-    "regex": "a regular expression without lookaround, back-references and classes such as \\p{L}",
-    "ebnf": "a grammar in EBNF, from its rule root",
-    "tags": "parameters whose schema answers can be held to",
-}
-
-
 def compile_grammar(
     compiler: GrammarCompiler, kind: GrammarKind, text: str, token_bytes: NDArray[np.int64]
 ) -> str:
@@ -68,26 +69,48 @@ def compile_grammar(
         MemoryError: there is not enough for it.
     """
     try:
-        compiled = _KINDS[kind](compiler, text)
-        can_begin = _rehearse(compiled, token_bytes)
+        with errors_caught() as warned:
+            compiled = _KINDS[kind](compiler, text)
+            can_begin = _rehearse(compiled, token_bytes)
     except (RuntimeError, ValueError) as error:
-        said = plain_words(str(error))
-        if said in ("", "std::bad_alloc"):
-            raise MemoryError from None
-        raise _refusal(kind, text, said) from None
+        raise _refused(kind, text, _words(error)) from None
+    if warning := first_warning(warned.getvalue()):
+        raise _refused(kind, text, warning)
     if not can_begin:
-        raise _refusal(kind, text, "no answer of this model can begin as it demands")
+        raise refusal(kind, text, "no answer of this model can begin as it demands")
     return _written(compiled)
 
 
-def _refusal(kind: GrammarKind, text: str, said: str) -> GrammarError:
-    """`said`: by the library, in plain words, or by us."""
-    why = _CHECK.sub("", said)
-    if not why or _INTERNAL.search(why):
-        why = "it cannot be compiled"
-    shown = json.dumps(text[:_MOST_SHOWN], ensure_ascii=False) + ": "
-    given = shown if kind in ("regex", "ebnf") else ""
-    return GrammarError(f"{given}{why.rstrip('.')}; allowed: {_ALLOWED[kind]}")
+def _words(error: Exception) -> str:
+    """Raises MemoryError if that is what it is."""
+    said = plain_words(str(error))
+    if said in ("", "std::bad_alloc"):
+        raise MemoryError from None
+    return said
+
+
+def _refused(kind: GrammarKind, text: str, said: str) -> GrammarError:
+    """With the place in a schema, where one part of it is not taken by itself either."""
+    if kind in ("regex", "ebnf"):
+        return refusal(kind, text, said)
+    compiler = GrammarCompiler(TokenizerInfo(_BYTES, RAW, len(_BYTES), [], False), 1, False, 0)
+    for part in parts_of(text, tagged=kind == "tags"):
+        if not (why := _complaint(compiler, json.dumps(part.schema))):
+            continue
+        if part.pattern is not None:
+            return regex_refusal(part.place, part.pattern, why)
+        return schema_refusal(kind, part.place, part.value, why)
+    return refusal(kind, text, said)
+
+
+def _complaint(compiler: GrammarCompiler, schema: str) -> str:
+    """What the library says of a schema; empty: nothing."""
+    try:
+        with errors_caught() as warned:
+            _json_schema(compiler, schema, strict=True)
+    except (RuntimeError, ValueError) as error:
+        return _words(error)
+    return first_warning(warned.getvalue())
 
 
 def _written(compiled: CompiledGrammar) -> str:
@@ -120,12 +143,7 @@ def _rehearse(compiled: CompiledGrammar, token_bytes: NDArray[np.int64]) -> bool
         began = time.thread_time()
         matcher.accept_token(token, False)
         if slow := allowance.took(seconds + time.thread_time() - began):
-            raise GrammarError(slow.error)
+            raise GrammarError(slow.error + _SIMPLER)
         if matcher.is_terminated():
             break
     return True
-
-
-def plain_words(said: str) -> str:
-    """What the library said, in one line, without where in its sources it said so."""
-    return " ".join(_PLACE.sub("", said).split())[:_MOST_SAID]

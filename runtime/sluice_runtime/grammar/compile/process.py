@@ -31,6 +31,7 @@ from sluice_runtime.grammar.frames import (
     write_frame,
 )
 
+_LESS: Final = "; fewer optional properties and choices, and smaller repeats, take less"
 _ENDED: Final = "the engine has ended"
 _CPUCLOCK_SCHED: Final = 2
 """Linux names the clock of a process by its number and this one."""
@@ -77,7 +78,7 @@ class CompileProcess:
         except LargeFrameError:
             self.stop()
             raise GrammarError(
-                f"compiled it has too many bytes; allowed: at most {MOST_BYTES >> 20} MiB"
+                f"compiled it has too many bytes; allowed: at most {MOST_BYTES >> 20} MiB{_LESS}"
             ) from None
         except BrokenFrameError:
             raise self._died() from None
@@ -164,7 +165,7 @@ class CompileProcess:
             )
         return GrammarLimitError(
             f"compiling it takes more than {most:g} s of a processor; "
-            f"allowed: at most {most:g} s (grammarCompileSeconds)"
+            f"allowed: at most {most:g} s (grammarCompileSeconds){_LESS}"
         )
 
     def _out_of_memory(self) -> GrammarLimitError:
@@ -172,7 +173,7 @@ class CompileProcess:
         most = self._limits.memory_bytes >> 20
         return GrammarLimitError(
             f"compiling it takes more than {most} MiB of memory; "
-            f"allowed: at most {most} MiB (grammarCompileBytes)"
+            f"allowed: at most {most} MiB (grammarCompileBytes){_LESS}"
         )
 
     def _died(self) -> Exception:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -34,11 +32,9 @@ from sluice_runtime.messages import GrammarKind
 
 _INPUT: Final = 0
 _OUTPUT: Final = 1
-_ERRORS: Final = 2
 _PR_SET_PDEATHSIG: Final = 1
 _OOM_SCORE: Final = 1000
 _NICE: Final = 5
-_MOST_ERROR_BYTES: Final = 4096
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -72,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(uri: str, vocabulary_size: int) -> None:
     import numpy as np
 
-    from sluice_runtime.grammar.compile.compiling import compile_grammar, plain_words
+    from sluice_runtime.grammar.compile.compiling import compile_grammar
     from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
     from sluice_runtime.grammar.vocabulary import token_bytes
     from sluice_runtime.model_files import resolve
@@ -85,35 +81,12 @@ def _serve(uri: str, vocabulary_size: int) -> None:
     while True:
         job = msgspec.json.decode(read_frame(_INPUT), type=Job)
         try:
-            with _errors_caught() as said:
-                compiled = compile_grammar(compiler, job.kind, job.text, lengths)
-            if warned := plain_words(said.getvalue().decode(errors="replace")):
-                raise GrammarError(warned)
-            answer = DONE + compiled.encode()
+            answer = DONE + compile_grammar(compiler, job.kind, job.text, lengths).encode()
         except GrammarError as error:
             answer = FAILED + str(error).encode()
         except MemoryError:
             answer = TOO_LARGE
         write_frame(_OUTPUT, answer)
-
-
-@contextmanager
-def _errors_caught() -> Iterator[io.BytesIO]:
-    """What is written to standard error inside, to be read after.
-
-    The library says there, and only there, what of a grammar it will ignore.
-    """
-    said, kept = io.BytesIO(), os.dup(_ERRORS)
-    caught = os.memfd_create("errors")
-    os.dup2(caught, _ERRORS)
-    try:
-        yield said
-    finally:
-        os.dup2(kept, _ERRORS)
-        os.close(kept)
-        with open(caught, "rb") as file:
-            file.seek(0)
-            said.write(file.read(_MOST_ERROR_BYTES))
 
 
 if __name__ == "__main__":

@@ -75,15 +75,15 @@ _ARRAY_KEYWORDS: Final = frozenset({"items", "prefixItems", "unevaluatedItems"})
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 """What JSON escapes; the library's pattern for all other names goes wrong with it."""
 _LENGTHS: Final = frozenset({"minLength", "maxLength"})
-_SCHEMAS: Final = (
+SCHEMAS: Final = (
     "additionalProperties",
     "items",
     "propertyNames",
     "unevaluatedItems",
     "unevaluatedProperties",
 )
-_LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
+LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
 
 
 def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
@@ -105,13 +105,13 @@ def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
     usable = _typed(_bounded_string(schema))
     for key, value in schema.items():
         below = at(path, key)
-        if key in _SCHEMAS:
+        if key in SCHEMAS:
             usable[key] = usable_schema(value, below, depth + 1)
-        elif key in _LISTS:
+        elif key in LISTS:
             usable[key] = [
                 usable_schema(part, f"{below}[{i}]", depth + 1) for i, part in enumerate(value)
             ]
-        elif key in _MAPS:
+        elif key in MAPS:
             usable[key] = {
                 name: usable_schema(part, f"{below}.{name}", depth + 1)
                 for name, part in value.items()
@@ -160,7 +160,7 @@ def _refuse_contradiction(schema: Mapping[str, Any], path: str) -> None:
     if first is None:
         return
     others = schema.keys() - ANNOTATIONS - {first}
-    allowed = "in each part" if first in _LISTS else f"{first} alone"
+    allowed = "in each part" if first in LISTS else f"{first} alone"
     if first in ("const", "enum"):
         allowed = f"{first} alone, or with a type of all its values"
         if all(_has_type(value, schema.get("type", ())) for value in _values(schema, first)):
