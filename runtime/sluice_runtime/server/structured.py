@@ -178,17 +178,22 @@ def _refuse_nothing_asked(given: StructuredOutputs) -> None:
 
 
 def _response_format(wanted: ResponseFormat) -> Iterator[Wish]:
-    if (wanted.json_schema is not None) != (wanted.type == "json_schema"):
+    field = "response_format.json_schema"
+    if wanted.json_schema is None and wanted.type == "json_schema":
+        raise InvalidRequestError(f'{field}: required with type "json_schema"', field)
+    if wanted.json_schema is not None and wanted.type != "json_schema":
+        given = wanted.json_schema.model_dump(by_alias=True, exclude_none=True)
         raise InvalidRequestError(
-            'response_format.json_schema: allowed and required with type "json_schema" only',
-            "response_format.json_schema",
+            f'{field}: {shown_json(given)} is not allowed with type "{wanted.type}"; allowed: '
+            'with type "json_schema"',
+            field,
         )
     if wanted.type == "json_object":
         yield _schema_wish("response_format", _ANY_OBJECT)
     if wanted.json_schema is not None:
         schema = _ANY_OBJECT if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
         closed = wanted.json_schema.strict is not False
-        yield _schema_wish("response_format.json_schema.schema", schema, closed=closed)
+        yield _schema_wish(f"{field}.schema", schema, closed=closed)
 
 
 def _as_schema(field: str, given: JsonObject | str) -> object:

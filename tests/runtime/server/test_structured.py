@@ -134,6 +134,35 @@ async def test_one_field_may_ask_for_one_thing() -> None:
         ({"const": 1, "minimum": 1}, "minimum: 1 beside const is not implemented; allowed: const"),
         ({"$ref": "#", "minimum": 1}, "minimum: 1 beside $ref is not implemented; allowed: $ref a"),
         ({"$ref": "http://x"}, '$ref: "http://x" leads out of the schema; allowed: one that begi'),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"y": {}}},
+            'properties.a.$ref: "#/$defs/x" leads nowhere; allowed: one that begins with "#", by '
+            'the names on the way to a schema in this one, such as "#/$defs/y"',
+        ),
+        ({"$ref": "#/title", "title": "a"}, '$ref: "#/title" leads nowhere; allowed: one that be'),
+        (
+            {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {}}},
+            '$ref: "#/$defs/a~1b" is not implemented; allowed: one that begins with "#", by the n',
+        ),
+        ({"$ref": "#/anyOf/0", "anyOf": [{}]}, '$ref: "#/anyOf/0" is not implemented; allowed: '),
+        ({"$ref": "#a", "$defs": {}}, '$ref: "#a" is an anchor, which is not implemented; allowed'),
+        (
+            {"type": "object", "propertees": {"a": {}}},
+            'propertees: {"a":{}} is given to no keyword (did you mean properties?); allowed: prop',
+        ),
+        ({"items": {"requierd": ["a"]}}, 'items.requierd: ["a"] is given to no keyword (did you m'),
+        (
+            {"enums": ["a"]},
+            'enums: ["a"] is given to no keyword (did you mean enum?); allowed: enum',
+        ),
+        (
+            {"max_length": 3},
+            "max_length: 3 is given to no keyword (did you mean maxLength?); allow",
+        ),
+        (
+            {"anyof": [{}]},
+            "anyof: [{}] is given to no keyword (did you mean anyOf?); allowed: anyOf",
+        ),
         ({"type": "integer", "enum": ["a"]}, 'type: "integer" beside enum is not implemented; al'),
         (
             {"type": "number", "multipleOf": 5},
@@ -232,10 +261,25 @@ async def test_a_keyword_that_means_nothing_as_it_is_set_is_refused(allowed: str
         {"enum": [None, 1e23, 2**63 - 1, {"minItems": -1}]},
         {"type": "object", "properties": {"minItems": {}, "enum": {}}, "required": []},
         {"default": {"minItems": -1}, "examples": 7},
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a%20b", "$defs": {"a%20b": {"$ref": "#/$defs/c"}, "c": True}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {}}, "x-order": 1, "ui:widget": "select"},
     ],
 )
 async def test_keywords_at_the_ends_of_their_ranges_are_taken(schema: Any) -> None:
     assert usable_schema(schema) == schema
+
+
+async def test_a_schema_is_asked_for_where_it_is_missing_and_only_there() -> None:
+    field = "response_format.json_schema"
+    missing = refusal(response_format={"type": "json_schema"})
+    assert missing == (field, f'{field}: required with type "json_schema"')
+    given = refusal(response_format=schema_format({}) | {"type": "text"})
+    assert given == (
+        field,
+        f'{field}: {{"name":"x","schema":{{}}}} is not allowed with type "text"; '
+        'allowed: with type "json_schema"',
+    )
 
 
 JSON = st.recursive(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from sluice_runtime.grammar.schema.json_schema import ALONE, ANNOTATIONS, LISTS, MAPS, SCHEMAS
+from sluice_runtime.grammar.schema.json_schema import ALONE, LISTS, MAPS, RESTRICTING, SCHEMAS
 from sluice_runtime.grammar.schema.keywords import at
 
 _MOST_PARTS: Final = 2000
@@ -82,7 +82,7 @@ def _own(schema: Mapping[str, Any], path: str) -> Iterator[Part]:
     kept = {
         key: value
         for key, value in schema.items()
-        if key not in ANNOTATIONS and key not in ("pattern", "patternProperties")
+        if key in RESTRICTING and key not in ("pattern", "patternProperties")
     }
     holding = kept.keys() & {*SCHEMAS, *LISTS, *MAPS}
     shown = {key: value for key, value in kept.items() if key not in holding}

@@ -12,7 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.schema.keywords import IMPLIED, IS, at, refuse_malformed, refused
+from sluice_runtime.grammar.schema.keywords import (
+    IMPLIED,
+    IS,
+    KEYWORDS,
+    at,
+    refuse_malformed,
+    refused,
+)
+from sluice_runtime.grammar.schema.misspelt import Spelling
+from sluice_runtime.grammar.schema.references import refuse_unresolvable
 
 MOST_DEPTH: Final = 64
 
@@ -58,6 +67,8 @@ ANNOTATIONS: Final = frozenset(
     }
 )
 """Keywords that restrict nothing."""
+RESTRICTING: Final = (KEYWORDS.keys() | IMPLIED.keys() | IGNORED | {"$ref"}) - ANNOTATIONS
+"""Whatever else is no keyword, and so an annotation."""
 NOT_BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "patternProperties": frozenset({"properties", "required", "minProperties", "maxProperties"}),
     "propertyNames": frozenset({"properties", "required"}),
@@ -82,16 +93,21 @@ SCHEMAS: Final = (
     "unevaluatedItems",
     "unevaluatedProperties",
 )
+_SPELLING: Final = Spelling(RESTRICTING)
 LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
 
 
-def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
+def usable_schema(schema: object) -> Any:
     """The schema as the library gets it.
 
     Raises:
         GrammarError: it asks for something that would not be kept; says where.
     """
+    return _usable(schema, schema, "", 0)
+
+
+def _usable(schema: object, root: object, path: str, depth: int) -> Any:
     if depth > MOST_DEPTH:
         raise GrammarError(f"the schema is nested too deeply; allowed: {MOST_DEPTH} deep")
     if isinstance(schema, bool):
@@ -99,21 +115,24 @@ def usable_schema(schema: object, path: str = "", depth: int = 0) -> Any:
     if not isinstance(schema, dict):
         raise refused(path or "the schema", schema, "an object, true or false", "is no schema")
     refuse_malformed(schema, path)
+    _SPELLING.refuse_misspelt(schema, path)
     _refuse_ignored(schema, path)
+    if "$ref" in schema:
+        refuse_unresolvable(schema["$ref"], root, path)
     _refuse_names_and_counts(schema, path)
     _refuse_contradiction(schema, path)
     usable = _typed(_bounded_string(schema))
     for key, value in schema.items():
         below = at(path, key)
         if key in SCHEMAS:
-            usable[key] = usable_schema(value, below, depth + 1)
+            usable[key] = _usable(value, root, below, depth + 1)
         elif key in LISTS:
             usable[key] = [
-                usable_schema(part, f"{below}[{i}]", depth + 1) for i, part in enumerate(value)
+                _usable(part, root, f"{below}[{i}]", depth + 1) for i, part in enumerate(value)
             ]
         elif key in MAPS:
             usable[key] = {
-                name: usable_schema(part, f"{below}.{name}", depth + 1)
+                name: _usable(part, root, f"{below}.{name}", depth + 1)
                 for name, part in value.items()
             }
     return _with_required_properties(usable, path)
@@ -125,10 +144,6 @@ def _refuse_ignored(schema: Mapping[str, Any], path: str) -> None:
             raise _unimplemented(schema, path, key, "leaving it out")
     if len(schema.get("allOf", ())) > 1:
         raise _unimplemented(schema, path, "allOf", "a list of one schema")
-    reference = schema.get("$ref", "#")
-    if not (isinstance(reference, str) and reference.startswith("#")):
-        allowed = 'one that begins with "#"'
-        raise refused(at(path, "$ref"), reference, allowed, "leads out of the schema")
     if "multipleOf" in schema and schema.get("type") != "integer":
         raise _unimplemented(schema, path, "multipleOf", 'beside type "integer"')
     for key, others in NOT_BESIDE.items():
@@ -159,7 +174,7 @@ def _refuse_contradiction(schema: Mapping[str, Any], path: str) -> None:
     first = next((key for key in ALONE if key in schema), None)
     if first is None:
         return
-    others = schema.keys() - ANNOTATIONS - {first}
+    others = (schema.keys() & RESTRICTING) - {first}
     allowed = "in each part" if first in LISTS else f"{first} alone"
     if first in ("const", "enum"):
         allowed = f"{first} alone, or with a type of all its values"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.schema.json_schema import ANNOTATIONS
+from sluice_runtime.grammar.schema.json_schema import RESTRICTING
 
 _OBJECT: Final = '"object"'
 _REFERRED: Final = 'a reference to a schema of type "object"'
@@ -106,7 +106,7 @@ def _is_reference(schema: Schema) -> bool:
     return (
         isinstance(reference, str)
         and reference.startswith("#")
-        and not schema.keys() - ANNOTATIONS - {"$ref", "type"}
+        and not schema.keys() & (RESTRICTING - {"$ref", "type"})
     )
 
 
