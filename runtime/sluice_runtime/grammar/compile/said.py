@@ -23,7 +23,7 @@ _ALLOWED: Final[Mapping[GrammarKind, str]] = {
     "json_schema": "a JSON schema that answers can be held to",
     "open_json_schema": "a JSON schema that answers can be held to",
     "regex": REGEX,
-    "ebnf": "a grammar in EBNF, from its rule root",
+    "ebnf": 'a grammar in EBNF with a rule root, such as root ::= "a" | [0-9]+',
     "tags": "parameters whose schema answers can be held to",
 }
 _ERRORS: Final = 2
@@ -50,6 +50,7 @@ _IN_OUR_WORDS: Final = tuple(
         (r" in regex$", ""),
         (r"Group modifier flag is not .*", "a group that begins like this is not supported"),
         (r"Expect element, but got (\S)", r"there is nothing to repeat before \1"),
+        (r"Invalid repetition range \{.*", "a repeat goes to 2147483647"),
         (r"Invalid repetition count", "a repeat is written {2}, {2,} or {2,5}"),
         (r" yet$", ""),
     )

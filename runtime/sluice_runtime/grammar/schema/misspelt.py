@@ -18,13 +18,14 @@ _FEWEST_LETTERS: Final = 5
 
 
 class Spelling:
-    """Of the keywords that restrict values."""
+    """Of the keywords that restrict values. The first letter of a key is taken to be right."""
 
     def __init__(self, keywords: Iterable[str]) -> None:
         self._keywords = frozenset(keywords)
-        self._by_length: dict[int, dict[str, str]] = {}
-        for keyword in self._keywords:
-            self._by_length.setdefault(len(keyword), {})[keyword.lower()] = keyword
+        self._plain = {keyword.lower(): keyword for keyword in self._keywords}
+        self._by_initial: dict[str, dict[str, str]] = {}
+        for plain, keyword in self._plain.items():
+            self._by_initial.setdefault(plain[0], {})[plain] = keyword
 
     def refuse_misspelt(self, schema: Mapping[str, Any], path: str) -> None:
         """Raises GrammarError; names the keyword that may be meant."""
@@ -43,15 +44,12 @@ class Spelling:
         if not key[:1].isalpha() or key.startswith(("x-", "x_")):
             return None
         plain = key.replace("_", "").replace("-", "").lower()
-        if same := self._by_length.get(len(plain), {}).get(plain):
-            return same
-        if len(plain) < _FEWEST_LETTERS:
-            return None
+        if plain in self._plain or len(plain) < _FEWEST_LETTERS:
+            return self._plain.get(plain)
         near = (
             keyword
-            for length in (len(plain) - 1, len(plain), len(plain) + 1)
-            for lower, keyword in self._by_length.get(length, {}).items()
-            if _is_one_slip(plain, lower)
+            for other, keyword in self._by_initial.get(plain[0], {}).items()
+            if abs(len(plain) - len(other)) <= 1 and _is_one_slip(plain, other)
         )
         return min(near, default=None)
 

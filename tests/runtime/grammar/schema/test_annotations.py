@@ -19,7 +19,7 @@ ANNOTATED: dict[str, Any] = {
     "x-enum": ["a"], "x_items": {}, "x-enum-varnames": ["A"], "enumNames": ["A"],
     "enumDescriptions": ["a"], "markdownDescription": "m", "errorMessage": "e", "note": True,
     "notes": ["n"], "cost": 1, "ref": "r", "item": {}, "kind": "k", "unit": "m", "min": 0, "max": 9,
-    "propertyOrdering": ["a"], "propertyName": "p", "types": "t", "formats": ["a"], 
+    "propertyOrdering": ["a"], "propertyName": "p", "types": "t", "formats": ["a"],
     "requiredWhen": {"a": 1}, "requires": "login", "patternErrorMessage": "p",
     "defaultSnippets": [], "tsType": "string", "optional": True,
     "ui:order": ["a"], "maxLines": 3, "maxTokens": 5, "formatMinimum": "a", "propertyOrder": 1,
