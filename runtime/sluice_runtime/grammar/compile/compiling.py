@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.allowance import Allowance
 from sluice_runtime.grammar.compile.parts import parts_of
 from sluice_runtime.grammar.compile.said import (
     errors_caught,
@@ -22,7 +23,6 @@ from sluice_runtime.grammar.compile.said import (
     regex_refusal,
     schema_refusal,
 )
-from sluice_runtime.grammar.allowance import Allowance
 from sluice_runtime.grammar.native import (
     RAW,
     CompiledGrammar,
