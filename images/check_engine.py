@@ -1,18 +1,22 @@
-"""Proves that an image compiles grammars and loads its kernels: exits 0, or says what is wrong.
+"""Proves that an image compiles and follows grammars, and loads its kernels. Exits 0, or says why
+it does not.
 
-A step of the build, with /app on the path. The compile process loads a library by names that are no
-public API, and only when the first grammar comes: an image in which it does not start would serve
-until then.
+A step of the build, with /app on the path. The processes for grammars load a library by names that
+are no public API, and only when the first grammar comes: an image in which they do not start would
+serve until then.
 """
 
 import json
 import sys
 
 from sluice_kernels import native
-from sluice_runtime.errors import CompileProcessError, GrammarError
+from sluice_runtime.errors import GrammarError, GrammarProcessError
 from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
+from sluice_runtime.grammar.follow.process import FollowerProcess, FollowerSizes
 
 MODEL = ("--model", "dummy://qwen3-tiny", "--vocabulary-size", "259")
+WORDS = 9
+"""Of 32 tokens each."""
 JOB = {"kind": "json_schema", "text": '{"type": "integer"}'}
 
 
@@ -22,17 +26,29 @@ def main() -> int:
     command = (sys.executable, "-m", "sluice_runtime.grammar.compile.worker", *MODEL, *bound)
     process = CompileProcess(command, limits)
     try:
-        process.compile(json.dumps(JOB).encode())
-    except (CompileProcessError, GrammarError) as error:
+        followed = _followed(process.compile(json.dumps(JOB).encode()), process.tokenizer)
+    except (GrammarProcessError, GrammarError) as error:
         print(f"check_engine: compile process: {error}", file=sys.stderr)
         return 1
     finally:
         process.stop()
+    if followed:
+        print(f"check_engine: following process: {followed}", file=sys.stderr)
+        return 1
     if missing := native.load():
         print(f"check_engine: kernels: {missing.message}", file=sys.stderr)
         return 1
-    print("check_engine: grammars compile, kernels load")
+    print("check_engine: grammars compile and are followed, kernels load")
     return 0
+
+
+def _followed(grammar: bytes, tokenizer: bytes) -> str:
+    """What is wrong, if anything."""
+    follower = FollowerProcess(FollowerSizes(1, WORDS, CompileLimits().memory_bytes), tokenizer)
+    try:
+        return follower.keep(0, grammar)
+    finally:
+        follower.close()
 
 
 if __name__ == "__main__":

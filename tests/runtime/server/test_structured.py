@@ -139,6 +139,10 @@ async def test_one_field_may_ask_for_one_thing() -> None:
             'properties.a.$ref: "#/$defs/x" leads nowhere; allowed: one that begins with "#", by '
             'the names on the way to a schema in this one, such as "#/$defs/y"',
         ),
+        (
+            {"$ref": "#/components/schemas/a", "components": {"schemas": {"a": {}}}},
+            '$ref: "#/components/schemas/a" leads through what is no keyword; allowed: one that',
+        ),
         ({"$ref": "#/title", "title": "a"}, '$ref: "#/title" leads nowhere; allowed: one that be'),
         (
             {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {}}},

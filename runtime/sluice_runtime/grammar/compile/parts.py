@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from sluice_runtime.grammar.schema.json_schema import ALONE, LISTS, MAPS, RESTRICTING, SCHEMAS
-from sluice_runtime.grammar.schema.keywords import at
+from sluice_runtime.grammar.schema.json_schema import ALONE, RESTRICTING
+from sluice_runtime.grammar.schema.keywords import LISTS, MAPS, SCHEMAS, at
 
 _MOST_PARTS: Final = 2000
 """Half a millisecond each."""

@@ -16,6 +16,9 @@ from sluice_runtime.grammar.schema.keywords import (
     IMPLIED,
     IS,
     KEYWORDS,
+    LISTS,
+    MAPS,
+    SCHEMAS,
     at,
     refuse_malformed,
     refused,
@@ -86,16 +89,7 @@ _ARRAY_KEYWORDS: Final = frozenset({"items", "prefixItems", "unevaluatedItems"})
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
 """What JSON escapes; the library's pattern for all other names goes wrong with it."""
 _LENGTHS: Final = frozenset({"minLength", "maxLength"})
-SCHEMAS: Final = (
-    "additionalProperties",
-    "items",
-    "propertyNames",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
 _SPELLING: Final = Spelling(RESTRICTING)
-LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
-MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
 
 
 def usable_schema(schema: object) -> Any:

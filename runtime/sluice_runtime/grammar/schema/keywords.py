@@ -96,6 +96,17 @@ KEYWORDS: Final[Mapping[str, Values]] = {
     "type": Values(_is_type, f"one of {', '.join(sorted(IS))}, or a list of them"),
 }
 """Keywords whose values are no schemas themselves."""
+
+SCHEMAS: Final = (
+    "additionalProperties",
+    "items",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
+"""Keywords that hold a schema, a list of schemas, and schemas by name."""
 IMPLIED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"), "number"),
     **dict.fromkeys(("format", "maxLength", "minLength", "pattern"), "string"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote
 
-from sluice_runtime.grammar.schema.keywords import at, refused
+from sluice_runtime.grammar.schema.keywords import MAPS, SCHEMAS, at, refused
 
 _ALLOWED: Final = (
     'one that begins with "#", by the names on the way to a schema in this one, such as {}'
@@ -31,6 +31,8 @@ def refuse_unresolvable(reference: object, root: object, path: str) -> None:
     if not _is_schema(steps, root):
         known = _is_schema([_unescaped(step) for step in steps], root, by_number=True)
         raise refused(place, reference, allowed, "is not implemented" if known else "leads nowhere")
+    if not _is_checked(steps):
+        raise refused(place, reference, allowed, "leads through what is no keyword")
 
 
 def _is_schema(steps: Sequence[str], root: object, *, by_number: bool = False) -> bool:
@@ -43,6 +45,12 @@ def _is_schema(steps: Sequence[str], root: object, *, by_number: bool = False) -
         else:
             return False
     return isinstance(found, Mapping | bool)
+
+
+def _is_checked(steps: Sequence[str]) -> bool:
+    """Whether keywords lead there: what annotations hold is not read as schemas, nor mended."""
+    left = iter(steps)
+    return all(key in SCHEMAS or (key in MAPS and next(left, None) is not None) for key in left)
 
 
 def _unescaped(step: str) -> str:
