@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, finalize
 
@@ -49,8 +49,8 @@ class Follower(Protocol):
 class Answers(Protocol):
     """What the next follower has to be told of answers."""
 
-    def told_to(self, follower: Follower) -> Turn:
-        """All that runs, with all its tokens; not beside a turn."""
+    def told_to(self, follower: Follower) -> Sequence[Turn]:
+        """For each that runs its tokens, as far as they were not told before. Not beside a turn."""
 
     def heard(self, turn: Turn, turned: Turned) -> None:
         """What came of that."""
@@ -205,6 +205,8 @@ class Following:
                 _log.warning("a grammar cannot be followed any more: %s", error)
         if self.answers is None:
             return
-        with self._turning:
-            turn = self.answers.told_to(successor)
-        self.answers.heard(turn, successor.turn(turn))
+        for _ in range(2):  # the second time what was drawn in the meantime
+            with self._turning:
+                turns = self.answers.told_to(successor)
+            for turn in turns:
+                self.answers.heard(turn, successor.turn(turn))

@@ -69,7 +69,7 @@ class Matcher:
 
     def __init__(self, number: int, kept: KeptGrammar, message: Generate) -> None:
         assert message.grammar is not None
-        self._number = number
+        self.number = number
         self._kept = kept
         self._request_id = message.request_id
         self._grammar = message.grammar
@@ -85,8 +85,8 @@ class Matcher:
         """Of them, to the follower."""
         self._follower: Follower | None = None
         """Where the answer was opened."""
-        self._next: tuple[Follower, int] | None = None
-        """Where it was opened beside, and how many tokens were told there."""
+        self._next: tuple[Follower, int | None] | None = None
+        """Who was told of it beside, and of how many tokens; None: it did not go well."""
         self.replayed = False
         """Whether its last line had more tokens than one, of which it has the time."""
 
@@ -100,21 +100,27 @@ class Matcher:
             return None
         known, self._next = self._next, None
         self._follower = follower
-        if known is not None and known[0] is follower:
+        if known is not None and known[0] is follower and known[1] is not None:
             self._told = known[1]
             return None
         self._told = 0
         return self._opening()
 
-    def opened_beside(self, follower: Follower) -> tuple[Opened, Line]:
-        """For one that will take over."""
-        tokens = self._tokens.copy()
-        self._next = follower, len(tokens)
-        return self._opening(), Line(self._number, 0, tokens, _most_seconds(tokens))
+    def told_beside(self, follower: Follower) -> Turn | None:
+        """What one that will take over does not know yet."""
+        opened, told = [self._opening()], 0
+        if self._next is not None and self._next[0] is follower:
+            if self._next[1] is None:
+                return None
+            opened, told = [], self._next[1]
+        drawn = self._tokens[told:]
+        self._next = follower, told + len(drawn)
+        return Turn([], [], opened, [Line(self.number, told, drawn, _most_seconds(drawn))])
 
-    def forget_beside(self) -> None:
-        """It did not go well there."""
-        self._next = None
+    def failed_beside(self) -> None:
+        """It is told anew when its turn comes."""
+        if self._next is not None:
+            self._next = self._next[0], None
 
     def line(self, context_tokens: int) -> Line:
         """For the mask behind the row's first `context_tokens` tokens."""
@@ -124,10 +130,10 @@ class Matcher:
         drawn = self._tokens[kept:answered]
         del self._tokens[answered:]
         self._told = answered
-        if self._next is not None:
+        if self._next is not None and self._next[1] is not None:
             self._next = self._next[0], min(self._next[1], answered)
         self.replayed = len(drawn) > 1
-        return Line(self._number, kept, drawn, _most_seconds(drawn))
+        return Line(self.number, kept, drawn, _most_seconds(drawn))
 
     def limit(self, mask: NDArray[np.int32]) -> None:
         """Takes out of a mask what may follow by the grammar, and not by the request."""
@@ -143,7 +149,7 @@ class Matcher:
             self.give_up(slow)
 
     def _opening(self) -> Opened:
-        return Opened(self._number, self._kept.number, self._grammar.end_token_ids)
+        return Opened(self.number, self._kept.number, self._grammar.end_token_ids)
 
     def give_up(self, why: TooSlow) -> None:
         """Its request is about to end; what is drawn until then is dropped."""
@@ -187,7 +193,10 @@ class Matchers:
         self._slow: deque[Slow] = deque()
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
-        self._told_beside: list[Matcher] = []
+        self._follower: Follower | None = None
+        """Whose turn the last one was."""
+        self._told_beside: dict[int, Matcher] = {}
+        """Those that the next follower knows: they are not closed before it has taken over."""
         following.answers = self
 
     def refusal(self) -> str | None:
@@ -244,16 +253,16 @@ class Matchers:
             taken.append(self._slow.popleft())
         return taken
 
-    def told_to(self, follower: Follower) -> Turn:
+    def told_to(self, follower: Follower) -> list[Turn]:
         """For `following`."""
-        self._told_beside = [one for one in list(self._rows.values()) if not one.slow]
-        opened = [one.opened_beside(follower) for one in self._told_beside]
-        return Turn([], [], [new for new, _ in opened], [line for _, line in opened])
+        running = [matcher for matcher in list(self._rows.values()) if not matcher.slow]
+        self._told_beside |= {matcher.number: matcher for matcher in running}
+        return [turn for matcher in running if (turn := matcher.told_beside(follower))]
 
     def heard(self, turn: Turn, turned: Turned) -> None:
         """For `following`. Who could not be told in time is told with the next line."""
-        for left in turned.left:
-            self._told_beside[left.place].forget_beside()
+        if turned.left:
+            self._told_beside[turn.lines[0].answer].failed_beside()
 
     def _filled(self, matched: Sequence[tuple[Matcher, int]]) -> NDArray[np.int32]:
         """The masks of matchers whose rows have so many tokens. All is allowed to those that are
@@ -279,6 +288,8 @@ class Matchers:
     def _turn(
         self, matched: Sequence[tuple[Matcher, int]], follower: Follower, forgotten: list[int]
     ) -> Turn:
+        if follower is not self._follower:
+            self._follower, self._told_beside = follower, {}
         closed = [self._closed.popleft() for _ in range(len(self._closed))]
         opened = [new for matcher, _ in matched if (new := matcher.opened(follower))]
         return Turn(

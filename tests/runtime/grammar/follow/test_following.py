@@ -125,6 +125,17 @@ def test_nobody_waits_for_a_mask_that_takes_minutes(
     assert following.refusal() is None
 
 
+def test_answers_are_told_to_the_next_process_beside_the_steps(following: Following) -> None:
+    answers = Answers(following, ENDLESS, LETTERS)
+    while not answers.given_up():
+        answers.step()
+    first = following._current
+    until(lambda: following._current is not first)
+    letter = answers.expected()
+    assert answers.step() == "?" + letter
+    assert not answers.matchers._requests["1"].replayed
+
+
 def test_nobody_new_is_followed_beside_too_many_that_are_stuck(following: Following) -> None:
     answers = Answers(following, ENDLESS, LETTERS, ENDLESS)
     while not answers.given_up():
