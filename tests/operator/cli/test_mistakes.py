@@ -85,7 +85,7 @@ def _write(path: Path, *documents: Any) -> str:
 
 @pytest.mark.parametrize("command", ["plan", "render"])
 @pytest.mark.parametrize(("spec", "what", "below"), SPECS)
-def test_each_mistake_has_its_line(
+def test_each_mistake_has_its_line_and_its_entry_in_json(
     command: str,
     spec: dict[str, Any],
     what: str,
@@ -102,19 +102,6 @@ def test_each_mistake_has_its_line(
     assert len(rest) == len(below)
     for line, begin in zip(rest, below, strict=True):
         assert line.startswith(f"  {begin}")
-
-
-@pytest.mark.parametrize("command", ["plan", "render"])
-@pytest.mark.parametrize(("spec", "what", "below"), SPECS)
-def test_and_its_entry_in_json(
-    command: str,
-    spec: dict[str, Any],
-    what: str,
-    below: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    file = _write(tmp_path / "x.yaml", document(spec))
     assert main([command, "-f", file, "-o", "json"]) == 1
     shown = capsys.readouterr()
     (found,) = json.loads(shown.out if command == "plan" else shown.err)

@@ -261,8 +261,9 @@ class Matchers:
 
     def heard(self, turn: Turn, turned: Turned) -> None:
         """For `following`. Who could not be told in time is told with the next line."""
-        if turned.left:
-            self._told_beside[turn.lines[0].answer].failed_beside()
+        matcher = self._told_beside.get(turn.lines[0].answer)
+        if turned.left and matcher is not None:
+            matcher.failed_beside()
 
     def _filled(self, matched: Sequence[tuple[Matcher, int]]) -> NDArray[np.int32]:
         """The masks of matchers whose rows have so many tokens. All is allowed to those that are
