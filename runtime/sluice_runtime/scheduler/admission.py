@@ -16,23 +16,22 @@ is going to use cannot be, so it is taken off before the request is weighed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from sluice_runtime.scheduler.chunk_budget import ChunkBudget
 from sluice_runtime.scheduler.lock_costs import Locking
+from sluice_runtime.scheduler.new_token_ratio import expected_tokens, reserved_tokens
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.prefill_share import Share, share_with
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
-from sluice_runtime.scheduler.retraction import opening
+from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
-RESERVED_TOKENS_CLIP: Final = 4096
-"""Longest answer that admission reckons with."""
 MOST_PASSED_OVER: Final = 32
 """Waiting prompts that one step looks past, as too long to be computed beside one that is cut."""
 
@@ -88,24 +87,8 @@ class Room:
     """Nothing else holds or needs a page."""
 
 
-def reserved_tokens(requests: Iterable[Request], ratio: float) -> float:
-    """Tokens that requests are expected to generate still."""
-    may_end = whole = 0
-    for request in requests:
-        # `remaining_tokens` and min() written out: calls for every row were half of the loop.
-        known, scheduled = len(request.token_ids), request.computed_tokens + 1
-        tokens = request.most_tokens - (known if known > scheduled else scheduled)
-        if tokens > RESERVED_TOKENS_CLIP:
-            tokens = RESERVED_TOKENS_CLIP
-        if request.ignore_eos:
-            whole += tokens
-        else:
-            may_end += tokens
-    return whole + may_end * ratio
-
-
 def room_beside(
-    running: Collection[Request],
+    running: Running,
     prefilling: Request | None,
     settings: SchedulerSettings,
     ratio: float,
@@ -113,13 +96,13 @@ def room_beside(
     free_rows: int,
 ) -> Room:
     """What a step has left for prefill beside what runs; `ratio` is the new-token ratio."""
-    held = [*running, *([prefilling] if prefilling else [])]
+    cut = [prefilling] if prefilling else []
     return Room(
-        available_pages=available_pages - len(opening(running, settings.page_size)),
-        reserved_tokens=reserved_tokens(held, ratio),
-        decode_rows=len(running) if settings.mixed else 0,
+        available_pages=available_pages - len(running.opening()),
+        reserved_tokens=running.reserved_tokens(ratio) + reserved_tokens(cut, ratio),
+        decode_rows=running.ready_rows if settings.mixed else 0,
         rows=free_rows,
-        alone=not held,
+        alone=not (running or cut),
     )
 
 
@@ -227,7 +210,7 @@ class PrefillAdder:
             return False
         if self._alone and not self._items:
             return True
-        answer = min(request.remaining_tokens, RESERVED_TOKENS_CLIP)
+        answer = expected_tokens(request)
         rem_total = self._rem_total - locked_pages * self._page_size
         return extend + answer + self._page_size < rem_total
 

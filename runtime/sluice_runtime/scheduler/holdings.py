@@ -90,7 +90,7 @@ class Holdings:
             request.row = self._free_rows.pop()
             request.page_ids = match.page_ids()
             request.lock = self._cache.lock(match)
-            request.computed_tokens = request.landed_tokens = match.pages * self._page_size
+            request.computed_tokens = request.prefilled_tokens = match.pages * self._page_size
         for request in requests:
             pages = pages_for(len(request.token_ids), self._page_size)
             request.page_ids += self._allocate(pages - len(request.page_ids))
@@ -130,7 +130,8 @@ class Holdings:
         lock = lock_of(request)
         self._retire(Retired(request.page_ids[lock.pages :], row_of(request), lock, trusted))
         request.page_ids, request.row, request.lock = [], None, None
-        request.computed_tokens = request.landed_tokens = 0
+        request.computed_tokens = request.prefilled_tokens = 0
+        request.prefill_tokens = len(request.token_ids)
 
     def flush(self) -> None:
         """Forgets all prefixes; running requests keep theirs to themselves."""

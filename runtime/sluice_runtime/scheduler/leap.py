@@ -12,6 +12,7 @@ from collections.abc import Collection
 from sluice_runtime.scheduler.holdings import Holdings
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.running import Running
 
 
 def alike_steps(
@@ -33,12 +34,11 @@ def alike_steps(
     return steps
 
 
-def take(running: Collection[Request], holdings: Holdings, page_size: int, steps: int) -> None:
+def take(running: Running, holdings: Holdings, page_size: int, steps: int) -> None:
     """Every row repeats its last token `steps` times."""
+    running.advance(running, steps)
     for request in running:
         request.token_ids += request.token_ids[-1:] * steps
-        request.computed_tokens += steps
-        request.landed_tokens += steps
         missing = pages_for(request.computed_tokens, page_size) - len(request.page_ids)
         for _ in range(missing):
             holdings.open_page(request)

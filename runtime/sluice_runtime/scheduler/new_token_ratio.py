@@ -10,7 +10,7 @@ Constants as published by SGLang (schedule policy and retraction, 0.5.x).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
 INITIAL: Final = 0.7
@@ -19,6 +19,8 @@ DECAY_STEPS: Final = 600
 RETRACTION_LOOKAHEAD_TOKENS: Final = 20
 COMPLETIONS_REMEMBERED: Final = 100
 INITIAL_BETA: Final = 0.5
+RESERVED_TOKENS_CLIP: Final = 4096
+"""Longest answer that admission reckons with."""
 
 
 class Answering(Protocol):
@@ -28,6 +30,25 @@ class Answering(Protocol):
     def output_tokens(self) -> int: ...
     @property
     def max_tokens(self) -> int: ...
+
+
+class Expecting(Protocol):
+    """What is asked of a request with tokens to come."""
+
+    @property
+    def remaining_tokens(self) -> int: ...
+    @property
+    def ignore_eos(self) -> bool: ...
+
+
+def expected_tokens(request: Expecting) -> int:
+    """Tokens that a request generates still, if no stop token comes, as admission reckons."""
+    return max(0, min(request.remaining_tokens, RESERVED_TOKENS_CLIP))
+
+
+def reserved_tokens(requests: Iterable[Expecting], ratio: float) -> float:
+    """Tokens that requests are expected to generate still; `ratio` is the new-token ratio."""
+    return sum(expected_tokens(r) * (1.0 if r.ignore_eos else ratio) for r in requests)
 
 
 class NewTokenRatio:

@@ -8,7 +8,7 @@ it, unless the engine rested between. Reads no clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.chunk_budget import ChunkBudget, StepView, chunk_choice
 from sluice_runtime.scheduler.cost_model import CostModel
 from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.step_shape import StepShape, shape_of
 
@@ -62,12 +63,12 @@ class Pacing:
         self._landed_seconds: float | None = None
         """When the last results came in; None after a rest."""
 
-    def budget(self, running: Collection[Request], prefilling: Request | None) -> ChunkBudget:
+    def budget(self, running: Running, prefilling: Request | None) -> ChunkBudget:
         """Of the step in which these decode and go on."""
-        decodes = running if self._mixed else ()
+        rows = running.ready_rows if self._mixed else 0
         view = StepView(
-            decode_rows=len(decodes),
-            decode_context_tokens=sum([r.computed_tokens for r in decodes]) + len(decodes),
+            decode_rows=rows,
+            decode_context_tokens=running.context_tokens + rows if self._mixed else 0,
             computed_tokens=prefilling.computed_tokens if prefilling else 0,
         )
         self._budget = self._choice.budget(view)

@@ -14,9 +14,9 @@ from sluice_runtime.scheduler.admission import (
     AdmitResult,
     PrefillAdder,
     Room,
-    reserved_tokens,
 )
 from sluice_runtime.scheduler.lock_costs import Unlocking
+from sluice_runtime.scheduler.new_token_ratio import reserved_tokens
 from sluice_runtime.scheduler.policies import PREEMPTING
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request, lock_of

@@ -49,8 +49,8 @@ class Request:
     aborting: bool = False
     computed_tokens: int = 0
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
-    landed_tokens: int = 0
-    """Of these, the ones of batches whose results are in."""
+    prefilled_tokens: int = 0
+    """Of those it had when it left the queue: cached, or of batches whose results are in."""
     lead_tokens: int = 0
     """While its prompt is cut: tokens that it had of its steps, less those that others had."""
     logprobs: int = -1
@@ -68,12 +68,18 @@ class Request:
 
     most_tokens: int = field(init=False)
     """Prompt and answer, if no stop token comes."""
+    prefill_tokens: int = field(init=False)
+    """Those it had when it left the queue, or has while it waits."""
     special_tokens: frozenset[int] = field(init=False)
     """What may be drawn for it that is not just one token more."""
+    plain_tokens: int = field(init=False)
+    """While it has fewer, any other token is; 0 once it is to be dropped."""
 
     def __post_init__(self) -> None:
         self.most_tokens = self.prompt_tokens + self.max_tokens
+        self.prefill_tokens = len(self.token_ids)
         self.special_tokens = self.stop_token_ids | {NO_TOKEN}
+        self.plain_tokens = self.most_tokens - 1
 
     def key_of(self, first: int, last: int) -> bytes:
         """Tokens [first, last) as the prefix tree compares them."""
@@ -89,6 +95,13 @@ class Request:
     def scores_prompt(self) -> bool:
         """Whether all of its prompt must be computed, in steps without decode rows."""
         return self.prompt_logprobs >= 0
+
+    @property
+    def landed_tokens(self) -> int:
+        """Leading tokens computed by batches whose results are in: once it decodes, all but the one
+        drawn last."""
+        known = len(self.token_ids)
+        return known - 1 if known > self.prefill_tokens else self.prefilled_tokens
 
     @property
     def output_tokens(self) -> int:

@@ -9,15 +9,16 @@ from collections.abc import Collection
 
 from sluice_runtime.scheduler.prefix_cache import key_of
 from sluice_runtime.scheduler.request import Phase, Request
+from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.waiting import WaitingQueue
 
 
 class Roster:
     """All requests that have not ended; one of them at most is mid-prefill."""
 
-    def __init__(self) -> None:
+    def __init__(self, page_size: int) -> None:
         self._requests: dict[str, Request] = {}
-        self._running: dict[str, Request] = {}
+        self.running = Running(page_size)
         self.waiting = WaitingQueue()
         self.prefilling: Request | None = None
         """The request whose prompt was cut."""
@@ -31,11 +32,6 @@ class Roster:
     @property
     def requests(self) -> Collection[Request]:
         return self._requests.values()
-
-    @property
-    def running(self) -> Collection[Request]:
-        """Those that decode, in the order in which they began to."""
-        return self._running.values()
 
     def get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
@@ -54,7 +50,7 @@ class Roster:
         if self.prefilling is request:
             self.prefilling = None
         request.phase = Phase.RUNNING
-        self._running[request.request_id] = request
+        self.running.join(request)
 
     def send_back(self, request: Request, now: float) -> None:
         """To the head of the queue; what it generated is prefilled again with its prompt."""
@@ -70,10 +66,10 @@ class Roster:
             self.waiting.remove(request)
         else:
             self._leave(request)
-        request.phase = Phase.ENDED
+        request.phase, request.plain_tokens = Phase.ENDED, 0
         del self._requests[request.request_id]
 
     def _leave(self, request: Request) -> None:
-        self._running.pop(request.request_id, None)
+        self.running.leave(request)
         if self.prefilling is request:
             self.prefilling = None

@@ -37,7 +37,6 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status, progress_of
 from sluice_runtime.scheduler.writing import BatchWriter
 
-ENDED: Final = Phase.ENDED
 NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn"
 
 
@@ -58,9 +57,9 @@ class Scheduler:
         self._holdings = Holdings(settings, allocator)
         self._ratio = NewTokenRatio(settings.conservativeness)
         self._pacing = Pacing(settings)
-        self._roster = Roster()
+        self._roster = Roster(settings.page_size)
         self._joining = Joining(settings, self._roster, self._holdings, self._pacing, self._ratio)
-        self._writer = BatchWriter(settings.page_size, self._roster, self._holdings)
+        self._writer = BatchWriter(self._roster, self._holdings)
         self._aborting: list[Request] = []
         self._flights: dict[int, Flight] = {}
         self._outcomes: list[TokenDelta] = []
@@ -84,7 +83,7 @@ class Scheduler:
     def abort(self, request_id: str) -> None:
         """The next batch drops the request, wherever it is; unknown ids are ignored."""
         if request := self._roster.get(request_id):
-            request.aborting = True
+            request.aborting, request.plain_tokens = True, 0
             self._aborting.append(request)
 
     def fail(self, request_id: str, error: str, refusal: Refusal | None = None) -> None:
@@ -108,7 +107,7 @@ class Scheduler:
         launched = [item.request for flight in self._flights.values() for item in flight.prefill]
         prefill = self._joining.plan(now, launched, admits=not leaving.short)
         decodes = not prefill.items or (self._settings.mixed and not prefill.scores_prompts)
-        decode = self._ready_to_decode() if decodes else []
+        decode = self._roster.running.ready() if decodes else []
         if prefill.items or decode or (self._outcomes and not self._flights):
             return self._launch(prefill.items, decode, now)
         if not self._flights:
@@ -175,6 +174,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts that pages and rows are each free, cached or held by exactly one request."""
         self._holdings.check_integrity(self._roster.requests)
+        self._roster.running.check_integrity()
 
     # Before a batch: who leaves.
 
@@ -191,16 +191,9 @@ class Scheduler:
                 self._end(request, "abort")
         self._aborting.clear()
 
-    def _ready_to_decode(self) -> list[Request]:
-        """Running requests but for those whose last token is in flight."""
-        running = list(self._roster.running)
-        if not self._flights:
-            return running
-        return [request for request in running if request.remaining_tokens > 0]
-
     def _plan_retraction(self, now: float) -> RetractionPlan:
         """For the pages of the next decode step, else for a request that is far more urgent."""
-        running = self._ready_to_decode()
+        running = self._roster.running.ready()
         plan = plan_retraction(
             running,
             self._roster.prefilling,
@@ -239,7 +232,7 @@ class Scheduler:
         request = item.request
         if request.ended:
             return
-        request.landed_tokens = item.end
+        request.prefilled_tokens = item.end
         if drawn is not None:
             self._accept(request, drawn)
         if not request.ended:
@@ -248,7 +241,6 @@ class Scheduler:
     def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[Drawn]) -> None:
         """The next token of each."""
         for request, drawn in zip(requests, rows, strict=True):
-            request.landed_tokens += 1
             self._accept(request, drawn)
 
     def _decoded(self, requests: Sequence[Request], token_ids: Sequence[int]) -> None:
@@ -256,14 +248,8 @@ class Scheduler:
         always, is taken at once."""
         outcomes = self._outcomes
         for request, token in zip(requests, token_ids, strict=True):
-            request.landed_tokens += 1
             tokens = request.token_ids
-            if (
-                token in request.special_tokens
-                or len(tokens) + 1 >= request.most_tokens
-                or request.phase is ENDED
-                or request.aborting
-            ):
+            if token in request.special_tokens or len(tokens) >= request.plain_tokens:
                 self._accept(request, (token, None, None))
             else:
                 tokens.append(token)
@@ -271,7 +257,7 @@ class Scheduler:
 
     def _accept(self, request: Request, drawn: Drawn) -> None:
         """A sampled token; nothing of a request that ended or is about to be dropped."""
-        if request.phase is ENDED or request.aborting:
+        if request.ended or request.aborting:
             return
         token, tokens = drawn[0], request.token_ids
         if token == NO_TOKEN:

@@ -13,7 +13,6 @@ from sluice_runtime.scheduler.admission import PrefillItem
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, PagesAppended, forward_mode
 from sluice_runtime.scheduler.holdings import Holdings
 from sluice_runtime.scheduler.request import Request, row_added, row_of
-from sluice_runtime.scheduler.retraction import opening
 from sluice_runtime.scheduler.roster import Roster
 
 ROW: Final = attrgetter("row")
@@ -23,8 +22,7 @@ ROW: Final = attrgetter("row")
 class BatchWriter:
     """The one maker of batches."""
 
-    def __init__(self, page_size: int, roster: Roster, holdings: Holdings) -> None:
-        self._page_size = page_size
+    def __init__(self, roster: Roster, holdings: Holdings) -> None:
         self._roster = roster
         self._holdings = holdings
 
@@ -35,13 +33,10 @@ class BatchWriter:
         prefill: Sequence[PrefillItem],
         decode: Sequence[Request],
     ) -> Batch:
-        """`starting`: those of `prefill` that have their rows since this step."""
+        """`starting`: those of `prefill` that have their rows since this step; `decode`: nobody, or
+        all that are ready."""
         started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
-        opened = self._open_pages(decode)
-        context_tokens = 0
-        for request in decode:
-            request.computed_tokens = computed = request.computed_tokens + 1
-            context_tokens += computed
+        opened, context_tokens = self._advance(decode) if decode else ([], 0)
         return Batch(
             step=step,
             mode=forward_mode(bool(prefill), bool(decode)),
@@ -54,14 +49,19 @@ class BatchWriter:
             decode_context_tokens=context_tokens,
         )
 
-    def _open_pages(self, decode: Sequence[Request]) -> list[PagesAppended]:
-        """One page more for each row whose next token is the first of one."""
-        requests = opening(decode, self._page_size)
+    def _advance(self, decode: Sequence[Request]) -> tuple[list[PagesAppended], int]:
+        """One token more for each, and a page where that is the first of one; what they attend to,
+        in tokens."""
+        running = self._roster.running
+        requests = running.opening()
         pages = self._holdings.open_pages(requests)
-        return [
+        context_tokens = running.context_tokens + len(decode)
+        running.advance(decode)
+        opened = [
             PagesAppended(row_of(request), (page,))
             for request, page in zip(requests, pages, strict=True)
         ]
+        return opened, context_tokens
 
     def _extend(self, item: PrefillItem) -> ExtendRow:
         self._roster.prefill(item.request, item.end, cut=item.cut)

@@ -12,9 +12,9 @@ from sluice_runtime.scheduler.admission import (
     PrefillPlan,
     Room,
     plan_prefill,
-    reserved_tokens,
 )
 from sluice_runtime.scheduler.chunk_budget import ChunkBudget
+from sluice_runtime.scheduler.new_token_ratio import reserved_tokens
 from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache, key_of
 from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
