@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluice_runtime.scheduler.chunk_budget import ChunkBudget
 from sluice_runtime.scheduler.lock_costs import Locking
@@ -46,8 +46,7 @@ class AdmitResult(Enum):
     TOO_LONG = "TooLong"
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillItem:
+class PrefillItem(NamedTuple):
     """Tokens [start, end) of a request; `cut` when more of it must follow in a later step. Those
     before `start` are in the pool: of earlier chunks, or cached."""
 
@@ -55,6 +54,8 @@ class PrefillItem:
     start: int
     end: int
     cut: bool
+    match: Match | None = None
+    """What is cached, of one that starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +182,16 @@ class PrefillAdder:
             return AdmitResult.OTHER
         pages = pages_for(len(request.token_ids), self._page_size) - match.pages
         locked_pages = self._locking.cost(match)
-        if not self._fits(request, len(request.token_ids) - start, pages, locked_pages):
+        answer = expected_tokens(request)
+        if not self._fits(len(request.token_ids) - start + answer, pages, locked_pages):
             return AdmitResult.NO_TOKEN
         # The pages of the whole prompt are the request's from now on, also when it is cut.
         self._locking.add(match)
         self._available_pages -= pages + locked_pages
         self._rem_total -= (pages + 1 + locked_pages) * self._page_size
-        self._rem_total -= reserved_tokens([request], self._ratio)
+        self._rem_total -= answer if request.ignore_eos else answer * self._ratio
         self._rem_rows -= 1
-        self._take(PrefillItem(request, start, end, cut))
+        self._take(PrefillItem(request, start, end, cut, match))
         return AdmitResult.CONTINUE
 
     def plan(self, result: AdmitResult) -> PrefillPlan:
@@ -204,15 +206,15 @@ class PrefillAdder:
             return whole, False
         return (start + max(budget, 0)) // self._page_size * self._page_size, True
 
-    def _fits(self, request: Request, extend: int, pages: int, locked_pages: int) -> bool:
-        """`extend`: tokens to compute, in `pages`; `locked_pages`: evictable ones that it locks."""
+    def _fits(self, tokens: int, pages: int, locked_pages: int) -> bool:
+        """`tokens`: to compute, and expected after that; `pages`: for the first; `locked_pages`:
+        evictable ones that are locked."""
         if pages + locked_pages > self._available_pages:
             return False
         if self._alone and not self._items:
             return True
-        answer = expected_tokens(request)
         rem_total = self._rem_total - locked_pages * self._page_size
-        return extend + answer + self._page_size < rem_total
+        return tokens + self._page_size < rem_total
 
     def _take(self, item: PrefillItem, *, first: bool = False) -> None:
         self._items.insert(0 if first else len(self._items), item)

@@ -82,18 +82,22 @@ class Holdings:
         """Numbers of the tree's nodes that hold them."""
         return tuple(node.number for node in self.match(request).path)
 
-    def take(self, requests: Sequence[Request]) -> None:
+    def take(self, matched: Sequence[tuple[Request, Match]]) -> None:
         """For each a row, its cached prefix, and pages for the rest of its prompt, also when it is
         cut. All prefixes are locked before the first page is taken, since that may evict."""
-        for request in requests:
-            match = self.match(request)
+        missing = 0
+        for request, found in matched:
+            match = found if self._cache.has(found) else self.match(request)
             request.row = self._free_rows.pop()
             request.page_ids = match.page_ids()
             request.lock = self._cache.lock(match)
             request.computed_tokens = request.prefilled_tokens = match.pages * self._page_size
-        for request in requests:
-            pages = pages_for(len(request.token_ids), self._page_size)
-            request.page_ids += self._allocate(pages - len(request.page_ids))
+            missing += pages_for(len(request.token_ids), self._page_size) - match.pages
+        pages = self._allocate(missing)
+        for request, _ in matched:
+            own = pages_for(len(request.token_ids), self._page_size) - len(request.page_ids)
+            request.page_ids += pages[:own]
+            del pages[:own]
 
     def open_page(self, request: Request) -> int:
         """One more page."""

@@ -71,12 +71,13 @@ class Joining:
     def start(self, items: Sequence[PrefillItem], now: float) -> list[Request]:
         """Those of them that waited leave the queue and get what they need. What of a prompt was
         cached when it first started is what its client is told."""
-        starting = [item.request for item in items if item.request.row is None]
+        matched = [(item.request, item.match) for item in items if item.match]
+        starting = [request for request, _ in matched]
         _count_lead(items)
         for request in starting:
             self._roster.waiting.remove(request)
             self._order.admitted(request)
-        self._holdings.take(starting)
+        self._holdings.take(matched)
         for request in starting:
             if request.started_seconds is None:
                 request.started_seconds, request.cached_tokens = now, request.computed_tokens

@@ -78,8 +78,9 @@ class NewTokenRatio:
 
     def raise_after_retraction(self, running: Collection[Answering]) -> None:
         """To what the requests that still run have used, and a little more."""
-        wanted = sum(r.output_tokens + RETRACTION_LOOKAHEAD_TOKENS for r in running)
-        self.value = min(1.0, wanted / (sum(r.max_tokens for r in running) + 1))
+        wanted = sum([r.output_tokens for r in running])
+        wanted += RETRACTION_LOOKAHEAD_TOKENS * len(running)
+        self.value = min(1.0, wanted / (sum([r.max_tokens for r in running]) + 1))
 
     def reset(self) -> None:
         """When nothing runs and nothing waits."""

@@ -60,7 +60,7 @@ def plan_retraction(
     if wanted <= available_pages:
         return RetractionPlan()
     message = f"decode wants {wanted} pages, {available_pages} are free or cached"
-    order = sorted(running, key=lambda r: (r.output_tokens, -len(r.token_ids)))
+    order = sorted(running, key=_order)
     candidates = [*order[:-1], *([prefilling] if prefilling else [])]
     victims: list[Request] = []
     unlocking = Unlocking()
@@ -72,3 +72,8 @@ def plan_retraction(
         if wanted <= available_pages:
             return RetractionPlan(tuple(victims), None, "PoolFull", message)
     return RetractionPlan(tuple(victims), order[-1], "PoolTooSmall", message)
+
+
+def _order(request: Request) -> tuple[int, int]:
+    known = len(request.token_ids)
+    return known - request.prompt_tokens, -known

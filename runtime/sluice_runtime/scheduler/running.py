@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from sluice_runtime.scheduler.new_token_ratio import (
     RESERVED_TOKENS_CLIP,
-    expected_tokens,
     reserved_tokens,
 )
 from sluice_runtime.scheduler.request import Request
@@ -95,7 +94,7 @@ class Running(Collection[Request]):
         if not left:
             self._spent.add(request)
             return
-        self._reserved[request.ignore_eos] += expected_tokens(request)
+        self._reserved[request.ignore_eos] += min(left, RESERVED_TOKENS_CLIP)
         self.context_tokens += request.computed_tokens
         self._ending[course.spent].add(request)
         if course.clipped > self._tick:
