@@ -91,7 +91,7 @@ test-cluster: binaries images ## images, and the stories on a real cluster
 
 .PHONY: mutate
 mutate: setup ## breaks listed lines of the scheduler one at a time; the tests must notice each
-	$(PYTHON) -m tests.mutation $(ONLY)
+	$(PYTHON) -m tests.mutation "$(ONLY)"
 
 .PHONY: test-full
 test-full: test ## the long matrices and soaks as well

@@ -9,6 +9,7 @@ from tests.mutation.mutation import Mutation
 PROPERTIES: Final = ("test_scheduler_properties",)
 CACHE: Final = ("test_scheduler_prefix", "test_scheduler_properties")
 TREE: Final = ("test_prefix_cache", "test_prefix_cache_properties")
+RUNNING: Final = ("test_running",)
 EVICTION: Final = ("test_eviction",)
 FAILURES: Final = ("test_peers_failures", "test_scheduler_properties")
 
@@ -16,15 +17,15 @@ MUTATIONS: Final = (
     Mutation(
         "admission: the answer is not weighed",
         "admission",
-        "return extend + answer + self._page_size < rem_total",
-        "return extend + self._page_size < rem_total",
+        "- start + answer, pages, locked_pages):",
+        "- start, pages, locked_pages):",
         ("test_admission",),
     ),
     Mutation(
         "admission: as much as is left is admitted, not less",
         "admission",
-        "return extend + answer + self._page_size < rem_total",
-        "return extend + answer + self._page_size <= rem_total",
+        "return tokens + self._page_size < rem_total",
+        "return tokens + self._page_size <= rem_total",
         ("test_admission",),
     ),
     Mutation(
@@ -219,8 +220,8 @@ MUTATIONS: Final = (
     Mutation(
         "retraction: longest answers go first",
         "retraction",
-        "key=lambda r: (r.output_tokens, -len(r.token_ids))",
-        "key=lambda r: (-r.output_tokens, -len(r.token_ids))",
+        "return known - request.prompt_tokens, -known",
+        "return request.prompt_tokens - known, -known",
         ("test_retraction",),
     ),
     Mutation(
@@ -253,30 +254,58 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "step: a row whose last token is in flight runs again",
-        "scheduler",
-        "return [request for request in running if request.remaining_tokens > 0]",
-        "return running",
+        "running",
+        "return [request for request in self if request not in self._spent]",
+        "return list(self)",
         ("test_scheduler",),
+    ),
+    Mutation(
+        "step: a long answer is reckoned with in full until its end",
+        "running",
+        "for request in self._clipped.pop(self._tick, ()):",
+        "for request in self._clipped.pop(-1, ()):",
+        RUNNING,
+    ),
+    Mutation(
+        "step: who left is reckoned with for ever",
+        "running",
+        "self._reserved[request.ignore_eos] -= left",
+        "self._reserved[request.ignore_eos] -= 0",
+        RUNNING,
+    ),
+    Mutation(
+        "step: who is spent goes on opening pages",
+        "running",
+        "return [request for request in full if request not in self._spent]",
+        "return full",
+        RUNNING,
+    ),
+    Mutation(
+        "step: a prefix is taken as it was before another one cut it",
+        "holdings",
+        "match = found if self._cache.has(found) else self.match(request)",
+        "match = found",
+        CACHE,
     ),
     Mutation(
         "results: an aborted request still gets its token",
         "scheduler",
-        "if request.phase is ENDED or request.aborting:",
-        "if request.phase is ENDED:",
+        "if request.ended or request.aborting:",
+        "if request.ended:",
         FAILURES,
     ),
     Mutation(
         "results: an aborted row goes on decoding",
         "scheduler",
-        "                or request.aborting\n",
-        "",
+        "request.aborting, request.plain_tokens = True, 0",
+        "request.aborting = True",
         FAILURES,
     ),
     Mutation(
         "results: the last token of an answer is one like the others",
         "scheduler",
-        "or len(tokens) + 1 >= request.most_tokens",
-        "or len(tokens) >= request.most_tokens",
+        "or len(tokens) >= request.plain_tokens:",
+        "or len(tokens) > request.plain_tokens:",
         ("test_scheduler",),
     ),
     Mutation(

@@ -50,6 +50,18 @@ def test_a_conversation_goes_on_where_its_answer_ended() -> None:
     assert bench.answers["second"] == answer_to(turn, 2)
 
 
+def test_prompts_of_one_step_share_different_parts_of_one_prefix() -> None:
+    bench = bench_of()
+    bench.add(request("a", 40, 1))
+    bench.run()
+    part, whole = [*range(24), 7, 7, 7], [*range(40), 8]
+    bench.add(request("part", part, 3), request("whole", whole, 3))
+    assert extends(bench.step()) == [(24, 3), (40, 1)]
+    bench.run()
+    assert bench.answers["part"] == answer_to(part, 3)
+    assert bench.answers["whole"] == answer_to(whole, 3)
+
+
 def test_an_aborted_prompt_leaves_its_finished_chunks() -> None:
     bench = bench_of(chunk_size=16)
     bench.add(request("gone", 60, 2))

@@ -1,0 +1,80 @@
+"""What is carried along for all that decode is what counting them would give."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_runtime.messages import Sampling
+from sluice_runtime.scheduler.new_token_ratio import RESERVED_TOKENS_CLIP
+from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.running import Running
+
+PAGE_SIZE = 4
+ANSWERS = st.one_of(
+    st.integers(0, 9), st.integers(RESERVED_TOKENS_CLIP - 4, RESERVED_TOKENS_CLIP + 9)
+)
+STARTS = st.lists(st.tuples(st.integers(1, 9), ANSWERS, st.booleans()), max_size=3)
+LEAVES = st.lists(st.integers(0, 20), max_size=2)
+
+
+def _starts(running: Running, prompt: int, max_tokens: int, *, ignore_eos: bool) -> Request:
+    name = f"r{len(running)}-{id(running)}-{prompt}-{max_tokens}"
+    while name in {request.request_id for request in running}:
+        name += "'"
+    request = Request(
+        name, [1] * prompt, prompt, max_tokens, Sampling(), frozenset(), ignore_eos, 0.0
+    )
+    request.computed_tokens = prompt
+    request.page_ids = [0] * pages_for(prompt, PAGE_SIZE)
+    running.join(request)
+    return request
+
+
+def _decode(running: Running) -> None:
+    for request in running.opening():
+        request.page_ids.append(0)
+    running.advance(running.ready())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(STARTS, LEAVES), min_size=1, max_size=30))
+def test_sums_and_openings_are_those_of_counting(
+    steps: list[tuple[list[tuple[int, int, bool]], list[int]]],
+) -> None:
+    running = Running(PAGE_SIZE)
+    for starts, leaves in steps:
+        _decode(running)
+        for prompt, max_tokens, ignore_eos in starts:
+            _starts(running, prompt, max_tokens, ignore_eos=ignore_eos)
+        for pick in leaves:
+            if running:
+                leaving = list(running)[pick % len(running)]
+                leaving.computed_tokens *= pick % 2  # some have given back what they held
+                running.leave(leaving)
+                assert leaving not in running
+        running.check_integrity()
+
+
+def test_nothing_is_left_of_those_that_left() -> None:
+    running = Running(PAGE_SIZE)
+    for answer in (0, 1, 7, RESERVED_TOKENS_CLIP + 1):
+        _starts(running, 3, answer, ignore_eos=False)
+    _decode(running)
+    for request in list(running):
+        running.leave(request)
+        running.leave(request)
+    assert not running
+    assert (running.context_tokens, running.reserved_tokens(1.0)) == (0, 0)
+    assert (running._ending, running._clipped, running._spent) == ({}, {}, set())
+
+
+def test_whoever_has_its_last_token_in_flight_is_not_ready() -> None:
+    running = Running(PAGE_SIZE)
+    last = _starts(running, 4, 2, ignore_eos=True)
+    more = _starts(running, 4, 3, ignore_eos=True)
+    assert running.opening() == running.ready() == [last, more]
+    _decode(running)
+    assert running.ready() == [more]
+    assert list(running) == [last, more]
+    assert (running.context_tokens, running.reserved_tokens(0.1)) == (5, 1)
