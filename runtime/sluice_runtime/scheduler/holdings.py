@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sluice_runtime.scheduler.batch import PagesReplaced
 from sluice_runtime.scheduler.eviction import EVICTIONS
@@ -19,11 +19,10 @@ from sluice_runtime.scheduler.request import Request, lock_of, row_of
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Retired:
+class Retired(NamedTuple):
     """No request's any more; free once the steps that were in flight have landed."""
 
-    page_ids: list[int] = field(default_factory=list)
+    page_ids: list[int]
     row: int | None = None
     lock: Lock | None = None
     trusted: bool = True

@@ -40,15 +40,17 @@ class PageAllocator:
         cut = len(self._free) - count
         pages = self._free[cut:][::-1]
         del self._free[cut:]
+        held = self._held
         for page in pages:
-            self._held[page] = 1
+            held[page] = 1
         return pages
 
     def free(self, page_ids: Sequence[int]) -> None:
         """Takes pages back; each must be held."""
         if self._on_free is not None and page_ids:
             self._on_free(page_ids)
+        held = self._held
         for page in page_ids:
-            assert self._held[page], f"page {page} is freed twice"
-            self._held[page] = 0
-            self._free.append(page)
+            assert held[page], f"page {page} is freed twice"
+            held[page] = 0
+        self._free += page_ids
