@@ -13,9 +13,11 @@ from datetime import datetime
 from typing import Any, Final, NoReturn
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from sluice_contract import http_errors
 
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.model_files import ModelFiles, read_json
@@ -26,6 +28,9 @@ _DUMMY_TEMPLATE: Final = (
 )
 _DEFAULT_NAME: Final = "default"
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+_GIVEN: Final = ("messages", "tools", "add_generation_prompt")
+"""What every template is given."""
 
 Message = Mapping[str, Any]
 
@@ -48,18 +53,36 @@ class ChatTemplate:
     special_tokens: Mapping[str, str]
     source: str
     """Its text: what a model family is known by."""
+    options: frozenset[str]
+    """What else it reads, which is a request's to give: `enable_thinking`, say."""
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt, ending where the assistant's answer begins. `tools` are OpenAI's objects.
+        """The prompt, ending where the assistant's answer begins. `tools` are OpenAI's objects,
+        `options` the request's values of some of the template's.
 
         Raises:
-            InvalidRequestError: the template refuses these messages.
+            InvalidRequestError: the template refuses these messages, or has no such option.
         """
+        given = options or {}
+        for name in given.keys() - self.options:
+            allowed = ", ".join(sorted(self.options)) or "leaving it out"
+            raise InvalidRequestError(
+                f"chat_template_kwargs: {http_errors.shown_json(name)} is not read by the model's "
+                f"chat template; allowed: {allowed}",
+                "chat_template_kwargs",
+            )
         try:
             return self.template.render(
-                messages=messages, tools=tools, add_generation_prompt=True, **self.special_tokens
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=True,
+                **self.special_tokens,
+                **given,
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
             raise InvalidRequestError(
@@ -110,10 +133,12 @@ def _compile(source: str, config: Mapping[str, Any], origin: str) -> ChatTemplat
     environment.globals["strftime_now"] = _now
     try:
         template = environment.from_string(source)
+        read = meta.find_undeclared_variables(environment.parse(source))
     except jinja2.TemplateError as error:
         raise ModelLoadError(f"model.uri: chat template in {origin}: {error}") from None
     special = {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))}
-    return ChatTemplate(template, special, source)
+    options = frozenset(read - environment.globals.keys() - {*_SPECIAL_TOKENS, *_GIVEN})
+    return ChatTemplate(template, special, source, options)
 
 
 def _text_of(token: object) -> str:

@@ -147,7 +147,8 @@ class Planner:
             )
         tools = plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
         messages = [message.for_template() for message in request.messages]
-        prompt = self.text.template.render(messages, tools.shown if tools else None)
+        shown = tools.shown if tools else None
+        prompt = self.text.template.render(messages, shown, request.chat_template_kwargs)
         ids = self._encoded(prompt, "messages", special=False)
         return self._plans(request, [Prompt(ids)], "messages", tools)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from sluice_runtime.server.json_within import is_plain
 from sluice_runtime.server.request_model import RequestModel, Text, without_nul
 from sluice_runtime.server.structured import StructuredFields
 from sluice_runtime.server.tools.request import MadeCall, ToolFields
@@ -64,6 +65,15 @@ LogitBias = Annotated[
     AfterValidator(_by_token_id),
     BeforeValidator(_few),
 ]
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    if not is_plain(options):
+        raise ValueError("an object without NUL and without numbers beyond 1.8e308")
+    return options
+
+
+TemplateOptions = Annotated[dict[str, Any], AfterValidator(_plain)]
 
 
 class StreamOptions(RequestModel):
@@ -240,6 +250,8 @@ class ChatRequest(GenerationRequest, ToolFields):
     """Whether the logprob of each token is told."""
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     """Most probable tokens to tell beside it."""
+    chat_template_kwargs: TemplateOptions | None = None
+    """Values for what the model's chat template reads besides messages and tools."""
 
     @property
     def asked_model(self) -> str:

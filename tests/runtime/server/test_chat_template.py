@@ -115,3 +115,29 @@ def test_a_damaged_template_names_its_file(
 
 def test_dummy_models_have_one() -> None:
     assert rendered(resolve("dummy://qwen3-tiny")) == "user: hi <b>\nassistant: "
+
+
+THINKING = (
+    "{%- set shown = namespace(last=messages[-1]) %}{{ shown.last.content }}"
+    "{%- if tools %}tools{% endif %}"
+    "{%- if not style is defined %}{% set style = 'plain' %}{% endif %}"
+    " {{ style }}{% if enable_thinking is defined and not enable_thinking %} at once{% endif %}"
+)
+
+
+def test_a_request_gives_values_for_what_the_template_reads(tmp_path: Path) -> None:
+    template = load_chat_template(model(tmp_path, jinja=THINKING))
+    assert template is not None
+    assert template.options == {"enable_thinking", "style"}
+    assert template.render(MESSAGES) == "hi <b> plain"
+    assert template.render(MESSAGES, None, {"enable_thinking": False}) == "hi <b> plain at once"
+    assert template.render(MESSAGES, None, {"style": "terse"}) == "hi <b> terse"
+
+
+@pytest.mark.parametrize("name", ["thinking", "messages", "add_generation_prompt", "range", "self"])
+def test_what_it_does_not_read_is_refused_with_what_it_does(tmp_path: Path, name: str) -> None:
+    template = load_chat_template(model(tmp_path, jinja=THINKING))
+    assert template is not None
+    with pytest.raises(InvalidRequestError, match=f'"{name}".*: enable_thinking, style') as refused:
+        template.render(MESSAGES, None, {name: 1})
+    assert refused.value.param == "chat_template_kwargs"

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,6 +104,20 @@ def test_a_chat_whose_template_makes_an_unknown_token_is_refused() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "z"}]}).encode()
     with pytest.raises(InvalidRequestError, match=r"messages: token id \d+ is not allowed"):
         small.plan_chat(parse_request(ChatRequest, body))
+
+
+def test_values_for_the_template_are_in_the_prompt() -> None:
+    template = load_chat_template(model_files.resolve("dummy://qwen3-tiny"))
+    assert template is not None
+    reading = dataclasses.replace(
+        template,
+        template=jinja2.Template("{{ messages[0].content }}{{ mood }}"),
+        options=frozenset({"mood"}),
+    )
+    planner = dataclasses.replace(PLANNER, text=dataclasses.replace(PLANNER.text, template=reading))
+    fields = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    told = json.dumps({**fields, "chat_template_kwargs": {"mood": "b"}}).encode()
+    assert planner.plan_chat(parse_request(ChatRequest, told))[0].prompt_ids == [97, 98]
 
 
 def test_every_field_of_sampling_reaches_it() -> None:
