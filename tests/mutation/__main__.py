@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from tests.mutation.every import EVERY
 from tests.mutation.mutation import Mutation
-from tests.mutation.mutations import MUTATIONS
-from tests.mutation.others import OTHERS
 
 ROOT: Final = Path(__file__).parents[2]
 LIMIT_SECONDS: Final = 90
@@ -26,7 +25,7 @@ LIMIT_SECONDS: Final = 90
 
 def main() -> int:
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    chosen = [mutation for mutation in (*MUTATIONS, *OTHERS) if wanted in mutation.what]
+    chosen = [mutation for mutation in EVERY if wanted in mutation.what]
     with tempfile.TemporaryDirectory() as folder:
         copy = _copied(Path(folder))
         everything = tuple(sorted({test for mutation in chosen for test in mutation.test_files}))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.mutation.mutations import MUTATIONS
-from tests.mutation.others import OTHERS
+from tests.mutation.every import EVERY
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_mutation_can_be_made() -> None:
-    for mutation in (*MUTATIONS, *OTHERS):
+    for mutation in EVERY:
         text = (ROOT / mutation.source).read_text()
         assert text.count(mutation.before) == 1, mutation.what
         assert mutation.before != mutation.after, mutation.what

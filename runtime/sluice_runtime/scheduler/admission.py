@@ -55,7 +55,8 @@ class PrefillItem(NamedTuple):
     end: int
     cut: bool
     match: Match | None = None
-    """What is cached, of one that starts."""
+    """What was cached of one that starts; None: it has started. Another prefix that is locked first
+    may cut it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from sluice_runtime.scheduler.batch import PagesReplaced
@@ -83,7 +84,8 @@ class Holdings:
 
     def take(self, matched: Sequence[tuple[Request, Match]]) -> None:
         """For each a row, its cached prefix, and pages for the rest of its prompt, also when it is
-        cut. All prefixes are locked before the first page is taken, since that may evict."""
+        cut. The match may be one from before another prefix was locked; it is made anew if that has
+        cut its path. All prefixes are locked before the first page is taken, which may evict."""
         missing = 0
         for request, found in matched:
             match = found if self._cache.has(found) else self.match(request)
@@ -92,11 +94,10 @@ class Holdings:
             request.lock = self._cache.lock(match)
             request.computed_tokens = request.prefilled_tokens = match.pages * self._page_size
             missing += pages_for(len(request.token_ids), self._page_size) - match.pages
-        pages = self._allocate(missing)
+        pages = iter(self._allocate(missing))
         for request, _ in matched:
             own = pages_for(len(request.token_ids), self._page_size) - len(request.page_ids)
-            request.page_ids += pages[:own]
-            del pages[:own]
+            request.page_ids += islice(pages, own)
 
     def open_page(self, request: Request) -> int:
         """One more page."""
@@ -134,7 +135,6 @@ class Holdings:
         self._retire(Retired(request.page_ids[lock.pages :], row_of(request), lock, trusted))
         request.page_ids, request.row, request.lock = [], None, None
         request.computed_tokens = request.prefilled_tokens = 0
-        request.prefill_tokens = len(request.token_ids)
 
     def flush(self) -> None:
         """Forgets all prefixes; running requests keep theirs to themselves."""

@@ -64,6 +64,7 @@ def _check_request(request: Request) -> None:
     assert waits == (request.row is None), f"{request.request_id} waits with a row"
     assert waits == (request.lock is None), f"{request.request_id} waits with a lock"
     assert waits <= (not request.page_ids), f"{request.request_id} waits with pages"
+    assert request.landed_tokens <= request.computed_tokens, f"{request.request_id} is ahead"
     if request.lock is not None:
         shared = [page for node in path_of(request.lock)[::-1] for page in node.page_ids]
         assert request.page_ids[: request.lock.pages] == shared, f"{request.request_id} strayed"

@@ -71,7 +71,7 @@ class Joining:
     def start(self, items: Sequence[PrefillItem], now: float) -> list[Request]:
         """Those of them that waited leave the queue and get what they need. What of a prompt was
         cached when it first started is what its client is told."""
-        matched = [(item.request, item.match) for item in items if item.match]
+        matched = [(item.request, item.match) for item in items if item.match is not None]
         starting = [request for request, _ in matched]
         _count_lead(items)
         for request in starting:
@@ -127,7 +127,7 @@ def _count_lead(items: Sequence[PrefillItem]) -> None:
     if cut is None:
         return
     own = cut.end - cut.start
-    if cut.request.row is None:
+    if cut.match is not None:
         cut.request.lead_tokens = own
     else:
         cut.request.lead_tokens += 2 * own - sum(item.end - item.start for item in items)

@@ -19,8 +19,6 @@ class Locking:
 
     def cost(self, match: Match) -> int:
         """Pages that are evictable now and would not be; not those of matches added before."""
-        if not match.path:
-            return 0
         return sum(
             max(0, pages - self._pages.get(node, 0))
             for node, pages in _pages_by_node(match)

@@ -43,7 +43,7 @@ class Expecting(Protocol):
 
 def expected_tokens(request: Expecting) -> int:
     """Tokens that a request generates still, if no stop token comes, as admission reckons."""
-    return max(0, min(request.remaining_tokens, RESERVED_TOKENS_CLIP))
+    return min(request.remaining_tokens, RESERVED_TOKENS_CLIP)
 
 
 def reserved_tokens(requests: Iterable[Expecting], ratio: float) -> float:

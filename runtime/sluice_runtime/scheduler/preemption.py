@@ -19,8 +19,8 @@ from sluice_runtime.scheduler.lock_costs import Unlocking
 from sluice_runtime.scheduler.new_token_ratio import reserved_tokens
 from sluice_runtime.scheduler.policies import PREEMPTING
 from sluice_runtime.scheduler.prefix_cache import Match
-from sluice_runtime.scheduler.request import Request, lock_of
-from sluice_runtime.scheduler.retraction import PREEMPTED, RetractionPlan, opening
+from sluice_runtime.scheduler.request import Request, lock_of, opening
+from sluice_runtime.scheduler.retraction import PREEMPTED, RetractionPlan
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 

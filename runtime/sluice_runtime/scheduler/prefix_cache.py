@@ -60,8 +60,8 @@ class Match(NamedTuple):
     pages: int
     last_pages: int
     """Pages of the path's last node that belong to the match."""
-    losses: int = 0
-    """Nodes that had been cut or taken out until then."""
+    version: int
+    """The tree's."""
 
     def page_ids(self) -> list[int]:
         """The pages, in the order of their tokens."""
@@ -96,8 +96,8 @@ class PrefixCache:
         """Heap of unlocked leaves. An entry may be outdated; it is looked at when it comes up."""
         self._tick = 0
         self._epoch = 0
-        self._losses = 0
-        """Nodes that were cut or taken out: what had been matched may not be there any more."""
+        self._version = 0
+        """Rises whenever what was matched before may no longer be there, or not in those nodes."""
         self.evictable_pages = 0
         self.protected_pages = 0
         """In locked nodes, those of flushed paths that are still in use among them."""
@@ -106,11 +106,11 @@ class PrefixCache:
         """The longest prefix of `key`, of at most `most_pages` pages. Changes nothing."""
         path, at, begin = self._walk(namespace, key, most_pages)
         width = self._page_bytes
-        return Match(namespace, tuple(path), at // width, (at - begin) // width, self._losses)
+        return Match(namespace, tuple(path), at // width, (at - begin) // width, self._version)
 
     def has(self, match: Match) -> bool:
-        """Whether what was matched is there for certain: it may be locked."""
-        return match.losses == self._losses
+        """Whether all that was matched is certain to be where it was: then it may be locked."""
+        return match.version == self._version
 
     def matched_pages(self, namespace: Hashable, key: bytes, most_pages: int) -> int:
         """How long it is."""
@@ -239,7 +239,7 @@ class PrefixCache:
                 pages += node.page_ids
         self._root, self._candidates = Node(None, None, next(self._order)), []
         self._epoch += 1
-        self._losses += 1
+        self._version += 1
         self.evictable_pages = 0
         return pages
 
@@ -277,7 +277,7 @@ class PrefixCache:
         """Cuts a node in two; returns the upper one. Who holds `node` goes on holding all of it."""
         parent, cut = node.parent, pages * self._page_bytes
         assert parent is not None
-        self._losses += 1
+        self._version += 1
         upper = parent.children[node.edge] = self._node(parent, node.edge)
         upper.key, upper.page_ids = node.key[:cut], node.page_ids[:pages]
         upper.locks, upper.used = node.locks, node.used
@@ -311,7 +311,7 @@ class PrefixCache:
 
     def _trim(self, node: Node, pages: int) -> list[int]:
         """Takes the last pages off an unlocked leaf, and the leaf out when none are left."""
-        self._losses += 1
+        self._version += 1
         left = len(node.page_ids) - pages
         cut = node.page_ids[left:]
         del node.page_ids[left:]

@@ -5,6 +5,7 @@ Knows neither the queue nor the pool; the scheduler alone changes it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -50,7 +51,8 @@ class Request:
     computed_tokens: int = 0
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
     prefilled_tokens: int = 0
-    """Of those it had when it left the queue: cached, or of batches whose results are in."""
+    """Leading tokens that were cached when it left the queue, or have been computed since by
+    batches whose results are in; without what it generates from then on."""
     lead_tokens: int = 0
     """While its prompt is cut: tokens that it had of its steps, less those that others had."""
     logprobs: int = -1
@@ -68,18 +70,19 @@ class Request:
 
     most_tokens: int = field(init=False)
     """Prompt and answer, if no stop token comes."""
-    prefill_tokens: int = field(init=False)
-    """Those it had when it left the queue, or has while it waits."""
+    queued_tokens: int = field(init=False)
+    """Length of `token_ids` when it last left the queue, or as long as it waits."""
     special_tokens: frozenset[int] = field(init=False)
     """What may be drawn for it that is not just one token more."""
-    plain_tokens: int = field(init=False)
-    """While it has fewer, any other token is; 0 once it is to be dropped."""
+    plain_below: int = field(init=False)
+    """While `token_ids` is shorter than this, a drawn token that is not special is just appended.
+    0 once it ended, or is being aborted: then no token is."""
 
     def __post_init__(self) -> None:
         self.most_tokens = self.prompt_tokens + self.max_tokens
-        self.prefill_tokens = len(self.token_ids)
+        self.queued_tokens = len(self.token_ids)
         self.special_tokens = self.stop_token_ids | {NO_TOKEN}
-        self.plain_tokens = self.most_tokens - 1
+        self.plain_below = self.most_tokens - 1
 
     def key_of(self, first: int, last: int) -> bytes:
         """Tokens [first, last) as the prefix tree compares them."""
@@ -98,10 +101,10 @@ class Request:
 
     @property
     def landed_tokens(self) -> int:
-        """Leading tokens computed by batches whose results are in: once it decodes, all but the one
-        drawn last."""
+        """Leading tokens known and computed by batches whose results are in: once it decodes, all
+        but the last. Of one that is being aborted there may be a token more."""
         known = len(self.token_ids)
-        return known - 1 if known > self.prefill_tokens else self.prefilled_tokens
+        return known - 1 if known > self.queued_tokens else self.prefilled_tokens
 
     @property
     def output_tokens(self) -> int:
@@ -193,3 +196,12 @@ def lock_of(request: Request) -> Lock:
     """The lock of a request that has started."""
     assert request.lock is not None, f"{request.request_id} holds nothing"
     return request.lock
+
+
+def opening(requests: Iterable[Request], page_size: int) -> list[Request]:
+    """Those whose next token is the first of a page that they do not have yet."""
+    return [
+        r
+        for r in requests
+        if not r.computed_tokens % page_size and r.computed_tokens >= len(r.page_ids) * page_size
+    ]

@@ -5,12 +5,12 @@ Pure: values in, a frozen plan out; the scheduler carries it out. Compares pages
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sluice_runtime.scheduler.lock_costs import Unlocking
-from sluice_runtime.scheduler.request import Request, lock_of
+from sluice_runtime.scheduler.request import Request, lock_of, opening
 
 PREEMPTED: Final = "Preempted"
 """Reason of a plan that makes room for somebody, where no page is missing."""
@@ -34,15 +34,6 @@ class RetractionPlan:
     def short(self) -> bool:
         """Whether they must because pages are missing."""
         return self.needed and self.reason != PREEMPTED
-
-
-def opening(requests: Iterable[Request], page_size: int) -> list[Request]:
-    """Those whose next token is the first of a page that they do not have yet."""
-    return [
-        r
-        for r in requests
-        if not r.computed_tokens % page_size and r.computed_tokens >= len(r.page_ids) * page_size
-    ]
 
 
 def plan_retraction(

@@ -57,6 +57,7 @@ class Roster:
         self._leave(request)
         request.phase = Phase.WAITING
         request.waiting_since_seconds = now
+        request.queued_tokens = len(request.token_ids)
         request.key = key_of(request.token_ids)
         self.waiting.put_back(request)
 
@@ -66,7 +67,8 @@ class Roster:
             self.waiting.remove(request)
         else:
             self._leave(request)
-        request.phase, request.plain_tokens = Phase.ENDED, 0
+        request.phase = Phase.ENDED
+        request.plain_below = 0
         del self._requests[request.request_id]
 
     def _leave(self, request: Request) -> None:

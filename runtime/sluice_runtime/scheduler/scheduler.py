@@ -83,7 +83,7 @@ class Scheduler:
     def abort(self, request_id: str) -> None:
         """The next batch drops the request, wherever it is; unknown ids are ignored."""
         if request := self._roster.get(request_id):
-            request.aborting, request.plain_tokens = True, 0
+            request.aborting, request.plain_below = True, 0
             self._aborting.append(request)
 
     def fail(self, request_id: str, error: str, refusal: Refusal | None = None) -> None:
@@ -249,7 +249,7 @@ class Scheduler:
         outcomes = self._outcomes
         for request, token in zip(requests, token_ids, strict=True):
             tokens = request.token_ids
-            if token in request.special_tokens or len(tokens) >= request.plain_tokens:
+            if token in request.special_tokens or len(tokens) >= request.plain_below:
                 self._accept(request, (token, None, None))
             else:
                 tokens.append(token)

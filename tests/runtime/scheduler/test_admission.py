@@ -33,7 +33,7 @@ def waiting(prompt: int, max_tokens: int = 1, computed: int = 0, **fields: Any) 
 
 def cached(pages: int) -> Match:
     """A prefix that others use, so that locking it costs nothing."""
-    return Match("", (), pages, 0)
+    return Match("", (), pages, 0, 0)
 
 
 def evictable(pages: int) -> Match:

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.integrity import path_of
 from sluice_runtime.scheduler.lock_costs import Locking, Unlocking
-from sluice_runtime.scheduler.prefix_cache import Lock, PrefixCache, key_of
+from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache, key_of
 
 KEYS = st.text("ab", max_size=7)
 """A letter is a page; with two letters most keys share a beginning."""
@@ -27,6 +27,8 @@ class TreeMachine(RuleBasedStateMachine):
         """Lock, namespace and key of the locked path."""
         self.orphans: list[tuple[Lock, str, str]] = []
         """The same, from before a flush."""
+        self.matches: list[tuple[Match, list[int]]] = []
+        """What was matched, with the pages that it had then."""
         self.in_tree: set[int] = set()
         self.made = 0
 
@@ -55,6 +57,8 @@ class TreeMachine(RuleBasedStateMachine):
         match = self.tree.match(namespace, self.key(pages), most)
         wanted = self.found(namespace, pages)[:most]
         assert match.page_ids() == wanted
+        assert self.tree.has(match)
+        self.matches.append((match, wanted))
         before, cost = self.tree.evictable_pages, Locking().cost(match)
         lock = self.tree.lock(match)
         assert before - self.tree.evictable_pages == cost
@@ -129,6 +133,19 @@ class TreeMachine(RuleBasedStateMachine):
         self.cached.clear()
         self.orphans += self.holders
         self.holders = []
+
+    @precondition(lambda self: self.matches)
+    @rule(pick=st.integers(0, 99))
+    def hold_what_was_found_before(self, pick: int) -> None:
+        match, page_ids = self.matches[pick % len(self.matches)]
+        if not self.tree.has(match):
+            return
+        names = {page: place for place, page in self.cached.items()}
+        held = names[page_ids[-1]][1] if page_ids else ""
+        assert self.found(match.namespace, held) == page_ids == match.page_ids()
+        lock = self.tree.lock(match)
+        assert [page for node in path_of(lock)[::-1] for page in node.page_ids] == page_ids
+        self.holders.append((lock, match.namespace, held))
 
     @invariant()
     def counts_are_those_of_the_nodes(self) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_runtime.messages import Sampling
+from sluice_runtime.scheduler.chunk_budget import StepView, TargetChunk
 from sluice_runtime.scheduler.new_token_ratio import RESERVED_TOKENS_CLIP
+from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.running import Running
+from sluice_runtime.scheduler.settings import StepTarget
+
+from tests.runtime.scheduler.building import settings_of
 
 PAGE_SIZE = 4
 ANSWERS = st.one_of(
@@ -56,6 +63,26 @@ def test_sums_and_openings_are_those_of_counting(
         running.check_integrity()
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=5), st.data())
+def test_many_steps_at_once_are_as_many_in_turn(
+    starts: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    at_once, in_turn = Running(PAGE_SIZE), Running(PAGE_SIZE)
+    near_the_clip = st.integers(RESERVED_TOKENS_CLIP - 5, RESERVED_TOKENS_CLIP + 30)
+    answers = [data.draw(near_the_clip) for _ in starts]
+    for running in (at_once, in_turn):
+        for (prompt, ignore_eos), answer in zip(starts, answers, strict=True):
+            _starts(running, prompt, answer, ignore_eos=ignore_eos)
+    steps = data.draw(st.integers(1, 40))
+    at_once.advance(at_once.ready(), steps)
+    for _ in range(steps):
+        in_turn.advance(in_turn.ready())
+    for running in (at_once, in_turn):
+        running.check_integrity()
+    assert [r.computed_tokens for r in at_once] == [r.computed_tokens for r in in_turn]
+
+
 def test_nothing_is_left_of_those_that_left() -> None:
     running = Running(PAGE_SIZE)
     for answer in (0, 1, 7, RESERVED_TOKENS_CLIP + 1):
@@ -67,6 +94,21 @@ def test_nothing_is_left_of_those_that_left() -> None:
     assert not running
     assert (running.context_tokens, running.reserved_tokens(1.0)) == (0, 0)
     assert (running._ending, running._clipped, running._spent) == ({}, {}, set())
+    assert not any(running._turning)
+
+
+def test_a_steps_budget_counts_those_that_are_ready() -> None:
+    target = StepTarget(seconds=1.0, share=0.99, start_tokens=64)
+    pacing = Pacing(settings_of(page_size=PAGE_SIZE, chunk_size=256, target=target))
+    running, seen = Running(PAGE_SIZE), list[StepView]()
+    for answer in (1, 1, 5, 6):
+        _starts(running, 8, answer, ignore_eos=True)
+    _decode(running)
+    learning = pacing.budget(running, None)
+    assert learning.tokens == 64 + 2
+    with patch.object(TargetChunk, "budget", lambda _, view: seen.append(view)):
+        pacing.budget(running, None)
+    assert seen == [StepView(decode_rows=2, decode_context_tokens=2 * (9 + 1))]
 
 
 def test_whoever_has_its_last_token_in_flight_is_not_ready() -> None:

@@ -125,6 +125,30 @@ def test_no_row_runs_once_its_last_token_is_on_its_way(overlap: bool) -> None:
     assert sum(len(batch.decode_rows) for batch in batches) == 5
 
 
+def test_a_row_whose_last_token_is_on_its_way_takes_no_tokens_of_a_step() -> None:
+    bench = Bench(settings_of(chunk_size=16), overlap=True)
+    bench.add(request("last", 4, 2))
+    bench.step()
+    bench.step()
+    bench.add(request("next", 16, 1))
+    batch = bench.step()
+    assert batch is not None
+    assert [len(row.token_ids) for row in batch.extend_rows] == [16]
+    assert batch.decode_rows == ()
+
+
+def test_a_row_whose_last_token_is_on_its_way_still_has_its_pages() -> None:
+    bench = Bench(settings_of(pool_tokens=64), overlap=True)
+    bench.add(request("last", 4, 2))
+    bench.step()
+    bench.step()
+    bench.add(request("large", 16, 40))
+    assert bench.step() is None
+    batch = bench.step()
+    assert batch is not None
+    assert [len(row.token_ids) for row in batch.extend_rows] == [16]
+
+
 def test_a_row_without_a_token_ends_alone_and_says_why() -> None:
     bench = Bench(settings_of())
     bench.add(request("bad", 4, 9), request("good", 5, 9))

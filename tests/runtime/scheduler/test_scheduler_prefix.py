@@ -62,6 +62,17 @@ def test_prompts_of_one_step_share_different_parts_of_one_prefix() -> None:
     assert bench.answers["whole"] == answer_to(whole, 3)
 
 
+def test_an_answers_last_token_is_not_computed_though_it_fills_a_page() -> None:
+    bench = bench_of()
+    bench.add(request("first", 10, 6))
+    bench.run()
+    turn = [*range(10), *bench.answers["first"], 7, 8]
+    bench.add(request("second", turn, 2))
+    assert extends(bench.step()) == [(12, 6)]
+    bench.run()
+    assert bench.answers["second"] == answer_to(turn, 2)
+
+
 def test_an_aborted_prompt_leaves_its_finished_chunks() -> None:
     bench = bench_of(chunk_size=16)
     bench.add(request("gone", 60, 2))

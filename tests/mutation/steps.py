@@ -1,4 +1,5 @@
-"""Lines of the scheduler, each with a way to break it. The tests must notice every one."""
+"""Lines of the scheduler, but for those of its cache, each with a way to break it. The tests must
+notice every one."""
 
 from __future__ import annotations
 
@@ -8,12 +9,10 @@ from tests.mutation.mutation import Mutation
 
 PROPERTIES: Final = ("test_scheduler_properties",)
 CACHE: Final = ("test_scheduler_prefix", "test_scheduler_properties")
-TREE: Final = ("test_prefix_cache", "test_prefix_cache_properties")
 RUNNING: Final = ("test_running",)
-EVICTION: Final = ("test_eviction",)
 FAILURES: Final = ("test_peers_failures", "test_scheduler_properties")
 
-MUTATIONS: Final = (
+STEP_MUTATIONS: Final = (
     Mutation(
         "admission: the answer is not weighed",
         "admission",
@@ -78,146 +77,6 @@ MUTATIONS: Final = (
         ("test_admission", "test_peers_failures"),
     ),
     Mutation(
-        "tree: a lock covers the last node only",
-        "prefix_cache",
-        "while node is not stop:",
-        "if node is not stop:",
-        TREE,
-    ),
-    Mutation(
-        "tree: locked nodes are evicted",
-        "prefix_cache",
-        "if node.locks or node.children or not node.page_ids:",
-        "if node.children or not node.page_ids:",
-        TREE,
-    ),
-    Mutation(
-        "tree: the upper part of a split path loses its locks",
-        "prefix_cache",
-        "upper.locks, upper.used = node.locks, node.used",
-        "upper.locks, upper.used = 0, node.used",
-        TREE,
-    ),
-    Mutation(
-        "tree: a match is longer than it may be",
-        "prefix_cache",
-        "if key.startswith(node.key, at) and at + len(node.key) <= end:",
-        "if key.startswith(node.key, at):",
-        TREE,
-    ),
-    Mutation(
-        "tree: a flushed path goes on growing",
-        "prefix_cache",
-        "self._epoch += 1",
-        "self._epoch += 0",
-        TREE,
-    ),
-    Mutation(
-        "tree: the newest goes first",
-        "eviction",
-        "return node.used",
-        "return -node.used",
-        TREE,
-    ),
-    Mutation(
-        "eviction: uses are not counted",
-        "prefix_cache",
-        "node.uses += 1",
-        "node.uses += 0",
-        EVICTION,
-    ),
-    Mutation(
-        "eviction: a split prefix was never used",
-        "prefix_cache",
-        "upper.made, upper.uses = node.made, node.uses",
-        "upper.made = node.made",
-        EVICTION,
-    ),
-    Mutation(
-        "eviction: the first use counts as a second",
-        "eviction",
-        "return (node.uses > 1) * TICKS + node.used",
-        "return (node.uses > 0) * TICKS + node.used",
-        EVICTION,
-    ),
-    Mutation(
-        "eviction: the configured order is not used",
-        "holdings",
-        "PrefixCache(settings.page_size, EVICTIONS[settings.eviction])",
-        "PrefixCache(settings.page_size)",
-        EVICTION,
-    ),
-    Mutation(
-        "holdings: the whole prompt is found, its last token too",
-        "holdings",
-        "(len(request.token_ids) - 1) // self._page_size",
-        "len(request.token_ids) // self._page_size",
-        CACHE,
-    ),
-    Mutation(
-        "holdings: salts share prefixes",
-        "holdings",
-        "self._cache.match(request.namespace, request.key, self._most_matched(request))",
-        'self._cache.match("", request.key, self._most_matched(request))',
-        ("test_scheduler_prefix",),
-    ),
-    Mutation(
-        "holdings: a row is not told that its pages were replaced",
-        "holdings",
-        "self._replaced.append(PagesReplaced(row_of(request), first, tuple(canonical)))",
-        "pass",
-        CACHE,
-    ),
-    Mutation(
-        "holdings: duplicates are kept",
-        "holdings",
-        "self._retire(Retired(duplicates))",
-        "pass",
-        CACHE,
-    ),
-    Mutation(
-        "holdings: cached pages are freed with a request's own",
-        "holdings",
-        "Retired(request.page_ids[lock.pages :], row_of(request), lock, trusted)",
-        "Retired(request.page_ids, row_of(request), lock, trusted)",
-        CACHE,
-    ),
-    Mutation(
-        "holdings: the lock is not given back",
-        "holdings",
-        "Retired(request.page_ids[lock.pages :], row_of(request), lock, trusted)",
-        "Retired(request.page_ids[lock.pages :], row_of(request))",
-        CACHE,
-    ),
-    Mutation(
-        "holdings: pages of a step in flight are handed out",
-        "holdings",
-        "if self._in_flight:",
-        "if self._in_flight and retired.row is None:",
-        FAILURES,
-    ),
-    Mutation(
-        "holdings: the runner does not hear of a row that came free",
-        "holdings",
-        "self._dropped_rows.append(retired.row)",
-        "pass",
-        PROPERTIES,
-    ),
-    Mutation(
-        "holdings: what a broken row computed serves others",
-        "holdings",
-        "give = self._cache.unlock if retired.trusted else self._cache.forget",
-        "give = self._cache.unlock",
-        ("test_scheduler_prefix",),
-    ),
-    Mutation(
-        "sharing: salts wait for each other",
-        "prefix_sharing",
-        "other.key.startswith(head) and other.namespace == request.namespace",
-        "other.key.startswith(head)",
-        ("test_scheduler_prefix",),
-    ),
-    Mutation(
         "retraction: longest answers go first",
         "retraction",
         "return known - request.prompt_tokens, -known",
@@ -255,37 +114,72 @@ MUTATIONS: Final = (
     Mutation(
         "step: a row whose last token is in flight runs again",
         "running",
-        "return [request for request in self if request not in self._spent]",
-        "return list(self)",
+        "return [request for request in self._courses if request not in self._spent]",
+        "return list(self._courses)",
         ("test_scheduler",),
     ),
     Mutation(
         "step: a long answer is reckoned with in full until its end",
         "running",
-        "for request in self._clipped.pop(self._tick, ()):",
+        "for request in self._clipped.pop(tick, ()):",
         "for request in self._clipped.pop(-1, ()):",
         RUNNING,
     ),
     Mutation(
         "step: who left is reckoned with for ever",
         "running",
-        "self._reserved[request.ignore_eos] -= left",
-        "self._reserved[request.ignore_eos] -= 0",
+        "self._expected[request.ignore_eos] -= left",
+        "self._expected[request.ignore_eos] -= 0",
         RUNNING,
     ),
     Mutation(
         "step: who is spent goes on opening pages",
         "running",
-        "return [request for request in full if request not in self._spent]",
-        "return full",
+        "return [request for request in turning if request not in self._spent]",
+        "return turning",
         RUNNING,
     ),
     Mutation(
-        "step: a prefix is taken as it was before another one cut it",
-        "holdings",
-        "match = found if self._cache.has(found) else self.match(request)",
-        "match = found",
+        "step: a row whose last token is in flight takes a token of a step",
+        "admission",
+        "decode_rows=running.ready_rows if settings.mixed else 0,",
+        "decode_rows=len(running) if settings.mixed else 0,",
+        ("test_scheduler",),
+    ),
+    Mutation(
+        "step: pages of a row whose last token is in flight count as nobody's",
+        "admission",
+        "alone=not (running or cut),",
+        "alone=not (running.ready_rows or cut),",
+        ("test_scheduler",),
+    ),
+    Mutation(
+        "step: a row whose last token is in flight counts for its duration",
+        "pacing",
+        "rows = running.ready_rows if self._mixed else 0",
+        "rows = len(running) if self._mixed else 0",
+        RUNNING,
+    ),
+    Mutation(
+        "step: many at once pass over a long answer's last ones",
+        "running",
+        "self._pass_to(last if steps == 1 else self._next_event(last))",
+        "self._pass_to(last)",
+        RUNNING,
+    ),
+    Mutation(
+        "results: an answer's last token counts as computed",
+        "request",
+        "return known - 1 if known > self.queued_tokens else self.prefilled_tokens",
+        "return known if known > self.queued_tokens else self.prefilled_tokens",
         CACHE,
+    ),
+    Mutation(
+        "results: a retracted prompt counts as computed",
+        "roster",
+        "        request.queued_tokens = len(request.token_ids)\n",
+        "",
+        PROPERTIES,
     ),
     Mutation(
         "results: an aborted request still gets its token",
@@ -297,15 +191,15 @@ MUTATIONS: Final = (
     Mutation(
         "results: an aborted row goes on decoding",
         "scheduler",
-        "request.aborting, request.plain_tokens = True, 0",
+        "request.aborting, request.plain_below = True, 0",
         "request.aborting = True",
         FAILURES,
     ),
     Mutation(
         "results: the last token of an answer is one like the others",
         "scheduler",
-        "or len(tokens) >= request.plain_tokens:",
-        "or len(tokens) > request.plain_tokens:",
+        "or len(tokens) >= request.plain_below:",
+        "or len(tokens) > request.plain_below:",
         ("test_scheduler",),
     ),
     Mutation(
@@ -321,13 +215,6 @@ MUTATIONS: Final = (
         "self.special_tokens = self.stop_token_ids | {NO_TOKEN}",
         "self.special_tokens = self.stop_token_ids",
         ("test_scheduler",),
-    ),
-    Mutation(
-        "holdings: a request's pages are known by other tokens than its own",
-        "request",
-        "return self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]",
-        "return self.key[: (last - first) * TOKEN_BYTES]",
-        CACHE,
     ),
     Mutation(
         "results: the stop token is not looked for",

@@ -1,0 +1,185 @@
+"""Lines of the prefix tree and of what requests hold, each with a way to break it. The tests must
+notice every one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.mutation import Mutation
+
+PROPERTIES: Final = ("test_scheduler_properties",)
+CACHE: Final = ("test_scheduler_prefix", "test_scheduler_properties")
+TREE: Final = ("test_prefix_cache", "test_prefix_cache_properties")
+EVICTION: Final = ("test_eviction",)
+FAILURES: Final = ("test_peers_failures", "test_scheduler_properties")
+
+CACHE_MUTATIONS: Final = (
+    Mutation(
+        "tree: a lock covers the last node only",
+        "prefix_cache",
+        "while node is not stop:",
+        "if node is not stop:",
+        TREE,
+    ),
+    Mutation(
+        "tree: locked nodes are evicted",
+        "prefix_cache",
+        "if node.locks or node.children or not node.page_ids:",
+        "if node.children or not node.page_ids:",
+        TREE,
+    ),
+    Mutation(
+        "tree: the upper part of a split path loses its locks",
+        "prefix_cache",
+        "upper.locks, upper.used = node.locks, node.used",
+        "upper.locks, upper.used = 0, node.used",
+        TREE,
+    ),
+    Mutation(
+        "tree: a match is longer than it may be",
+        "prefix_cache",
+        "if key.startswith(node.key, at) and at + len(node.key) <= end:",
+        "if key.startswith(node.key, at):",
+        TREE,
+    ),
+    Mutation(
+        "tree: a flushed path goes on growing",
+        "prefix_cache",
+        "self._epoch += 1",
+        "self._epoch += 0",
+        TREE,
+    ),
+    Mutation(
+        "tree: the newest goes first",
+        "eviction",
+        "return node.used",
+        "return -node.used",
+        TREE,
+    ),
+    Mutation(
+        "eviction: uses are not counted",
+        "prefix_cache",
+        "node.uses += 1",
+        "node.uses += 0",
+        EVICTION,
+    ),
+    Mutation(
+        "eviction: a split prefix was never used",
+        "prefix_cache",
+        "upper.made, upper.uses = node.made, node.uses",
+        "upper.made = node.made",
+        EVICTION,
+    ),
+    Mutation(
+        "eviction: the first use counts as a second",
+        "eviction",
+        "return (node.uses > 1) * TICKS + node.used",
+        "return (node.uses > 0) * TICKS + node.used",
+        EVICTION,
+    ),
+    Mutation(
+        "eviction: the configured order is not used",
+        "holdings",
+        "PrefixCache(settings.page_size, EVICTIONS[settings.eviction])",
+        "PrefixCache(settings.page_size)",
+        EVICTION,
+    ),
+    Mutation(
+        "holdings: the whole prompt is found, its last token too",
+        "holdings",
+        "(len(request.token_ids) - 1) // self._page_size",
+        "len(request.token_ids) // self._page_size",
+        CACHE,
+    ),
+    Mutation(
+        "holdings: salts share prefixes",
+        "holdings",
+        "self._cache.match(request.namespace, request.key, self._most_matched(request))",
+        'self._cache.match("", request.key, self._most_matched(request))',
+        ("test_scheduler_prefix",),
+    ),
+    Mutation(
+        "holdings: a row is not told that its pages were replaced",
+        "holdings",
+        "self._replaced.append(PagesReplaced(row_of(request), first, tuple(canonical)))",
+        "pass",
+        CACHE,
+    ),
+    Mutation(
+        "holdings: duplicates are kept",
+        "holdings",
+        "self._retire(Retired(duplicates))",
+        "pass",
+        CACHE,
+    ),
+    Mutation(
+        "holdings: cached pages are freed with a request's own",
+        "holdings",
+        "Retired(request.page_ids[lock.pages :], row_of(request), lock, trusted)",
+        "Retired(request.page_ids, row_of(request), lock, trusted)",
+        CACHE,
+    ),
+    Mutation(
+        "holdings: the lock is not given back",
+        "holdings",
+        "Retired(request.page_ids[lock.pages :], row_of(request), lock, trusted)",
+        "Retired(request.page_ids[lock.pages :], row_of(request))",
+        CACHE,
+    ),
+    Mutation(
+        "holdings: pages of a step in flight are handed out",
+        "holdings",
+        "if self._in_flight:",
+        "if self._in_flight and retired.row is None:",
+        FAILURES,
+    ),
+    Mutation(
+        "holdings: the runner does not hear of a row that came free",
+        "holdings",
+        "self._dropped_rows.append(retired.row)",
+        "pass",
+        PROPERTIES,
+    ),
+    Mutation(
+        "holdings: what a broken row computed serves others",
+        "holdings",
+        "give = self._cache.unlock if retired.trusted else self._cache.forget",
+        "give = self._cache.unlock",
+        ("test_scheduler_prefix",),
+    ),
+    Mutation(
+        "sharing: salts wait for each other",
+        "prefix_sharing",
+        "other.key.startswith(head) and other.namespace == request.namespace",
+        "other.key.startswith(head)",
+        ("test_scheduler_prefix",),
+    ),
+    Mutation(
+        "tree: what a flush took is still thought to be there",
+        "prefix_cache",
+        "        self._epoch += 1\n        self._version += 1\n",
+        "        self._epoch += 1\n",
+        TREE,
+    ),
+    Mutation(
+        "tree: what eviction took is still thought to be there",
+        "prefix_cache",
+        "        self._version += 1\n        left = len(node.page_ids) - pages\n",
+        "        left = len(node.page_ids) - pages\n",
+        TREE,
+    ),
+    Mutation(
+        "step: a prefix is taken as it was before another one cut it",
+        "holdings",
+        "match = found if self._cache.has(found) else self.match(request)",
+        "match = found",
+        CACHE,
+    ),
+    Mutation(
+        "holdings: a request's pages are known by other tokens than its own",
+        "request",
+        "return self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]",
+        "return self.key[: (last - first) * TOKEN_BYTES]",
+        CACHE,
+    ),
+)
