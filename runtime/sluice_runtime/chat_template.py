@@ -53,7 +53,7 @@ class ChatTemplate:
     special_tokens: Mapping[str, str]
     source: str
     """Its text: what a model family is known by."""
-    options: frozenset[str]
+    options: frozenset[str] = frozenset()
     """What else it reads, which is a request's to give: `enable_thinking`, say."""
 
     def render(

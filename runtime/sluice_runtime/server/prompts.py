@@ -187,17 +187,10 @@ class Planner:
         tools: ToolPlan | None = None,
     ) -> list[ChoicePlan]:
         for prompt in prompts:
-            if reason := refusal(self.limits, len(prompt.token_ids)):
-                if prompt.token_ids:
-                    raise self._too_long(str(len(prompt.token_ids)), param)
-                raise InvalidRequestError(f"{param}: {reason}", param)
-            refuse_unknown_tokens(param, prompt.token_ids, self.vocabulary_size)
+            self._refuse_unservable(prompt, param)
         min_tokens, ignore_eos = request.min_tokens or 0, bool(request.ignore_eos)
         eos = self._eos_token_ids()
-        wish = tools.wish if tools else None
-        grammar = grammar_of(request, eos, wish, min_tokens, ends_late=ignore_eos)
-        if grammar is not None and self.text.formless is not None:
-            raise UnsupportedFieldError(f"{grammar.field}: {self.text.formless}", grammar.field)
+        grammar = self._grammar(request, tools, eos)
         base = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
         if grammar is not None:  # which knows where an answer may go on
             base = msgspec.structs.replace(base, min_tokens=0)
@@ -225,6 +218,24 @@ class Planner:
             for number, prompt in enumerate(prompts)
             for choice in range(request.choices)
         ]
+
+    def _refuse_unservable(self, prompt: Prompt, param: str) -> None:
+        if reason := refusal(self.limits, len(prompt.token_ids)):
+            if prompt.token_ids:
+                raise self._too_long(str(len(prompt.token_ids)), param)
+            raise InvalidRequestError(f"{param}: {reason}", param)
+        refuse_unknown_tokens(param, prompt.token_ids, self.vocabulary_size)
+
+    def _grammar(
+        self, request: GenerationRequest, tools: ToolPlan | None, eos: Sequence[int]
+    ) -> Grammar | None:
+        """What the answer must be, if anything."""
+        wish, min_tokens = tools.wish if tools else None, request.min_tokens or 0
+        ends_late = bool(request.ignore_eos)
+        grammar = grammar_of(request, eos, wish, min_tokens, ends_late=ends_late)
+        if grammar is not None and self.text.formless is not None:
+            raise UnsupportedFieldError(f"{grammar.field}: {self.text.formless}", grammar.field)
+        return grammar
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         """Those that end answers and that the model can draw."""
