@@ -163,8 +163,10 @@ def _success(operation: Operation) -> dict[str, Any]:
 
 
 def _event(model: type[BaseModel]) -> dict[str, Any]:
-    """One event: its data is JSON, but for the last one."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": _ref(model)}
+    """One event: its data is JSON, but for the mark of the end."""
+    content = {"anyOf": [_ref(model), _ref(answers.ErrorAnswer)]}
+    json = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+    data = {"anyOf": [{"const": "[DONE]"}, json]}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 

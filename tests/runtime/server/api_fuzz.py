@@ -56,10 +56,17 @@ def _drawn(cases: st.SearchStrategy[Any], model: str, examples: int) -> list[Any
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=cases, kept=st.sets(st.integers(0, 40), max_size=6), workable=st.booleans())
-    def draw(case: Any, kept: set[int], workable: bool) -> None:
+    @given(
+        case=cases,
+        kept=st.sets(st.integers(0, 40), max_size=6),
+        workable=st.booleans(),
+        streams=st.booleans(),
+    )
+    def draw(case: Any, kept: set[int], workable: bool, streams: bool) -> None:
         if isinstance(case.body, dict) and workable:
             _make_workable(case.body, model, kept)
+            if streams and "request_id" not in case.body:
+                case.body["stream"] = True
         drawn.append(case)
 
     draw()
