@@ -35,7 +35,7 @@ kubectl: ## kubectl against the local cluster: make kubectl ARGS="get infsvc"
 .PHONY: serve
 serve: ## one engine without a cluster: make serve MODEL=/path/to/model PORT=8000 CONFIG=engine.json SETTINGS='{"schedulingPolicy": "lpm"}'
 	@scripts/setup --serve
-	@scripts/serve "$$MODEL" "$$PORT" "$$CONFIG" "$$SETTINGS"
+	@exec scripts/serve "$$MODEL" "$$PORT" "$$CONFIG" "$$SETTINGS"
 
 ## Test it
 

@@ -1,7 +1,7 @@
 """`sluice plan|render -f service.yaml`: what the operator would do, without a cluster.
 
 Reads files and prints; every decision is the operator's own. `sluice simulate` is the simulator's
-command: a process of its own, since nothing of the operator knows the runtime. `sluice translate`
+command: another program, since nothing of the operator knows the runtime. `sluice translate`
 is `translate.command`.
 """
 
@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
@@ -125,14 +124,14 @@ def _status(seen: Iterable[Seen]) -> int:
 
 
 def _simulate(words: Sequence[str]) -> int:
-    """Hands over to the simulator, which says itself what of its needs is missing."""
+    """Hands the process over to the simulator, which says itself what of its needs is missing; does
+    not return then."""
     if find_spec(SIMULATOR) is None:
         missing = "sluice simulate: the simulator is not installed; it comes with the extra"
         had = "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
         print(f"{missing} `simulate`: {had}", file=sys.stderr)
         return UNUSABLE
-    status = subprocess.run([sys.executable, "-m", SIMULATOR, *words], check=False).returncode
-    return status if status >= 0 else 128 - status  # as a shell has it, of a signal
+    return os.execv(sys.executable, [sys.executable, "-m", SIMULATOR, *words])  # noqa: S606
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from sluice_runtime.launch import main
+from sluice_contract.interrupts import end_quietly
+
+
+def _main() -> int:
+    end_quietly()  # until the supervisor waits for signals
+    from sluice_runtime.launch import main
+
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main())

@@ -70,10 +70,11 @@ class ChatTemplate:
         """
         given = options or {}
         for name in given.keys() - self.options:
+            reason = "is given by the server" if name in _GIVEN else "is not read by it"
             allowed = ", ".join(sorted(self.options)) or "leaving it out"
             raise InvalidRequestError(
-                f"chat_template_kwargs: {http_errors.shown_json(name)} is not read by the model's "
-                f"chat template; allowed: {allowed}",
+                f"chat_template_kwargs: {http_errors.shown_json(name)} is not allowed with the "
+                f"model's chat template ({reason}); allowed: {allowed}",
                 "chat_template_kwargs",
             )
         try:
@@ -85,8 +86,9 @@ class ChatTemplate:
                 **given,
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            field = "messages, or chat_template_kwargs" if given else "messages"
             raise InvalidRequestError(
-                f"messages: the model's chat template refuses them: {error}", "messages"
+                f"{field}: the model's chat template refuses them: {error}", "messages"
             ) from None
 
 

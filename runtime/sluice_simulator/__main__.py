@@ -6,6 +6,8 @@ import signal
 import sys
 from typing import Final
 
+from sluice_contract.interrupts import end_quietly
+
 from sluice_simulator.errors import INSTALL
 
 NEEDED: Final = f"the simulator needs {{}}; it comes with the extra `simulate`: {INSTALL}"
@@ -22,5 +24,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_quietly()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, and not a traceback
     sys.exit(main())

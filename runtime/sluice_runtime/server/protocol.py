@@ -276,6 +276,8 @@ class ChatRequest(GenerationRequest, ToolFields):
 class GenerateRequest(GenerationRequest):
     """`POST /generate`: one prompt, as text or as token ids; the answer has token ids, too."""
 
+    model: Text | None = None
+
     text: Text | None = None
     input_ids: TokenIds | None = None
     max_tokens: int | None = Field(default=None, ge=0)
@@ -283,6 +285,10 @@ class GenerateRequest(GenerationRequest):
     n: Literal[1] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     """Most probable tokens to tell beside each token, and its own."""
+
+    @property
+    def asked_model(self) -> str | None:
+        return self.model
 
     @property
     def told_logprobs(self) -> int:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -20,6 +26,15 @@ LAUGHS = "a0: &a0 [1]\n" + "".join(
     f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(9)
 )
 """Aliases of aliases, as a text of 600 characters that stands for 400 million values."""
+
+
+INSTALLED = Path(sys.executable).with_name("sluice")
+
+
+def ended(*words: str) -> subprocess.CompletedProcess[str]:
+    """The installed command, to its end."""
+    command = [str(INSTALLED), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _file(folder: Path, *documents: Any) -> str:
@@ -245,11 +260,21 @@ def test_a_missing_file_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "No such file" in capsys.readouterr().err
 
 
-def test_simulate_is_the_simulators_own_command(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--workload", "rag", "--seconds", "1"]) == 0
-    assert "TTFT" in capfd.readouterr().out
-    assert main(["simulate", "--trace", "none.csv"]) == 2
-    assert "none.csv" in capfd.readouterr().err
+def test_simulate_is_the_simulators_own_command() -> None:
+    done = ended("simulate", "--workload", "rag", "--seconds", "1")
+    assert (done.returncode, "TTFT" in done.stdout) == (0, True)
+    wrong = ended("simulate", "--trace", "none.csv")
+    assert (wrong.returncode, "none.csv" in wrong.stderr) == (2, True)
+
+
+def test_ctrl_c_ends_it_without_a_traceback() -> None:
+    words = [str(INSTALLED), "simulate", "--workload", "chatbot", "--policy", "all"]
+    running = subprocess.Popen(words, stdout=PIPE, stderr=PIPE, process_group=0, text=True)
+    waiting = select.select([running.stdout, running.stderr], [], [], 1.0)[0]
+    assert not waiting, "it was done, or had failed, before it could be interrupted"
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.communicate(timeout=10) == ("", "")
+    assert running.returncode == -signal.SIGINT
 
 
 def test_simulate_without_the_simulator_names_the_extra(

@@ -25,10 +25,10 @@ def refusal(model: str = "", port: str = "", config: str = "", settings: str = "
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"settings": "{"}, "SETTINGS: '{' is not allowed; allowed: a JSON object"),
-        ({"settings": "[]"}, "SETTINGS: '[]' is not allowed; allowed: a JSON object"),
-        ({"config": "/nope.json"}, "CONFIG: '/nope.json' is not allowed; allowed: a readable file"),
-        ({"port": "x"}, "PORT: 'x' is not allowed; allowed: a number from 0 to 65535"),
+        ({"settings": "{"}, 'SETTINGS: "{" is not allowed; allowed: a JSON object'),
+        ({"settings": "[]"}, 'SETTINGS: "[]" is not allowed; allowed: a JSON object'),
+        ({"config": "/nope.json"}, 'CONFIG: "/nope.json" is not allowed; allowed: a readable file'),
+        ({"port": "x"}, 'PORT: "x" is not allowed; allowed: a number from 0 to 65535'),
         ({"port": "99999"}, "server.port: 99999 is not allowed; allowed: 0 to 65535"),
         ({"settings": '{"chunkSizes": 3}'}, "chunkSizes: unknown field; did you mean chunkSize?"),
         (

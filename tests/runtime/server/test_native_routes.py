@@ -52,7 +52,6 @@ async def test_a_stream_of_generate_has_every_token_once(server: Server) -> None
         ({"input_ids": [999]}, "input_ids"),
         ({"text": "a", "n": 2}, "n"),
         ({"text": "a", "max_tokens": 0}, "max_tokens"),
-        ({"text": "a", "model": "other"}, "model"),
     ],
 )
 async def test_generate_refuses_by_field(server: Server, body: dict[str, Any], param: str) -> None:

@@ -295,8 +295,14 @@ async def test_the_frameworks_errors_are_openais_too(
     assert path in response.json()["error"]["message"]
 
 
-async def test_another_model_is_a_404_that_names_ours(server: Server) -> None:
-    response = await server.http.post(COMPLETIONS, json=completion(model="other"))
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(COMPLETIONS, completion(model="other")), ("/generate", {"text": "a", "model": "other"})],
+)
+async def test_another_model_is_a_404_that_names_ours(
+    server: Server, path: str, fields: dict[str, Any]
+) -> None:
+    response = await server.http.post(path, json=fields)
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (
         404,
