@@ -53,6 +53,8 @@ class ChatTemplate:
     special_tokens: Mapping[str, str]
     source: str
     """Its text: what a model family is known by."""
+    shows_tools: bool = True
+    """Whether it reads the tools of a request at all."""
     options: frozenset[str] = frozenset()
     """What else it reads, which is a request's to give: `enable_thinking`, say."""
 
@@ -140,7 +142,7 @@ def _compile(source: str, config: Mapping[str, Any], origin: str) -> ChatTemplat
         raise ModelLoadError(f"model.uri: chat template in {origin}: {error}") from None
     special = {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))}
     options = frozenset(read - environment.globals.keys() - {*_SPECIAL_TOKENS, *_GIVEN})
-    return ChatTemplate(template, special, source, options)
+    return ChatTemplate(template, special, source, "tools" in read, options)
 
 
 def _text_of(token: object) -> str:

@@ -6,6 +6,7 @@ Formats values; decides only how often decode steps are worth a line.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,9 @@ from sluice_runtime.scheduler.pacing import PaceStatus
 from sluice_runtime.scheduler.status import Status
 
 DECODE_LINE_STEPS: Final = 40
-"""Decode steps that share one line."""
+"""Decode steps that share one line, at least."""
+DECODE_LINE_SECONDS: Final = 1.0
+"""Between two such lines, at least: a small model makes hundreds of steps a second."""
 
 logger = logging.getLogger("sluice.engine")
 
@@ -82,12 +85,14 @@ def decode_line(batch: Batch, status: Status, page_size: int, rate: float) -> st
 
 
 class StepLog:
-    """Writes a line for every step that prefills and for every 40th that only decodes."""
+    """Writes a line for every step that prefills, and one for many that only decode."""
 
     def __init__(self, page_size: int, pace: Pace) -> None:
         self._page_size = page_size
         self._pace = pace
         self._decode_steps = 0
+        self._last_seconds = -math.inf
+        """When the last decode line was written."""
 
     def step(self, batch: Batch, status: Status, now_seconds: float) -> None:
         """After the step; `status` is as the step left it."""
@@ -99,6 +104,8 @@ class StepLog:
         if not batch.decode_rows:
             return
         self._decode_steps += 1
-        if self._decode_steps % DECODE_LINE_STEPS == 0:
+        since = now_seconds - self._last_seconds
+        if self._decode_steps >= DECODE_LINE_STEPS and since >= DECODE_LINE_SECONDS:
+            self._decode_steps, self._last_seconds = 0, now_seconds
             rate = self._pace.take_decode_rate(now_seconds)
             logger.info(decode_line(batch, status, self._page_size, rate))

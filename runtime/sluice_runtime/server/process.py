@@ -103,6 +103,8 @@ def _model_text(config: EngineConfig) -> ModelText:
         _log.warning("generation_config.json: not implemented, left out: %s", ", ".join(left_out))
     template = load_chat_template(files)
     form = format_of(template.source if template else "", config.tool_call_format)
+    if form is not None and template is not None and not template.shows_tools:
+        _log.warning("the model's chat template shows no tools: it is not told of a request's")
     return ModelText(load_tokenizer(files), template, defaults, form, _formless(files))
 
 

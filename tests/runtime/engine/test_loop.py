@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from itertools import count, pairwise
 
 import pytest
@@ -26,7 +27,7 @@ from sluice_runtime.messages import (
 )
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
-from sluice_runtime.scheduler.settings import StepTarget
+from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
 from tests.runtime.grammar.fake_compiler import no_grammars
 from tests.runtime.scheduler.building import settings_of
@@ -223,21 +224,39 @@ def test_log_lines_are_the_known_ones(
     assert lines[3].endswith("#queue-req: 0")
 
 
+def ticking(
+    link: FakeLink, settings: SchedulerSettings, monotonic: Callable[[], float]
+) -> EngineLoop:
+    """A loop with a clock of its own."""
+    return EngineLoop(
+        link,
+        Scheduler(settings, PageAllocator(2048)),
+        device_of(FakeRunner(2048, 16), overlap=False),
+        no_grammars(),
+        lambda pace: StepLog(16, pace),
+        Clock(monotonic=monotonic, unix=lambda: 1.7e9),
+    )
+
+
+def test_decode_lines_are_a_second_apart(link: FakeLink, caplog: pytest.LogCaptureFixture) -> None:
+    ticks = count()
+    settings = settings_of(pool_tokens=32_768, page_size=16, chunk_size=64)
+    loop = ticking(link, settings, lambda: next(ticks) / 512)
+    link.coming.append([ask("a", 8, 1000)])
+    with caplog.at_level(logging.INFO, "sluice.engine"):
+        turns(loop, 400)
+    seconds = next(ticks) / 512
+    lines = [line for line in caplog.messages if line.startswith("Decode batch.")]
+    assert seconds - 2 < len(lines) <= seconds + 1
+
+
 def test_with_a_target_the_prefill_line_says_what_was_chosen_and_why(
     link: FakeLink, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = StepTarget(seconds=3.0, share=0.9, start_tokens=32)
     settings = settings_of(pool_tokens=32_768, page_size=16, chunk_size=64, target=target)
     ticks = count()
-    clock = Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
-    loop = EngineLoop(
-        link,
-        Scheduler(settings, PageAllocator(2048)),
-        device_of(FakeRunner(2048, 16), overlap=False),
-        no_grammars(),
-        lambda pace: StepLog(16, pace),
-        clock,
-    )
+    loop = ticking(link, settings, lambda: float(next(ticks)))
     link.coming.append([ask("a", 100, 2)])
     with caplog.at_level(logging.INFO, "sluice.engine"):
         turns(loop, 2)

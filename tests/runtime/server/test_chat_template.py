@@ -114,6 +114,9 @@ def test_a_damaged_template_names_its_file(
 
 
 def test_dummy_models_have_one() -> None:
+    template = load_chat_template(resolve("dummy://qwen3-tiny"))
+    assert template is not None
+    assert not template.shows_tools
     assert rendered(resolve("dummy://qwen3-tiny")) == "user: hi <b>\nassistant: "
 
 
@@ -129,6 +132,7 @@ def test_a_request_gives_values_for_what_the_template_reads(tmp_path: Path) -> N
     template = load_chat_template(model(tmp_path, jinja=THINKING))
     assert template is not None
     assert template.options == {"enable_thinking", "style"}
+    assert template.shows_tools
     assert template.render(MESSAGES) == "hi <b> plain"
     assert template.render(MESSAGES, None, {"enable_thinking": False}) == "hi <b> plain at once"
     assert template.render(MESSAGES, None, {"style": "terse"}) == "hi <b> terse"
