@@ -101,6 +101,7 @@ def _pool(pool: PlannedPool, below: PoolPlan, plan: ServicePlan) -> Manifest:
         "image": {"name": _image(below), "assumed": _is_assumed(plan)},
         "revision": below.revision,
         "accelerator": pool.accelerator.text,
+        "memoryLimit": _memory_limit(below),
         "settings": settings_status(pool.settings),
     }
 
@@ -108,6 +109,12 @@ def _pool(pool: PlannedPool, below: PoolPlan, plan: ServicePlan) -> Manifest:
 def _image(plan: PoolPlan) -> str:
     assert plan.spec is not None
     return plan.spec.image
+
+
+def _memory_limit(plan: PoolPlan) -> int | str | None:
+    """Of one engine, as the spec has it; None: the memory of its node."""
+    resources = plan.spec.resources if plan.spec else None
+    return (resources.limits or {}).get("memory") if resources else None
 
 
 def _is_assumed(plan: ServicePlan) -> bool:
@@ -134,6 +141,10 @@ def _lines(shown: Preview) -> Iterator[str]:
         if _is_assumed(plan):
             yield "  That image is assumed, since the spec names none: the operator uses its own"
             yield "  default (SLUICE_ENGINE_IMAGE), and with another image comes another revision."
+        if _memory_limit(below) is None and pool.accelerator.accelerator.is_cpu:
+            key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
+            yield f"  No memory limit ({key}): each engine sizes its KV"
+            yield "  pool from the memory of its whole node, as if it were alone there."
         yield from _table(_rows(settings_status(pool.settings)))
     yield ""
     yield f"{len(shown.manifests)} objects:"

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -286,6 +287,29 @@ def test_simulate_without_the_simulator_names_the_extra(
         "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("resources", "limit"),
+    [({}, None), ({"limits": {"cpu": 1}}, None), ({"limits": {"memory": "2Gi"}}, "2Gi")],
+)
+def test_plan_says_where_an_engine_would_take_its_nodes_memory(
+    resources: dict[str, Any],
+    limit: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = _file(tmp_path, document({"pools": {"mixed": {"resources": resources}}}))
+    assert main(["plan", "-f", file]) == 0
+    told = "No memory limit (spec.pools.mixed.resources.limits)" in capsys.readouterr().out
+    assert told == (limit is None)
+    assert main(["plan", "-f", file, "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["pools"]["mixed"]["memoryLimit"] == limit
+
+
+def test_the_command_says_its_version() -> None:
+    assert ended("--version").stdout == f"sluice {version('sluice')}\n"
 
 
 def test_help_lists_simulate(capsys: pytest.CaptureFixture[str]) -> None:
