@@ -50,3 +50,13 @@ def test_settings_win_over_the_file_key_by_key(tmp_path: Path) -> None:
     assert "model.uri" in refusal(
         config=str(path), settings='{"model": {"uri": ""}, "slo": {"itlMilliseconds": 50}}'
     )
+
+
+def test_who_ends_the_script_ends_the_engine() -> None:
+    settings = '{"threads": 1, "kvPoolTokens": 64}'
+    command = [str(SCRIPT), "dummy://qwen3-tiny", "0", "", settings]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as script:
+        assert script.stderr is not None
+        assert any("ready: " in line for line in script.stderr)
+        script.terminate()
+        assert script.wait(timeout=30) == 0
