@@ -13,7 +13,7 @@ from typing import Final
 
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, ModelRef, parse_engine_config
-from sluice_contract.sizing import apply_resolved, resolve_settings
+from sluice_contract.sizing import CACHE_POLICIES, apply_resolved, resolve_settings
 from sluice_runtime.engine.plan import context_length, scheduler_settings
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.scheduler.policies import POLICIES
@@ -55,14 +55,16 @@ def _with_a_model(text: bytes) -> str | bytes:
 
 
 def policies_of(words: str | None, config: EngineConfig) -> Sequence[str]:
-    """Policies to simulate: those of a comma-separated list, `all`, or the configured one.
+    """Policies to simulate: those of a comma-separated list, `all` that the configuration may have,
+    or the one that it has.
 
     Raises:
         UnusableConfigError: a name that the scheduler does not have.
     """
     if words == ALL:
-        return list(POLICIES)
-    names = words.split(",") if words else [config.scheduling_policy or "fcfs"]
+        caches = config.prefix_cache is not False
+        return [name for name in POLICIES if caches or name not in CACHE_POLICIES]
+    names = [config.scheduling_policy or "fcfs"] if words is None else words.split(",")
     for name in names:
         if name not in POLICIES:
             known = ", ".join([*POLICIES, ALL])

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from sluice_contract.config import EngineConfig, ModelRef
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_simulator.cli import main
+from sluice_simulator.configuration import ALL, NO_MODEL, policies_of
 
 from tests.simulator.test_trace_files import AZURE, MOONCAKE
 
@@ -101,10 +103,18 @@ def test_a_plot(suffix: str, trace: str, tmp_path: Path) -> None:
     assert plot.stat().st_size > 5_000
 
 
+@pytest.mark.parametrize("caches", [True, False])
+def test_all_policies_are_those_that_the_configuration_may_have(caches: bool) -> None:
+    config = EngineConfig(model=ModelRef(uri=NO_MODEL), prefix_cache=caches)
+    without = set(POLICIES) - set(policies_of(ALL, config))
+    assert without == (set() if caches else {"lpm", "dfs-weight"})
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--policy", "best"], "--policy: 'best' is not allowed; allowed: fcfs"),
+        (["--policy", ""], "--policy: '' is not allowed; allowed: fcfs"),
         (["--cost", "abacus"], "--cost: 'abacus' is not allowed; allowed: a preset"),
         (
             ["--config", "none.json"],
