@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SUFFIXES: Final = (".png", ".svg")
 DISTINCT_COLOURS: Final = 10
 """Of matplotlib's own cycle; the one for more has 20."""
+NARROWEST: Final = 1.2
+WIDEST: Final = 4.5
+"""Points, of lines: the last run's, and about what the first of several has."""
 MOST_POINTS: Final = 400
 """Points of a curve: more are not seen, and make an SVG heavy."""
 
@@ -61,12 +64,14 @@ def draw(path: Path, title: str, runs: Mapping[str, Record]) -> None:
     if len(runs) > DISTINCT_COLOURS:
         for axes in (ttft, itl, usage, requests):
             axes.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]
-    for name, record in runs.items():
-        _distribution(ttft, name, *_ttft(record))
-        _distribution(itl, name, record.gaps.values, record.gaps.counts)
-        _over_time(usage, requests, name, record)
-    _finish_distribution(ttft, "time to first token (s)", "share of requests")
-    _finish_distribution(itl, "gap between tokens (s)", "share of tokens")
+    for number, (name, record) in enumerate(runs.items(), start=1):
+        # Of runs that are alike the first shows on both sides of the last.
+        width = NARROWEST + (WIDEST - NARROWEST) * (1 - number / len(runs))
+        _distribution(ttft, name, width, *_ttft(record))
+        _distribution(itl, name, width, record.gaps.values, record.gaps.counts)
+        _over_time(usage, requests, width, record)
+    _finish_distribution(ttft, "time to first token (ms)", "share of requests")
+    _finish_distribution(itl, "gap between tokens (ms)", "share of tokens")
     usage.set(ylabel="token usage", xlabel="minutes", ylim=(0, 1.02))
     requests.set(ylabel="requests: running —, queued ··", xlabel="minutes")
     requests.set_ylim(bottom=0)
@@ -87,7 +92,9 @@ def _ttft(record: Record) -> tuple[list[float], list[int]]:
     return values, [1] * len(values)
 
 
-def _distribution(axes: Axes, name: str, values: Sequence[float], counts: Sequence[int]) -> None:
+def _distribution(
+    axes: Axes, name: str, width: float, values: Sequence[float], counts: Sequence[int]
+) -> None:
     weighted = sorted(zip(values, counts, strict=True))
     total, seen = sum(counts), 0
     xs: list[float] = []
@@ -95,22 +102,28 @@ def _distribution(axes: Axes, name: str, values: Sequence[float], counts: Sequen
     for value, count in weighted:
         seen += count
         if not ys or seen / total - ys[-1] >= 1 / MOST_POINTS or seen == total:
-            xs.append(value)
+            xs.append(1000 * value)
             ys.append(seen / total)
-    axes.plot(xs, ys, drawstyle="steps-post", label=name, linewidth=1.3)
+    axes.plot(xs, ys, drawstyle="steps-post", label=name, linewidth=width)
 
 
 def _finish_distribution(axes: Axes, label: str, share: str) -> None:
+    from matplotlib.ticker import LogLocator
+
     axes.set(xlabel=label, ylabel=share, xscale="log", ylim=(0, 1.02))
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.axhline(0.99, color="grey", linewidth=0.8, linestyle="--")
+    at_the_left = axes.get_yaxis_transform()
+    axes.text(0.01, 0.98, "p99", color="grey", fontsize=8, va="top", transform=at_the_left)
 
 
-def _over_time(usage: Axes, requests: Axes, name: str, record: Record) -> None:
+def _over_time(usage: Axes, requests: Axes, width: float, record: Record) -> None:
     stride = max(1, len(record.samples) // MOST_POINTS)
     samples = record.samples[::stride]
     minutes = [sample.seconds / 60 for sample in samples]
-    usage.plot(minutes, [sample.usage_ratio for sample in samples], label=name, linewidth=1.1)
-    (line,) = requests.plot(minutes, [sample.running for sample in samples], linewidth=1.1)
+    usage.plot(minutes, [sample.usage_ratio for sample in samples], linewidth=width)
+    (line,) = requests.plot(minutes, [sample.running for sample in samples], linewidth=width)
     queued = [sample.queued for sample in samples]
-    requests.plot(minutes, queued, linestyle=":", color=line.get_color(), linewidth=1.1)
+    requests.plot(minutes, queued, linestyle=":", color=line.get_color(), linewidth=width)
