@@ -80,7 +80,12 @@ def _simulate(options: argparse.Namespace) -> Simulation:
         check_plot(options.plot)
     trace, cost, config = _trace(options), cost_named(options.cost), read_config(options.config)
     names = policies_of(options.policy, config)
-    settings = {name: settings_for(config, cost, name) for name in names}
+    try:
+        settings = {name: settings_for(config, cost, name) for name in names}
+    except UnusableConfigError as error:
+        raise UnusableConfigError(
+            f"{options.config}: {error}" if options.config else str(error)
+        ) from None
     how, overlap, runs = Options(max_tokens=options.max_tokens), bool(config.overlap), {}
     for name in names:
         device = SimulatedDevice(trace.requests, cost, overlap=overlap)

@@ -156,7 +156,9 @@ def test_a_setting_that_cannot_be_simulated_is_refused(
 ) -> None:
     config.write_text(json.dumps({"model": {"uri": "dummy://x"}} | setting))
     assert main(["--trace", trace, "--config", str(config)]) == 2
-    assert says in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith(f"{config}: ")
+    assert says in told
 
 
 @pytest.mark.parametrize("policies", ["fcfs", "fcfs,lpm"])
