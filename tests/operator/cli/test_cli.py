@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from subprocess import PIPE
@@ -270,7 +271,14 @@ def test_simulate_is_the_simulators_own_command() -> None:
 
 def test_ctrl_c_ends_it_without_a_traceback() -> None:
     words = [str(INSTALLED), "simulate", "--workload", "chatbot", "--policy", "all"]
-    running = subprocess.Popen(words, stdout=PIPE, stderr=PIPE, process_group=0, text=True)
+    running = subprocess.Popen(
+        words,
+        stdout=PIPE,
+        stderr=PIPE,
+        process_group=0,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # it may come ignored
+    )
     waiting = select.select([running.stdout, running.stderr], [], [], 1.0)[0]
     assert not waiting, "it was done, or had failed, before it could be interrupted"
     os.killpg(running.pid, signal.SIGINT)
