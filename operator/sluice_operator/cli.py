@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
 
@@ -139,7 +138,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sluice", description="Preview InferenceServices, simulate engines, translate flags."
     )
-    parser.add_argument("--version", action="version", version=f"sluice {version('sluice')}")
     commands = parser.add_subparsers(required=True)
     for name, command, outputs, text in (
         ("plan", _plan, ("text", "json"), "what would be made of a service, and why"),

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -314,10 +313,6 @@ def test_plan_says_where_an_engine_would_take_its_nodes_memory(
     assert main(["plan", "-f", file, "-o", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["pools"]["mixed"]["memoryLimit"] == limit
-
-
-def test_the_command_says_its_version() -> None:
-    assert ended("--version").stdout == f"sluice {version('sluice')}\n"
 
 
 def test_help_lists_simulate(capsys: pytest.CaptureFixture[str]) -> None:
