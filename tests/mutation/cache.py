@@ -5,13 +5,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutation.mutation import Mutation
+from tests.mutation.mutation import CACHE, FAILURES, PROPERTIES, Mutation
 
-PROPERTIES: Final = ("test_scheduler_properties",)
-CACHE: Final = ("test_scheduler_prefix", "test_scheduler_properties")
 TREE: Final = ("test_prefix_cache", "test_prefix_cache_properties")
 EVICTION: Final = ("test_eviction",)
-FAILURES: Final = ("test_peers_failures", "test_scheduler_properties")
 
 CACHE_MUTATIONS: Final = (
     Mutation(

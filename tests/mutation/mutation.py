@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+PROPERTIES: Final = ("test_scheduler_properties",)
+CACHE: Final = ("test_scheduler_prefix", "test_scheduler_properties")
+FAILURES: Final = ("test_peers_failures", "test_scheduler_properties")
 
 
 @dataclass(frozen=True)

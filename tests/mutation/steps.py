@@ -5,12 +5,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutation.mutation import Mutation
+from tests.mutation.mutation import CACHE, FAILURES, PROPERTIES, Mutation
 
-PROPERTIES: Final = ("test_scheduler_properties",)
-CACHE: Final = ("test_scheduler_prefix", "test_scheduler_properties")
 RUNNING: Final = ("test_running",)
-FAILURES: Final = ("test_peers_failures", "test_scheduler_properties")
 
 STEP_MUTATIONS: Final = (
     Mutation(

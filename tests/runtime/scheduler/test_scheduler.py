@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
@@ -125,11 +127,17 @@ def test_no_row_runs_once_its_last_token_is_on_its_way(overlap: bool) -> None:
     assert sum(len(batch.decode_rows) for batch in batches) == 5
 
 
-def test_a_row_whose_last_token_is_on_its_way_takes_no_tokens_of_a_step() -> None:
-    bench = Bench(settings_of(chunk_size=16), overlap=True)
+def with_a_last_token_in_flight(**settings: Any) -> Bench:
+    """The step that draws it runs; one row of 2 pages has it."""
+    bench = Bench(settings_of(**settings), overlap=True)
     bench.add(request("last", 4, 2))
     bench.step()
     bench.step()
+    return bench
+
+
+def test_a_row_whose_last_token_is_on_its_way_takes_no_tokens_of_a_step() -> None:
+    bench = with_a_last_token_in_flight(chunk_size=16)
     bench.add(request("next", 16, 1))
     batch = bench.step()
     assert batch is not None
@@ -138,10 +146,7 @@ def test_a_row_whose_last_token_is_on_its_way_takes_no_tokens_of_a_step() -> Non
 
 
 def test_a_row_whose_last_token_is_on_its_way_still_has_its_pages() -> None:
-    bench = Bench(settings_of(pool_tokens=64), overlap=True)
-    bench.add(request("last", 4, 2))
-    bench.step()
-    bench.step()
+    bench = with_a_last_token_in_flight(pool_tokens=64)
     bench.add(request("large", 16, 40))
     assert bench.step() is None
     batch = bench.step()
