@@ -3,20 +3,20 @@
 Prompts and answers of 16 to 256 tokens (9,536 in, 8,224 out), all there at once; the engine without
 its HTTP side, and others beside it in the same run: transformers' continuous batching, which has
 one answer length for all and gets the mean, and the engines of `benchmarks.peers`, each in an
-environment of its own. Prints one JSON line a figure.
+environment of its own. They take turns, round by round, since a machine shared with others changes
+its pace within minutes: a ratio is the median of the rounds'. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,11 +29,13 @@ from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model_files import resolve
 
-from benchmarks.peers.environments import PEERS, run_peer
+from benchmarks.peers.environments import PEERS, peer
 from benchmarks.step_breakdown import breakdown, least_work, product_rate, read_rate
+from benchmarks.turns import Measured, Run, in_turns, middle, report, report_rounds, stopwatch
 
 TEMPERATURE = 0.6
 OTHERS = ("transformers", *PEERS)
+ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Workload:
     prompts: list[list[int]]
     answers: list[int]
     """Tokens to generate for each prompt."""
+
+    def shifted(self, by: int) -> Workload:
+        """The same lengths, and other tokens."""
+        return Workload([[token + by for token in prompt] for prompt in self.prompts], self.answers)
 
 
 def workload(count: int = 64, longest: int = 256) -> Workload:
@@ -70,33 +76,6 @@ def write_model(folder: Path, context: int = 4096) -> None:
         rope_theta=1e6,
     )
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """From the first request to the last token."""
-
-    tokens: int
-    seconds: float
-    cpu_seconds: float
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def cpu_rate(self) -> float:
-        """Of one core that is used for nothing else: steady on a machine shared with others."""
-        return self.tokens / self.cpu_seconds
-
-
-@contextmanager
-def stopwatch() -> Iterator[Callable[[int], Measured]]:
-    """Hands out a function that makes a Measured of the tokens generated since."""
-    began, cpu_began = time.perf_counter(), time.process_time()
-    yield lambda tokens: Measured(
-        tokens, time.perf_counter() - began, time.process_time() - cpu_began
-    )
 
 
 def engine_for(folder: Path, threads: int) -> Engine:
@@ -198,22 +177,31 @@ def run_transformers(folder: Path, work: Workload, threads: int) -> Measured:
         return measured(sum(len(output.generated_tokens) for output in made.values()))
 
 
-def run_other(name: str, folder: Path, work: Workload, threads: int) -> Measured:
-    """One of OTHERS."""
-    if name == "transformers":
-        return run_transformers(folder, work, threads)
+@contextmanager
+def peer_runs(name: str, folder: Path, work: Workload, threads: int) -> Iterator[Run]:
     given = {"model": str(folder), "threads": threads, "temperature": TEMPERATURE}
-    seen = run_peer(name, {**given, "prompts": work.prompts, "answers": work.answers})
-    return Measured(int(seen["tokens"]), seen["seconds"], seen["cpu_seconds"])
+    with peer(name, {**given, **asdict(work)}) as run:
+
+        def measured(shift: int) -> Measured:
+            seen = run(shift)
+            return Measured(int(seen["tokens"]), seen["seconds"], seen["cpu_seconds"])
+
+        yield measured
 
 
-def report_run(figure: str, run: Measured) -> None:
-    report(f"{figure}", run.rate, unit="output tokens/s", seconds=round(run.seconds, 2))
-    report(f"{figure}.per_cpu_second", run.cpu_rate, unit="output tokens/CPU s")
-
-
-def report(figure: str, value: float, **more: object) -> None:
-    print(json.dumps({"figure": figure, "value": round(value, 3), **more}), flush=True)
+def runs_of(
+    folder: Path, work: Workload, threads: int, others: Sequence[str], peers: ExitStack
+) -> dict[str, Run]:
+    """What each engine does with tokens shifted by a number; `peers` ends what it starts."""
+    runs: dict[str, Run] = {
+        "sluice": lambda shift: run_sluice(folder, work.shifted(shift), threads)
+    }
+    for name in others:
+        if name in PEERS:
+            runs[name] = peers.enter_context(peer_runs(name, folder, work, threads))
+        else:
+            runs[name] = lambda shift: run_transformers(folder, work.shifted(shift), threads)
+    return runs
 
 
 def as_an_engine_process(module: str) -> None:
@@ -239,18 +227,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder)
-        run_sluice(folder, Workload(work.prompts[:8], [4] * 8), threads)  # warm-up
-        ours = run_sluice(folder, work, threads)
-        report_run("cpu_serving.sluice", ours)
+        with ExitStack() as peers:
+            runs = runs_of(folder, work, threads, arguments.beside, peers)
+            seen = in_turns(runs, ROUNDS, once={"transformers"})
+        report_rounds("cpu_serving", "sluice", seen)
         report_steps(folder, work, threads)
-        report_ceilings(folder, work, ours)
-        for name in arguments.beside:
-            theirs = run_other(name, folder, work, threads)
-            report_run(f"cpu_serving.{name}", theirs)
-            unit = f"sluice / {name}"
-            report(f"cpu_serving.ratio.{name}", ours.rate / theirs.rate, unit=unit)
-            cpu_ratio = ours.cpu_rate / theirs.cpu_rate
-            report(f"cpu_serving.ratio.{name}.per_cpu_second", cpu_ratio, unit=unit)
+        report_ceilings(folder, work, middle(seen["sluice"]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Other engines on a workload of ours, each in a virtual environment of its own.
 
 The environments are made on first use, below the cache folder, from the package registry; the
-versions are fixed here. A peer's script reads the workload as JSON and answers with one JSON line.
+versions are fixed here. A peer's script reads the workload as a line of JSON. Each line after it is
+a number to be added to every token of the prompts, so that no run finds another's in a cache, and
+is answered by the run's line of JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,26 +44,44 @@ PEERS: Final[Mapping[str, Packages]] = {
 """What is installed for each; its script is `run_NAME.py` beside this file."""
 
 
-def run_peer(name: str, work: Mapping[str, Any]) -> dict[str, float]:
-    """`tokens`, `seconds` and `cpu_seconds` of a run, its start not counted.
+@contextmanager
+def peer(name: str, work: Mapping[str, Any]) -> Iterator[Callable[[int], dict[str, float]]]:
+    """A function that runs the workload: `tokens`, `seconds` and `cpu_seconds`, no start in them.
 
     Our own settings of the libraries are not handed down: they were chosen for our kernels.
     """
     script = Path(__file__).with_name(f"run_{name}.py")
     ours = {"PYTHONPATH", *LIBRARY_VARIABLES}
     variables = {name: value for name, value in os.environ.items() if name not in ours}
-    done = subprocess.run(
-        [_python(name), script],
-        input=json.dumps(work),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**variables, "HF_HUB_OFFLINE": "1"},
-    )
-    if done.returncode:
-        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [_python(name), script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**variables, "HF_HUB_OFFLINE": "1"},
+        ) as process,
+    ):
+        assert process.stdin
+        assert process.stdout
+        asked, answers = process.stdin, process.stdout
+
+        def run(shift: int) -> dict[str, float]:
+            print(shift, file=asked, flush=True)
+            for line in answers:
+                if line.startswith('{"tokens"'):  # libraries print as well
+                    measured: dict[str, float] = json.loads(line)
+                    return measured
+            errors.seek(0)
+            raise RuntimeError(f"{name}: {errors.read()[-2000:]}")
+
+        try:
+            print(json.dumps(work), file=asked, flush=True)
+            yield run
+        finally:
+            process.kill()
 
 
 def _python(name: str) -> Path:

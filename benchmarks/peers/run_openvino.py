@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching on a workload: JSON on stdin, one JSON line on stdout.
+"""OpenVINO GenAI's continuous batching on a workload, as `environments.py` asks for it.
 
 Runs in an environment of its own, so it imports nothing of Sluice. The model is exported first,
 with a tokenizer that only has to exist: prompts are token ids.
@@ -52,16 +52,18 @@ def settings(answer_tokens: int, temperature: float) -> openvino_genai.Generatio
 
 
 def main() -> None:
-    work = json.load(sys.stdin)
+    work = json.loads(sys.stdin.readline())
     engine = pipeline(export(Path(work["model"])), work["threads"])
-    prompts = [openvino.Tensor(numpy.array([prompt])) for prompt in work["prompts"]]
     answers = [settings(tokens, work["temperature"]) for tokens in work["answers"]]
-    engine.generate(prompts[:2], [settings(4, work["temperature"])] * 2)
-    began, cpu_began = time.perf_counter(), time.process_time()
-    results = engine.generate(prompts, answers)
-    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    tokens = sum(len(result.m_generation_ids[0]) for result in results)
-    print(json.dumps({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu}))
+    some = [openvino.Tensor(numpy.array([prompt])) for prompt in work["prompts"][:2]]
+    engine.generate(some, [settings(4, work["temperature"])] * 2)
+    for line in sys.stdin:
+        prompts = [openvino.Tensor(numpy.array([prompt]) + int(line)) for prompt in work["prompts"]]
+        began, cpu_began = time.perf_counter(), time.process_time()
+        results = engine.generate(prompts, answers)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+        tokens = sum(len(result.m_generation_ids[0]) for result in results)
+        print(json.dumps({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""vLLM's CPU build on a workload: JSON on stdin, one JSON line on stdout.
+"""vLLM's CPU build on a workload, as `environments.py` asks for it.
 
 Runs in an environment of its own, so it imports nothing of Sluice. The engine computes in this
 process instead of a worker, so that its CPU time is this process's; it is compiled, as it comes.
@@ -16,7 +16,7 @@ MOST_REQUESTS = 256
 
 
 def main() -> None:
-    work = json.load(sys.stdin)
+    work = json.loads(sys.stdin.readline())
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -49,12 +49,13 @@ def main() -> None:
         answers = [settings(tokens) for tokens in work["answers"]]
         return engine.generate(prompts, answers, use_tqdm=False)
 
-    generate(shift=1)  # compiles for all sizes of batches; other prompts, so that none is cached
-    began, cpu_began = time.perf_counter(), time.process_time()
-    results = generate(shift=0)
-    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    tokens = sum(len(result.outputs[0].token_ids) for result in results)
-    print(json.dumps({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu}))
+    generate(shift=1000)  # compiles for all sizes of batches
+    for line in sys.stdin:
+        began, cpu_began = time.perf_counter(), time.process_time()
+        results = generate(shift=int(line))
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+        tokens = sum(len(result.outputs[0].token_ids) for result in results)
+        print(json.dumps({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,95 @@
+"""Engines that take turns at a workload, round by round.
+
+A machine shared with others changes its pace within minutes, so that runs one after the other tell
+of the machine: ratios are of runs of one round, and the median of the rounds is what counts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median, median_low
+
+
+@dataclass(frozen=True)
+class Measured:
+    """From the first request to the last token."""
+
+    tokens: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def cpu_rate(self) -> float:
+        """Of one core that is used for nothing else: steady on a machine shared with others."""
+        return self.tokens / self.cpu_seconds
+
+
+@contextmanager
+def stopwatch() -> Iterator[Callable[[int], Measured]]:
+    """Hands out a function that makes a Measured of the tokens generated since."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    yield lambda tokens: Measured(
+        tokens, time.perf_counter() - began, time.process_time() - cpu_began
+    )
+
+
+Run = Callable[[int], Measured]
+"""A run of the workload, which must differ from number to number, so that no cache knows it."""
+
+Rounds = Mapping[str, Sequence[Measured]]
+"""What each engine did, round by round."""
+
+
+def in_turns(runs: Mapping[str, Run], rounds: int, once: Collection[str] = ()) -> Rounds:
+    """Each engine once a round, those of `once` in the first alone; the others are warmed up."""
+    seen: dict[str, list[Measured]] = {name: [] for name in runs}
+    for name, run in runs.items():
+        if name not in once:
+            run(rounds)
+    for number in range(rounds):
+        for name, run in runs.items():
+            if number == 0 or name not in once:
+                seen[name].append(run(number))
+    return seen
+
+
+def middle(runs: Sequence[Measured]) -> Measured:
+    """The run of the median time."""
+    seconds = median_low(run.seconds for run in runs)
+    return next(run for run in runs if run.seconds == seconds)
+
+
+def report_rounds(figure: str, ours: str, seen: Rounds) -> None:
+    """The median of each engine, and of the ratios of `ours` to each other one."""
+    for name, runs in seen.items():
+        taken = round(middle(runs).seconds, 2)
+        rate, cpu_rate = middle(runs).rate, median(run.cpu_rate for run in runs)
+        unit = "output tokens/s"
+        report(f"{figure}.{name}", rate, unit=unit, seconds=taken, rounds=len(runs))
+        report(f"{figure}.{name}.per_cpu_second", cpu_rate, unit="output tokens/CPU s")
+        if name == ours:
+            continue
+        pairs = list(zip(seen[ours], runs, strict=False))
+        for suffix, ratios in (
+            ("", [mine.rate / theirs.rate for mine, theirs in pairs]),
+            (".per_cpu_second", [mine.cpu_rate / theirs.cpu_rate for mine, theirs in pairs]),
+        ):
+            report(
+                f"{figure}.ratio.{name}{suffix}",
+                median(ratios),
+                unit=f"{ours} / {name}",
+                least=round(min(ratios), 3),
+                most=round(max(ratios), 3),
+            )
+
+
+def report(figure: str, value: float, **more: object) -> None:
+    print(json.dumps({"figure": figure, "value": round(value, 3), **more}), flush=True)
