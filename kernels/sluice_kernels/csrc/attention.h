@@ -3,7 +3,7 @@
 // column beside its query tokens: columns = tokens x heads / kv_heads.
 //
 // One query token (a row that decodes) reads keys and values where they lie. Many (a chunk of a
-// prompt) read them from float32 copies of a block, keys transposed.
+// prompt) read them from copies of a block, keys transposed, in float32 or in pairs of bfloat16.
 #pragma once
 
 #include <algorithm>
@@ -73,16 +73,11 @@ void write_out(const sluice::Attention& call, const sluice::AttentionTask& task,
   }
 }
 
-template <typename T>
-void begin_sums(const sluice::Attention& call, const sluice::AttentionTask& task, const Plan& plan) {
+inline void begin_sums(const Plan& plan) {
   const int64_t columns = plan.kv_heads * plan.columns;
   std::fill_n(plan.peaks, columns, -INFINITY);
   std::fill_n(plan.masses, columns, 0.0f);
   std::fill_n(plan.sums, columns * plan.width, 0.0f);
-  for (int64_t at = 0; at < columns; ++at) {
-    const T* query = query_of<T>(call, task, plan, at / plan.columns, at % plan.columns);
-    for (int64_t i = 0; i < plan.dim; ++i) plan.queries[at * plan.dim + i] = widen(query[i]);
-  }
 }
 
 // One query token: all key heads of a block are read before the next block, as they lie in memory.
@@ -103,35 +98,64 @@ void attend_in_place(const sluice::Attention& call, const sluice::AttentionTask&
   }
 }
 
-template <typename T>
+// `weights` as multiply_add takes them: [columns][BLOCK_TOKENS], pairs in the first half of a row.
+inline const float* as_factors(float* weights, int64_t, float*) { return weights; }
+
+template <typename N>
+const N* as_factors(float* weights, int64_t columns, N* packed) {
+  for (int64_t j = 0; j < columns; ++j) {
+    pack_weights(weights + j * BLOCK_TOKENS, packed + j * BLOCK_TOKENS);
+  }
+  return packed;
+}
+
+// N: what the copies hold.
+template <typename T, typename N>
 void attend_in_copies(const sluice::Attention& call, const sluice::AttentionTask& task,
                       const Plan& plan) {
-  const int64_t end = task.position + task.tokens;
+  const int64_t end = task.position + task.tokens, columns = plan.columns;
+  const int64_t depth = plan.dim / HELD<N>;
+  N* const queries = reinterpret_cast<N*>(plan.queries);
+  N* const keys = reinterpret_cast<N*>(plan.keys);
+  N* const values = reinterpret_cast<N*>(plan.values);
+  for (int64_t at = 0; at < plan.kv_heads * columns; ++at) {
+    const T* query = query_of<T>(call, task, plan, at / columns, at % columns);
+    copy_query(query, plan.dim, queries + at * depth);
+  }
   for (int64_t from = 0; from < end; from += BLOCK_TOKENS) {
     const Block<T> block(call, task, from, end);
     for (int64_t kv_head = 0; kv_head < plan.kv_heads; ++kv_head) {
-      const int64_t first = kv_head * plan.columns;
-      copy_transposed(block.keys, kv_head * plan.dim, plan.dim, plan.keys);
-      std::fill_n(plan.scores, plan.columns * BLOCK_TOKENS, 0.0f);
-      multiply_add(plan.queries + first * plan.dim, plan.dim, plan.keys, BLOCK_TOKENS, plan.columns,
-                   plan.dim, plan.scores);
+      const int64_t first = kv_head * columns;
+      copy_transposed(block.keys, kv_head * plan.dim, plan.dim, keys);
+      std::fill_n(plan.scores, columns * BLOCK_TOKENS, 0.0f);
+      multiply_add(queries + first * depth, depth, keys, BLOCK_TOKENS, columns, depth, plan.scores);
       settle_all(call, task, plan, block, kv_head);
-      copy_rows(block.values, kv_head * plan.dim, plan.dim, plan.values, plan.width);
-      multiply_add(plan.scores, BLOCK_TOKENS, plan.values, plan.width, plan.columns, block.tokens,
-                   plan.sums + first * plan.width);
+      copy_rows(block.values, kv_head * plan.dim, plan.dim, values, plan.width);
+      const N* weights = as_factors(plan.scores, columns, reinterpret_cast<N*>(plan.scores));
+      multiply_add(weights, BLOCK_TOKENS, values, plan.width, columns,
+                   (block.tokens + HELD<N> - 1) / HELD<N>, plan.sums + first * plan.width);
     }
   }
+}
+
+template <typename T>
+void attend_many(const sluice::Attention& call, const sluice::AttentionTask& task,
+                 const Plan& plan) {
+  if constexpr (IN_PAIRS<T>) {
+    if (plan.dim % (2 * LANES) == 0) return attend_in_copies<T, Pair>(call, task, plan);
+  }
+  attend_in_copies<T, float>(call, task, plan);
 }
 
 template <typename T>
 void attend_as(const sluice::Attention& call, const sluice::AttentionTask& task, float* scratch) {
   const Plan plan(call, task, scratch);
   if (extended_in_tiles(call, task, plan, static_cast<T*>(nullptr))) return;
-  begin_sums<T>(call, task, plan);
+  begin_sums(plan);
   if (attended_in_tiles(call, task, plan, static_cast<T*>(nullptr))) {
     // Nothing is left to do but to divide.
   } else if (task.tokens > 1 || plan.dim % LANES != 0) {
-    attend_in_copies<T>(call, task, plan);
+    attend_many<T>(call, task, plan);
   } else if (plan.dim == 64) {
     attend_in_place<T, 64>(call, task, plan);
   } else if (plan.dim == 128) {

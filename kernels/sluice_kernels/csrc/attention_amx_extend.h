@@ -12,31 +12,6 @@ namespace {
 
 #if defined(__AMX_BF16__)
 
-// Rows become columns: 16 x 16 numbers of 32 bits.
-inline void transpose(__m512i* rows) {
-  __m512i t[TILE];
-  for (int i = 0; i < TILE; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < TILE; i += 4) {
-    for (int j = 0; j < 2; ++j) {
-      rows[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
-      rows[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
-    }
-  }
-  for (int i = 0; i < TILE; i += 8) {
-    for (int j = 0; j < 4; ++j) {
-      t[i + j] = _mm512_shuffle_i32x4(rows[i + j], rows[i + j + 4], 0x88);
-      t[i + j + 4] = _mm512_shuffle_i32x4(rows[i + j], rows[i + j + 4], 0xdd);
-    }
-  }
-  for (int j = 0; j < 8; ++j) {
-    rows[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
-    rows[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
-  }
-}
-
 // A block of values as [dim][BLOCK_TOKENS]: what a tile product wants on its left.
 inline void turn_values(const bf16* const* values, int64_t offset, int64_t dim, uint32_t* to) {
   for (int64_t t = 0; t < BLOCK_TOKENS; t += SLICE) {

@@ -1,6 +1,6 @@
 // The products of attention: queries with keys, weights with values. In place, for one query token,
-// over pointers to the numbers of each token; or for many, over float32 copies of a block. What
-// bfloat16 instructions do faster is in `products_bf16.h`.
+// over pointers to the numbers of each token; or for many, over copies of a block, in float32 or in
+// pairs of bfloat16. What bfloat16 instructions do faster is in `products_bf16.h`.
 #pragma once
 
 #include "products_bf16.h"
@@ -80,6 +80,11 @@ void weigh_in_place(const float* weights, int64_t columns, const T* const* value
   }
 }
 
+template <typename T>
+void copy_query(const T* query, int64_t dim, float* to) {
+  for (int64_t i = 0; i < dim; ++i) to[i] = widen(query[i]);
+}
+
 // A block of keys as [dim][BLOCK_TOKENS], of values as [BLOCK_TOKENS][width], filled with zeros.
 template <typename T>
 void copy_transposed(const T* const* keys, int64_t offset, int64_t dim, float* to) {
@@ -98,20 +103,23 @@ void copy_rows(const T* const* values, int64_t offset, int64_t dim, float* to, i
   }
 }
 
+inline Vector add_product(Vector sum, float factor, const float* row) {
+  return sum + fill(factor) * load(row);
+}
+
 // to[j][n] += sum over k of a[j][k] x b[k][n], for J rows and V vectors of n.
-template <int J, int V>
-void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* to,
+template <int J, int V, typename N>
+void multiply_tile(const N* a, int64_t a_stride, const N* b, int64_t b_stride, float* to,
                    int64_t to_stride, int64_t depth) {
   Vector sums[J][V];
   for (int j = 0; j < J; ++j) {
     for (int v = 0; v < V; ++v) sums[j][v] = load(to + j * to_stride + v * LANES);
   }
   for (int64_t k = 0; k < depth; ++k) {
-    Vector row[V];
-    for (int v = 0; v < V; ++v) row[v] = load(b + k * b_stride + v * LANES);
+    const N* row = b + k * b_stride;
     for (int j = 0; j < J; ++j) {
-      const Vector factor = fill(a[j * a_stride + k]);
-      for (int v = 0; v < V; ++v) sums[j][v] += factor * row[v];
+      const N factor = a[j * a_stride + k];
+      for (int v = 0; v < V; ++v) sums[j][v] = add_product(sums[j][v], factor, row + v * LANES);
     }
   }
   for (int j = 0; j < J; ++j) {
@@ -123,14 +131,16 @@ constexpr int ROWS = LANES == 16 ? 6 : 4;
 constexpr int VECTORS = LANES == 16 ? 4 : 2;
 
 // to += a x b for a [rows][depth] and b [depth][width], with width in whole vectors.
-inline void multiply_add(const float* a, int64_t a_stride, const float* b, int64_t width,
-                         int64_t rows, int64_t depth, float* to) {
+template <typename N>
+void multiply_add(const N* a, int64_t a_stride, const N* b, int64_t width, int64_t rows,
+                  int64_t depth, float* to) {
   for (int64_t n = 0; n < width;) {
     const bool wide = n + VECTORS * LANES <= width;
     for (int64_t j = 0; j < rows;) {
       const bool many = j + ROWS <= rows;
-      const auto tile = wide ? (many ? multiply_tile<ROWS, VECTORS> : multiply_tile<1, VECTORS>)
-                             : (many ? multiply_tile<ROWS, 1> : multiply_tile<1, 1>);
+      const auto tile =
+          wide ? (many ? multiply_tile<ROWS, VECTORS, N> : multiply_tile<1, VECTORS, N>)
+               : (many ? multiply_tile<ROWS, 1, N> : multiply_tile<1, 1, N>);
       tile(a + j * a_stride, a_stride, b + n, width, to + j * width + n, width, depth);
       j += many ? ROWS : 1;
     }

@@ -10,7 +10,70 @@ namespace {
 // Tokens whose scores are computed before any of them is weighed.
 constexpr int64_t BLOCK_TOKENS = 64;
 
+// Two numbers that one instruction multiplies by two others, the first in the low half.
+struct __attribute__((may_alias)) Pair {
+  uint32_t bits;
+};
+
+// How many numbers of a product's depth an N holds.
+template <typename N>
+constexpr int64_t HELD = 1;
+template <>
+inline constexpr int64_t HELD<Pair> = 2;
+
+// Whether copies of a block of T may hold pairs.
+template <typename T>
+constexpr bool IN_PAIRS = false;
+
 #if defined(__AVX512BF16__)
+
+template <>
+inline constexpr bool IN_PAIRS<bf16> = true;
+
+inline Vector add_product(Vector sum, Pair factor, const Pair* row) {
+  const __m512bh both = (__m512bh)_mm512_set1_epi32(static_cast<int>(factor.bits));
+  return (Vector)_mm512_dpbf16_ps((__m512)sum, both, (__m512bh)_mm512_loadu_si512(row));
+}
+
+inline void copy_query(const bf16* query, int64_t dim, Pair* to) {
+  std::memcpy(to, query, dim * sizeof(bf16));
+}
+
+// A block of keys as [dim / 2][BLOCK_TOKENS]: pairs are of one token. `dim` in units of 32.
+inline void copy_transposed(const bf16* const* keys, int64_t offset, int64_t dim, Pair* to) {
+  for (int64_t t = 0; t < BLOCK_TOKENS; t += LANES) {
+    for (int64_t i = 0; i < dim; i += 2 * LANES) {
+      __m512i rows[LANES];
+      for (int j = 0; j < LANES; ++j) rows[j] = _mm512_loadu_si512(keys[t + j] + offset + i);
+      transpose(rows);
+      for (int j = 0; j < LANES; ++j) {
+        _mm512_storeu_si512(to + (i / 2 + j) * BLOCK_TOKENS + t, rows[j]);
+      }
+    }
+  }
+}
+
+// A block of values as [BLOCK_TOKENS / 2][width]: pairs are of two tokens. `dim` in whole vectors.
+inline void copy_rows(const bf16* const* values, int64_t offset, int64_t dim, Pair* to,
+                      int64_t width) {
+  for (int64_t t = 0; t < BLOCK_TOKENS; t += 2) {
+    const bf16 *even = values[t] + offset, *odd = values[t + 1] + offset;
+    for (int64_t i = 0; i < dim; i += LANES) {
+      const __m512i high = (__m512i)load(odd + i);  // bfloat16 is the upper half of float32
+      const __m512i low = _mm512_srli_epi32((__m512i)load(even + i), 16);
+      _mm512_storeu_si512(to + t / 2 * width + i, _mm512_or_si512(low, high));
+    }
+  }
+}
+
+// BLOCK_TOKENS weights in half of their place.
+inline void pack_weights(const float* weights, Pair* to) {
+  for (int64_t t = 0; t < BLOCK_TOKENS; t += 2 * LANES) {
+    const Vector first = load(weights + t), second = load(weights + t + LANES);
+    const __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    _mm512_storeu_si512(to + t / 2, (__m512i)both);
+  }
+}
 
 inline __m512bh pairs(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
 
@@ -92,15 +155,9 @@ inline bool weighed_in_pairs(const float* weights, int64_t columns, const bf16* 
                              int64_t offset, int64_t dim, int64_t tokens, float* to) {
   constexpr int64_t MOST_COLUMNS = 8;
   if (columns > MOST_COLUMNS || dim % 64 != 0) return false;
-  alignas(64) uint32_t packed[MOST_COLUMNS][BLOCK_TOKENS / 2];
-  for (int64_t j = 0; j < columns; ++j) {
-    for (int64_t t = 0; t < BLOCK_TOKENS; t += 32) {
-      const float* from = weights + j * BLOCK_TOKENS + t;
-      const __m512bh both = _mm512_cvtne2ps_pbh((__m512)load(from + 16), (__m512)load(from));
-      _mm512_store_si512(&packed[j][t / 2], (__m512i)both);
-    }
-  }
-  weigh_all_pairs({packed[0], BLOCK_TOKENS / 2, 1}, columns, values, offset, dim, tokens, to,
+  alignas(64) Pair packed[MOST_COLUMNS][BLOCK_TOKENS / 2];
+  for (int64_t j = 0; j < columns; ++j) pack_weights(weights + j * BLOCK_TOKENS, packed[j]);
+  weigh_all_pairs({&packed[0][0].bits, BLOCK_TOKENS / 2, 1}, columns, values, offset, dim, tokens, to,
                   [] {});
   return true;
 }
