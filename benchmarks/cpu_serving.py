@@ -4,7 +4,8 @@ Prompts and answers of 16 to 256 tokens (9,536 in, 8,224 out), all there at once
 its HTTP side, and others beside it in the same run: transformers' continuous batching, which has
 one answer length for all and gets the mean, and the engines of `benchmarks.peers`, each in an
 environment of its own. They take turns, round by round, since a machine shared with others changes
-its pace within minutes: a ratio is the median of the rounds'. Prints one JSON line a figure.
+its pace within minutes: a ratio is the median of the rounds', but transformers has one round, the
+last. Prints one JSON line a figure.
 """
 
 from __future__ import annotations

@@ -49,15 +49,21 @@ Rounds = Mapping[str, Sequence[Measured]]
 
 
 def in_turns(runs: Mapping[str, Run], rounds: int, once: Collection[str] = ()) -> Rounds:
-    """Each engine once a round, those of `once` in the first alone; the others are warmed up."""
+    """Each engine once a round, another one first in each, after a run that does not count.
+
+    Those of `once` run in the last round alone, after the others and without a run before.
+    """
     seen: dict[str, list[Measured]] = {name: [] for name in runs}
-    for name, run in runs.items():
-        if name not in once:
-            run(rounds)
+    often = [name for name in runs if name not in once]
+    for name in often:
+        runs[name](rounds)
     for number in range(rounds):
-        for name, run in runs.items():
-            if number == 0 or name not in once:
-                seen[name].append(run(number))
+        first = number % len(often)
+        for name in (*often[first:], *often[:first]):
+            seen[name].append(runs[name](number))
+    for name in once:
+        if name in runs:
+            seen[name].append(runs[name](rounds - 1))
     return seen
 
 
@@ -77,7 +83,7 @@ def report_rounds(figure: str, ours: str, seen: Rounds) -> None:
         report(f"{figure}.{name}.per_cpu_second", cpu_rate, unit="output tokens/CPU s")
         if name == ours:
             continue
-        pairs = list(zip(seen[ours], runs, strict=False))
+        pairs = list(zip(seen[ours][-len(runs) :], runs, strict=True))
         for suffix, ratios in (
             ("", [mine.rate / theirs.rate for mine, theirs in pairs]),
             (".per_cpu_second", [mine.cpu_rate / theirs.cpu_rate for mine, theirs in pairs]),
@@ -86,6 +92,7 @@ def report_rounds(figure: str, ours: str, seen: Rounds) -> None:
                 f"{figure}.ratio.{name}{suffix}",
                 median(ratios),
                 unit=f"{ours} / {name}",
+                rounds=len(ratios),
                 least=round(min(ratios), 3),
                 most=round(max(ratios), 3),
             )

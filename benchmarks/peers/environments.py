@@ -13,8 +13,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -43,45 +43,66 @@ PEERS: Final[Mapping[str, Packages]] = {
 }
 """What is installed for each; its script is `run_NAME.py` beside this file."""
 
+ENDS_IN_S = 20
+
 
 @contextmanager
 def peer(name: str, work: Mapping[str, Any]) -> Iterator[Callable[[int], dict[str, float]]]:
-    """A function that runs the workload: `tokens`, `seconds` and `cpu_seconds`, no start in them.
+    """`asked` of a peer's script, in its environment.
 
     Our own settings of the libraries are not handed down: they were chosen for our kernels.
     """
-    script = Path(__file__).with_name(f"run_{name}.py")
     ours = {"PYTHONPATH", *LIBRARY_VARIABLES}
     variables = {name: value for name, value in os.environ.items() if name not in ours}
+    command = [_python(name), Path(__file__).with_name(f"run_{name}.py")]
+    with asked(name, command, work, {**variables, "HF_HUB_OFFLINE": "1"}) as run:
+        yield run
+
+
+@contextmanager
+def asked(
+    name: str, command: Sequence[str | Path], work: Mapping[str, Any], variables: Mapping[str, str]
+) -> Iterator[Callable[[int], dict[str, float]]]:
+    """A function that runs the workload: `tokens`, `seconds` and `cpu_seconds`, no start in them.
+
+    RuntimeError with what the script printed last, if it ends instead.
+    """
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            [_python(name), script],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**variables, "HF_HUB_OFFLINE": "1"},
+            env=variables,
         ) as process,
     ):
         assert process.stdin
         assert process.stdout
-        asked, answers = process.stdin, process.stdout
+        questions, answers = process.stdin, process.stdout
 
         def run(shift: int) -> dict[str, float]:
-            print(shift, file=asked, flush=True)
-            for line in answers:
-                if line.startswith('{"tokens"'):  # libraries print as well
-                    measured: dict[str, float] = json.loads(line)
-                    return measured
-            errors.seek(0)
-            raise RuntimeError(f"{name}: {errors.read()[-2000:]}")
+            with suppress(BrokenPipeError):
+                print(shift, file=questions, flush=True)
+            line = answers.readline()
+            if not line:
+                errors.seek(0)
+                raise RuntimeError(f"{name}: {errors.read()[-2000:]}")
+            measured: dict[str, float] = json.loads(line)
+            return measured
 
         try:
-            print(json.dumps(work), file=asked, flush=True)
+            with suppress(BrokenPipeError):
+                print(json.dumps(work), file=questions, flush=True)
             yield run
         finally:
-            process.kill()
+            with suppress(BrokenPipeError):
+                questions.close()
+            try:
+                process.wait(ENDS_IN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _python(name: str) -> Path:

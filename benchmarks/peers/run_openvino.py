@@ -5,13 +5,14 @@ with a tokenizer that only has to exist: prompts are token ids.
 """
 
 import json
-import sys
-import time
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import openvino
 import openvino_genai
+from asked import answer, workload
 from optimum.exporters.openvino import main_export
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -52,18 +53,24 @@ def settings(answer_tokens: int, temperature: float) -> openvino_genai.Generatio
 
 
 def main() -> None:
-    work = json.loads(sys.stdin.readline())
-    engine = pipeline(export(Path(work["model"])), work["threads"])
+    work = workload()
+    with tempfile.TemporaryDirectory() as name:
+        own = Path(name)
+        for file in Path(work["model"]).iterdir():
+            (own / file.name).symlink_to(file)
+        engine = pipeline(export(own), work["threads"])
     answers = [settings(tokens, work["temperature"]) for tokens in work["answers"]]
-    some = [openvino.Tensor(numpy.array([prompt])) for prompt in work["prompts"][:2]]
-    engine.generate(some, [settings(4, work["temperature"])] * 2)
-    for line in sys.stdin:
-        prompts = [openvino.Tensor(numpy.array([prompt]) + int(line)) for prompt in work["prompts"]]
-        began, cpu_began = time.perf_counter(), time.process_time()
-        results = engine.generate(prompts, answers)
-        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-        tokens = sum(len(result.m_generation_ids[0]) for result in results)
-        print(json.dumps({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu}), flush=True)
+
+    def prepared(shift: int) -> Callable[[], int]:
+        prompts = [openvino.Tensor(numpy.array([prompt]) + shift) for prompt in work["prompts"]]
+
+        def run() -> int:
+            results = engine.generate(prompts, answers)
+            return sum(len(result.m_generation_ids[0]) for result in results)
+
+        return run
+
+    answer(prepared)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ Runs in an environment of its own, so it imports nothing of Sluice. The engine c
 process instead of a worker, so that its CPU time is this process's; it is compiled, as it comes.
 """
 
-import json
 import os
-import sys
-import time
-from typing import Any
+from collections.abc import Callable
+
+from asked import answer, workload
 
 CACHE_GIB = 1
 STEP_TOKENS = 2048
@@ -16,7 +15,7 @@ MOST_REQUESTS = 256
 
 
 def main() -> None:
-    work = json.loads(sys.stdin.readline())
+    work = workload()
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -42,21 +41,23 @@ def main() -> None:
             detokenize=False,
         )
 
-    def generate(shift: int) -> list[Any]:
+    def prepared(shift: int) -> Callable[[], int]:
         prompts = [
             {"prompt_token_ids": [token + shift for token in prompt]} for prompt in work["prompts"]
         ]
         answers = [settings(tokens) for tokens in work["answers"]]
-        return engine.generate(prompts, answers, use_tqdm=False)
+        # Runs that fill it slow the next ones by a third.
+        if not engine.reset_prefix_cache():
+            raise RuntimeError("vLLM keeps its prefix cache")
 
-    generate(shift=1000)  # compiles for all sizes of batches
-    for line in sys.stdin:
-        engine.reset_prefix_cache()  # runs that fill it slow the next ones by a third
-        began, cpu_began = time.perf_counter(), time.process_time()
-        results = generate(shift=int(line))
-        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-        tokens = sum(len(result.outputs[0].token_ids) for result in results)
-        print(json.dumps({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu}), flush=True)
+        def run() -> int:
+            results = engine.generate(prompts, answers, use_tqdm=False)
+            return sum(len(result.outputs[0].token_ids) for result in results)
+
+        return run
+
+    prepared(1000)()  # compiles for all sizes of batches
+    answer(prepared)
 
 
 if __name__ == "__main__":

@@ -98,15 +98,26 @@ void attend_in_place(const sluice::Attention& call, const sluice::AttentionTask&
   }
 }
 
-// `weights` as multiply_add takes them: [columns][BLOCK_TOKENS], pairs in the first half of a row.
-inline const float* as_factors(float* weights, int64_t, float*) { return weights; }
-
-template <typename N>
-const N* as_factors(float* weights, int64_t columns, N* packed) {
-  for (int64_t j = 0; j < columns; ++j) {
-    pack_weights(weights + j * BLOCK_TOKENS, packed + j * BLOCK_TOKENS);
+template <typename T, typename N>
+void copy_queries(const sluice::Attention& call, const sluice::AttentionTask& task,
+                  const Plan& plan, N* to) {
+  for (int64_t at = 0; at < plan.kv_heads * plan.columns; ++at) {
+    const T* query = query_of<T>(call, task, plan, at / plan.columns, at % plan.columns);
+    copy_query(query, plan.dim, to + at * plan.dim / HELD<N>);
   }
-  return packed;
+}
+
+// Weights of [columns][BLOCK_TOKENS] as multiply_add takes them: as they are, or in pairs, which
+// take the first half of a row.
+template <typename N>
+const N* factors(float* weights, int64_t columns) {
+  N* const to = reinterpret_cast<N*>(weights);
+  if constexpr (HELD<N> > 1) {
+    for (int64_t at = 0; at < columns * BLOCK_TOKENS; at += BLOCK_TOKENS) {
+      pack_weights(weights + at, to + at);
+    }
+  }
+  return to;
 }
 
 // N: what the copies hold.
@@ -118,10 +129,7 @@ void attend_in_copies(const sluice::Attention& call, const sluice::AttentionTask
   N* const queries = reinterpret_cast<N*>(plan.queries);
   N* const keys = reinterpret_cast<N*>(plan.keys);
   N* const values = reinterpret_cast<N*>(plan.values);
-  for (int64_t at = 0; at < plan.kv_heads * columns; ++at) {
-    const T* query = query_of<T>(call, task, plan, at / columns, at % columns);
-    copy_query(query, plan.dim, queries + at * depth);
-  }
+  copy_queries<T>(call, task, plan, queries);
   for (int64_t from = 0; from < end; from += BLOCK_TOKENS) {
     const Block<T> block(call, task, from, end);
     for (int64_t kv_head = 0; kv_head < plan.kv_heads; ++kv_head) {
@@ -131,8 +139,7 @@ void attend_in_copies(const sluice::Attention& call, const sluice::AttentionTask
       multiply_add(queries + first * depth, depth, keys, BLOCK_TOKENS, columns, depth, plan.scores);
       settle_all(call, task, plan, block, kv_head);
       copy_rows(block.values, kv_head * plan.dim, plan.dim, values, plan.width);
-      const N* weights = as_factors(plan.scores, columns, reinterpret_cast<N*>(plan.scores));
-      multiply_add(weights, BLOCK_TOKENS, values, plan.width, columns,
+      multiply_add(factors<N>(plan.scores, columns), BLOCK_TOKENS, values, plan.width, columns,
                    (block.tokens + HELD<N> - 1) / HELD<N>, plan.sums + first * plan.width);
     }
   }

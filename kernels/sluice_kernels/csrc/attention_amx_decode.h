@@ -54,7 +54,7 @@ inline void attend_heads(const sluice::Attention& call, const sluice::AttentionT
     }
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       const int64_t first = (head - heads.begin) * plan.group;
-      weigh_all_pairs({weights + first, 1, TILE}, plan.group, block.values, head * plan.dim,
+      weigh_all_pairs({reinterpret_cast<const Pair*>(weights) + first, 1, TILE}, plan.group, block.values, head * plan.dim,
                       plan.dim, block.tokens, sums + first * plan.dim,
                       [&] { ahead.fetch(LINES_A_PAIR); });
     }

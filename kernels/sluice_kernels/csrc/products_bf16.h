@@ -1,4 +1,5 @@
-// Products of bfloat16 numbers without widening them, two at a time (AVX512-BF16). Empty elsewhere.
+// Products of bfloat16 numbers without widening them, two at a time (AVX512-BF16). Elsewhere only
+// names, which say that there are none.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +54,8 @@ inline void copy_transposed(const bf16* const* keys, int64_t offset, int64_t dim
   }
 }
 
-// A block of values as [BLOCK_TOKENS / 2][width]: pairs are of two tokens. `dim` in whole vectors.
+// A block of values as [BLOCK_TOKENS / 2][width]: pairs are of two tokens. `dim` in whole vectors, so
+// that there is nothing to fill.
 inline void copy_rows(const bf16* const* values, int64_t offset, int64_t dim, Pair* to,
                       int64_t width) {
   for (int64_t t = 0; t < BLOCK_TOKENS; t += 2) {
@@ -66,7 +68,8 @@ inline void copy_rows(const bf16* const* values, int64_t offset, int64_t dim, Pa
   }
 }
 
-// BLOCK_TOKENS weights in half of their place.
+// BLOCK_TOKENS weights; `to` may be where they are. Sums of weights are of those not rounded, as is
+// usual (Dao et al. 2022), so a result may be off by the rounding of a bfloat16.
 inline void pack_weights(const float* weights, Pair* to) {
   for (int64_t t = 0; t < BLOCK_TOKENS; t += 2 * LANES) {
     const Vector first = load(weights + t), second = load(weights + t + LANES);
@@ -91,7 +94,7 @@ inline Vector dot(const bf16* a, const bf16* b, int64_t dim) {
 // Weights of two tokens each, in bfloat16: of column j and tokens 2p and 2p + 1 at
 // pairs[j x column + p x pair].
 struct WeightPairs {
-  const uint32_t* pairs;
+  const Pair* pairs;
   int64_t column, pair;
 };
 
@@ -113,8 +116,8 @@ void weigh_pairs(WeightPairs weights, const bf16* const* values, int64_t offset,
       both[2 * half + 1] = (__m512bh)_mm512_unpackhi_epi16(a, b);
     }
     for (int j = 0; j < J; ++j) {
-      const uint32_t pair = weights.pairs[j * weights.column + p * weights.pair];
-      const __m512bh weight = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair));
+      const Pair pair = weights.pairs[j * weights.column + p * weights.pair];
+      const __m512bh weight = (__m512bh)_mm512_set1_epi32(static_cast<int>(pair.bits));
       for (int v = 0; v < 4; ++v) sums[j][v] = _mm512_dpbf16_ps(sums[j][v], weight, both[v]);
     }
   }
@@ -157,7 +160,7 @@ inline bool weighed_in_pairs(const float* weights, int64_t columns, const bf16* 
   if (columns > MOST_COLUMNS || dim % 64 != 0) return false;
   alignas(64) Pair packed[MOST_COLUMNS][BLOCK_TOKENS / 2];
   for (int64_t j = 0; j < columns; ++j) pack_weights(weights + j * BLOCK_TOKENS, packed[j]);
-  weigh_all_pairs({&packed[0][0].bits, BLOCK_TOKENS / 2, 1}, columns, values, offset, dim, tokens, to,
+  weigh_all_pairs({packed[0], BLOCK_TOKENS / 2, 1}, columns, values, offset, dim, tokens, to,
                   [] {});
   return true;
 }
