@@ -52,10 +52,11 @@ inline void attend_heads(const sluice::Attention& call, const sluice::AttentionT
       float* mine = sums + column * plan.dim;
       for (int64_t i = 0; i < plan.dim; i += LANES) store(load(mine + i) * shrink[column], mine + i);
     }
+    const Pair* packed = reinterpret_cast<const Pair*>(weights);
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       const int64_t first = (head - heads.begin) * plan.group;
-      weigh_all_pairs({reinterpret_cast<const Pair*>(weights) + first, 1, TILE}, plan.group, block.values, head * plan.dim,
-                      plan.dim, block.tokens, sums + first * plan.dim,
+      weigh_all_pairs({packed + first, 1, TILE}, plan.group, block.values, head * plan.dim, plan.dim,
+                      block.tokens, sums + first * plan.dim,
                       [&] { ahead.fetch(LINES_A_PAIR); });
     }
   }

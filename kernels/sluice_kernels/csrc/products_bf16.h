@@ -54,8 +54,8 @@ inline void copy_transposed(const bf16* const* keys, int64_t offset, int64_t dim
   }
 }
 
-// A block of values as [BLOCK_TOKENS / 2][width]: pairs are of two tokens. `dim` in whole vectors, so
-// that there is nothing to fill.
+// A block of values as [BLOCK_TOKENS / 2][width]: pairs are of two tokens. `dim` in whole vectors,
+// so that there is nothing to fill.
 inline void copy_rows(const bf16* const* values, int64_t offset, int64_t dim, Pair* to,
                       int64_t width) {
   for (int64_t t = 0; t < BLOCK_TOKENS; t += 2) {
