@@ -47,10 +47,10 @@ def test_a_target_keeps_its_promise_and_costs_less_than_a_small_chunk() -> None:
     assert runs["target 50 ms"].ttft.worst < runs["chunk 512"].ttft.worst
 
 
-def test_without_mixed_batches_streams_stand_still_while_a_prompt_is_computed() -> None:
+def test_without_mixed_batches_streams_stand_still_for_eight_chunks() -> None:
     workload = Comparison(long_prompt(40_000, 20, 2_048, 300), {"chunk_size": 2_048}, MIXED)
     runs = batching.simulate(workload, BASE, COST)
-    assert runs["mixed off"].itl.worst > 10 * runs["mixed on"].itl.worst
+    assert 4 < runs["mixed off"].itl.worst / runs["mixed on"].itl.worst < 9
 
 
 def test_a_row_and_a_line_a_run(capsys: pytest.CaptureFixture[str]) -> None:

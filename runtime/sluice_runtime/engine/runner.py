@@ -104,4 +104,6 @@ class Runner:
 
     def _advance(self, inputs: StepInputs, tokens: Tensor) -> None:
         self._rows.lengths[inputs.layout.rows] = inputs.layout.contexts
-        self._rows.last_tokens[inputs.sampled_rows] = tokens
+        # A row that got NO_TOKEN may be in the next step already: what comes of it there is
+        # dropped, but it is an input.
+        self._rows.last_tokens[inputs.sampled_rows] = tokens.clamp(min=0)

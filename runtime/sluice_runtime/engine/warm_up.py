@@ -10,7 +10,6 @@ from typing import Final, Protocol
 
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import (
-    NO_TOKEN,
     Batch,
     ExtendRow,
     ForwardMode,
@@ -43,7 +42,7 @@ def warm_up(runner: Forward, limits: Limits, page_size: int) -> None:
     if not prompt:
         return
     pages = tuple(range(pages_for(len(prompt) + 1, page_size)))
-    (token,) = runner.forward(
+    runner.forward(
         Batch(
             step=0,
             mode=ForwardMode.EXTEND,
@@ -51,7 +50,6 @@ def warm_up(runner: Forward, limits: Limits, page_size: int) -> None:
             appended_pages=(PagesAppended(_ROW, pages),),
             extend_rows=(ExtendRow(_ROW, 0, prompt, samples=True),),
         )
-    ).token_ids
-    if token != NO_TOKEN:  # which is no input; requests hear of such weights themselves
-        runner.forward(Batch(step=0, mode=ForwardMode.DECODE, decode_rows=(_ROW,)))
+    )
+    runner.forward(Batch(step=0, mode=ForwardMode.DECODE, decode_rows=(_ROW,)))
     runner.forward(Batch(step=0, mode=ForwardMode.IDLE, dropped_rows=(_ROW,)))

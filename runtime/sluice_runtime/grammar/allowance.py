@@ -19,7 +19,7 @@ MOST_STEP_SECONDS: Final = 0.1
 FREE_SECONDS: Final = 0.01
 """A row that takes less is never given up for the sake of the others."""
 
-SlowReason = Literal["slow", "crowded", "starved", "broken", "lost"]
+SlowReason = Literal["slow", "crowded", "starved", "broken", "lost", "stuck"]
 
 
 class TooSlow(NamedTuple):
@@ -31,6 +31,11 @@ class TooSlow(NamedTuple):
     @property
     def own_fault(self) -> bool:
         """And not that of the other requests, of a busy machine, or of nobody."""
+        return self.reason in ("slow", "stuck")
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the next answer would fare no better."""
         return self.reason == "slow"
 
 
@@ -51,6 +56,11 @@ CROWDED: Final = TooSlow(
 )
 STARVED: Final = TooSlow("starved", "the machine is too busy to follow its grammar")
 BROKEN: Final = TooSlow("broken", "following it failed, as for want of memory")
+STUCK: Final = TooSlow(
+    "stuck",
+    "no token may follow what was drawn, and the answer is not complete; allowed: a grammar of "
+    "which every beginning can be completed",
+)
 LOST: Final = TooSlow("lost", "the process that followed its grammar has ended")
 
 

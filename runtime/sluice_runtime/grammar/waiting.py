@@ -117,9 +117,9 @@ class GrammarQueue:
         self._matchers.close(request_id)
 
     def _ended_as_slow(self, slow: Slow) -> TokenDelta:
-        """Held against the grammar where it is the grammar's fault."""
+        """Held against the grammar where the next answer would fare no better."""
         self.counts.given_up[slow.why.reason] += 1
-        if slow.why.own_fault:
+        if slow.why.lasts:
             self._cache.put(Compiled(slow.key, error=slow.why.error))
         refusal: Refusal = "invalid" if slow.why.own_fault else "uncompiled"
         error = f"{slow.field}: {slow.why.error}"

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple
 
 from sluice_runtime.scheduler.chunk_budget import ChunkBudget
@@ -34,6 +35,8 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 
 MOST_PASSED_OVER: Final = 32
 """Waiting prompts that one step looks past, as too long to be computed beside one that is cut."""
+MOST_LOOKED_AT: Final = 1024
+"""Waiting prompts that one step looks at."""
 
 
 class AdmitResult(Enum):
@@ -146,27 +149,26 @@ class PrefillAdder:
         fits = self._available_pages > 0 and (self._alone or self._rem_total > self._page_size)
         return None if fits else AdmitResult.NO_TOKEN
 
-    def keep_for(self, continuing: Request) -> bool:
-        """Sets aside what a prompt that was cut must have of the step, whoever else waits. False
-        when it ends in this step: then nobody gains by its waiting."""
+    def make_way(self, continuing: Request | None) -> None:
+        """Before the first `add`: sets aside what a prompt that was cut must have of the step,
+        whoever else waits. One that ends in this step is added: nobody gains by its waiting."""
+        if continuing is None:
+            return
         budget = self._step_tokens()
         if budget is None or continuing.uncomputed_tokens <= budget:
-            return False
+            self._add_continuing(continuing)
+            return
         weight = self._beginning_weight
-        self._share = share_with(continuing, budget, self._page_size, weight)
+        self._share = share_with(continuing, budget, self._rem_input, self._page_size, weight)
         self._spend(self._share.kept_tokens, self._share.kept_tokens)
         self._cut = True
-        return True
 
-    def add_continuing(self, request: Request) -> None:
-        """The next chunk of the request that was cut: what was kept for it, and what others left.
-        Its pages are its own already, so it always makes progress; its answer is part of what is
-        reserved."""
-        if self._share:
+    def add_kept(self, continuing: Request | None) -> None:
+        """After the last `add`: the cut one has what was kept for it, and what others left."""
+        if continuing is not None and self._share:
             self._spend(-self._share.kept_tokens, -self._share.kept_tokens)
             self._share = None
-        start = request.computed_tokens
-        self._take(PrefillItem(request, start, *self._end(request, start)), first=True)
+            self._add_continuing(continuing)
 
     def add(self, request: Request, match: Match) -> AdmitResult:
         """Admits a waiting request, whole or up to a page boundary; `match` is what is cached."""
@@ -198,6 +200,12 @@ class PrefillAdder:
     def plan(self, result: AdmitResult) -> PrefillPlan:
         """The complete plan; `result` is the last answer of `add`."""
         return PrefillPlan(tuple(self._items), result.value, self._explain(result))
+
+    def _add_continuing(self, request: Request) -> None:
+        """The next chunk of the request that was cut. Its pages are its own already, so it always
+        makes progress; its answer is part of what is reserved."""
+        start = request.computed_tokens
+        self._take(PrefillItem(request, start, *self._end(request, start)), first=True)
 
     def _end(self, request: Request, start: int) -> tuple[int, bool]:
         """How far the step gets with a request, and whether it is cut there: at an absolute page
@@ -265,12 +273,9 @@ def plan_prefill(
     for it. Whoever is too long to be computed beside that is passed over: it waits for its end, and
     nobody's going ahead delays that by more than its share. Those whose prefix is being computed
     are passed over too: in a step or two they find it."""
-    shares = continuing is not None and adder.keep_for(continuing)
-    if continuing is not None and not shares:
-        adder.add_continuing(continuing)
+    adder.make_way(continuing)
     result = adder.closed or _admit_waiting(adder, waiting, match, computing)
-    if continuing is not None and shares:
-        adder.add_continuing(continuing)
+    adder.add_kept(continuing)
     return adder.plan(result)
 
 
@@ -282,7 +287,9 @@ def _admit_waiting(
 ) -> AdmitResult:
     """The last answer that was got."""
     result, passed_over = AdmitResult.CONTINUE, 0
-    for request in waiting:
+    for request in islice(waiting, MOST_LOOKED_AT):
+        if computing.covers_alike(request):
+            continue
         found = match(request)
         if computing.covers(request, found):
             continue

@@ -127,6 +127,10 @@ class Holdings:
             self._replaced.append(PagesReplaced(row_of(request), first, tuple(canonical)))
             self._retire(Retired(duplicates))
 
+    def publishes(self, request: Request) -> bool:
+        """Whether others will find what is computed of a request that has started."""
+        return request.lock is not None and self._cache.grows(request.lock)
+
     def release(self, request: Request, *, trusted: bool = True) -> None:
         """Everything a request holds; what is computed stays in the tree, if it can be trusted."""
         if trusted:

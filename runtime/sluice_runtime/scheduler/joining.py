@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
@@ -30,6 +31,11 @@ from sluice_runtime.scheduler.retraction import RetractionPlan
 from sluice_runtime.scheduler.roster import Roster
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
+MOST_APART: Final = 8
+"""Steps in a row for prompts alone while answers wait, where batches are not mixed."""
+MOST_APART_MIXED: Final = 1
+"""The same where they are: for prompts that are scored."""
+
 
 class Joining:
     """One engine's door."""
@@ -48,6 +54,9 @@ class Joining:
         self._pacing = pacing
         self._ratio = ratio
         self._order = admission_order(settings.policy, settings.seed)
+        self._most_apart = MOST_APART_MIXED if settings.mixed else MOST_APART
+        self._apart = 0
+        """Steps in a row for which answers have waited."""
 
     def plan(self, now: float, launched: Iterable[Request], *, admits: bool) -> PrefillPlan:
         """What of which prompts the next step computes; `launched`: whose prompts a step in flight
@@ -55,18 +64,33 @@ class Joining:
         prefilling = self._roster.prefilling
         if not (prefilling or (admits and len(self._roster.waiting))):
             return PrefillPlan((), "Continue", "nothing waits")
+        if self._answers_turn:
+            return PrefillPlan((), "AnswersTurn", f"answers have waited for {self._apart} steps")
         order = self.in_order(now) if admits else ()
-        continuing = [prefilling] if prefilling else []
-        computing = BeingComputed(self._settings, [*continuing, *launched])
+        computing = self._computing(launched)
         return plan_prefill(self._adder(), prefilling, order, self._holdings.match, computing)
 
-    def plan_preemption(self, now: float, running: Sequence[Request]) -> RetractionPlan:
-        """Who goes for the head of the order; nobody where the policy has no such thing."""
-        if not may_preempt(self._roster.waiting, running, self._settings):
+    def answers_join(self, plan: PrefillPlan) -> bool:
+        """Whether those that decode share the step with these prompts; asked once a step, for it
+        counts how long they have waited."""
+        join = not plan.items or (self._settings.mixed and not plan.scores_prompts)
+        wait = not join and self._roster.running.ready_rows
+        self._apart = self._apart + 1 if wait else 0
+        return join
+
+    def plan_preemption(
+        self, now: float, running: Sequence[Request], launched: Iterable[Request]
+    ) -> RetractionPlan:
+        """Who goes for the head of the order; nobody where the policy has no such thing, and where
+        the head would not join this step however many go."""
+        if self._answers_turn or not may_preempt(self._roster.waiting, running, self._settings):
             return RetractionPlan()
         head, room = next(self.in_order(now)), self._room()
         match = self._holdings.match(head)
-        return plan_preemption(head, match, running, room, self._settings, self._ratio.value)
+        if self._computing(launched).covers(head, match):
+            return RetractionPlan()
+        settings, ratio = self._settings, self._ratio.value
+        return plan_preemption(head, match, running, room, settings, ratio, self._opened)
 
     def start(self, items: Sequence[PrefillItem], now: float) -> list[Request]:
         """Those of them that waited leave the queue and get what they need. What of a prompt was
@@ -95,10 +119,31 @@ class Joining:
             return False
         return adder.add(request, self._holdings.match(request)) is AdmitResult.CONTINUE
 
+    @property
+    def _answers_turn(self) -> bool:
+        """Whether the next step is for those that decode alone."""
+        return self._apart >= self._most_apart and self._roster.running.ready_rows > 0
+
+    def _computing(self, launched: Iterable[Request]) -> BeingComputed:
+        """Whose prompts are computed and will be found by others."""
+        prefilling = self._roster.prefilling
+        requests = [*([prefilling] if prefilling else ()), *launched]
+        return BeingComputed(self._settings, filter(self._holdings.publishes, requests))
+
     def _adder(self) -> PrefillAdder:
         """With what the next step has left for prompts."""
+        return self._adder_in(self._room())
+
+    def _adder_in(self, room: Room) -> PrefillAdder:
+        """The same, with so much room."""
         budget = self._pacing.budget(self._roster.running, self._roster.prefilling)
-        return PrefillAdder(self._settings, self._room(), self._ratio.value, budget)
+        return PrefillAdder(self._settings, room, self._ratio.value, budget)
+
+    def _opened(self, room: Room) -> PrefillAdder:
+        """The same, once the prompt that was cut has what it must have."""
+        adder = self._adder_in(room)
+        adder.make_way(self._roster.prefilling)
+        return adder
 
     def _room(self) -> Room:
         return room_beside(

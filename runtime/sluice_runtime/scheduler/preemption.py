@@ -7,7 +7,7 @@ request is sent back for others once at most, so that urgent ones cannot keep it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from sluice_runtime.scheduler.admission import (
@@ -44,12 +44,14 @@ def plan_preemption(
     room: Room,
     settings: SchedulerSettings,
     ratio: float,
+    opened: Callable[[Room], PrefillAdder],
 ) -> RetractionPlan:
     """Who goes so that `urgent` is admitted; nobody if it fits `room` as it is. `match` is what is
-    cached of it, `ratio` the new-token ratio."""
+    cached of it, `ratio` the new-token ratio; `opened` makes the adder of this step with so much
+    room, as it is offered to who waits."""
 
     def admits(room: Room) -> bool:
-        adder = PrefillAdder(settings, room, ratio)
+        adder = opened(room)
         return not adder.closed and adder.add(urgent, match) is AdmitResult.CONTINUE
 
     if admits(room):

@@ -23,6 +23,8 @@ class Share:
     """Others', if they are that light."""
     most_chunk_tokens: int
     """Of the step's budget that others could have in a step in which the cut one gets a page."""
+    most_input_tokens: int
+    """Others' in such a step, however light they are."""
     context_tokens: int
     """That the cut prompt's tokens attend to."""
     beginning_weight: float
@@ -35,17 +37,22 @@ class Share:
 
     def ever_fits(self, start: int, tokens: int) -> bool:
         """Whether there are steps in which so many tokens have room beside the cut prompt."""
-        return tokens * self.weight(start) <= self.most_chunk_tokens
+        light = tokens * self.weight(start) <= self.most_chunk_tokens
+        return light and tokens <= self.most_input_tokens
 
 
-def share_with(cut: Request, budget: int, page_size: int, beginning_weight: float) -> Share:
-    """`budget`: prompt tokens of the step, as many as the cut prompt could have alone."""
+def share_with(
+    cut: Request, budget: int, input_tokens: int, page_size: int, beginning_weight: float
+) -> Share:
+    """`budget`: prompt tokens of the step, as many as the cut prompt could have alone;
+    `input_tokens`: what all prompts together may have of it."""
     half = -(-(budget - cut.lead_tokens) // 2)
     kept = max(1, pages_for(half, page_size)) * page_size
     return Share(
         kept_tokens=kept,
         most_tokens=cut.lead_tokens + kept,
         most_chunk_tokens=budget - page_size,
+        most_input_tokens=input_tokens - page_size,
         context_tokens=cut.computed_tokens,
         beginning_weight=beginning_weight,
     )

@@ -181,6 +181,10 @@ class PrefixCache:
         lock.node, lock.pages = node, lock.pages + len(page_ids)
         return canonical
 
+    def grows(self, lock: Lock) -> bool:
+        """Whether `extend` would add to its path: there was no flush since."""
+        return lock.epoch == self._epoch
+
     def unlock(self, lock: Lock) -> list[int]:
         """Gives a lock back. Returns pages that nothing can reach any more: those of a path that
         was flushed while it was locked; none otherwise."""

@@ -6,7 +6,7 @@ tokens of requests and no tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Final
 
 from sluice_runtime.scheduler.pages import pages_for
@@ -25,6 +25,8 @@ class BeingComputed:
         self._page_size = settings.page_size
         self._caches = settings.prefix_cache
         self._requests = list(requests)
+        self._covered: tuple[Hashable, bytes] | None = None
+        """How the last one that is covered begins."""
 
     def add(self, request: Request) -> None:
         self._requests.append(request)
@@ -36,7 +38,22 @@ class BeingComputed:
         if not self._caches or request.scores_prompt or reach >= len(request.token_ids):
             return False
         head = request.key[: reach * TOKEN_BYTES]
-        return any(
+        covered = any(
             other.key.startswith(head) and other.namespace == request.namespace
             for other in self._requests
+        )
+        if covered:
+            self._covered = request.namespace, head
+        return covered
+
+    def covers_alike(self, request: Request) -> bool:
+        """Whether it begins as the last one that is covered: then it is, and need not be matched.
+        Thousands may wait for one prefix."""
+        if self._covered is None or request.scores_prompt:
+            return False
+        namespace, head = self._covered
+        return (
+            len(request.key) > len(head)
+            and request.key.startswith(head)
+            and request.namespace == namespace
         )

@@ -104,10 +104,8 @@ class Scheduler:
         if leaving.needed and self._flights:
             return None
         self._carry_out(leaving, now)
-        launched = [item.request for flight in self._flights.values() for item in flight.prefill]
-        prefill = self._joining.plan(now, launched, admits=not leaving.short)
-        decodes = not prefill.items or (self._settings.mixed and not prefill.scores_prompts)
-        decode = self._roster.running.ready() if decodes else []
+        prefill = self._joining.plan(now, self._launched, admits=not leaving.short)
+        decode = self._roster.running.ready() if self._joining.answers_join(prefill) else []
         if prefill.items or decode or (self._outcomes and not self._flights):
             return self._launch(prefill.items, decode, now)
         if not self._flights:
@@ -176,6 +174,11 @@ class Scheduler:
         self._holdings.check_integrity(self._roster.requests)
         self._roster.running.check_integrity()
 
+    @property
+    def _launched(self) -> list[Request]:
+        """Whose prompts the step in flight computes."""
+        return [item.request for flight in self._flights.values() for item in flight.prefill]
+
     # Before a batch: who leaves.
 
     def _refusal(self, message: Generate) -> str | None:
@@ -200,7 +203,9 @@ class Scheduler:
             self._holdings.available_pages,
             self._settings.page_size,
         )
-        return plan if plan.needed else self._joining.plan_preemption(now, running)
+        if plan.needed:
+            return plan
+        return self._joining.plan_preemption(now, running, self._launched)
 
     def _carry_out(self, plan: RetractionPlan, now: float) -> None:
         """Sends requests back to the queue."""
@@ -257,11 +262,10 @@ class Scheduler:
 
     def _accept(self, request: Request, drawn: Drawn) -> None:
         """A sampled token; nothing of a request that ended or is about to be dropped."""
-        if request.ended or request.aborting:
-            return
         token, tokens = drawn[0], request.token_ids
-        if token == NO_TOKEN:
+        if token == NO_TOKEN and not request.ended:
             self._end(request, "error", NOT_FINITE, trusted=False)
+        if request.ended or request.aborting:
             return
         asked = len(tokens) < request.most_tokens
         if asked:

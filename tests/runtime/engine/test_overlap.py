@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+import torch
+from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.engine.device import Beside, device_of
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
@@ -14,9 +16,12 @@ from sluice_runtime.messages import Abort, StepResult
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
+from torch import Tensor
 
 from tests.runtime.engine.test_loop import FakeLink, ask, turns
+from tests.runtime.grammar.driving import engine_of, run
 from tests.runtime.grammar.fake_compiler import no_grammars
+from tests.runtime.harness import generate
 from tests.runtime.scheduler.building import settings_of
 from tests.runtime.scheduler.fake_runner import FakeRunner, answer_to
 
@@ -139,3 +144,20 @@ def test_an_abort_while_a_step_runs_ends_the_request_once(link: FakeLink, loop: 
     turns(loop, 30)
     assert link.ends("a") == [("abort", None)]
     assert link.answer("b") == answer_to(range(9), 10)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 2}], ids=["plain", "scored"])
+def test_a_row_without_a_token_disturbs_no_other(overlap: bool, fields: dict[str, int]) -> None:
+    """Its logits are not finite; when that is known, the next step is launched already."""
+
+    def spoil(batch: Batch, logits: Tensor) -> None:
+        if batch.step == 4:
+            logits[0] = torch.nan
+
+    hooks = EngineHooks(on_logits=spoil)
+    requests = [generate(f"r{i}", [5, 6, 7, i], 12, credit_tokens=64, **fields) for i in range(3)]
+    with engine_of(hooks) as engine:
+        ends = run(engine, requests, overlap=overlap).ends
+    assert [ends[f"r{i}"].finish_reason for i in range(3)] == ["error", "length", "length"]
+    assert "not finite" in (ends["r0"].error or "")

@@ -81,10 +81,10 @@ def ask(name: str, wanted: Grammar | None, max_tokens: int = 400, **fields: Any)
 
 
 @contextmanager
-def engine_of(**settings: Any) -> Iterator[Engine]:
+def engine_of(hooks: EngineHooks | None = None, **settings: Any) -> Iterator[Engine]:
     """A small engine on random weights; its compile processes end with it."""
     config = resolved(engine_config("dummy://qwen3-tiny", **settings))
-    hooks = EngineHooks(poison_freed_pages=True)
+    hooks = hooks or EngineHooks(poison_freed_pages=True)
     engine = build_engine(config, resolve(config.model.uri), hooks)
     try:
         yield engine

@@ -198,3 +198,16 @@ def test_a_request_is_aborted_while_its_grammar_is_compiled(engine: Engine) -> N
     assert answers.ends["gone"].finish_reason == "abort"
     assert len(engine.grammars) == 0
     assert engine.scheduler.status().running_requests == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
+def test_an_answer_that_nothing_may_follow_ends_and_disturbs_no_other(
+    engine: Engine, overlap: bool
+) -> None:
+    """The class is empty, so nothing comes behind the first letter."""
+    wanted = grammar("regex", r"a[^\s\S]b")
+    answers = run(engine, [ask("stuck", wanted), ask("free", None, 60)], overlap=overlap)
+    end = answers.ends["stuck"]
+    assert (end.finish_reason, end.refusal) == ("error", "invalid")
+    assert (end.error or "").startswith("response_format: no token may follow")
+    assert answers.ends["free"].finish_reason in ("length", "stop")

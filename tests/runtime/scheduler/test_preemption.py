@@ -150,3 +150,30 @@ def test_whoever_preempts_whom_every_answer_is_right(
     bench.run()
     for index, (prompt, answer, _) in enumerate(arrivals):
         assert bench.answers[f"r{index}"] == answer_to(range(prompt), min(answer, 64 - prompt))
+
+
+@pytest.mark.parametrize(
+    "shares", [False, True], ids=["too long beside it", "waits for its prefix"]
+)
+def test_nobody_goes_for_one_that_would_not_join_the_step(shares: bool) -> None:
+    """A prompt is being cut. The urgent one is too long to be computed beside it, or waits for what
+    it computes; when that is over, it takes the place of others at once."""
+    bench = bench_of(pool_tokens=1024, page_size=16, chunk_size=64, prefix_cache=True)
+    for index in range(4):
+        bench.add(request(f"low{index}", [index] * 40, 120, ignore_eos=True))
+    bench.step_until(lambda _: len(running_of(bench)) == 4)
+    start = [i % 50 for i in range(200)]
+    bench.add(request("cut", [*start, *[7] * 60], 4, priority=95, ignore_eos=True))
+    bench.step()
+    prompt = [*start, *[9] * 20] if shares else [49 - i % 50 for i in range(250)]
+    bench.add(request("urgent", prompt, 100, priority=100, ignore_eos=True))
+    before = bench.scheduler.status().retractions
+    while (cut := bench.scheduler.status().prefilling) and cut.request_id == "cut":
+        joined = "urgent" in running_of(bench)
+        assert joined or bench.scheduler.status().retractions == before
+        bench.step()
+    for _ in range(8):
+        bench.step()
+    assert "urgent" in bench.answers
+    bench.run()
+    assert bench.answers["urgent"] == answer_to(prompt, 100)

@@ -51,6 +51,17 @@ def test_who_is_too_long_for_any_share_is_passed_over() -> None:
     assert made.reason == AdmitResult.CONTINUE.value
 
 
+def test_who_is_light_and_over_the_steps_prompt_tokens_is_passed_over() -> None:
+    """Its tokens take a quarter of the chunk that others take, but count whole otherwise."""
+    long = waiting(3000, computed=1600)
+    long.lead_tokens = 1000
+    light = {"chunk_size": 128, "beginning_weight": 0.25, "max_prefill_tokens": 256}
+    made = plan([waiting(241), waiting(30)], continuing=long, **light)
+    assert taken(made)[1:] == [(0, 30, False)]
+    made = plan([waiting(240), waiting(30)], continuing=long, **light)
+    assert taken(made)[1:] == [(0, 240, False)]
+
+
 def test_who_needs_a_larger_share_is_waited_for() -> None:
     """It fits into the next step, when the prompt is ahead by this one."""
     bench = Bench(settings_of(pool_tokens=4096, page_size=PAGE, chunk_size=128))
@@ -92,7 +103,7 @@ def test_a_share_takes_no_page_that_is_not_there() -> None:
 def test_what_is_cached_needs_no_share() -> None:
     """100 tokens, of which 48 are cached: 52 fit beside half a step of 128."""
     adder = PrefillAdder(settings_of(page_size=PAGE, chunk_size=128), room(), 0.5)
-    assert adder.keep_for(waiting(1000, computed=160))
+    adder.make_way(waiting(1000, computed=160))
     assert adder.add(waiting(100), cached(3)) is AdmitResult.CONTINUE
 
 
@@ -176,22 +187,24 @@ def computed(batch: Batch | None) -> list[int]:
 
 
 def beside_others(bench: Bench, prompt: int, arrivals: list[int]) -> list[tuple[int, int]]:
-    """Of each step until all of the long prompt is computed: its tokens and those of others. Before
-    each step but the first another prompt arrives."""
+    """Of each step with prompts until all of the long one is computed: its tokens and those of
+    others. Before each but the first another prompt arrives."""
     bench.add(request("long", prompt_of(prompt), 1))
     steps: list[tuple[int, int]] = []
-    for number in range(10_000):
+    for _ in range(10_000):
         batch = bench.launch()
         assert batch
-        own = batch.extend_rows[0]
-        assert own.row == 0, "the long prompt stands still"
-        steps.append((len(own.token_ids), batch.extend_tokens - len(own.token_ids)))
         while len(bench.in_flight) > bench.overlap:
             bench.land()
+        if not batch.extend_rows:
+            continue  # answers had their turn
+        own = batch.extend_rows[0]
+        assert own.row == 0, "the long prompt stands still"
         if own.samples:
-            return steps
-        if number < len(arrivals):
+            return [*steps, (len(own.token_ids), batch.extend_tokens - len(own.token_ids))]
+        if (number := len(steps)) < len(arrivals):
             bench.add(request(f"s{number}", prompt_of(arrivals[number]), 2))
+        steps.append((len(own.token_ids), batch.extend_tokens - len(own.token_ids)))
     raise AssertionError("it starves")
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, SampledTokens
+from sluice_runtime.scheduler.holdings import Holdings
+from sluice_runtime.scheduler.prefix_cache import Match
+from sluice_runtime.scheduler.request import Request
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
@@ -214,3 +218,49 @@ def test_without_the_cache_nothing_is_kept() -> None:
     bench.run()
     status = bench.scheduler.status()
     assert (status.pages_free, status.pages_evictable) == (status.pages_total, 0)
+
+
+def test_what_was_not_finite_is_found_by_nobody_also_when_its_request_is_aborted() -> None:
+    bench = Bench(settings_of(prefix_cache=True, chunk_size=64))
+    bench.add(request("a", 40, 5))
+    batch = bench.scheduler.next_batch(0.0)
+    assert batch
+    bench.runner.forward(batch)
+    bench.scheduler.abort("a")
+    bench.scheduler.process(batch, SampledTokens(batch.step, (NO_TOKEN,)), 0.0)
+    bench.add(request("b", 40, 5))
+    bench.run()
+    assert bench.cached["b"] == 0
+
+
+def test_nobody_waits_for_a_prefix_that_a_flush_took_from_its_writer() -> None:
+    bench = Bench(settings_of(pool_tokens=4096, chunk_size=64, prefix_cache=True))
+    bench.add(request("writer", [i % 50 for i in range(1000)], 2))
+    bench.step()
+    bench.scheduler.flush_cache()
+    bench.add(request("b", [i % 50 for i in range(50)], 2))
+    bench.step()
+    assert "b" in bench.answers
+
+
+def test_thousands_that_wait_for_one_prefix_are_not_matched_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And those behind them go ahead."""
+    bench = Bench(settings_of(pool_tokens=4096, chunk_size=64, prefix_cache=True))
+    document = [i % 50 for i in range(500)]
+    matched: list[str] = []
+    match = Holdings.match
+
+    def counted(holdings: Holdings, request: Request) -> Match:
+        matched.append(request.request_id)
+        return match(holdings, request)
+
+    monkeypatch.setattr(Holdings, "match", counted)
+    bench.add(*(request(f"r{number}", [*document, number % 50], 2) for number in range(40)))
+    bench.add(request("other", [3] * 20, 2))
+    bench.step()
+    matched.clear()
+    bench.step()
+    assert "other" in bench.answers
+    assert len(matched) <= 4

@@ -62,3 +62,26 @@ def test_a_scored_prompt_is_computed_anew_though_it_is_cached_and_serves_others(
     bench.run()
     assert bench.cached == {"a": 0, "scored": 0, "b": 40}
     assert scored_tokens(bench, "scored") == [list(range(1, 44))]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("mixed", "prompts_in_a_row"), [(True, 1), (False, 8)])
+def test_answers_get_their_turn_however_many_prompts_exclude_them(
+    mixed: bool, prompts_in_a_row: int, overlap: bool
+) -> None:
+    """Scored prompts that want no answer never stop coming, and one of them takes many steps."""
+    bench = Bench(settings_of(pool_tokens=4096, mixed=mixed), overlap=overlap)
+    bench.add(request("stream", 8, 50))
+    bench.step_until(lambda batch: batch.decode_rows)
+    waited, longest, number = 0, 0, 0
+    while "stream" not in bench.terminals:
+        if not bench.scheduler.status().queued_requests:
+            number += 1
+            length = 200 if number % 3 == 0 else 12
+            bench.add(request(f"s{number}", [number % 50] * length, 1, prompt_logprobs=0))
+        batch = bench.step()
+        assert batch
+        waited = 0 if batch.decode_rows else waited + 1
+        longest = max(longest, waited)
+    assert longest == prompts_in_a_row
+    assert number >= 10

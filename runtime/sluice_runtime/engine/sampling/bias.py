@@ -34,6 +34,8 @@ class LogitBias:
     def __init__(self, rows: int) -> None:
         self._of_row: dict[int, list[_Edits]] = {}
         self._all: _Edits | None = None
+        self._outdated = False
+        """Whether rows came or went since `_all` was joined."""
         self._index = torch.full((rows,), -1)
         """Scratch: where each row is in the step's batch."""
 
@@ -51,26 +53,29 @@ class LogitBias:
     def drop(self, row: int) -> None:
         """The row has no edits from now on."""
         if self._of_row.pop(row, None):
-            self._join()
+            self._outdated = True
 
     def apply(self, logits: Tensor, rows: Tensor, positions: Tensor) -> None:
         """logits: [m, v], changed in place; `positions`: [m], of the tokens to be drawn."""
+        if self._outdated:
+            self._join()
         if self._all is None:
             return
         self._index[rows] = torch.arange(len(rows))
         at = self._index[self._all.row]
         self._index[rows] = -1
         held = (at >= 0) & (positions[at] < self._all.until)
-        places = (at[held], self._all.token[held])
-        logits.index_put_(places, self._all.value[held], accumulate=True)
+        places = at[held] * logits.shape[1] + self._all.token[held]
+        logits.view(-1).scatter_add_(0, places, self._all.value[held])
 
     def _keep(self, row: int, tokens: Sequence[int], values: Tensor, until: int) -> None:
         count = len(tokens)
         columns = (torch.full((count,), row), torch.tensor(tokens), values)
         self._of_row.setdefault(row, []).append(_Edits(*columns, torch.full((count,), until)))
-        self._join()
+        self._outdated = True
 
     def _join(self) -> None:
         parts = [edits for held in self._of_row.values() for edits in held]
         columns = ([getattr(part, field.name) for part in parts] for field in fields(_Edits))
         self._all = _Edits(*map(torch.cat, columns)) if parts else None
+        self._outdated = False

@@ -31,6 +31,7 @@ from sluice_runtime.grammar.allowance import (
     MOST_MEAN_SECONDS,
     SLOW_CALL,
     STARVED,
+    STUCK,
     Allowance,
     TooSlow,
     crowding,
@@ -279,6 +280,8 @@ class Matchers:
             words = masks[: len(matched)]
             _judge(matchers, turned)
         for mask, matcher in zip(words, matchers, strict=True):
+            if not (matcher.slow or mask.any()):
+                matcher.give_up(STUCK)
             if matcher.slow:
                 mask[:] = -1
                 self._slow.append(matcher.slow)
