@@ -142,7 +142,7 @@ class EngineSettings(ContractModel):
     mixed_chunk: bool | None = Field(
         default=None,
         description="Whether running requests decode in the steps that compute prompts; else "
-        "they wait meanwhile.",
+        "they wait for eight such steps at most.",
     )
     prefix_cache: bool | None = Field(
         default=None,
