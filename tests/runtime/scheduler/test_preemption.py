@@ -165,8 +165,8 @@ def test_nobody_goes_for_one_that_would_not_join_the_step(shares: bool) -> None:
     start = [i % 50 for i in range(200)]
     bench.add(request("cut", [*start, *[7] * 60], 4, priority=95, ignore_eos=True))
     bench.step()
-    prompt = [*start, *[9] * 20] if shares else [49 - i % 50 for i in range(250)]
-    bench.add(request("urgent", prompt, 100, priority=100, ignore_eos=True))
+    prompt = [*start[:80], *[9] * 5] if shares else [49 - i % 50 for i in range(250)]
+    bench.add(request("urgent", prompt, 300, priority=100, ignore_eos=True))
     before = bench.scheduler.status().retractions
     while (cut := bench.scheduler.status().prefilling) and cut.request_id == "cut":
         joined = "urgent" in running_of(bench)
@@ -176,4 +176,4 @@ def test_nobody_goes_for_one_that_would_not_join_the_step(shares: bool) -> None:
         bench.step()
     assert "urgent" in bench.answers
     bench.run()
-    assert bench.answers["urgent"] == answer_to(prompt, 100)
+    assert bench.answers["urgent"] == answer_to(prompt, 300)
