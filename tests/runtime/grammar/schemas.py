@@ -54,6 +54,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "maxItems": 2,
     },
     "any of": {"anyOf": [{"type": "boolean"}, record(x=DIGIT)]},
+    "one of": {"oneOf": [{"type": "integer", "minimum": 0, "maximum": 9}, record(x=DIGIT)]},
+    "one of references": {
+        "$defs": {"a": record(kind={"const": "a"}, x=DIGIT), "b": record(kind={"const": "b"})},
+        "discriminator": {"propertyName": "kind", "mapping": {"a": "#/$defs/a", "b": "#/$defs/b"}},
+        "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+    },
     "several types": {"type": ["integer", "null"], "minimum": 0, "maximum": 99},
     "definition": {"$defs": {"point": record(x=DIGIT, y=DIGIT)}, "$ref": "#/$defs/point"},
     "definition in a list": {

@@ -123,7 +123,7 @@ DEFS = {"$defs": {"a": {"type": "object", "properties": {"x": {}}}, "n": {"type"
         ({"properties": {"x": {}}}, {"type": "object", "properties": {"x": {}}}),
         ({"type": ["object", "null"]}, ANY_OBJECT),
         ({"anyOf": [{"type": "null"}, {"type": "object"}, {}]}, {"anyOf": [ANY_OBJECT] * 2}),
-        ({"type": "object", "oneOf": [{"const": 1}, True]}, {"oneOf": [ANY_OBJECT]}),
+        ({"type": "object", "oneOf": [{"const": 1}, True]}, {"anyOf": [ANY_OBJECT]}),
         ({"enum": [1, {"x": 1}]}, {"enum": [{"x": 1}]}),
         ({"$ref": "#/$defs/a", **DEFS}, {**DEFS["$defs"]["a"], **DEFS}),
         (

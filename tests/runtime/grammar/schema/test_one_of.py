@@ -1,0 +1,118 @@
+"""`oneOf` as clients send it: taken as `anyOf`, in responses and in calls."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Annotated, Any, Literal
+
+import jsonschema
+import numpy as np
+import pytest
+from openai.lib._pydantic import to_strict_json_schema
+from pydantic import BaseModel, ConfigDict, Field
+from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.compile.compiling import compile_grammar
+from sluice_runtime.grammar.native import CompiledGrammar
+from sluice_runtime.grammar.schema.json_schema import usable_schema
+from sluice_runtime.grammar.schema.object_schema import object_schema
+from sluice_runtime.messages import GrammarKind
+from sluice_runtime.server.tools.formats import HERMES
+
+from tests.runtime.grammar.drawing import ASCII, COMPILER, TOKENIZER, answer
+
+
+class Cat(BaseModel):
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+    kind: Literal["cat"] = "cat"
+    lives: Annotated[int, Field(ge=1, le=9)]
+
+
+class Dog(BaseModel):
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+    kind: Literal["dog"] = "dog"
+    good: bool
+
+
+class Home(BaseModel):
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+
+
+A = {"a": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}}
+EXCLUSIVE: list[dict[str, Any]] = [
+    to_strict_json_schema(Home),
+    Home.model_json_schema(mode="serialization"),
+    {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": A},
+    {"oneOf": [A["a"], {"type": "array", "items": {"type": "null"}}]},
+    {"type": "array", "items": {"oneOf": [{"const": 1}, {"oneOf": [{"type": "null"}, A["a"]]}]}},
+    {"$ref": "#/$defs/b", "$defs": {"b": {"oneOf": [{"enum": ["oneOf"]}, {"type": "null"}]}}},
+]
+"""Schemas of which no value fits two alternatives."""
+
+
+def compiled(kind: GrammarKind, text: str) -> CompiledGrammar:
+    written = compile_grammar(COMPILER, kind, text, np.array([len(token) for token in ASCII]))
+    return CompiledGrammar.deserialize_json(written, TOKENIZER)
+
+
+def drawn(schema: object, times: int = 8) -> list[Any]:
+    grammar = compiled("json_schema", json.dumps(usable_schema(schema)))
+    said = [answer(grammar, random.Random(seed)) for seed in range(times)]
+    return [json.loads(text) for text in said if text is not None]
+
+
+@pytest.mark.parametrize("schema", EXCLUSIVE)
+def test_answers_are_one_of_the_alternatives(schema: dict[str, Any]) -> None:
+    values = drawn(schema)
+    assert values
+    for value in values:
+        jsonschema.Draft202012Validator(schema).validate(value)
+
+
+def test_answers_are_of_the_union_that_pydantic_wrote() -> None:
+    pets = [Home.model_validate(value).pet for value in drawn(to_strict_json_schema(Home), 20)]
+    assert {type(pet) for pet in pets} == {Cat, Dog}
+
+
+def test_an_answer_may_fit_several_alternatives() -> None:
+    values = drawn({"oneOf": [{"type": "integer"}, {"type": "number", "maximum": 5}]}, 20)
+    assert values
+    assert all(isinstance(value, int) or value <= 5 for value in values)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "properties": {"pet": {"oneOf": [{"type": "integer"}, {}]}}},
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": A},
+        Home.model_json_schema(),
+    ],
+)
+def test_calls_are_held_to_it(parameters: dict[str, Any]) -> None:
+    schema = usable_schema(object_schema(parameters, "parameters"))
+    form = HERMES.imposed.calls({"f": schema}, {}, one=True)
+    compiled("tags", json.dumps({"type": "structural_tag", "format": form}))
+
+
+def test_it_is_written_otherwise_only_where_it_is_a_keyword() -> None:
+    value = {"oneOf": [1]}
+    schema = {
+        "oneOf": [{"type": "object", "properties": {"oneOf": {"const": value}}}, {"enum": [value]}],
+        "$defs": {"oneOf": {"oneOf": [{"type": "null"}]}},
+        "default": value,
+        "examples": [value],
+        "discriminator": {"propertyName": "oneOf", "mapping": {"oneOf": "#/$defs/oneOf"}},
+    }
+    alternatives = schema.pop("oneOf")
+    assert usable_schema({"oneOf": alternatives, **schema}) == {
+        **schema,
+        "anyOf": alternatives,
+        "$defs": {"oneOf": {"anyOf": [{"type": "null"}]}},
+    }
+
+
+def test_beside_any_of_it_is_refused_by_its_place() -> None:
+    with pytest.raises(GrammarError) as error:
+        usable_schema({"items": {"oneOf": [{}], "anyOf": [{}]}})
+    said = "items.oneOf: [{}] beside anyOf is not implemented; allowed: in each part"
+    assert str(error.value) == said
