@@ -62,7 +62,7 @@ LEAF = st.one_of(
     st.sampled_from([{"pattern": "^a+$"}, {"propertyNames": {"pattern": "^b$"}}]),
     of("array", minItems=SMALL, maxItems=SMALL),
     of("integer", **NUMBER_BOUNDS),
-    of("integer", multipleOf=st.integers(2, 5)),
+    of("integer", multipleOf=st.integers(2, 5), **NUMBER_BOUNDS),
     of("number", **NUMBER_BOUNDS),
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {}, {"$ref": "#/$defs/d"}]),
     st.lists(st.sampled_from([1, "a", None, True, 2.5, 'x"\n', [1], {"b": 2}]), min_size=1).map(

@@ -172,6 +172,15 @@ async def test_one_field_may_ask_for_one_thing() -> None:
             {"type": "number", "multipleOf": 5},
             'multipleOf: 5 is not implemented; allowed: beside type "integer"',
         ),
+        (
+            {"properties": {"a": {"type": "integer", "multipleOf": 5, "minimum": 0}}},
+            "properties.a.multipleOf: 5 beside minimum is not implemented; allowed: without bounds,"
+            " or beside a least and a greatest value with at most 10000 integers from one to the o",
+        ),
+        (
+            {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 10_000},
+            "multipleOf: 5 beside maximum and minimum is not implemented; allowed: without bounds",
+        ),
         ({"pattern": "a", "maxLength": 2}, 'pattern: "a" beside maxLength is not implemented; al'),
         ({"pattern": "a", "format": "uuid"}, 'pattern: "a" beside format is not implemented; al'),
         ({"allOf": [{}, {}]}, "allOf: [{},{}] is not implemented; allowed: a list of one schema"),

@@ -36,6 +36,12 @@ _INTERNAL: Final = re.compile(r"std::|::Impl|\bis<|structural_tag|Failed to pars
 _GRAMMAR_PLACE: Final = re.compile(r"EBNF (?:parser|lexer) error at line \d+, column \d+: ")
 """A place in what the library makes of a regular expression, which nobody wrote."""
 _POSITION: Final = re.compile(r"Regex parsing (?:error|warning) at position (\d+): ")
+_AFTERWARDS: Final = re.compile(
+    r"^Ignoring .*|; (?:ignoring|falling back|matching) .*|, will be set .*"
+    r"|\. (?:It is ignored|The character itself).*|(?: and)? is ignored(?: in regex)?:.*",
+    re.DOTALL,
+)
+"""Of a warning, what the library would do with what it does not take: here it is refused."""
 _IN_OUR_WORDS: Final = tuple(
     (re.compile(said, re.DOTALL), ours)
     for said, ours in (
@@ -83,7 +89,8 @@ def plain_words(said: str) -> str:
 
 def first_warning(said: bytes) -> str:
     """It says each several times, one a line; empty: none."""
-    return plain_words(said.decode(errors="replace").strip().partition("\n")[0])
+    warning = plain_words(said.decode(errors="replace").strip().partition("\n")[0])
+    return warning and (_AFTERWARDS.sub("", warning) or "it cannot be kept")
 
 
 def refusal(kind: GrammarKind, text: str, said: str) -> GrammarError:

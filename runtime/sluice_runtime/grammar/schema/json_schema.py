@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.schema.keywords import (
+    BOUNDS,
     IMPLIED,
     IS,
     KEYWORDS,
@@ -28,6 +29,8 @@ from sluice_runtime.grammar.schema.misspelt import Spelling
 from sluice_runtime.grammar.schema.references import refuse_unresolvable
 
 MOST_DEPTH: Final = 64
+MOST_BOUNDED_MULTIPLES: Final = 10_000
+"""Integers between bounds that stand beside `multipleOf`: the library goes through them all."""
 
 IGNORED: Final = frozenset(
     {
@@ -143,9 +146,25 @@ def _refuse_ignored(schema: Mapping[str, Any], path: str) -> None:
         raise _unimplemented(schema, path, "allOf", "a list of one schema")
     if "multipleOf" in schema and schema.get("type") != "integer":
         raise _unimplemented(schema, path, "multipleOf", 'beside type "integer"')
+    _refuse_multiples(schema, path)
     for key, others in NOT_BESIDE.items():
         if key in schema and (beside := sorted(schema.keys() & others)):
             raise _unimplemented(schema, path, key, "one of the two", beside[0])
+
+
+def _refuse_multiples(schema: Mapping[str, Any], path: str) -> None:
+    """Those in a range that is open, or too wide."""
+    bounds = sorted(schema.keys() & BOUNDS)
+    if "multipleOf" not in schema or not bounds:
+        return
+    least = [int(schema[key]) + (key != "minimum") for key in bounds if "inimum" in key]
+    most = [int(schema[key]) - (key != "maximum") for key in bounds if "aximum" in key]
+    if not least or not most or min(most) - max(least) >= MOST_BOUNDED_MULTIPLES:
+        allowed = (
+            f"without bounds, or beside a least and a greatest value with at most "
+            f"{MOST_BOUNDED_MULTIPLES} integers from one to the other"
+        )
+        raise _unimplemented(schema, path, "multipleOf", allowed, " and ".join(bounds))
 
 
 def _unimplemented(

@@ -126,7 +126,7 @@ IMPLIED: Final[Mapping[str, str]] = {
     ),
 }
 """The type whose values a keyword restricts."""
-_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _PAIRS: Final = (
     ("minItems", "maxItems"),
     ("minLength", "maxLength"),
@@ -147,7 +147,7 @@ def refuse_malformed(schema: Mapping[str, Any], path: str) -> None:
             raise refused(at(path, key), schema[key], KEYWORDS[key].allowed)
     kinds = schema.get("type", ())
     if "integer" in ([kinds] if isinstance(kinds, str) else kinds):
-        for key in schema.keys() & set(_BOUNDS):
+        for key in schema.keys() & set(BOUNDS):
             if not (schema[key] == int(schema[key]) and int(schema[key]) in _INTEGERS):
                 allowed = f'an integer from {_INTEGERS[0]} to {_INTEGERS[-1]} beside type "integer"'
                 raise refused(at(path, key), schema[key], allowed)
