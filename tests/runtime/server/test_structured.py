@@ -228,18 +228,18 @@ MALFORMED = {
         {"type": "integer", "multipleOf": value} for value in (0, -3, 1.5, "2", 1025)
     ],
     "a value with integers from -9223372036854775808 to 9223372036854775807": [{"const": 2**63}],
-    "a list of values with integers from": [{"enum": [1, {"a": [-(2**63) - 1]}]}],
+    "a list of at least one value, with integers from": [{"enum": [1, {"a": [-(2**63) - 1]}]}],
     "a list of strings": [{"required": "a"}, {"required": [1]}, {"required": None}],
-    "a list of values": [{"enum": 3}, {"enum": []}],
-    "a list of schemas": [
+    "a list of at least one value": [{"enum": 3}, {"enum": []}],
+    "a list of at least one schema": [
         {key: value} for key in ("anyOf", "oneOf", "allOf") for value in ([], {}, 3)
-    ]
-    + [{"prefixItems": {}}],
+    ],
+    "a list of schemas": [{"prefixItems": {}}],
     "an object": [
         {key: [1]} for key in ("properties", "patternProperties", "$defs", "definitions")
     ],
     "a string": [{"pattern": 7}, {"format": None}],
-    "one of array, boolean, integer, null, number, object, string, or a list of them": [
+    "one of array, boolean, integer, null, number, object, string, or a list of at least": [
         {"type": value} for value in ("foo", [], ["string", 7], None, {})
     ],
     "at most max": [

@@ -56,7 +56,9 @@ _COUNT: Final = Values(
 _NUMBER: Final = Values(IS["number"], "a number")
 _OBJECT: Final = Values(IS["object"], "an object")
 _STRING: Final = Values(IS["string"], "a string")
-_PARTS: Final = Values(lambda value: isinstance(value, list) and value != [], "a list of schemas")
+_PARTS: Final = Values(
+    lambda value: isinstance(value, list) and value != [], "a list of at least one schema"
+)
 _EXACT: Final = f"integers from {_INTEGERS[0]} to {_INTEGERS[-1]}"
 
 KEYWORDS: Final[Mapping[str, Values]] = {
@@ -67,7 +69,7 @@ KEYWORDS: Final[Mapping[str, Values]] = {
     "definitions": _OBJECT,
     "enum": Values(
         lambda value: isinstance(value, list) and value != [] and _is_exact(value),
-        f"a list of values with {_EXACT}",
+        f"a list of at least one value, with {_EXACT}",
     ),
     "exclusiveMaximum": _NUMBER,
     "exclusiveMinimum": _NUMBER,
@@ -93,7 +95,7 @@ KEYWORDS: Final[Mapping[str, Values]] = {
         lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
         "a list of strings",
     ),
-    "type": Values(_is_type, f"one of {', '.join(sorted(IS))}, or a list of them"),
+    "type": Values(_is_type, f"one of {', '.join(sorted(IS))}, or a list of at least one of them"),
 }
 """Keywords whose values are no schemas themselves."""
 
