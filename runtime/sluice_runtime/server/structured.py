@@ -20,7 +20,7 @@ from sluice_runtime.server.json_within import infinite_at, json_within
 from sluice_runtime.server.request_model import RequestModel, Text
 
 MOST_CHARACTERS: Final = 65_536
-"""Of a schema, as it is sent on, or of any other grammar."""
+"""Of a schema as it is compiled, of all choices, or of any other grammar."""
 MOST_CHOICES: Final = 1_000
 
 JsonObject = dict[str, Any]
@@ -72,6 +72,8 @@ class Wish(NamedTuple):
     field: str
     kind: GrammarKind
     text: str
+    characters: int | None = None
+    """Of what the client gave, where `text` is longer only by how we write it."""
 
 
 def grammar_of(
@@ -94,18 +96,26 @@ def grammar_of(
     if len(wishes) > 1:
         first, second = wishes[0].field, wishes[1].field
         raise InvalidRequestError(f"{second}: given beside {first}; allowed: one of them", second)
-    field, kind, text = wishes[0]
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidRequestError(
-            f"{field}: {len(text)} characters are not allowed; allowed: at most {MOST_CHARACTERS}",
-            field,
-        )
+    _refuse_long(wishes[0])
+    field, kind, text, _ = wishes[0]
     if not end_token_ids:
         raise UnsupportedFieldError(
             f"{field}: needs a token that ends the answer; allowed: for a model that names one",
             field,
         )
     return Grammar(kind, text, list(end_token_ids), field, min_tokens, ends_late)
+
+
+def _refuse_long(wish: Wish) -> None:
+    characters = len(wish.text) if wish.characters is None else wish.characters
+    if characters > MOST_CHARACTERS:
+        written = wish.kind in ("json_schema", "open_json_schema", "tags")
+        counted = ", as it is compiled," if written else ""
+        raise InvalidRequestError(
+            f"{wish.field}: {characters} characters{counted} are not allowed; allowed: at most "
+            f"{MOST_CHARACTERS}",
+            wish.field,
+        )
 
 
 def checked_schema(field: str, schema: object) -> Any:
@@ -157,7 +167,8 @@ def _wishes(request: StructuredFields) -> Iterator[Wish]:
         if regex is not None:
             yield Wish(f"{prefix}regex", "regex", regex)
         if choice is not None:
-            yield Wish(f"{prefix}choice", "ebnf", _one_of(choice))
+            characters = sum(len(text) for text in choice)
+            yield Wish(f"{prefix}choice", "ebnf", _one_of(choice), characters)
         if ebnf is not None:
             yield Wish(f"{prefix}grammar", "ebnf", ebnf)
     if given.json_object:

@@ -329,6 +329,21 @@ async def test_a_deep_schema_and_a_long_one_are_refused() -> None:
     assert refusal(guided_json="{")[0] == "guided_json"
 
 
+async def test_the_characters_of_choices_are_counted_as_the_client_wrote_them() -> None:
+    lines = ["\n" * 1_600 + str(number) for number in range(10, 50)]
+    assert len(told(guided_choice=lines)[1]) > 65_536
+    assert refusal(structured_outputs={"choice": ["ab" * 20_000, "\n" * 25_537]}) == (
+        "structured_outputs.choice",
+        "structured_outputs.choice: 65537 characters are not allowed; allowed: at most 65536",
+    )
+
+
+async def test_the_characters_of_a_schema_are_counted_as_it_is_compiled() -> None:
+    long = {"enum": ["\n" * 40_000]}
+    said = f"guided_json: {13 + 80_000} characters, as it is compiled, are not allowed; allowed: at"
+    assert refusal(guided_json=long)[1].startswith(said)
+
+
 async def test_what_is_required_is_a_property() -> None:
     text = told(guided_json={"type": "object", "required": ["a"]})[1]
     assert text["properties"] == {"a": True}
