@@ -74,6 +74,8 @@ class Wish(NamedTuple):
     text: str
     characters: int | None = None
     """Of what the client gave, where `text` is longer only by how we write it."""
+    holds_form: bool = False
+    """Of tools: what the request's other fields ask for is a part of it."""
 
 
 def grammar_of(
@@ -90,20 +92,30 @@ def grammar_of(
         InvalidRequestError: two fields ask for one, it is too large or not implemented.
         UnsupportedFieldError: no token ends answers.
     """
-    wishes = [*_wishes(request), *([] if tools is None else [tools])]
+    forms = [] if tools is not None and tools.holds_form else asked_forms(request)
+    wishes = [*forms, *([] if tools is None else [tools])]
     if not wishes:
         return None
     if len(wishes) > 1:
         first, second = wishes[0].field, wishes[1].field
         raise InvalidRequestError(f"{second}: given beside {first}; allowed: one of them", second)
     _refuse_long(wishes[0])
-    field, kind, text, _ = wishes[0]
+    field, kind, text = wishes[0][:3]
     if not end_token_ids:
         raise UnsupportedFieldError(
             f"{field}: needs a token that ends the answer; allowed: for a model that names one",
             field,
         )
     return Grammar(kind, text, list(end_token_ids), field, min_tokens, ends_late)
+
+
+def asked_forms(request: StructuredFields) -> list[Wish]:
+    """What the answer must look like, tools aside; more than one is too many.
+
+    Raises:
+        InvalidRequestError: it is not implemented.
+    """
+    return list(_wishes(request))
 
 
 def _refuse_long(wish: Wish) -> None:

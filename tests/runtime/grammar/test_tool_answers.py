@@ -18,6 +18,7 @@ from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.tools.calls import whole_calls
 from sluice_runtime.server.tools.formats import (
     FORMATS,
+    LLAMA3,
     MISTRAL,
     MISTRAL_NAMED,
     ToolFormat,
@@ -69,6 +70,13 @@ def planned(form: ToolFormat, special: dict[str, int], **fields: Any) -> tuple[T
 
 def answers(engine: Engine, held: Grammar, plan: ToolPlan, runs: int) -> Iterator[list[Any]]:
     """The calls of each run that ended by itself; no call is unfinished."""
+    return (calls for _, calls in read_answers(engine, held, plan, runs))
+
+
+def read_answers(
+    engine: Engine, held: Grammar, plan: ToolPlan, runs: int
+) -> Iterator[tuple[str, list[Any]]]:
+    """Text and calls of each run that ended by itself."""
     asked = [
         ask(f"run {n}", held, 300, sampling=Sampling(temperature=1.0, seed=n)) for n in range(runs)
     ]
@@ -81,7 +89,8 @@ def answers(engine: Engine, held: Grammar, plan: ToolPlan, runs: int) -> Iterato
         text = stream.push(results.tokens[one.request_id]) + stream.finish()
         found = [parser.push(text), parser.finish()]
         if end.finish_reason == "stop":
-            yield [*whole_calls(part for parsed in found for part in parsed.calls)]
+            calls = whole_calls(part for parsed in found for part in parsed.calls)
+            yield "".join(parsed.text for parsed in found), [*calls]
 
 
 @EVERY
@@ -118,6 +127,32 @@ def test_calls_in_a_free_text_are_held_to_the_format(engine: Engine, form: ToolF
             jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
+FORM = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Bob", "[TOOL_CALLS]now[ARGS]{}", "<function=now>"]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+@EVERY
+def test_beside_a_form_an_answer_is_json_or_calls(engine: Engine, form: ToolFormat) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}}
+    plan, held = planned(form, {}, response_format=wanted, parallel_tool_calls=False)
+    kinds = set()
+    for text, calls in read_answers(engine, held, plan, 16):
+        kinds.add(bool(calls))
+        if calls:
+            assert (text, len(calls)) == ("", 1)
+            jsonschema.validate(json.loads(calls[0].arguments), SCHEMAS[calls[0].name])
+        else:
+            jsonschema.validate(json.loads(text), FORM)
+    if form is LLAMA3:  # whose calls begin as the form does, so that few answers are one
+        assert accepts(held, b'{"name": "now", "parameters": {}}')
+        kinds.add(True)
+    assert kinds == {True, False}
+
+
 def accepts(held: Grammar, tokens: Sequence[int]) -> bool:
     """Whether an answer of these tokens, and its end, is one of the grammar's."""
     words = [bytes([value]) for value in range(256)]
@@ -142,3 +177,22 @@ def test_calls_begin_with_the_model_s_special_tokens(form: ToolFormat, free: boo
     assert accepts(held, [*b"So: ", *spelled]) is free
     assert not accepts(held, [begin, *spelled])
     assert not accepts(held, spelled[:-1])
+
+
+@pytest.mark.parametrize("form", MARKED, ids=["list", "named"])
+def test_beside_a_form_calls_begin_with_the_model_s_special_tokens(form: ToolFormat) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}}
+    plan, held = planned(form, SPECIAL, response_format=wanted)
+    begin, args = SPECIAL["[TOOL_CALLS]"], SPECIAL["[ARGS]"]
+    spelled = {
+        MISTRAL: [begin, *b'[{"name": "now", "arguments": {}}]'],
+        MISTRAL_NAMED: [begin, *b"now", args, *b"{}"],
+    }[form]
+    said = b'{"name": "Bob"}'
+    assert accepts(held, spelled)
+    assert accepts(held, said)
+    assert not accepts(held, [*said, *spelled])
+    assert not accepts(held, [*spelled, *said])
+    assert not accepts(held, b"So: ")
+    stream = Detokenizer(ByteTokenizer(), plan.reading.shown_tokens)
+    assert stream.push(list(said)) + stream.finish() == said.decode()

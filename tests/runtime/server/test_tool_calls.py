@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.messages import Grammar
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.protocol import ChatRequest
+from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.server.tools.formats import (
     HERMES,
     LLAMA3,
@@ -101,6 +103,88 @@ def test_required_and_named_tools_must_be_called_by_any_model() -> None:
     named = held_to(tools=[F, G], tool_choice={"type": "function", "function": {"name": "g"}})
     assert len(named["tags"]) == 1
     assert named["stop_after_first"]
+
+
+RECORD = {"type": "object", "properties": {"k": {"type": "string"}}, "required": ["k"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD}}
+
+
+def grammar_beside_tools(**fields: Any) -> Grammar | None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [F, G]}
+    request = parse_request(ChatRequest, msgspec.json.encode(body | fields))
+    planned = plan_tools(request, HERMES, {}.get)
+    return grammar_of(request, [9], planned.wish if planned else None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "schema"),
+    [
+        ({"response_format": FORMAT}, "response_format.json_schema.schema", RECORD),
+        ({"response_format": {"type": "json_object"}}, "response_format", None),
+        ({"guided_json": RECORD, "tool_choice": "auto"}, "guided_json", RECORD),
+        ({"structured_outputs": {"json": RECORD}}, "structured_outputs.json", RECORD),
+    ],
+)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_beside_tools_an_answer_is_json_of_the_form_or_calls(
+    fields: dict[str, Any], field: str, schema: Any, parallel: bool
+) -> None:
+    held = grammar_beside_tools(**fields, parallel_tool_calls=parallel)
+    assert held is not None
+    assert (held.kind, held.field) == ("tags", f"tools, {field}")
+    form = json.loads(held.text)["format"]
+    asked, calls = form["elements"]
+    assert (form["type"], asked["type"]) == ("or", "json_schema")
+    assert asked["json_schema"] == (schema or ANY_OBJECT)
+    assert calls["type"] == "tags_with_separator"
+    assert calls["at_least_one"]
+    assert calls["stop_after_first"] is not parallel
+    assert [tag["begin"][21:24] for tag in calls["tags"]] == ['"f"', '"g"']
+
+
+def test_text_is_no_form_and_without_tools_to_call_a_form_stands_alone() -> None:
+    assert grammar_beside_tools(response_format={"type": "text"}) is None
+    for fields in ({"tool_choice": "none"}, {"tools": []}):
+        held = grammar_beside_tools(response_format=FORMAT, **fields)
+        assert held is not None
+        assert (held.kind, json.loads(held.text)) == ("json_schema", RECORD)
+
+
+LOOSE = {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD, "strict": False}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"guided_regex": "a"}, "tools: given beside guided_regex; allowed: beside a JSON schema"),
+        ({"guided_choice": ["a"]}, "tools: given beside guided_choice; allowed: beside a JSON sch"),
+        ({"guided_grammar": "root ::= x"}, "tools: given beside guided_grammar; allowed: beside"),
+        (
+            {"response_format": LOOSE},
+            "tools: given beside response_format.json_schema.schema whose strict is false; allowed",
+        ),
+        (
+            {"response_format": FORMAT, "guided_regex": "a"},
+            "guided_regex: given beside response_format.json_schema.schema; allowed: one of them",
+        ),
+        (
+            {"response_format": FORMAT, "tool_choice": "required"},
+            "tools: given beside response_format.json_schema.schema; allowed: one of them",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "tool_choice": NAMED},
+            "tools: given beside response_format; allowed: one of them",
+        ),
+    ],
+)
+def test_a_form_that_does_not_go_with_tools_is_refused_by_both_fields(
+    fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        grammar_beside_tools(**fields)
+    assert str(error.value).startswith(says)
+    assert error.value.param == says.partition(":")[0]
 
 
 def test_arguments_that_could_not_be_kept_to_their_schema_are_refused() -> None:

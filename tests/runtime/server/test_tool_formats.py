@@ -21,6 +21,7 @@ from sluice_runtime.server.tools.formats import (
     QWEN3_CODER,
     ToolFormat,
 )
+from sluice_runtime.server.tools.plan import CallReading
 
 Arguments = dict[str, Any]
 SCHEMAS: dict[str, Any] = {
@@ -276,3 +277,41 @@ def test_mistrals_templates_take_its_ids() -> None:
         assert len(drawn) == 9
         assert drawn.isalnum()
     assert HERMES.draw_id().startswith("call_")
+
+
+def read_beside_form(form: ToolFormat, said: str, *, whole: bool) -> tuple[str, list[Any]]:
+    parser = CallReading(form, SCHEMAS, beside_form=True).parser()
+    found = [parser.push(part) for part in ([said] if whole else said)] + [parser.finish()]
+    calls = whole_calls(part for one in found for part in one.calls)
+    return "".join(one.text for one in found), [
+        (call.name, json.loads(call.arguments)) for call in calls
+    ]
+
+
+@EVERY
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"note": "<tool_call><function=now></function></tool_call> [TOOL_CALLS]now{} now"},
+        {"name": "now"},
+        {"name": "now", "days": 3},
+        {"name": "Bob", "parameters": {}},
+        ["[TOOL_CALLS]", {"name": "now", "arguments": {}}, "<|python_tag|>{}"],
+        "<function=now>",
+        None,
+    ],
+)
+def test_json_of_a_form_is_text_whatever_is_in_it(
+    form: ToolFormat, value: Any, whole: bool
+) -> None:
+    for said in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value)[:-1]):
+        assert read_beside_form(form, said, whole=whole) == (said, [])
+
+
+@EVERY
+@pytest.mark.parametrize("whole", [True, False])
+def test_calls_beside_a_form_are_calls(form: ToolFormat, whole: bool) -> None:
+    made: list[tuple[str, Arguments]] = [("weather", {"city": "Rome", "days": 3}), ("now", {})]
+    said = SPELLINGS[form].spelled(made)
+    assert read_beside_form(form, said, whole=whole) == ("", made)

@@ -6,7 +6,7 @@ their text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -29,6 +29,9 @@ class Imposed(Protocol):
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
         """Any text, with calls in it."""
 
+    def begins(self, schemas: Schemas) -> Sequence[str]:
+        """What `calls` begin with, as text."""
+
 
 @dataclass(frozen=True)
 class JsonTag:
@@ -46,6 +49,9 @@ class JsonTag:
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
         return triggered(self._tags(schemas), self.trigger, one=one)
 
+    def begins(self, schemas: Schemas) -> Sequence[str]:
+        return [self.begin % name for name in schemas]
+
     def _tags(self, schemas: Schemas) -> list[Form]:
         return [
             tag(self.begin % name, arguments(schema), self.end) for name, schema in schemas.items()
@@ -61,6 +67,9 @@ class XmlTag:
 
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
         return triggered(self._tags(schemas), "<tool_call>", one=one)
+
+    def begins(self, schemas: Schemas) -> Sequence[str]:
+        return ["<tool_call>"]
 
     def _tags(self, schemas: Schemas) -> list[Form]:
         return [
@@ -83,6 +92,9 @@ class JsonList:
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
         return marked([self._list(schemas, tokens, one=one)], tokens, one=True)
 
+    def begins(self, schemas: Schemas) -> Sequence[str]:
+        return [_MARKER]
+
     def _list(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
         objects = [
             tag(f'{{"name": "{name}", "arguments": ', arguments(schema), "}")
@@ -101,6 +113,9 @@ class NamedTag:
 
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
         return marked(self._tags(schemas, tokens), tokens, one=one)
+
+    def begins(self, schemas: Schemas) -> Sequence[str]:
+        return [_MARKER]
 
     def _tags(self, schemas: Schemas, tokens: Tokens) -> list[Form]:
         marker, args = token(_MARKER, tokens), token(_ARGS, tokens)
@@ -130,6 +145,11 @@ def arguments(schema: Any) -> Form:
 def token(text: str, tokens: Tokens) -> str | Form:
     """A marker: by its number where it is a special token, else by its text."""
     return {"type": "token", "token": tokens[text]} if text in tokens else text
+
+
+def either(schema: Any, calls: Form) -> Form:
+    """JSON of this schema, or calls."""
+    return {"type": "or", "elements": [arguments(schema), calls]}
 
 
 def separated(tags: list[Form], separator: str, *, one: bool) -> Form:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice_contract.http_errors import shown, shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError
 from sluice_runtime.grammar.schema.object_schema import object_schema
-from sluice_runtime.server.structured import Wish, checked_schema, refuse_infinite
+from sluice_runtime.server.protocol import ChatRequest
+from sluice_runtime.server.structured import Wish, asked_forms, checked_schema, refuse_infinite
 from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat
-from sluice_runtime.server.tools.request import Function, NamedTool, ToolFields
+from sluice_runtime.server.tools.imposed import either
+from sluice_runtime.server.tools.readers import calls_alone
+from sluice_runtime.server.tools.request import Function, NamedTool
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,18 @@ class CallReading:
     """Of the arguments of each function that was offered."""
     imposed: bool = False
     """Whether the answer is held to calls, and so has no text."""
+    beside_form: bool = False
+    """Whether the answer is held to calls or to a form, and so is text that holds no call, or calls
+    without text."""
     shown_tokens: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that are text to it."""
 
     def parser(self) -> CallParser:
         """For one choice."""
-        return CallParser(self.form.read, self.schemas, self.form.draw_id, imposed=self.imposed)
+        read = self.form.read
+        if self.beside_form:
+            read = calls_alone(read, self.form.imposed.begins(self.schemas))
+        return CallParser(read, self.schemas, self.form.draw_id, imposed=self.imposed)
 
 
 @dataclass(frozen=True)
@@ -46,13 +55,14 @@ class ToolPlan:
 
 
 def plan_tools(
-    request: ToolFields, known: ToolFormat | None, special_id: Callable[[str], int | None]
+    request: ChatRequest, known: ToolFormat | None, special_id: Callable[[str], int | None]
 ) -> ToolPlan | None:
     """None when no tool may be called. `known`: the model's format; `special_id`: the special
     token that is called so.
 
     Raises:
-        InvalidRequestError: the choice does not fit the tools, or needs a format not known.
+        InvalidRequestError: the choice does not fit the tools, or needs a format not known; or
+            a form is asked for that does not go with them.
     """
     choice = request.tool_choice
     if not request.tools:
@@ -85,7 +95,9 @@ def plan_tools(
         shown_tokens={token: text for text, token in tokens.items()},
     )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
-    return ToolPlan(shown, reading, _wish(request, functions, reading, tokens))
+    wish = _wish(request, functions, reading, tokens)
+    beside_form = wish is not None and wish.holds_form
+    return ToolPlan(shown, replace(reading, beside_form=beside_form), wish)
 
 
 def _check_names(functions: Sequence[Function]) -> None:
@@ -107,12 +119,12 @@ def _arguments(function: Function) -> dict[str, Any]:
 
 
 def _wish(
-    request: ToolFields,
+    request: ChatRequest,
     functions: Sequence[Function],
     reading: CallReading,
     tokens: Mapping[str, int],
 ) -> Wish | None:
-    """A grammar of calls: of one function, of any, or of text with calls in it."""
+    """A grammar of calls: of one function, of any, of any or a form, or of text with calls."""
     choice, one = request.tool_choice, request.parallel_tool_calls is False
     form, schemas = reading.form, reading.schemas
     if isinstance(choice, NamedTool):
@@ -128,9 +140,26 @@ def _wish(
         )
     if choice == "required":
         return _structural_tag(form.imposed.calls(_checked(schemas), tokens, one=one))
+    if len(forms := asked_forms(request)) == 1:  # several are refused where grammars are made
+        asked = _schema_beside_calls(forms[0])
+        calls = form.imposed.calls(_checked(schemas), tokens, one=one)
+        wish = _structural_tag(either(asked, calls))
+        return wish._replace(field=f"tools, {forms[0].field}", holds_form=True)
     if one or any(function.strict for function in functions):
         return _structural_tag(form.imposed.text_with_calls(_checked(schemas), tokens, one=one))
     return None
+
+
+def _schema_beside_calls(asked: Wish) -> Any:
+    """The schema that an answer without calls is held to."""
+    if asked.kind != "json_schema":
+        how = " whose strict is false" if asked.kind == "open_json_schema" else ""
+        raise InvalidRequestError(
+            f"tools: given beside {asked.field}{how}; allowed: beside a JSON schema whose strict "
+            'is not false, or with tool_choice "none"',
+            "tools",
+        )
+    return json.loads(asked.text)
 
 
 def _checked(schemas: Mapping[str, Any]) -> dict[str, Any]:

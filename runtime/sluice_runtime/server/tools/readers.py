@@ -5,9 +5,10 @@ What looks like a call and is none is text, unless the answer ends in it after o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from sluice_runtime.server.tools.calls import Calls
+from sluice_runtime.server.tools.calls import Calls, Reader
 from sluice_runtime.server.tools.json_text import read_call, read_object
 from sluice_runtime.server.tools.source import Reading, Source
 from sluice_runtime.server.tools.xml_values import read_value
@@ -21,6 +22,31 @@ ARGS: Final = "[ARGS]"
 FUNCTION: Final = "<function="
 FUNCTION_END: Final = "</function>"
 PARAMETER: Final = "<parameter="
+
+
+def calls_alone(read: Reader, begins: Sequence[str]) -> Reader:
+    """Reads calls in an answer that begins as they do. Any other is text, whatever is in it."""
+
+    def read_all(source: Source, calls: Calls) -> Reading[None]:
+        while not source.ended and _may_begin(source.rest(), begins):
+            yield
+        if source.rest().startswith(tuple(begins)):
+            yield from read(source, calls)
+            return
+        while True:
+            calls.text(source.rest())
+            source.advance(len(source.rest()))
+            source.mark()
+            if source.ended:
+                return
+            yield
+
+    return read_all
+
+
+def _may_begin(text: str, begins: Sequence[str]) -> bool:
+    """Whether more text would tell."""
+    return any(len(text) < len(begin) and begin.startswith(text) for begin in begins)
 
 
 def read_hermes(source: Source, calls: Calls) -> Reading[None]:
