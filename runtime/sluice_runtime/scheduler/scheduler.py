@@ -100,11 +100,12 @@ class Scheduler:
         """What to run now; None when there is nothing to run and nothing to report, or nothing
         before the results of the batch in flight are in."""
         self._drop_aborted()
-        leaving = self._plan_retraction(now)
+        launched = [item.request for flight in self._flights.values() for item in flight.prefill]
+        leaving = self._plan_retraction(now, launched)
         if leaving.needed and self._flights:
             return None
         self._carry_out(leaving, now)
-        prefill = self._joining.plan(now, self._launched, admits=not leaving.short)
+        prefill = self._joining.plan(now, launched, admits=not leaving.short)
         decode = self._roster.running.ready() if self._joining.answers_join(prefill) else []
         if prefill.items or decode or (self._outcomes and not self._flights):
             return self._launch(prefill.items, decode, now)
@@ -174,11 +175,6 @@ class Scheduler:
         self._holdings.check_integrity(self._roster.requests)
         self._roster.running.check_integrity()
 
-    @property
-    def _launched(self) -> list[Request]:
-        """Whose prompts the step in flight computes."""
-        return [item.request for flight in self._flights.values() for item in flight.prefill]
-
     # Before a batch: who leaves.
 
     def _refusal(self, message: Generate) -> str | None:
@@ -194,7 +190,7 @@ class Scheduler:
                 self._end(request, "abort")
         self._aborting.clear()
 
-    def _plan_retraction(self, now: float) -> RetractionPlan:
+    def _plan_retraction(self, now: float, launched: Sequence[Request]) -> RetractionPlan:
         """For the pages of the next decode step, else for a request that is far more urgent."""
         running = self._roster.running.ready()
         plan = plan_retraction(
@@ -205,7 +201,7 @@ class Scheduler:
         )
         if plan.needed:
             return plan
-        return self._joining.plan_preemption(now, running, self._launched)
+        return self._joining.plan_preemption(now, running, launched)
 
     def _carry_out(self, plan: RetractionPlan, now: float) -> None:
         """Sends requests back to the queue."""
