@@ -67,8 +67,9 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the answer ends only where nothing else may follow."""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """What the model thought of one token, before bias, penalties, grammar and temperature."""
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the model thought of one token, before bias, penalties, grammar and temperature. In no
+    cycle, and unknown to the garbage collector: a long prompt has very many."""
 
     token_id: int
     logprob: float

@@ -12,6 +12,7 @@ from sluice_runtime.server.protocol import (
     CompletionRequest,
     GenerateRequest,
 )
+from sluice_runtime.server.scored_values import MOST_SCORED_VALUES
 
 
 def test_the_reference_page_names_every_field_and_every_route() -> None:
@@ -24,3 +25,8 @@ def test_the_reference_page_names_every_field_and_every_route() -> None:
     assert {name for name in {*fields, *ROWS} if f"`{name}`" not in page} <= {"request_id"}
     paths = {operation.path.replace("{name}", "NAME") for operation in OPERATIONS}
     assert {path for path in paths if path not in page} == set()
+
+
+def test_the_reference_page_tells_how_many_scores_a_request_may_have() -> None:
+    page = Path("docs/reference/api.md").read_text()
+    assert f"{MOST_SCORED_VALUES:,} values" in page

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
+import msgspec
+
 from sluice_runtime.messages import TokenDelta, TokenLogprob
 from sluice_runtime.server.detokenizer import Detokenizer
 from sluice_runtime.server.prompts import ChoicePlan
@@ -150,12 +152,11 @@ class AnswerText:
             return piece
         scored = self._prompt_scores(logprobs)
         if plan.echo is not None and piece.scores is not None:
-            echoed = [replace(one, top=one.top[: plan.logprobs]) for one in scored]
+            echoed = _with_best(scored, plan.logprobs)
             piece = replace(piece, scores=(*echoed, *piece.scores))
         if plan.prompt_logprobs < 0:
             return piece
-        wanted = [replace(one, top=one.top[: plan.prompt_logprobs]) for one in scored]
-        return replace(piece, prompt_scores=tuple(wanted))
+        return replace(piece, prompt_scores=tuple(_with_best(scored, plan.prompt_logprobs)))
 
     def _prompt_scores(self, logprobs: Sequence[TokenLogprob]) -> list[ScoredToken]:
         detokenizer, offset = Detokenizer(self._tokenizer), 0
@@ -170,3 +171,8 @@ class AnswerText:
         ids = delta.token_ids
         ended_by_token = delta.finish_reason == "stop" and ids and not self._plan.keeps_stop
         return ids[:-1] if ended_by_token and ids[-1] in self._plan.stop_token_ids else ids
+
+
+def _with_best(scored: list[ScoredToken], top: int) -> list[ScoredToken]:
+    """With as many of the most probable tokens as were asked for; more may have been told."""
+    return [msgspec.structs.replace(one, top=one.top[:top]) for one in scored]

@@ -13,9 +13,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+import msgspec
 from fastapi import Request
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from sluice_runtime.errors import (
     AbortedError,
@@ -33,13 +34,16 @@ from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import GenerationRequest
 from sluice_runtime.server.routing_key import routing_key_of
 from sluice_runtime.server.service import Service
-from sluice_runtime.server.streaming import EventStream, unless_client_goes
+from sluice_runtime.server.streaming import EventStream, WholeAnswer, unless_client_goes
 from sluice_runtime.server.weight import refuse_heavy
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 _CLIENT_CLOSED_REQUEST: Final = 499
 """Nobody reads it; it shows in the access log of proxies."""
+
+_LIGHT_PARTS: Final = 64
+"""Pieces and scored tokens; each of the latter may take 30 µs."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,10 @@ class Answerer:
         collected = await unless_client_goes(request.receive, _collected(pieces))
         if collected is None:
             return self._gone()
-        return JSONResponse(whole(route.shape, envelope, usage, collected))
+        if _is_light(collected):
+            return WholeAnswer(_written(route.shape, envelope, usage, collected))
+        body = await asyncio.to_thread(_written, route.shape, envelope, usage, collected)
+        return WholeAnswer(body)
 
     def _plan(
         self, route: Route[RequestT], planner: Planner, body: bytes
@@ -142,12 +149,23 @@ async def _collected(pieces: AsyncGenerator[Piece, None]) -> Sequence[Piece]:
         return [piece async for piece in pieces]
 
 
+def _written(shape: Shape, envelope: Envelope, usage: Usage, collected: Sequence[Piece]) -> bytes:
+    return msgspec.json.encode(whole(shape, envelope, usage, collected))
+
+
+def _is_light(pieces: Sequence[Piece]) -> bool:
+    """Whether an answer of these is written in no time, so that no thread need be asked to."""
+    scored = sum(len(piece.scores or ()) + len(piece.prompt_scores or ()) for piece in pieces)
+    return len(pieces) + scored <= _LIGHT_PARTS
+
+
 async def _events(
     chunks: Chunks, pieces: AsyncGenerator[Piece, None]
 ) -> AsyncGenerator[dict[str, Any], None]:
     async with aclosing(pieces):
         async for piece in pieces:
-            if chunk := chunks.of(piece):
+            light = _is_light([piece])
+            if chunk := chunks.of(piece) if light else await asyncio.to_thread(chunks.of, piece):
                 yield chunk
     if last := chunks.last():
         yield last

@@ -1,12 +1,15 @@
 """Scored tokens as the APIs spell them: one form for completions, one for chat, one for prompts.
 
-Pure; plain values out.
+Pure; plain values out, and JSON text in place of a token's: of a long prompt, objects for all its
+tokens would take gigabytes, and writing them at once would hold up every stream of the process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from sluice_runtime.server.token_text import ScoredToken, TokenText
 
@@ -18,7 +21,7 @@ def completion_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] 
     return {
         "tokens": [score.token.key for score in scores],
         "token_logprobs": [score.logprob for score in scores],
-        "top_logprobs": [_by_key(score) for score in scores],
+        "top_logprobs": [_written(_by_key(score)) for score in scores],
         "text_offset": [score.offset for score in scores],
     }
 
@@ -28,18 +31,24 @@ def chat_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] | None
     if scores is None:
         return None
     content = [
-        {
-            **_named(score.token, score.logprob),
-            "top_logprobs": [_named(token, logprob) for token, logprob in score.top],
-        }
+        _written(
+            {
+                **_named(score.token, score.logprob),
+                "top_logprobs": [_named(token, logprob) for token, logprob in score.top],
+            }
+        )
         for score in scores
     ]
     return {"content": content, "refusal": None}
 
 
-def prompt_logprobs(scores: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(scores: Sequence[ScoredToken]) -> list[msgspec.Raw]:
     """One object a token, by token id: the token's own score and the best ones."""
-    return [None if score.logprob is None else _by_id(score) for score in scores]
+    return [_written(None if score.logprob is None else _by_id(score)) for score in scores]
+
+
+def _written(value: dict[str, Any] | None) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def _by_key(score: ScoredToken) -> dict[str, float] | None:

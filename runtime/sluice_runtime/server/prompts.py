@@ -32,6 +32,7 @@ from sluice_runtime.server.sampling_plan import (
     refuse_unknown_tokens,
     sampling_of,
 )
+from sluice_runtime.server.scored_values import refuse_many_scores
 from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import ToolFormat
@@ -188,6 +189,7 @@ class Planner:
     ) -> list[ChoicePlan]:
         for prompt in prompts:
             self._refuse_unservable(prompt, param)
+        refuse_many_scores(request, [len(prompt.token_ids) for prompt in prompts])
         min_tokens, ignore_eos = request.min_tokens or 0, bool(request.ignore_eos)
         eos = self._eos_token_ids()
         grammar = self._grammar(request, tools, eos)

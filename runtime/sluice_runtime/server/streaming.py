@@ -1,17 +1,19 @@
-"""Server-sent events: one response that ends with `[DONE]` or with an error, never with both.
+"""Answers on their way: server-sent events, which end with `[DONE]` or with an error, never with
+both; and whole ones.
 
-Notices a client that has gone and one that does not read. Knows no route and no engine.
+Notices a client that has gone and one that does not read; sends what is long in parts, so that the
+client is waited for and not all of it is copied at once. Knows no route and no engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
 import msgspec
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sluice_runtime.server.failures import error_body, log_unforeseen
@@ -20,6 +22,8 @@ WRITE_SECONDS: Final = 60.0
 """A client that takes nothing for so long is given up."""
 _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE: Final = b"data: [DONE]\n\n"
+
+_PART_BYTES: Final = 256 * 1024
 
 ResultT = TypeVar("ResultT")
 
@@ -42,8 +46,7 @@ class EventStream(StreamingResponse):
         await unless_client_goes(receive, self._run(send))
 
     async def _run(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await self._send(send, start)
+        await self._send(send, _start(self))
         async with aclosing(self._events) as events:
             try:
                 async for event in events:
@@ -57,14 +60,34 @@ class EventStream(StreamingResponse):
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _body(self, send: Send, body: bytes) -> None:
-        await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})
+        for part in _parts(body):
+            await self._send(send, {"type": "http.response.body", "body": part, "more_body": True})
 
     async def _send(self, send: Send, message: Any) -> None:
-        try:
-            async with asyncio.timeout(self._write_seconds):
-                await send(message)
-        except TimeoutError:
-            raise ClientGoneError from None
+        await _send_within(self._write_seconds, send, message)
+
+
+class WholeAnswer(Response):
+    """A response of JSON text that may be long."""
+
+    def __init__(self, body: bytes, write_seconds: float = WRITE_SECONDS) -> None:
+        super().__init__(body, media_type="application/json")
+        self._write_seconds = write_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if len(self.body) <= _PART_BYTES:
+            await super().__call__(scope, receive, send)
+        else:
+            await unless_client_goes(receive, self._run(send))
+
+    async def _run(self, send: Send) -> None:
+        await self._send(send, _start(self))
+        for part in _parts(self.body):
+            await self._send(send, {"type": "http.response.body", "body": part, "more_body": True})
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: Any) -> None:
+        await _send_within(self._write_seconds, send, message)
 
 
 async def unless_client_goes(
@@ -90,6 +113,23 @@ async def unless_client_goes(
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _start(response: Response) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": 200, "headers": response.raw_headers}
+
+
+def _parts(body: bytes | memoryview) -> Iterator[bytes]:
+    for begin in range(0, len(body), _PART_BYTES):
+        yield bytes(body[begin : begin + _PART_BYTES])
+
+
+async def _send_within(seconds: float, send: Send, message: Any) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await send(message)
+    except TimeoutError:
+        raise ClientGoneError from None
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -1,19 +1,19 @@
 """What single tokens are called, and what the model thought of them, for logprobs.
 
-A token may be a part of a character: its bytes joined with its neighbours' are the text. Knows
-neither requests nor JSON.
+A token may be a part of a character: its bytes joined with its neighbours' are the text. Of a
+scored prompt there are up to a million values, which are in no cycle: the garbage collector knows
+nothing of them, or each of its passes would hold up every stream. Knows neither requests nor JSON.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TokenText:
+class TokenText(msgspec.Struct, frozen=True, gc=False):
     """One token of the vocabulary."""
 
     token_id: int
@@ -31,8 +31,7 @@ class TokenText:
         return "bytes:" + "".join(f"\\x{value:02x}" for value in self.utf8)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(msgspec.Struct, frozen=True, gc=False):
     """A token in its place, with what the model thought of it."""
 
     token: TokenText
