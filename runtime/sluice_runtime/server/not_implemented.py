@@ -45,6 +45,22 @@ ROWS: Final[Mapping[str, NeutralOnly]] = {
     "web_search_options": _ABSENT,
 }
 
+MESSAGE_ROWS: Final[Mapping[str, NeutralOnly]] = {
+    "annotations": _EMPTY_LIST,
+    "audio": _ABSENT,
+    "function_call": _ABSENT,
+}
+"""The same of a message: OpenAI's client writes them, as null, when it sends an answer back."""
+
+
+def without_neutral_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """`message` less the fields of its table that ask for nothing; others are unknown fields."""
+    return {
+        key: value
+        for key, value in message.items()
+        if key not in MESSAGE_ROWS or not _is_neutral(MESSAGE_ROWS[key], value)
+    }
+
 
 def without_neutral_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """`body` less the fields of the table.
@@ -53,13 +69,17 @@ def without_neutral_fields(body: Mapping[str, Any]) -> dict[str, Any]:
         InvalidRequestError: one of them asks for something.
     """
     for key in body.keys() & ROWS.keys():
-        if not any(_same(body[key], neutral) for neutral in ROWS[key].neutral):
+        if not _is_neutral(ROWS[key], body[key]):
             raise InvalidRequestError(
                 f"{key}: {http_errors.shown_json(body[key])} is not implemented yet; "
                 f"allowed: {ROWS[key].allowed}",
                 key,
             )
     return {key: value for key, value in body.items() if key not in ROWS}
+
+
+def _is_neutral(row: NeutralOnly, value: object) -> bool:
+    return any(_same(value, neutral) for neutral in row.neutral)
 
 
 def _same(value: object, neutral: object) -> bool:

@@ -16,9 +16,10 @@ from sluice_contract.load import LoadReport
 
 from sluice_runtime.server import response_models as answers
 from sluice_runtime.server.metrics import CONTENT_TYPE
-from sluice_runtime.server.not_implemented import ROWS
+from sluice_runtime.server.not_implemented import MESSAGE_ROWS, ROWS, NeutralOnly
 from sluice_runtime.server.protocol import (
     AbortRequest,
+    ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
@@ -180,13 +181,14 @@ def _schemas(models: list[type[BaseModel]]) -> dict[str, Any]:
     schemas: dict[str, Any] = described[1]["$defs"]
     for model in models:
         if issubclass(model, GenerationRequest):
-            _add_neutral_fields(schemas[model.__name__]["properties"])
+            _add_neutral_fields(schemas[model.__name__]["properties"], ROWS)
+    _add_neutral_fields(schemas[ChatMessage.__name__]["properties"], MESSAGE_ROWS)
     return schemas
 
 
-def _add_neutral_fields(properties: dict[str, Any]) -> None:
+def _add_neutral_fields(properties: dict[str, Any], rows: Mapping[str, NeutralOnly]) -> None:
     """Fields that are taken only with a value that asks for nothing."""
-    for name, row in ROWS.items():
+    for name, row in rows.items():
         properties.setdefault(name, {"enum": list(row.neutral)})
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from sluice_runtime.server.json_within import is_plain
+from sluice_runtime.server.not_implemented import MESSAGE_ROWS, without_neutral_parts
 from sluice_runtime.server.request_model import RequestModel, Text, without_nul
 from sluice_runtime.server.structured import StructuredFields
 from sluice_runtime.server.tools.request import MadeCall, ToolFields
@@ -213,6 +214,12 @@ class ChatMessage(RequestModel):
     tool_call_id: Text | None = None
     refusal: Text | None = None
     """Of an assistant, as it was answered; not shown to the model."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral_parts(cls, value: Any) -> Any:
+        has_them = isinstance(value, dict) and value.keys() & MESSAGE_ROWS.keys()
+        return without_neutral_parts(value) if has_them else value
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> ChatMessage:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jsonschema
 import openai
 import pytest
 from sluice_runtime.messages import Abort, Generate
+from sluice_runtime.server.openapi import document
 
 from tests.runtime.server.conftest import MODEL, Server, until
 
@@ -204,3 +208,25 @@ async def test_errors_have_openais_classes(server: Server) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         await server.openai.completions.create(model=MODEL, prompt="a", logprobs=6)
     assert bad.value.param == "logprobs"
+
+
+async def test_an_answer_goes_back_as_the_client_writes_it(server: Server) -> None:
+    """With all of the fields that OpenAI's answers may have, null where there are none."""
+    messages: list[Any] = [{"role": "user", "content": "a"}]
+    answer = await server.openai.chat.completions.create(model=MODEL, messages=messages)
+    said = answer.choices[0].message.model_dump()
+    assert {"annotations", "audio", "function_call", "refusal", "tool_calls"} <= said.keys()
+    messages += [said, {"role": "user", "content": "b"}]
+    again = await server.openai.chat.completions.create(model=MODEL, messages=messages)
+    assert said["content"] in (again.choices[0].message.content or "")
+    body = {"model": MODEL, "messages": messages}
+    jsonschema.validate(body, {**document(), "$ref": "#/components/schemas/ChatRequest"})
+
+
+@pytest.mark.parametrize("value", [{"id": "x"}, False, 0, ""])
+async def test_a_field_of_a_message_that_is_not_null_is_refused(
+    server: Server, value: object
+) -> None:
+    message: Any = {"role": "assistant", "content": "a", "audio": value}
+    with pytest.raises(openai.BadRequestError, match=r"messages\[0\].audio: is not a known field"):
+        await server.openai.chat.completions.create(model=MODEL, messages=[message])
