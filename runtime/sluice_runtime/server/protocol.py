@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.json_within import is_plain
 from sluice_runtime.server.not_implemented import MESSAGE_ROWS, without_neutral_parts
@@ -277,6 +278,12 @@ class ChatRequest(GenerationRequest, ToolFields):
     def misfit(self) -> tuple[str, str] | None:
         if self.top_logprobs is not None and not self.logprobs:
             return "top_logprobs", "given without logprobs; allowed: only with logprobs true"
+        own, usual = self.max_completion_tokens, self.max_tokens
+        if own is not None and usual is not None and own != usual:
+            return "max_completion_tokens", (
+                f"{shown_json(own)} beside max_tokens {shown_json(usual)} is not allowed; allowed: "
+                "one of the two, or the same in both"
+            )
         return super().misfit()
 
 

@@ -152,6 +152,12 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     ),
     (CHAT, chat(response_format={"type": "xml"}), "response_format.type", '"json_object"'),
     (CHAT, chat(max_tokens=0), "max_tokens", "1 or more"),
+    (
+        CHAT,
+        chat(max_tokens=2, max_completion_tokens=5),
+        "max_completion_tokens",
+        "5 beside max_tokens 2 is not allowed; allowed: one of the two, or the same in both",
+    ),
     (CHAT, chat(logprobs=1), "logprobs", "true or false"),
     (CHAT, chat(top_logprobs=1), "top_logprobs", "logprobs true"),
     (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs", "0 to 20"),
@@ -263,6 +269,11 @@ async def test_a_number_beyond_a_floats_in_a_schema_is_a_400_that_says_where(
 async def test_neutral_values_are_accepted(server: Server, fields: dict[str, Any]) -> None:
     response = await server.http.post(COMPLETIONS, json=completion(**fields))
     assert response.status_code == 200, response.text
+
+
+async def test_both_bounds_of_a_chats_answer_may_say_the_same(server: Server) -> None:
+    response = await server.http.post(CHAT, json=chat(max_tokens=2, max_completion_tokens=2))
+    assert response.json()["usage"]["completion_tokens"] == 2
 
 
 @pytest.mark.parametrize("announced", [True, False])
