@@ -130,10 +130,20 @@ class CallAnswer(ResponseModel):
     function: FunctionCall
 
 
-class CallDelta(CallAnswer):
-    """A call in a stream."""
+class FunctionDelta(ResponseModel):
+    """What an event adds to a function's name and arguments."""
+
+    name: str = ""
+    arguments: str
+
+
+class CallDelta(ResponseModel):
+    """What an event adds to a call; the first of a call has all, those after it arguments only."""
 
     index: int
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionDelta
 
 
 class Message(ResponseModel):

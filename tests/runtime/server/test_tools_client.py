@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import jinja2
+import jsonschema
 import pytest
 from openai import BadRequestError
 from sluice_runtime.chat_template import ChatTemplate
 from sluice_runtime.messages import Generate
+from sluice_runtime.server.openapi import document
 from sluice_runtime.server.tools.formats import HERMES
 
 from tests.runtime.server.conftest import MODEL, Server
@@ -111,6 +113,22 @@ async def test_arguments_are_streamed_as_they_come(calling: Server) -> None:
     assert len(parts) > 20
     told = "".join(part.function.arguments for part in parts if part.index == 0)  # type: ignore[union-attr,misc]
     assert json.loads(told) == {"city": "Rome"}
+
+
+async def test_the_events_of_calls_are_what_the_document_says(calling: Server) -> None:
+    body = {"model": MODEL, "messages": user(TWO_CALLS), "tools": [WEATHER], "stream": True}
+    response = await calling.http.post("/v1/chat/completions", json=body)
+    *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    described = {**document(), "$ref": "#/components/schemas/ChatCompletionChunk"}
+    calls: list[Any] = []
+    for event in map(json.loads, events):
+        jsonschema.validate(event, described)
+        calls += event["choices"][0]["delta"].get("tool_calls", [])
+    assert {frozenset(call) for call in calls} == {
+        frozenset({"index", "id", "type", "function"}),
+        frozenset({"index", "function"}),
+    }
 
 
 async def test_a_required_call_that_is_cut_is_a_call(calling: Server) -> None:
