@@ -40,6 +40,9 @@ _INT64: Final = 2**63
 StopText = Annotated[
     str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(without_nul)
 ]
+# Lengths stand before what looks at the text: after it they are those of a list.
+SaltText = Annotated[str, Field(max_length=MAX_SALT_CHARACTERS), AfterValidator(without_nul)]
+RequestName = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(without_nul)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[
@@ -113,7 +116,7 @@ class GenerationRequest(StructuredFields):
     """Most probable tokens to tell beside each token of the prompt."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: Annotated[Text, Field(max_length=MAX_SALT_CHARACTERS)] | None = None
+    cache_salt: SaltText | None = None
     """Cached prefixes are shared only with requests that give the same."""
     user: Text | None = None
     """Accepted for OpenAI's SDKs; Sluice keeps no account of users."""
@@ -319,5 +322,5 @@ class GenerateRequest(GenerationRequest):
 class AbortRequest(RequestModel):
     """`POST /abort_request`."""
 
-    request_id: Annotated[Text, Field(min_length=1, max_length=128)]
+    request_id: RequestName
     """The x-request-id of a request, or the id of its response."""

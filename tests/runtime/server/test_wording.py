@@ -14,8 +14,13 @@ from sluice_contract.wording import WORDS
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.validate import ServiceDocument
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.server.parse import parse_request
-from sluice_runtime.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from sluice_runtime.server.parse import parse_body, parse_request
+from sluice_runtime.server.protocol import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
 from sluice_simulator.costs import Cost
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -43,6 +48,16 @@ COMPLETION_CASES: list[tuple[str, Any, str]] = [
     ("max_tokens", 1.5, "max_tokens: 1.5 is not allowed; allowed: an integer"),
     ("stop", "", 'stop: "" is not allowed; allowed: at least 1 character'),
     ("stop", "x" * 1025, f'stop: "{"x" * 59}… is not allowed; allowed: at most 1024 characters'),
+    (
+        "cache_salt",
+        "x" * 257,
+        f'cache_salt: "{"x" * 59}… is not allowed; allowed: at most 256 characters',
+    ),
+    (
+        "cache_salt",
+        "\0",
+        'cache_salt: "\\u0000" is not allowed; allowed: text without the character NUL',
+    ),
     ("stop_token_ids", 5, "stop_token_ids: 5 is not allowed; allowed: a list"),
     (
         "stop_token_ids",
@@ -124,6 +139,12 @@ def test_a_chats_refusal_names_field_value_and_what_is_allowed(
     field: str, value: Any, words: str
 ) -> None:
     assert refused(ChatRequest, {"model": "m", "messages": CHAT, field: value}) == words
+
+
+@pytest.mark.parametrize(("name", "words"), [("", "at least 1"), ("x" * 129, "at most 128")])
+def test_a_length_of_a_text_is_told_in_characters(name: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^request_id: .* allowed: {words} character"):
+        parse_body(AbortRequest, msgspec.json.encode({"request_id": name}))
 
 
 FINDINGS: dict[str, set[str]] = {
