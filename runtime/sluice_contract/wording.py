@@ -18,6 +18,7 @@ from sluice_contract.places import Location, Model, bounds_at
 MISSING: Final = "required"
 _MANY_KEYS: Final = 12
 _NEAR_KEYS: Final = 6
+_BOOLEANS: Final = {"True": "true", "False": "false"}
 
 Words = Callable[[Mapping[str, Any]], str]
 
@@ -82,8 +83,9 @@ def path_of(location: Location, root: str = "") -> str:
 
 
 def _choices(context: Mapping[str, Any]) -> str:
-    """In the quotes that values have."""
-    return str(context["expected"]).replace("'", '"')
+    """In the quotes that values have, and as JSON spells true and false."""
+    expected = str(context["expected"])
+    return _BOOLEANS.get(expected, expected.replace("'", '"'))
 
 
 def _range(bounds: Mapping[str, Any]) -> str:

@@ -75,7 +75,9 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequestError:
     """The refusal for the most telling finding."""
-    finding = min(error.errors(include_url=False), key=_rank)
+    findings = error.errors(include_url=False)
+    missing = [_param(one["loc"]) for one in findings if one["type"] == "missing"]
+    finding = min(findings, key=lambda one: _rank(one, missing))
     param = _param(finding["loc"])
     field = param.rpartition(".")[2]
     if finding["type"] == "missing":
@@ -91,12 +93,14 @@ def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequest
     return InvalidRequestError(f"{param}: {value} is not allowed; allowed: {allowed}", param)
 
 
-def _rank(finding: ErrorDetails) -> int:
+def _rank(finding: ErrorDetails, missing: Sequence[str]) -> int:
     """A value, an unknown field (it may be a misspelt one that is then missing), a type, a field
-    that is missing: of alternatives, the one that was meant is at fault in the former."""
+    that is missing: of alternatives, the one that was meant is at fault in the former. Where
+    `missing` names a field within the value, that alternative was meant, and the type is right."""
     kind = finding["type"]
     if kind.endswith("_type") or (kind == "literal_error" and isinstance(finding["input"], dict)):
-        return 2
+        place = _param(finding["loc"])
+        return 4 if any(one.startswith((f"{place}.", f"{place}[")) for one in missing) else 2
     return {"extra_forbidden": 1, "missing": 3}.get(kind, 0)
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
+from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import (
     ContextLengthError,
@@ -254,9 +255,9 @@ class Planner:
         field, wanted = request.answer_tokens
         if wanted is not None and wanted > room:
             raise InvalidRequestError(
-                f"{field}: {wanted} is not allowed; allowed: at most {room} after a prompt of "
-                f"{prompt_tokens} tokens (context {self.limits.context_length_tokens}, KV pool "
-                f"{self.limits.kv_pool_tokens} tokens)",
+                f"{field}: {shown_json(wanted)} is not allowed; allowed: at most {room} after a "
+                f"prompt of {prompt_tokens} tokens (context {self.limits.context_length_tokens}, "
+                f"KV pool {self.limits.kv_pool_tokens} tokens)",
                 field,
             )
         usual = request.usual_answer_tokens
@@ -264,7 +265,8 @@ class Planner:
         least = request.min_tokens or 0
         if least > most:
             raise InvalidRequestError(
-                f"min_tokens: {least} is not allowed; allowed: at most {most} ({field})",
+                f"min_tokens: {shown_json(least)} is not allowed; allowed: at most {most} "
+                f"({field})",
                 "min_tokens",
             )
         return most

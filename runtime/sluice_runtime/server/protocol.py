@@ -54,6 +54,8 @@ StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_f
 def _by_token_id(biases: dict[str, float]) -> dict[str, float]:
     if not all(_TOKEN_ID.fullmatch(key) for key in biases):
         raise ValueError("an object whose keys are token ids")
+    if len({int(key) for key in biases}) < len(biases):
+        raise ValueError("an object that has each token id once, however it is spelled")
     return biases
 
 

@@ -128,6 +128,20 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
         "tool_choice.function.name",
         'tool_choice.function.name: "g" is not allowed; allowed: f, the tools\' names',
     ),
+    (
+        CHAT,
+        chat(tools=[TOOL], tool_choice={"type": "function"}),
+        "tool_choice.function",
+        "required",
+    ),
+    (CHAT, chat(tools=[TOOL], tool_choice={}), "tool_choice.type", "is required"),
+    (
+        CHAT,
+        chat(messages=[{"role": "user", "content": [{"type": "text"}]}]),
+        "messages[0].content[0].text",
+        "is required",
+    ),
+    (CHAT, chat(messages=[{"role": "user", "content": {}}]), "messages[0].content", "text parts"),
     (CHAT, chat(tools=[TOOL], tool_choice="required", guided_regex="a"), "tools", "beside"),
     (CHAT, chat(structured_outputs={}), "structured_outputs", "exactly one of json, regex, choi"),
     (CHAT, chat(structured_outputs={"json": None}), "structured_outputs", "exactly one of json"),
@@ -269,6 +283,17 @@ async def test_a_number_beyond_a_floats_in_a_schema_is_a_400_that_says_where(
 async def test_neutral_values_are_accepted(server: Server, fields: dict[str, Any]) -> None:
     response = await server.http.post(COMPLETIONS, json=completion(**fields))
     assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "min_tokens"])
+async def test_a_number_of_many_digits_is_cut_short_in_its_refusal(
+    server: Server, field: str
+) -> None:
+    response = await server.http.post(COMPLETIONS, json=completion(**{field: int("1" * 4001)}))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field}: {'1' * 60}… is not allowed; allowed: at most ")
+    assert len(error["message"]) < 250
 
 
 async def test_both_bounds_of_a_chats_answer_may_say_the_same(server: Server) -> None:

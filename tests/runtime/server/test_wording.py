@@ -82,7 +82,18 @@ COMPLETION_CASES: list[tuple[str, Any, str]] = [
         {"a": 1},
         'logit_bias: {"a":1} is not allowed; allowed: an object whose keys are token ids',
     ),
+    (
+        "logit_bias",
+        {"97": -100, "097": 100},
+        'logit_bias: {"97":-100,"097":100} is not allowed; '
+        "allowed: an object that has each token id once, however it is spelled",
+    ),
     ("logit_bias", {"5": 101}, 'logit_bias: {"5":101} is not allowed; allowed: -100 to 100'),
+    (
+        "stream_options",
+        {"include_obfuscation": True},
+        "stream_options.include_obfuscation: true is not allowed; allowed: false",
+    ),
     ("stream_options", 1, "stream_options: 1 is not allowed; allowed: an object"),
 ]
 CHAT_CASES: list[tuple[str, Any, str]] = [
