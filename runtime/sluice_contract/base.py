@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from sluice_contract.http_errors import shown_json
+from sluice_contract.http_errors import shown, shown_json
 from sluice_contract.places import Model, known_keys
+from sluice_contract.repeated_keys import AGAIN, repeated_key
 from sluice_contract.wording import MISSING, allowed_words, path_of, unknown_field
 
 
@@ -75,6 +76,12 @@ def config_error_from(error: ValidationError, kind: Model) -> ConfigError:
     findings.sort(key=lambda one: one["type"] != "extra_forbidden")
     found = [_finding(one, kind) for one in findings]
     return found[0] if len(found) == 1 else ContradictionsError(found)
+
+
+def refuse_repeated_keys(text: str | bytes) -> None:
+    """Raises ConfigError for JSON in which an object has a key twice."""
+    if repeated := repeated_key(text):
+        raise ConfigError(shown(repeated.key), None, "once", AGAIN)
 
 
 def _finding(finding: ErrorDetails, kind: Model) -> ConfigError:

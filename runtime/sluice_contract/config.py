@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field, ValidationError, field_validator
 
 from sluice_contract import ports
-from sluice_contract.base import ConfigError, ContractModel, config_error_from
+from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
 from sluice_contract.labels import Role
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -258,9 +258,11 @@ def parse_engine_config(text: str | bytes) -> EngineConfig:
         ConfigError: one line with key, value and what is allowed.
     """
     try:
-        return EngineConfig.model_validate_json(text, strict=True)
+        config = EngineConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise config_error_from(error, EngineConfig) from None
+    refuse_repeated_keys(text)
+    return config
 
 
 def read_engine_config(path: Path) -> EngineConfig:

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from sluice_contract import ports
-from sluice_contract.base import ConfigError, ContractModel, config_error_from
+from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
 from sluice_contract.labels import Role
 
 EngineUrl = Annotated[str, StringConstraints(pattern=r"^http://[^/?#@\s]+$", max_length=512)]
@@ -136,9 +136,11 @@ def parse_router_config(text: str | bytes) -> RouterConfig:
         ConfigError: one line with key, value and what is allowed.
     """
     try:
-        return RouterConfig.model_validate_json(text, strict=True)
+        config = RouterConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
         raise config_error_from(error, RouterConfig) from None
+    refuse_repeated_keys(text)
+    return config
 
 
 def read_router_config(path: Path) -> RouterConfig:

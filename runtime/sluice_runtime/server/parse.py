@@ -20,6 +20,7 @@ from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.not_implemented import without_neutral_fields
 from sluice_runtime.server.protocol import GenerationRequest
+from sluice_runtime.server.repeated_keys import refuse_repeated_keys
 from sluice_runtime.server.request_model import RequestModel
 
 _ALTERNATIVES: Final[Mapping[str, str]] = {
@@ -50,7 +51,7 @@ def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
 
     Raises:
         MistakenError: it is no JSON object.
-        InvalidRequestError: `param` is the field at fault.
+        InvalidRequestError: `param` is the field at fault, or a key that is given twice.
     """
     return _validated(kind, _json_object(body))
 
@@ -70,6 +71,7 @@ def _json_object(body: bytes) -> dict[str, Any]:
             value = pydantic_core.from_json(body, allow_inf_nan=False)
     if not isinstance(value, dict):
         raise MistakenError(http_errors.not_json(body))
+    refuse_repeated_keys(body, value)
     return value
 
 
