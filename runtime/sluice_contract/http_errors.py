@@ -92,6 +92,12 @@ def body_too_late(seconds: float) -> Mistake:
     return Mistake(408, "body_timeout", message, closes=True)
 
 
+def head_too_late(seconds: float) -> Mistake:
+    """408."""
+    message = f"the request's head did not arrive within {seconds:g} seconds"
+    return Mistake(408, "head_timeout", message, closes=True)
+
+
 def wrong_encoding(encoding: str | None) -> Mistake | None:
     """415 for a body that is compressed; None for one that is not."""
     if encoding is None or encoding.lower() == "identity":

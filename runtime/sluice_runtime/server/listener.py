@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
-from typing import Final
+from http import HTTPStatus
+from typing import ClassVar, Final
 
 import msgspec
 import uvicorn
 from sluice_contract import http_errors
 from sluice_contract.engine_http import IDLE_CONNECTION_SECONDS
+from sluice_contract.http_errors import Mistake
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice_runtime.errors import InvalidConfigError
 
 _BACKLOG: Final = 2048
+HEAD_SECONDS: Final = 60.0
+"""As for a body: a request whose head takes longer is given up."""
 _LEAVE_SECONDS: Final = 2
 """How long connections may take to close once nothing is inside any more."""
 
@@ -48,14 +53,63 @@ def url_of(listener: socket.socket) -> str:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's, except that bytes that are no HTTP request also get OpenAI's error JSON."""
+    """uvicorn's, except that bytes that are no HTTP request also get OpenAI's error JSON, and that
+    a connection whose request has no complete head in time is closed."""
+
+    head_seconds: ClassVar[float] = HEAD_SECONDS
+    _head_timer: asyncio.TimerHandle | None = None
+    """Set from a connection's start, or a request's, until the head is complete."""
+    _head_begun = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        self._head_begun = True
+        if self.cycle is not None and self.cycle.response_complete and not data.strip(b"\r\n"):
+            self._await_head()  # no request begins with it, and the idle connection's timer is off
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._forget_head()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_seconds, self._give_up)
+
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        """Whoever sent nothing at all is told nothing: clients keep connections for later."""
+        self._head_timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._await_head()  # of a request behind another, whose answer is still under way
+        elif self._head_begun:
+            self._end_with(http_errors.head_too_late(self.head_seconds))
+        else:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        mistake = http_errors.not_http()
+        self._end_with(http_errors.not_http())
+
+    def _end_with(self, mistake: Mistake) -> None:
         error = http_errors.error_object(mistake.message, http_errors.INVALID_REQUEST, mistake.code)
-        body = msgspec.json.encode(error)
+        body, phrase = msgspec.json.encode(error), HTTPStatus(mistake.status).phrase
         head = (
-            f"HTTP/1.1 {mistake.status} Bad Request\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {mistake.status} {phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode("ascii") + body)

@@ -27,13 +27,13 @@ from sluice_runtime.server.protocol import (
 )
 
 _REF: Final = "#/components/schemas/{model}"
-_HEAD_ERRORS: Final = (414, 431)
-_BODY_ERRORS: Final = (400, 408, 413, 415)
+_HEAD_ERRORS: Final = (408, 414, 431)
+_BODY_ERRORS: Final = (400, 413, 415)
 _WORK_ERRORS: Final = (*_BODY_ERRORS, 404, 429, 499, 500, 503)
 _ERROR_WORDS: Final[Mapping[int, str]] = {
     400: "The request is at fault; `param` names the field.",
     404: "No such model.",
-    408: "The body did not arrive in time.",
+    408: "Head or body did not arrive in time.",
     413: "The body is too large.",
     414: "The target is too long.",
     415: "The body is compressed.",
