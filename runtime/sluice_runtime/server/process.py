@@ -6,6 +6,7 @@ Knows no route; `serve` reads as the life of the process.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -87,6 +88,9 @@ async def _become_ready(service: Service, config: EngineConfig, url: str) -> Non
     """Reads what the model's files say about text while the engine reads the weights."""
     service.text = await asyncio.to_thread(_model_text, config)
     await service.client.became_ready.wait()
+    # All of it lives as long as the process: no pass of the collector need hold up streams for it.
+    gc.collect()
+    gc.freeze()
     _log.info("ready: %r answers", service.identity.model)
     if config.server.host in _LOOPBACK:
         body = json.dumps({"model": service.identity.model, "prompt": "Hello"})

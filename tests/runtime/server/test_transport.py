@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import stat
 import sys
@@ -26,8 +27,9 @@ from sluice_runtime.messages import (
     StepResult,
     ToApi,
     TokenDelta,
+    TokenLogprob,
 )
-from sluice_runtime.transport import ApiLink, EngineLink, TransportError, private_endpoint
+from sluice_runtime.transport import ApiLink, EngineLink, TransportError, _decode, private_endpoint
 
 LOAD = Load(1.0, 0, 0, 0, 8, 8, 0, 0.0, 0.7, 0, 0, {"DECODE": 3})
 READY = EngineReady(PROTOCOL_VERSION, "epoch", 128, 256, 16, 8, 8, 259)
@@ -172,6 +174,33 @@ async def test_what_cannot_be_decoded_is_an_error_on_both_sides(
         engine.close()
         stranger.close(linger=0)
     context.term()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_long_message_is_decoded_without_looking_for_garbage(damaged: bool) -> None:
+    """A prompt's scores are a million objects, and every stream waits for them."""
+    scores = [TokenLogprob(1, -0.5, 1, [(token, -1.0) for token in range(20)])] * 10_000
+    delta = TokenDelta("a", (7,), prompt_logprobs=scores)
+    frame = msgspec.msgpack.encode(StepResult(1, "EXTEND", 2.0, 0.1, 0.001, [delta], LOAD))
+    decoder: msgspec.msgpack.Decoder[ToApi] = msgspec.msgpack.Decoder(ToApi)
+    collections = []
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        collections.append(phase)
+
+    gc.callbacks.append(count)
+    try:
+        if damaged:
+            with pytest.raises(TransportError, match="cannot be decoded"):
+                _decode(decoder, frame[:-1], "engine process")
+        else:
+            step = _decode(decoder, frame, "engine process")
+            assert isinstance(step, StepResult)
+            assert step.deltas == [delta]
+    finally:
+        gc.callbacks.remove(count)
+    assert gc.isenabled()
+    assert len(collections) < 50  # of hundreds
 
 
 def test_the_socket_lies_in_a_private_folder_that_is_removed(
