@@ -56,7 +56,11 @@ ENGINE: Final = (
         LATENCY_SECONDS,
     ),
     Metric(
-        "sluice_request_seconds", "histogram", "Arrival to end of a request.", (), LATENCY_SECONDS
+        "sluice_request_seconds",
+        "histogram",
+        "Arrival to end of an answer: one for each choice of a request.",
+        (),
+        LATENCY_SECONDS,
     ),
     Metric("sluice_prompt_length_tokens", "histogram", "Prompt length.", (), TOKENS),
     Metric("sluice_output_length_tokens", "histogram", "Output length.", (), TOKENS),
