@@ -176,7 +176,7 @@ STEP_MUTATIONS: Final = (
         "roster",
         "        request.queued_tokens = len(request.token_ids)\n",
         "",
-        PROPERTIES,
+        ("test_scheduler_parts",),
     ),
     Mutation(
         "results: an aborted request still gets its token",

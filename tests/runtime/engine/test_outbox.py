@@ -25,6 +25,16 @@ def test_tokens_wait_once_credit_is_spent_and_go_with_the_next_grant() -> None:
     assert outbox.pass_on(delta(5)) == delta(5)
 
 
+def test_what_a_grant_set_free_is_paid_for() -> None:
+    outbox = Outbox()
+    outbox.open("a", 0)
+    outbox.pass_on(delta(1))
+    outbox.pass_on(delta(2))
+    assert outbox.grant("a", 1) == delta(1)
+    assert outbox.pass_on(delta(3)) is None
+    assert outbox.grant("a", 1) == delta(2)
+
+
 def test_the_terminal_delta_takes_what_waits_with_it() -> None:
     outbox = Outbox()
     outbox.open("a", 1)

@@ -139,6 +139,15 @@ def test_least_recently_used_goes_first_and_only_as_much_as_is_wanted() -> None:
     assert tree.evictable_pages == 0
 
 
+def test_a_match_of_which_something_was_evicted_may_not_be_locked_any_more() -> None:
+    tree = Tree()
+    tree.put("abc")
+    found = tree.find("abc")
+    assert tree.has(found)
+    tree.evict(1)
+    assert not tree.has(found)
+
+
 def test_of_two_that_were_used_once_the_older_goes_first() -> None:
     tree = Tree()
     tree.put("ab")

@@ -11,6 +11,7 @@ from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.scheduler.request import Request, request_from
+from sluice_runtime.scheduler.roster import Roster
 from sluice_runtime.scheduler.waiting import WaitingQueue
 
 from tests.runtime.scheduler.building import request
@@ -52,6 +53,19 @@ def test_retracted_requests_wait_in_front() -> None:
     assert [waiting.request_id for waiting in queue] == ["c", "a", "b"]
     queue.remove(first)
     assert (len(queue), queue.tokens) == (2, 10)
+
+
+def test_of_one_that_was_sent_back_only_what_is_computed_anew_has_landed() -> None:
+    roster, sent_back = Roster(4), request_from(request("a", 8, 10), 10)
+    roster.join(sent_back)
+    roster.waiting.remove(sent_back)
+    roster.prefill(sent_back, 8, cut=False)
+    sent_back.token_ids += [1, 2, 3]
+    assert sent_back.landed_tokens == 10
+    sent_back.computed_tokens = 0  # as where it gave back what it held
+    roster.send_back(sent_back, 0.0)
+    sent_back.prefilled_tokens = 4
+    assert sent_back.landed_tokens == 4
 
 
 def test_the_ratio_falls_to_what_was_learnt_and_not_below_the_floor() -> None:
