@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutation.mutation import CACHE, FAILURES, PROPERTIES, Mutation
+from tests.mutation.mutation import CACHE, FAILURES, Mutation
 
 RUNNING: Final = ("test_running",)
 
