@@ -126,7 +126,7 @@ class EngineLoop:
         batch, since = flight.batch, max(flight.launched_seconds, self._landed_seconds)
         with self._pulse.step(self._known_load, since):
             result = flight.landing()
-        for end in self._grammars.given_up():  # before their last tokens are taken in
+        for end in self._grammars.given_up(batch.step):  # before their last tokens are taken in
             self._scheduler.fail(end.request_id, end.error or "", end.refusal)
         computed = self._landed_seconds = self._clock.monotonic()
         outcomes = self._scheduler.process(batch, result, computed)

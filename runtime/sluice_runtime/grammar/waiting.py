@@ -107,10 +107,10 @@ class GrammarQueue:
         released, self._released = self._released, Released()
         return released
 
-    def given_up(self) -> list[TokenDelta]:
-        """The ends of requests that run, and whose grammar was not followed any further in a step
-        that has landed; what they drew in it is none of the grammar's."""
-        return [self._ended_as_slow(slow) for slow in self._matchers.take_slow()]
+    def given_up(self, step: int) -> list[TokenDelta]:
+        """The ends of requests that run, and whose grammar was not followed any further in `step`,
+        which has landed; what they drew in it is none of the grammar's."""
+        return [self._ended_as_slow(slow) for slow in self._matchers.take_slow(step)]
 
     def ended(self, request_id: str) -> None:
         """A request that ran has ended; unknown ids are ignored."""

@@ -279,8 +279,8 @@ def test_who_is_slow_beside_others_is_no_mark_against_engine_or_grammar(
     queue.add(ask("one"))
     compiler.done.append(Compiled(key(), COMPILED))
     queue.released()
-    matchers._slow.append(Slow("one", key(), "field", why))
-    (end,) = queue.given_up()
+    matchers._slow.append((1, Slow("one", key(), "field", why)))
+    (end,) = queue.given_up(step=1)
     own_fault = why.reason == "slow"
     refusal = "invalid" if own_fault else "uncompiled"
     assert (end.error, end.refusal) == (f"field: {why.error}", refusal)

@@ -191,7 +191,9 @@ class Matchers:
         self._numbers = count()
         self._closed: deque[int] = deque()
         """Numbers of matchers that neither a request nor a row refers to any more."""
-        self._slow: deque[Slow] = deque()
+        self._slow: deque[tuple[int, Slow]] = deque()
+        """With the step in which each was let go."""
+        self._step = 0
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
         self._follower: Follower | None = None
@@ -216,6 +218,7 @@ class Matchers:
 
     def follow(self, batch: Batch) -> None:
         """Rows dropped and rows added, as the batch says."""
+        self._step = batch.step
         if not (self._requests or self._rows):
             return
         for row in batch.dropped_rows:
@@ -247,11 +250,12 @@ class Matchers:
             if matcher := self._rows.get(row):
                 matcher.accept(token)
 
-    def take_slow(self) -> list[Slow]:
-        """Requests that were let go since the last call; from any thread."""
+    def take_slow(self, step: int) -> list[Slow]:
+        """Requests that were let go up to this step, since the last call; from any thread. Of those
+        let go in a later one, which may be running, this step's tokens still count."""
         taken = []
-        while self._slow:
-            taken.append(self._slow.popleft())
+        while self._slow and self._slow[0][0] <= step:
+            taken.append(self._slow.popleft()[1])
         return taken
 
     def told_to(self, follower: Follower) -> list[Turn]:
@@ -284,7 +288,7 @@ class Matchers:
                 matcher.give_up(STUCK)
             if matcher.slow:
                 mask[:] = -1
-                self._slow.append(matcher.slow)
+                self._slow.append((self._step, matcher.slow))
             else:
                 matcher.limit(mask)
         return words

@@ -276,11 +276,22 @@ def test_a_row_whose_grammar_is_slow_is_let_go_and_no_other() -> None:
     allowed = step(matchers, 3, 0)[0]
     clock.costs = [0, 0.051, 0]
     assert step(matchers, 3, 1) == [allowed, SIZE, allowed]
-    (slow,) = matchers.take_slow()
+    (slow,) = matchers.take_slow(step=10**9)
     assert (slow.request_id, slow.field, slow.why.reason) == ("1", "field", "slow")
     assert "50 ms of a processor" in slow.why.error
     assert step(matchers, 3, 2) == [allowed, SIZE, allowed]
-    assert matchers.take_slow() == []
+    assert matchers.take_slow(step=10**9) == []
+
+
+def test_who_is_let_go_in_a_step_ahead_is_not_told_before_it_landed() -> None:
+    """What the step before it drew still counts."""
+    matchers, clock = timed(1)
+    for number in (1, 2):
+        matchers.follow(Batch(number, ForwardMode.DECODE))
+        clock.costs = [0.051 * (number - 1)]
+        step(matchers, 1, number - 1)
+    assert matchers.take_slow(step=1) == []
+    assert [slow.request_id for slow in matchers.take_slow(step=2)] == ["0"]
 
 
 def test_a_row_is_let_go_for_its_mean_and_not_for_one_slow_token() -> None:
@@ -290,8 +301,8 @@ def test_a_row_is_let_go_for_its_mean_and_not_for_one_slow_token() -> None:
         clock.costs = [cost]
         step(matchers, 1, answered)
         answered += 1
-        assert matchers.take_slow() == []
-    while not (slow := matchers.take_slow()):
+        assert matchers.take_slow(step=10**9) == []
+    while not (slow := matchers.take_slow(step=10**9)):
         clock.costs = [0.03]
         step(matchers, 1, answered)
         answered += 1
@@ -303,7 +314,7 @@ def test_of_many_rows_that_are_slow_together_the_dearest_are_let_go() -> None:
     matchers, clock = timed(10)
     clock.costs = [0.0099, 0.015, *[0.0099] * 7, 0.04]
     step(matchers, 10, 0)
-    assert [(slow.request_id, slow.why.reason) for slow in matchers.take_slow()] == [
+    assert [(slow.request_id, slow.why.reason) for slow in matchers.take_slow(step=10**9)] == [
         ("9", "crowded")
     ]
 
