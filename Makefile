@@ -9,7 +9,9 @@ PYTEST := $(BYTECODE) OMP_NUM_THREADS=1 .venv/bin/pytest
 SOURCES := operator runtime kernels e2e tests benchmarks images docs
 MODEL ?= dummy://qwen3-tiny
 CLUSTER ?=
-export CLUSTER
+# Of CLUSTER=current: where its images are pushed to and pulled from, HOST[:PORT][/PATH].
+REGISTRY ?=
+export CLUSTER REGISTRY
 
 .PHONY: help
 help: ## this list
@@ -117,7 +119,7 @@ bench-batching: setup ## continuous or static, chunks, mixed, overlap: when each
 	$(PYTHON) -m benchmarks.batching
 
 .PHONY: bench-simulator
-bench-simulator: setup ## CPU time of a simulated hour, exact and leaping: ARGS="--trace FILE"
+bench-simulator: setup ## CPU time of a simulated hour, exact and in fleet mode: ARGS="--trace FILE"
 	$(PYTHON) -m benchmarks.simulator $(ARGS)
 
 .PHONY: bench-scheduler
@@ -150,7 +152,7 @@ format: setup ## format and fix what can be fixed
 
 .PHONY: crds
 crds: setup ## write crds/ and the pages of docs/reference that say the same, from the types
-	$(PYTHON) -m sluice_operator.api.generate
+	$(PYTHON) -m sluice_operator.cli.generate_crds
 	$(PYTHON) -m docs.generate
 
 .PHONY: golden

@@ -92,7 +92,7 @@ def engine_for(folder: Path, threads: int) -> Engine:
         )
     )
     engine = build_engine(config, resolve(config.model.uri))
-    host.collect_seldom()
+    host.collect_garbage_rarely()
     return engine
 
 
@@ -108,8 +108,8 @@ def step(engine: Engine) -> int | None:
     if batch is None:
         return None
     result = engine.runner.forward(batch)
-    outcomes = engine.scheduler.process(batch, result, time.monotonic())
-    return sum(len(outcome.token_ids) for outcome in outcomes)
+    deltas = engine.scheduler.process(batch, result, time.monotonic()).deltas
+    return sum(len(delta.token_ids) for delta in deltas)
 
 
 def run_sluice(folder: Path, work: Workload, threads: int) -> Measured:

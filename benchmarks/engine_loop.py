@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.build import build_engine
-from sluice_runtime.engine.device import Device, Landing, device_of
+from sluice_runtime.engine.executor import Executor, PendingResult, executor_for
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
@@ -28,15 +28,15 @@ SAMPLING = Sampling(temperature=0.6)
 
 
 class Watched:
-    """The loop's link and its device: brings the requests, and records what becomes of each step.
+    """The loop's link and its executor: brings the requests, and records what becomes of each step.
     Seconds since it was made."""
 
     def __init__(
-        self, requests: Sequence[TraceRequest], vocabulary_size: int, device: Device
+        self, requests: Sequence[TraceRequest], vocabulary_size: int, executor: Executor
     ) -> None:
         self.record = Record(requests, sample_seconds=float("inf"))
-        self.ahead = device.ahead
-        self._device = device
+        self.ahead = executor.ahead
+        self._executor = executor
         self._coming = [
             Generate(
                 str(index),
@@ -62,10 +62,10 @@ class Watched:
             arrived.append(self._coming.pop())
         return arrived
 
-    def launch(self, batch: Batch) -> Landing:
-        """As `engine.device.Device`."""
+    def launch(self, batch: Batch) -> PendingResult:
+        """As `engine.executor.Executor`."""
         self._launched[batch.step] = batch, self._now()
-        return self._device.launch(batch)
+        return self._executor.launch(batch)
 
     def send(self, message: ToApi) -> None:
         """As `engine.loop.Link`."""
@@ -89,9 +89,9 @@ def run_in_loop(config: EngineConfig, requests: Sequence[TraceRequest]) -> Summa
     config = resolved(config)
     engine = build_engine(config, resolve(config.model.uri))
     page_size = engine.settings.page_size
-    warm_up(engine.runner, engine.settings.limits, page_size)
-    device = device_of(engine.runner, overlap=bool(config.overlap))
-    watched = Watched(requests, engine.model.spec.vocabulary_size, device)
+    warm_up(engine.runner, engine.settings)
+    executor = executor_for(engine.runner, overlap=bool(config.overlap))
+    watched = Watched(requests, engine.model.spec.vocabulary_size, executor)
     loop = EngineLoop(
         watched, engine.scheduler, watched, engine.grammars, lambda pace: StepLog(page_size, pace)
     )

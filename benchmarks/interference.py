@@ -115,8 +115,8 @@ def step(engine: Engine, clock: Clock) -> tuple[bool, set[str]]:
     batch = engine.scheduler.next_batch(clock())
     assert batch is not None
     result = engine.runner.forward(batch)
-    outcomes = engine.scheduler.process(batch, result, clock())
-    return bool(batch.extend_rows), {o.request_id for o in outcomes if o.token_ids}
+    deltas = engine.scheduler.process(batch, result, clock()).deltas
+    return bool(batch.extend_rows), {delta.request_id for delta in deltas if delta.token_ids}
 
 
 def in_turns(

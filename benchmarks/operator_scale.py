@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sluice_operator.observed import INFERENCE_SERVICE
+from sluice_operator.kube.kinds import INFERENCE_SERVICE
 
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
 from tests.operator.harness.audit import AuditLog

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from sluice_runtime.engine.host import collect_seldom
+from sluice_runtime.engine.host import collect_garbage_rarely
 from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.limits import Limits
@@ -146,7 +146,7 @@ class Measured:
 def measure(policy: str, queue: int, steps: int, warm_up: int = 1000) -> Measured:
     """`queue`: requests that wait before each step."""
     engine, traffic = scheduler(policy), Traffic()
-    collect_seldom()
+    collect_garbage_rarely()
     for now in range(warm_up):
         _step(engine, traffic, queue, now * STEP_SECONDS, Measured())
     measured, before = Measured(), engine.status()
@@ -169,11 +169,11 @@ def _step(engine: Scheduler, traffic: Traffic, queue: int, now: float, measured:
     assert batch is not None
     result = traffic.answer(batch)
     resumed = time.process_time()
-    outcomes = engine.process(batch, result, now)
+    deltas = engine.process(batch, result, now).deltas
     ended = time.process_time()
     measured.milliseconds.append(1000 * (planned - began + ended - resumed))
     measured.running.append(len(batch.decode_rows))
-    measured.finished += sum(outcome.finish_reason is not None for outcome in outcomes)
+    measured.finished += sum(delta.finish_reason is not None for delta in deltas)
     measured.cached_tokens += batch.cached_tokens
 
 

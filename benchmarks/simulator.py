@@ -1,4 +1,4 @@
-"""What a simulated hour costs: CPU seconds of one core, exact and leaping, and how far apart.
+"""What a simulated hour costs: CPU seconds of one core, exact and in fleet mode.
 
 Of the trace given (`--trace conversation_trace.jsonl`: Mooncake's conversations), or of a synthetic
 hour of the same size. Prints one JSON line a figure.
@@ -50,7 +50,7 @@ def report(mode: str, run: Summary, cpu_seconds: float, exact: Summary | None = 
         for one, other in ((run.ttft, exact.ttft), (run.itl, exact.itl), (run.e2e, exact.e2e)):
             pairs += [(one.p50, other.p50), (one.p90, other.p90), (one.p99, other.p99)]
         apart = max(abs(found / wanted - 1) for found, wanted in pairs)
-        figures["most_apart_percent"] = round(100 * apart, 2)
+        figures["max_difference_percent"] = round(100 * apart, 2)
     print(json.dumps(figures), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Where a step's time goes, and how far a run is from what the machine could do at most.
+"""Where a step's time goes, and how far a run is from the limits of the machine.
 
 A step is split by the profiler into matrix products, attention (rotation and storing with it), the
 other operators, waiting where the shards of a layer meet, and what is left: Python. It is the time
@@ -88,7 +88,7 @@ def _best_seconds(call: Callable[[], object], times: int = 10) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """What a workload needs at the least, whoever computes it."""
+    """The least that any engine must compute and read for a workload."""
 
     flops: float
     read_bytes: float

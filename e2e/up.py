@@ -38,7 +38,7 @@ def main() -> int:
     try:
         cluster = choose_cluster()
         cluster.up()
-        install_operator(cluster, load_images(cluster))
+        install_operator(cluster, deliver_images(cluster))
         kubectl = Kubectl(cluster)
         apply_sample(kubectl)
         await_sample(kubectl)
@@ -55,15 +55,18 @@ def main() -> int:
     return 0
 
 
-def load_images(cluster: Cluster) -> Mapping[str, str]:
-    """Component → image name, built where they changed and loaded where they are missing."""
+def deliver_images(cluster: Cluster) -> Mapping[str, str]:
+    """Component → the image that its pods run: built if it changed, then loaded or pushed."""
     names = {"engine": "engine-sample", "router": "router", "operator": "operator"}
+    builder = choose_builder(cluster.kind)
+    if cluster.registry is not None:
+        pushed = images.push_images(list(names.values()), cluster.registry, builder)
+        return {component: pushed[name] for component, name in names.items()}
 
     def load(name: str, archive: Path) -> None:
         with Step(f"Loading the image {name} into the cluster"):
             cluster.load_image(archive)
 
-    builder = choose_builder(cluster.kind)
     tags = images.load_images(list(names.values()), cluster.present_images, load, builder)
     return {component: tags[name] for component, name in names.items()}
 
@@ -115,12 +118,12 @@ def _conditions(kubectl: Kubectl) -> dict[str, dict[str, str]]:
 
 
 def _table(conditions: Mapping[str, Mapping[str, str]]) -> str:
-    """A line for each thing said: several conditions say the same of one cause."""
+    """One line for each cause: several conditions may have the same reason and message."""
     names: dict[str, list[str]] = {}
     for name, found in conditions.items():
-        said = f"{found.get('reason', '')}: {found.get('message', '')}"
-        names.setdefault(said, []).append(f"{name}={found['status']}")
-    return "\n".join(f"  {', '.join(who)}  {said}" for said, who in names.items())
+        text = f"{found.get('reason', '')}: {found.get('message', '')}"
+        names.setdefault(text, []).append(f"{name}={found['status']}")
+    return "\n".join(f"  {', '.join(types)}  {text}" for text, types in names.items())
 
 
 def print_next_steps(cluster: Cluster) -> None:

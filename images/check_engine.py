@@ -12,7 +12,7 @@ import sys
 from sluice_kernels import native
 from sluice_runtime.errors import GrammarError, GrammarProcessError
 from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
-from sluice_runtime.grammar.follow.process import FollowerProcess, FollowerSizes
+from sluice_runtime.grammar.follow.process import MaskWorkerProcess, MaskWorkerSizes
 
 MODEL = ("--model", "dummy://qwen3-tiny", "--vocabulary-size", "259")
 WORDS = 9
@@ -33,7 +33,7 @@ def main() -> int:
     finally:
         process.stop()
     if followed:
-        print(f"check_engine: following process: {followed}", file=sys.stderr)
+        print(f"check_engine: mask worker: {followed}", file=sys.stderr)
         return 1
     if missing := native.load():
         print(f"check_engine: kernels: {missing.message}", file=sys.stderr)
@@ -44,11 +44,11 @@ def main() -> int:
 
 def _followed(grammar: bytes, tokenizer: bytes) -> str:
     """What is wrong, if anything."""
-    follower = FollowerProcess(FollowerSizes(1, WORDS, CompileLimits().memory_bytes), tokenizer)
+    worker = MaskWorkerProcess(MaskWorkerSizes(1, WORDS, CompileLimits().memory_bytes), tokenizer)
     try:
-        return follower.keep(0, grammar)
+        return worker.keep(0, grammar)
     finally:
-        follower.close()
+        worker.close()
 
 
 if __name__ == "__main__":

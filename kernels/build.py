@@ -27,7 +27,7 @@ HERE = Path(__file__).parent / "sluice_kernels"
 SOURCES = HERE / "csrc"
 LIBRARY = "_native.so"
 CACHED = 8
-"""Libraries in the cache, for the branches of somebody who works on the kernels."""
+"""Libraries kept in the cache, so that switching between branches rebuilds nothing."""
 
 # The widest last. A variant without flags runs on any processor of the architecture.
 VARIANTS: dict[str, list[str]] = {"generic": []}

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from sluice_runtime.engine.host import LIBRARY_VARIABLES
 
-from e2e.cluster.cache import cache_directory
-from e2e.cluster.uv import find_uv
+from e2e.cluster.toolchain.cache import cache_directory
+from e2e.cluster.toolchain.uv import find_uv
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ PEERS: Final[Mapping[str, Packages]] = {
 """What is installed for each; its script is `run_NAME.py` beside this file."""
 
 ENDS_IN_S = 20
+INSTALL_S = 1800
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def peer(name: str, work: Mapping[str, Any]) -> Iterator[Callable[[int], dict[st
     """
     ours = {"PYTHONPATH", *LIBRARY_VARIABLES}
     variables = {name: value for name, value in os.environ.items() if name not in ours}
-    command = [_python(name), Path(__file__).with_name(f"run_{name}.py")]
+    command = [python_with(name, PEERS[name]), Path(__file__).with_name(f"run_{name}.py")]
     with asked(name, command, work, {**variables, "HF_HUB_OFFLINE": "1"}) as run:
         yield run
 
@@ -105,8 +106,9 @@ def asked(
                 process.kill()
 
 
-def _python(name: str) -> Path:
-    folder, packages = cache_directory() / "peers" / name, PEERS[name]
+def python_with(name: str, packages: Packages) -> Path:
+    """The Python of an environment, which is made if it is not there."""
+    folder = cache_directory() / "peers" / name
     python, stamp = folder / "bin" / "python", folder / "packages"
     if not stamp.exists() or stamp.read_text() != repr(packages):
         print(f"… making the environment of {name} (several GB)", file=sys.stderr)
@@ -115,6 +117,6 @@ def _python(name: str) -> Path:
         overrides = folder / "overrides.txt"
         overrides.write_text("\n".join(packages.overrides))
         install = [uv, "pip", "install", "--quiet", f"--python={python}", "--overrides", overrides]
-        subprocess.run([*install, *packages.wanted], check=True)
+        subprocess.run([*install, *packages.wanted], check=True, timeout=INSTALL_S)
         stamp.write_text(repr(packages))
     return python

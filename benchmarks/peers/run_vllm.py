@@ -11,7 +11,7 @@ from asked import answer, workload
 
 CACHE_GIB = 1
 STEP_TOKENS = 2048
-MOST_REQUESTS = 256
+MAX_REQUESTS = 256
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
         skip_tokenizer_init=True,
         dtype="bfloat16",
         max_model_len=4096,
-        max_num_seqs=MOST_REQUESTS,
+        max_num_seqs=MAX_REQUESTS,
         max_num_batched_tokens=STEP_TOKENS,
         kv_cache_memory_bytes=CACHE_GIB << 30,
     )

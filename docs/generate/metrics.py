@@ -14,7 +14,7 @@ HEAD: Final = f"""\
 # Metrics
 
 What `GET /metrics` says, in Prometheus' text format and in base units: of an engine at port
-{ports.ENGINE_HTTP}, of a router at {ports.ROUTER_HTTP}, of the operator at
+{ports.ENGINE_HTTP}, of a router at {ports.ROUTER_METRICS}, of the operator at
 {ports.OPERATOR_METRICS}. Buckets are told by their number and the largest.
 
 What to conclude from them stands with the subjects: [scheduling](scheduling.md),

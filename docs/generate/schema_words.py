@@ -20,6 +20,7 @@ PATTERNS: Final = {
     _pattern(base.DnsName): "DNS name, at most 253 characters",
     _pattern(base.LabelKey): "label key, like example.com/name or name",
     _pattern(base.LabelValue): "label value, at most 63 characters",
+    _pattern(base.ResourceName): "resource like nvidia.com/gpu",
     _pattern(base.Image): "no spaces, at most 512 characters",
     _pattern(base.FilePath): "absolute path without ':', at most 512 characters",
     _pattern(base.Quantity): "like 2, 500m or 4Gi",

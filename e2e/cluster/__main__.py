@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from e2e.cluster.build import ensure_binaries
 from e2e.cluster.choose import choose_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import say
 from e2e.cluster.provider import Cluster
+from e2e.cluster.toolchain.binaries import ensure_binaries
 
 
 def main() -> int:

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from e2e.cluster.bare import BareCluster
-from e2e.cluster.current import CurrentCluster
+from e2e.cluster.bare.state import state_directory
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.kind import KindCluster, running_engine
 from e2e.cluster.provider import Cluster
-from e2e.cluster.state import state_directory
+from e2e.cluster.providers.bare import BareCluster
+from e2e.cluster.providers.current import CurrentCluster
+from e2e.cluster.providers.kind import KindCluster, running_engine
 
 KINDS = ("bare", "kind", "current")
 DEFAULT_NAME = "sluice"

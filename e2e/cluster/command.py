@@ -18,9 +18,9 @@ def run(
     cwd: Path | None = None,
     log: Path | None = None,
 ) -> str:
-    """Standard output of a command that must succeed; all it says is kept in `log` if given.
+    """Standard output of a command that must succeed; all its output is kept in `log` if given.
 
-    Raises CommandFailedError with everything it said.
+    Raises CommandFailedError with all its output.
     """
     words = [str(word) for word in argv]
     done = subprocess.run(

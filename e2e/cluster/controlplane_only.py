@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from e2e.cluster import controlplane
-from e2e.cluster.build import Binaries, ensure_binaries
-from e2e.cluster.certs import Certificate, create_authority, create_signing_key, issue
+from e2e.cluster.bare import controlplane
+from e2e.cluster.bare.certs import Certificate, create_authority, create_signing_key, issue
+from e2e.cluster.bare.kubeconfig import write_kubeconfig
 from e2e.cluster.command import run
 from e2e.cluster.daemon import Daemon
-from e2e.cluster.kubeconfig import write_kubeconfig
+from e2e.cluster.toolchain.binaries import Binaries, ensure_binaries
 
 ADDRESS = "127.0.0.1"
 SERVICE_SUBNET = "10.96.0.0/16"

@@ -31,6 +31,11 @@ class Cluster(Protocol):
         """An administrator's kubeconfig; a file once the cluster is up."""
         ...
 
+    @property
+    def registry(self) -> str | None:
+        """Where pods pull this checkout's images from; None where images are loaded instead."""
+        ...
+
     def up(self) -> None:
         """Makes it run and be ready for pods; quick when it is."""
         ...

@@ -6,9 +6,9 @@ import argparse
 import shutil
 import sys
 
-from e2e.cluster.cache import cache_directory
 from e2e.cluster.choose import choose_cluster
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.toolchain.cache import cache_directory
 from e2e.images.build import COMPONENTS, build_images
 from e2e.images.builder import buildah_builder
 from e2e.images.catalog import IMAGES

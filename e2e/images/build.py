@@ -1,4 +1,4 @@
-"""Builds the images that changed, and brings into a cluster what it does not hold yet.
+"""Builds the images that changed, and loads them into a cluster or pushes them to a registry.
 
 A tag is a hash of what the image is made from, so that "is it there?" is the whole question. One
 process at a time does either: builds share a store, and archives share a file name.
@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster.cache import cache_directory
 from e2e.cluster.locks import lock
 from e2e.cluster.progress import Step
+from e2e.cluster.toolchain.cache import cache_directory
 from e2e.images.builder import Builder, buildah_builder
-from e2e.images.catalog import tag, take_context, with_foundations
+from e2e.images.catalog import LOCAL, tag, take_context, with_foundations
 
 COMPONENTS = ("engine", "router", "operator")
 Load = Callable[[str, Path], None]
@@ -51,6 +51,21 @@ def load_images(
                     held |= builder.archive(image_tag, target, frozenset(held))
                     load(name, target)
     return tags
+
+
+def push_images(names: Sequence[str], registry: str, builder: Builder) -> dict[str, str]:
+    """`build_images`, and pushes each image to `registry` (HOST[:PORT][/PATH]).
+
+    Name → the image that pods pull. Layers that the registry has are not sent again.
+    """
+    folder = cache_directory() / "images"
+    with _locked(folder):
+        tags = _build(names, builder, folder / "context")
+        pushed = {name: f"{registry}/{tag.removeprefix(LOCAL)}" for name, tag in tags.items()}
+        for name, target in pushed.items():
+            with Step(f"Pushing {target}"):
+                builder.push(tags[name], target)
+    return pushed
 
 
 def _build(names: Sequence[str], builder: Builder, context: Path) -> dict[str, str]:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster.cache import cache_directory
 from e2e.cluster.command import run, succeeds
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.prerequisites import IMAGE_PACKAGES, ensure_packages
-from e2e.cluster.uv import find_uv
+from e2e.cluster.errors import ClusterError, CommandFailedError
+from e2e.cluster.toolchain.cache import cache_directory
+from e2e.cluster.toolchain.prerequisites import IMAGE_PACKAGES, ensure_packages
+from e2e.cluster.toolchain.uv import find_uv
 from e2e.images.base import PUBLIC_BASE, base_image
 from e2e.images.buildah import Buildah, Downloads
 from e2e.images.catalog import Image
@@ -55,6 +55,10 @@ class Builder(Protocol):
         those that a cluster holds once it is loaded, as far as they are known."""
         ...
 
+    def push(self, tag: str, target: str) -> None:
+        """Pushes the image to a registry as `target`. Raises ClusterError."""
+        ...
+
 
 class BuildahBuilder:
     """Everything it makes lies in one folder of the cache."""
@@ -91,6 +95,14 @@ class BuildahBuilder:
         self.layout.write_archive(tag, target, present)
         return set(self.layout.blobs(tag))
 
+    def push(self, tag: str, target: str) -> None:
+        # As Docker does: a registry on this machine needs no certificate.
+        verify = f"--tls-verify={'false' if is_loopback(target) else 'true'}"
+        try:
+            self.buildah.run("push", "--quiet", verify, tag, f"docker://{target}")
+        except CommandFailedError as error:
+            raise _not_pushed("buildah", target, error) from error
+
 
 class DockerBuilder:
     """Docker, or Podman under its name; layers and caches are its own."""
@@ -123,6 +135,13 @@ class DockerBuilder:
         run([self._command, "save", f"--output={target}", tag])
         return set()
 
+    def push(self, tag: str, target: str) -> None:
+        try:
+            run([self._command, "tag", tag, target])
+            run([self._command, "push", "--quiet", target])
+        except CommandFailedError as error:
+            raise _not_pushed(self._command, target, error) from error
+
 
 def buildah_builder() -> BuildahBuilder:
     """The builder for machines without Docker; installs what it needs where it can."""
@@ -131,6 +150,20 @@ def buildah_builder() -> BuildahBuilder:
     downloads = Downloads(uv_cache=uv_cache(folder), ca_bundle=ca_bundle())
     downloads.uv_cache.mkdir(parents=True, exist_ok=True)
     return BuildahBuilder(folder, downloads)
+
+
+def is_loopback(target: str) -> bool:
+    """Whether an image name begins with a registry of this machine."""
+    host = target.partition("/")[0].partition(":")[0]
+    return host == "localhost" or host.startswith("127.")
+
+
+def _not_pushed(command: str, target: str, error: CommandFailedError) -> ClusterError:
+    registry = target.partition("/")[0]
+    return ClusterError(
+        f"{target} could not be pushed (does it need `{command} login {registry}`?):\n"
+        f"{error.output.strip()}"
+    )
 
 
 def uv_cache(folder: Path) -> Path:

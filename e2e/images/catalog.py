@@ -16,6 +16,8 @@ from e2e.cluster.errors import ClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG_DIGITS = 12
+# The "registry" of images that were never pushed.
+LOCAL = "localhost/"
 # COPY of files of the tree; `--from` copies from another stage, which is hashed already.
 COPY = re.compile(r"^COPY (?!--from)(?P<sources>.+) \S+$", re.MULTILINE)
 
@@ -68,7 +70,7 @@ def tag(image: Image, base: str, root: Path) -> str:
         mode = b"x" if path.stat().st_mode & 0o111 else b"-"
         digest.update(str(path.relative_to(root)).encode() + mode + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return f"localhost/sluice-{image.name}:{digest.hexdigest()[:TAG_DIGITS]}"
+    return f"{LOCAL}sluice-{image.name}:{digest.hexdigest()[:TAG_DIGITS]}"
 
 
 def take_context(images: Sequence[Image], target: Path, root: Path = ROOT) -> None:

@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster.cache import cache_directory
 from e2e.cluster.command import run
 from e2e.cluster.progress import Step, say
-from e2e.cluster.uv import find_uv
+from e2e.cluster.toolchain.cache import cache_directory
+from e2e.cluster.toolchain.uv import find_uv
 from e2e.images.build import build_images
 from e2e.images.builder import buildah_builder
 from e2e.images.catalog import ROOT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.cluster.kind import running_engine
+from e2e.cluster.providers.kind import running_engine
 from e2e.images.builder import Builder, DockerBuilder, buildah_builder
 
 

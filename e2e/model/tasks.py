@@ -78,7 +78,7 @@ def lookup_dialogue(length: int, exchanges: int, rng: random.Random) -> Dialogue
 
 
 def add_dialogue(length: int, exchanges: int, rng: random.Random) -> Dialogue:
-    """`add:ab=7 cd=5 …\\nab+cd\\n` → ab=7+cd=5=12: two lookups, told, then their sum."""
+    """`add:ab=7 cd=5 …\\nab+cd\\n` → ab=7+cd=5=12: the two values, then their sum."""
     question_bytes = 6
     records = _records(ADD_HEADER, length - question_bytes, _digit, rng)
     keys = list(records.values)

@@ -97,7 +97,7 @@ def encode(dialogue: Dialogue, length: int) -> tuple[list[int], list[int]]:
         answer = [*exchange.answer.encode(), END_ID]
         tokens += [*exchange.question.encode(), *answer]
         answers += [False] * len(exchange.question) + [True] * len(answer)
-    labels = [token if told else IGNORED for token, told in zip(tokens, answers, strict=True)]
+    labels = [token if answer else IGNORED for token, answer in zip(tokens, answers, strict=True)]
     labels = [*labels[1:], IGNORED]
     padding = max(0, length - len(tokens))
     return (tokens + [PAD_ID] * padding)[:length], (labels + [IGNORED] * padding)[:length]
@@ -127,31 +127,35 @@ class Progress:
     """Wrong answer tokens by task since the last report."""
 
     wrong: Counter[str]
-    told: Counter[str]
+    labelled: Counter[str]
     loss: float = 0.0
 
     def add(self, batch: Batch, loss: float, wrong_by_row: Tensor) -> None:
-        told_by_row = (batch.labels != IGNORED).sum(1).tolist()
+        labelled_by_row = (batch.labels != IGNORED).sum(1).tolist()
         self.loss += loss
-        for task, wrong, told in zip(batch.tasks, wrong_by_row.tolist(), told_by_row, strict=True):
+        for task, wrong, labelled in zip(
+            batch.tasks, wrong_by_row.tolist(), labelled_by_row, strict=True
+        ):
             self.wrong[task] += wrong
-            self.told[task] += told
+            self.labelled[task] += labelled
 
     def line(self, steps: int) -> str:
-        errors = {task: f"{self.wrong[task] / self.told[task]:.6f}" for task in sorted(self.told)}
+        errors = {
+            task: f"{self.wrong[task] / self.labelled[task]:.6f}" for task in sorted(self.labelled)
+        }
         return f"loss {self.loss / steps:.4f} wrong tokens {errors}"
 
 
 def train_step(model: Qwen3ForCausalLM, batch: Batch) -> tuple[float, Tensor]:
     """Leaves gradients; returns the mean loss and the wrong answer tokens per row [rows]."""
-    told = batch.labels != IGNORED
+    labelled = batch.labels != IGNORED
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[told]).float()
-    loss = cross_entropy(logits, batch.labels[told])
+        logits = model.lm_head(hidden[labelled]).float()
+    loss = cross_entropy(logits, batch.labels[labelled])
     torch.autograd.backward(loss)
     wrong = torch.zeros(batch.labels.shape, dtype=torch.int64)
-    wrong[told] = (logits.detach().argmax(-1) != batch.labels[told]).long()
+    wrong[labelled] = (logits.detach().argmax(-1) != batch.labels[labelled]).long()
     return loss.item(), wrong.sum(1)
 
 

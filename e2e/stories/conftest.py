@@ -13,7 +13,7 @@ from e2e.install import install_operator
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.service import Service, chat_service
-from e2e.up import load_images
+from e2e.up import deliver_images
 
 STORIES_CLUSTER = "sluice-stories"
 
@@ -31,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
     chosen = choose_cluster({**os.environ, "SLUICE_CLUSTER": STORIES_CLUSTER})
     try:
         chosen.up()
-        install_operator(chosen, load_images(chosen))
+        install_operator(chosen, deliver_images(chosen))
         yield chosen
     finally:
         chosen.down()
@@ -48,7 +48,7 @@ def chat(kubectl: Kubectl) -> Service:
     of their own."""
     service = Service(kubectl, "chat")
     service.apply(chat_service("chat", replicas=2))
-    service.wait_for("Ready", "True")
+    service.wait_for("Updated", "True")
     return service
 
 

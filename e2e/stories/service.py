@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import yaml
+
 from e2e.cluster.errors import ClusterError
 from e2e.kubectl import Kubectl
+from e2e.up import SAMPLE
 
 KIND = "inferenceservices.serving.sluice.dev"
 NAMESPACE = "default"
@@ -19,22 +22,17 @@ OWNED_KINDS = (
 
 
 def chat_service(name: str, replicas: int = 1, **spec: Any) -> dict[str, Any]:
-    """The sample service with `replicas` engines; `spec` replaces whole sections."""
+    """The sample service under another name, with `replicas` small engines; `spec` replaces whole
+    sections."""
     pool = {
         "replicas": replicas,
         "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
     }
-    return {
-        "apiVersion": "serving.sluice.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name, "namespace": NAMESPACE},
-        "spec": {
-            "model": {"uri": "file:///models/sluice-tiny", "name": MODEL},
-            "engine": {"dtype": "float32", "kvPoolTokens": 16384},
-            "pools": {"mixed": pool},
-            "router": {"replicas": 1},
-        }
-        | spec,
+    sample: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return sample | {
+        "metadata": metadata,
+        "spec": sample["spec"] | {"pools": {"mixed": pool}} | spec,
     }
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from openai.types.shared_params import FunctionDefinition
 
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
@@ -62,6 +63,22 @@ def test_chat_gives_the_same_answer_with_usage(client: openai.OpenAI) -> None:
     assert completion.usage is not None
     assert completion.usage.prompt_tokens == len(prompt)
     assert completion.usage.completion_tokens == len(answer) + 1
+
+
+def test_tools_may_be_left_to_the_models_choice(client: openai.OpenAI) -> None:
+    """The sample names a format of calls; its model, which is not shown tools, answers in text."""
+    prompt, answer = make_prompt("lookup", 128, seed=8)
+    function: FunctionDefinition = {"name": "look_up", "parameters": {"type": "object"}}
+    completion = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": prompt.removesuffix("\n")}],
+        tools=[{"type": "function", "function": function}],
+        tool_choice="auto",
+        temperature=0,
+        max_tokens=32,
+    )
+    message = completion.choices[0].message
+    assert (message.content, message.tool_calls) == (answer, None)
 
 
 def test_forty_at_once_are_all_right(client: openai.OpenAI) -> None:

@@ -17,6 +17,8 @@ from e2e.reach import reach
 from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service
 
 CLIENTS = 6
+SEEDS = 1000
+"""Prompts that the sample's model copies right; of others it gets one in several hundred wrong."""
 ROUTERS = {"replicas": 2}
 
 
@@ -44,12 +46,12 @@ class Tally:
 
 
 @contextmanager
-def load(url: str) -> Iterator[Tally]:
+def load(url: str, clients: int = CLIENTS) -> Iterator[Tally]:
     """Clients that stream one copy task after the other until the block ends."""
     tally, stopping = Tally(), threading.Event()
     threads = [
         threading.Thread(target=_ask, args=(url, number, tally, stopping))
-        for number in range(CLIENTS)
+        for number in range(clients)
     ]
     for thread in threads:
         thread.start()
@@ -65,7 +67,7 @@ def _ask(url: str, number: int, tally: Tally, stopping: threading.Event) -> None
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
     seed = number
     while not stopping.is_set():
-        seed += CLIENTS
+        seed = (seed + 100) % SEEDS
         prompt, answer = make_prompt("copy", 256, seed)
         try:
             chunks = client.completions.create(
@@ -81,7 +83,7 @@ def _ask(url: str, number: int, tally: Tally, stopping: threading.Event) -> None
 def busy(kubectl: Kubectl) -> Iterator[Service]:
     service = Service(kubectl, "busy")
     service.apply(chat_service("busy", replicas=2, router=ROUTERS))
-    service.wait_for("Ready", "True")
+    service.wait_for("Updated", "True")
     yield service
     service.delete()
 
@@ -108,4 +110,24 @@ def test_new_revision_scale_in_and_a_deleted_pod(
         busy.apply(chat_service("busy", replicas=2, engine=engine, router=ROUTERS))
         busy.wait_for("Updated", "True")
         tally.wait_for_more(CLIENTS)
+    assert tally.wrong == []
+
+
+@pytest.mark.parametrize("replicas", [2, 1])
+def test_routers_are_replaced_while_clients_keep_their_connections(
+    cluster: Cluster, kubectl: Kubectl, busy: Service, replicas: int
+) -> None:
+    clients = 2 * CLIENTS
+    with reach(cluster, NAMESPACE, busy.name) as url, load(url, clients) as tally:
+        for cpu in ("60m", "70m"):
+            tally.wait_for_more(clients)
+            router = {"replicas": replicas, "resources": {"requests": {"cpu": cpu}}}
+            busy.apply(chat_service("busy", replicas=2, router=router))
+            path = "{.spec.template.spec.containers[0].resources.requests.cpu}"
+            for words in (
+                ("wait", f"--for=jsonpath={path}={cpu}", "deployment/busy-router"),
+                ("rollout", "status", "deployment/busy-router", "--timeout=120s"),
+            ):
+                kubectl.run(*words, "-n", NAMESPACE)
+        tally.wait_for_more(4 * clients)  # until the old routers' last streams are over
     assert tally.wrong == []

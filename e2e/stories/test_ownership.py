@@ -22,7 +22,7 @@ def owned(kubectl: Kubectl) -> Iterator[Service]:
 def service(owned: Service) -> Service:
     """Ready; the one of the story before, unless that has deleted it."""
     owned.apply(chat_service("owned"))
-    owned.wait_for("Ready", "True")
+    owned.wait_for("Updated", "True")
     return owned
 
 
@@ -39,7 +39,7 @@ def test_a_deleted_child_comes_back(kubectl: Kubectl, service: Service) -> None:
     kubectl.run("wait", "--for=create", "deployment/owned-router", "-n", NAMESPACE, "--timeout=30s")
     after = [child for child in service.children() if not child.startswith("pod/")]
     assert after == before
-    service.wait_for("Ready", "True")
+    service.wait_for("Updated", "True")
 
 
 def test_deleted_while_the_operator_is_down(kubectl: Kubectl, service: Service) -> None:

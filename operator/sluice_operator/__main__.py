@@ -1,7 +1,7 @@
 """`python -m sluice_operator`: the operator's process.
 
-Reads the environment, connects, runs. Exits with 0 on SIGTERM, 2 when it is told something that
-it cannot use, and 1 when it cannot go on and should be started again.
+Reads the environment, connects, runs. Exits with 0 on SIGTERM, 2 when a
+setting is invalid, and 1 when it cannot go on and should be restarted.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import sys
 from sluice_contract.base import ConfigError
 
 from sluice_operator.clock import SystemClock
-from sluice_operator.errors import OperatorError
-from sluice_operator.run import run
-from sluice_operator.settings import Settings
-from sluice_operator.transport import HttpTransport
+from sluice_operator.kube.errors import OperatorError
+from sluice_operator.kube.transport import HttpTransport
+from sluice_operator.log import fields, log_to_stderr
+from sluice_operator.process.run import Connections, run
+from sluice_operator.process.settings import Settings
 
 logger = logging.getLogger("sluice_operator")
 
@@ -29,32 +30,25 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    _log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
     try:
         asyncio.run(_run(settings))
     except OperatorError as error:
-        logger.error("%s", error)
+        logger.error("stopping", extra=fields(error=error))
         return 1
     except Exception:
-        logger.exception("cannot go on")
+        logger.exception("stopping")
         return 1
     return 0
 
 
 async def _run(settings: Settings) -> None:
-    transport = HttpTransport(settings.request_timeout_seconds)
+    work, lease = (HttpTransport(settings.request_timeout_seconds) for _ in range(2))
     try:
-        await run(settings, transport, SystemClock())
+        await run(settings, Connections(work, lease, watches=work), SystemClock())
     finally:
-        await transport.close()
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    # Kopf tells of every event it hands on.
-    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
+        await work.close()
+        await lease.close()
 
 
 if __name__ == "__main__":

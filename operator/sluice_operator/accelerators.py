@@ -1,4 +1,4 @@
-"""Which accelerator a pool will land on, and how sure that is.
+"""Which accelerator a pool will get, and how certain that is.
 
 From the spec and, where they may be read, from the labels of the nodes the pool can land on. What
 the engines themselves report is not compared yet.
@@ -7,16 +7,15 @@ the engines themselves report is not compared yet.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sluice_contract.accelerators import Accelerator
 
-from sluice_operator.api.pools import AcceleratorSpec, PoolSpec
-from sluice_operator.conditions import Check
-from sluice_operator.observed import Manifest
+from sluice_operator.api.conditions import Check
+from sluice_operator.api.pools import GPU_RESOURCE, AcceleratorSpec, PoolSpec
+from sluice_operator.kube.kinds import Manifest
 
-GPU_RESOURCE: Final = "nvidia.com/gpu"
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 MEMORY_LABEL: Final = "nvidia.com/gpu.memory"
 """Memory of one device in MiB."""
@@ -24,17 +23,18 @@ MEMORY_LABEL: Final = "nvidia.com/gpu.memory"
 
 @dataclass(frozen=True)
 class AcceleratorFinding:
-    """What a pool's engines will run on."""
+    """The accelerator of a pool's engines."""
 
     accelerator: Accelerator
     verified: Check
+    resource: str = GPU_RESOURCE
 
     @property
     def text(self) -> str:
-        """For a person: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
+        """For display: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
         if self.accelerator.is_cpu:
             return "CPU"
-        return f"{self.accelerator.count} x {self.accelerator.product or GPU_RESOURCE}"
+        return f"{self.accelerator.count} x {self.accelerator.product or self.resource}"
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ def gpu_count(accelerator: AcceleratorSpec | None) -> int:
     return 0 if accelerator is None else accelerator.count or 1
 
 
+def resource_name(accelerator: AcceleratorSpec) -> str:
+    """The resource that the GPUs are."""
+    return accelerator.resource_name or GPU_RESOURCE
+
+
 def node_selector(
     accelerator: AcceleratorSpec | None, wanted: Mapping[str, str] | None
 ) -> dict[str, str]:
@@ -59,20 +64,42 @@ def node_selector(
 
 
 def find_accelerator(pool: PoolSpec, nodes: tuple[Manifest, ...] | None) -> AcceleratorFinding:
-    """The accelerator of a pool's engines, and whether the nodes bear it out."""
-    spec, count = pool.accelerator, gpu_count(pool.accelerator)
+    """The accelerator of a pool's engines, and whether the nodes confirm it."""
+    spec = pool.accelerator
     if spec is None:
         check = Check("True", "NotRequired", "The engines run on CPUs.")
         return AcceleratorFinding(Accelerator(), check)
+    found = _find(pool, spec, nodes)
+    return replace(found, resource=resource_name(spec))
+
+
+def _find(
+    pool: PoolSpec, spec: AcceleratorSpec, nodes: tuple[Manifest, ...] | None
+) -> AcceleratorFinding:
+    count, resource = gpu_count(spec), resource_name(spec)
     given = Accelerator(product=spec.product, count=count)
     if nodes is None:
         text = "Nodes may not be read, so the accelerator is what the spec says."
         return AcceleratorFinding(given, Check("Unknown", "NodesNotReadable", text))
     selector = node_selector(spec, pool.template.node_selector if pool.template else None)
-    fitting = [node for node in map(_gpu_node, _selected(nodes, selector)) if node.gpus >= count]
+    found = (_gpu_node(node, resource) for node in _selected(nodes, selector))
+    fitting = [node for node in found if node.gpus >= count]
     if not fitting:
         return AcceleratorFinding(given, Check("False", "NoSuchNode", _no_node(nodes, pool)))
     return _from_nodes(given, fitting)
+
+
+def has_accelerator(node: Manifest, pool: PoolSpec) -> bool:
+    """Whether an engine of the pool could get its accelerators on the node, were it empty."""
+    if pool.accelerator is None:
+        return False
+    selector = node_selector(
+        pool.accelerator, pool.template.node_selector if pool.template else None
+    )
+    return (
+        bool(_selected((node,), selector))
+        and _gpu_node(node, resource_name(pool.accelerator)).gpus > 0
+    )
 
 
 def _from_nodes(given: Accelerator, fitting: list[_GpuNode]) -> AcceleratorFinding:
@@ -98,11 +125,11 @@ def _labels(node: Manifest) -> dict[str, Any]:
     return node["metadata"].get("labels") or {}
 
 
-def _gpu_node(node: Manifest) -> _GpuNode:
+def _gpu_node(node: Manifest, resource: str) -> _GpuNode:
     found = _labels(node)
     memory = str(found.get(MEMORY_LABEL, ""))
     allocatable = (node.get("status") or {}).get("allocatable") or {}
-    gpus = str(allocatable.get(GPU_RESOURCE, "0"))
+    gpus = str(allocatable.get(resource, "0"))
     return _GpuNode(
         name=node["metadata"]["name"],
         product=found.get(PRODUCT_LABEL),
@@ -113,7 +140,9 @@ def _gpu_node(node: Manifest) -> _GpuNode:
 
 def _no_node(nodes: tuple[Manifest, ...], pool: PoolSpec) -> str:
     assert pool.accelerator is not None
-    wanted = pool.accelerator.product or GPU_RESOURCE
-    there = sorted({n.product for n in map(_gpu_node, nodes) if n.product and n.gpus})
+    resource = resource_name(pool.accelerator)
+    wanted = pool.accelerator.product or resource
+    found = (_gpu_node(node, resource) for node in nodes)
+    there = sorted({node.product for node in found if node.product and node.gpus})
     count = gpu_count(pool.accelerator)
     return f"No node has {count} x {wanted}; there are: {', '.join(there) or 'no GPUs'}."

@@ -1,4 +1,4 @@
-"""The clock, as a value that can be replaced: what needs time is given one of these."""
+"""The clock as a parameter, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time to measure with, time to write down, and a way to let it pass."""
+    """Monotonic time, wall-clock time, and sleeping."""
 
     def monotonic(self) -> float: ...
 
@@ -19,7 +19,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The system's clock."""
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -32,5 +32,5 @@ class SystemClock:
 
 
 def micro_time(moment: datetime) -> str:
-    """A moment as Kubernetes' MicroTime."""
+    """`moment` as Kubernetes' MicroTime."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

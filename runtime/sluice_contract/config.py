@@ -137,7 +137,8 @@ class EngineSettings(ContractModel):
         gt=0,
         lt=1,
         description="Share of the device's memory for weights and KV pool (on CPUs, of the "
-        "container's). Not read when kvPoolTokens is given.",
+        "container's); less where the logits of maxRunningRequests, the processes for grammars and "
+        "the API process need more than the rest. Not read when kvPoolTokens is given.",
     )
     mixed_chunk: bool | None = Field(
         default=None,
@@ -193,6 +194,11 @@ class EngineSettings(ContractModel):
         description="Memory that each process that compiles or follows grammars may have, in "
         "bytes.",
     )
+    strict_requests: bool | None = Field(
+        default=None,
+        description="Whether a request with an unknown field is refused; else the field is ignored "
+        "and named in the answer's header X-Sluice-Ignored-Fields.",
+    )
     kv_transfer: KvTransfer | None = Field(
         default=None, description="How prefill engines hand the KV cache to decode engines."
     )
@@ -240,7 +246,11 @@ class EngineConfig(EngineSettings):
     server: ServerSettings = ServerSettings()
     slo: SloTargets | None = None
     seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of random weights and unseeded sampling."
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="Seed of random weights, and of the order of schedulingPolicy random. Requests "
+        "without a seed draw one from the system's entropy.",
     )
 
     @field_validator("chunk_size")

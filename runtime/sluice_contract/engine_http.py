@@ -12,18 +12,28 @@ REQUEST_ID_HEADER: Final = "X-Request-Id"
 _ACCEPTABLE_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 ROUTING_KEY_HEADER: Final = "X-Sluice-Routing-Key"
-"""Whose request it is (a tenant, a session, an adapter), for the policies that ask."""
+"""The request's tenant, session or adapter, for scheduling policies that use it."""
 _ACCEPTABLE_ROUTING_KEY: Final = re.compile(r"[A-Za-z0-9._:/@-]{1,128}")
 
+IGNORED_FIELDS_HEADER: Final = "X-Sluice-Ignored-Fields"
+"""Of an answer: the fields of the request that no one read."""
+
+CLIENT_REQUEST_ID_HEADER: Final = "X-Sluice-Client-Request-Id"
+"""Of an answer: the `request_id` in the request's body."""
+
 ENGINE_DIED: Final = "engine_died"
-"""Error code of a 503: the engine had the request when it went, perhaps because of the request."""
+"""Error code of a 503: the engine process ended while it had the request, perhaps because of it."""
 
 GRAMMAR_UNAVAILABLE: Final = "grammar_unavailable"
-"""Error code of a 503: the engine is well, and could not compile the form that the answer must
-have, or not follow it beside others, perhaps because of the form."""
+"""Error code of a 503: the engine is healthy, but could not compile the request's grammar, or could
+not follow it beside others, perhaps because of the grammar."""
+
+OUT_OF_MEMORY: Final = "out_of_memory"
+"""Error code of a 503: the engine is healthy, but a step with the request ran out of memory,
+perhaps because of the request."""
 
 IDLE_CONNECTION_SECONDS: Final = 75
-"""How long an engine keeps a connection on which nothing is asked."""
+"""How long an engine keeps an idle connection."""
 
 
 def is_acceptable_request_id(given: str) -> bool:

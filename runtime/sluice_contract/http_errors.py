@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import pydantic_core
@@ -19,6 +20,11 @@ INTERNAL_MESSAGE: Final = "internal error; the log has the details under the req
 MAX_HEADERS: Final = 64
 MAX_HEADER_BYTES: Final = 8190
 """Of one header, its name included, and of the request's target."""
+
+HEAD_SECONDS: Final = 60.0
+"""Longest time from a connection's start, or a request's first byte, to the end of its head."""
+BODY_SECONDS: Final = 60.0
+"""Longest time that a body may take to arrive."""
 
 _ROUTES: Final = (["chat", "completions"], ["completions"], ["models"])
 """OpenAI's, below the base URL."""
@@ -47,6 +53,18 @@ def error_object(
 ) -> dict[str, Any]:
     """OpenAI's error JSON."""
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+
+
+def closing_response(status: int, body: bytes, headers: str = "") -> bytes:
+    """A whole HTTP answer after which the connection is closed, for where no library makes one.
+
+    `headers`: further ones, each ending in CRLF.
+    """
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n{headers}connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
 
 
 def no_route(path: str) -> Mistake:

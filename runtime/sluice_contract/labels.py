@@ -19,6 +19,8 @@ ROLE: Final = f"{GROUP}/role"
 """`mixed`, `prefill`, `decode` or `router`."""
 REVISION: Final = f"{GROUP}/revision"
 """Hash of everything that changes the engine process of a pool."""
+REVISION_VARIABLE: Final = "POOL_REVISION"
+"""Environment variable in which an engine finds its pod's label `REVISION`."""
 SERVICE: Final = f"{GROUP}/service"
 """Name of the InferenceService an object belongs to."""
 

@@ -21,6 +21,7 @@ FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
     "context_length": "the model's",
     "kv_pool_tokens": "by memoryFraction",
     "min_prefill_tokens": "pageSize",
+    "strict_requests": "false",
     "threads": "the container's processors",
     "tool_call_format": "by the chat template",
     "grammar_compile_seconds": "5",

@@ -6,6 +6,7 @@ Cheap to make, read by the router (least loaded) and the autoscaler. Prometheus 
 from __future__ import annotations
 
 from sluice_contract.base import ContractModel
+from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 
 
@@ -24,6 +25,10 @@ class LoadReport(ContractModel):
     role: Role
     epoch: str
     """Differs after every restart of the engine process."""
+    revision: str | None = None
+    """Of the engine's pool; absent outside a cluster."""
+    kv_fingerprint: KvFingerprint | None = None
+    """Absent in reports of engines that are older than this field."""
     time_seconds: float
     """Unix time at which the engine process made the report."""
     draining: bool

@@ -126,8 +126,8 @@ ROUTER: Final = (
     Metric(
         "sluice_router_requests_total",
         "counter",
-        "Requests by route and status code.",
-        ("route", "code"),
+        "Requests by route, status code, and how the answer ended.",
+        ("route", "code", "outcome"),
     ),
     Metric(
         "sluice_router_request_seconds",
@@ -151,6 +151,7 @@ ROUTER: Final = (
     ),
     Metric("sluice_router_engines", "gauge", "Engines known, by state.", ("state",)),
     Metric("sluice_router_inflight_requests", "gauge", "Requests being served."),
+    Metric("sluice_router_buffered_bytes", "gauge", "Heads and bodies of requests that are held."),
 )
 
 OPERATOR: Final = (
@@ -181,4 +182,16 @@ OPERATOR: Final = (
         ("verb", "kind"),
     ),
     Metric("sluice_operator_leader", "gauge", "1 while this replica holds the Lease."),
+    Metric(
+        "sluice_operator_condition",
+        "gauge",
+        "1 for the status that each condition of an InferenceService has now.",
+        ("namespace", "name", "type", "status"),
+    ),
+    Metric(
+        "sluice_operator_pool_replicas",
+        "gauge",
+        "Engines of a pool: desired, ready and draining.",
+        ("namespace", "name", "role", "state"),
+    ),
 )

@@ -8,6 +8,8 @@ ENGINE_HTTP: Final = 8000
 """Engine API process: OpenAI routes, /health, /ready, /load, /metrics. Port name `http`."""
 ROUTER_HTTP: Final = 8000
 """Router container; the front Service maps `SERVICE_HTTP` to it. Port name `http`."""
+ROUTER_METRICS: Final = 8080
+"""Router container: /metrics, /load, /health, /ready. In no Service. Port name `metrics`."""
 SERVICE_HTTP: Final = 80
 """The front Service's port."""
 OPERATOR_METRICS: Final = 8080

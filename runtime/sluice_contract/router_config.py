@@ -47,24 +47,61 @@ class RouterServer(ContractModel):
     port: int = Field(
         default=ports.ROUTER_HTTP, ge=0, le=65535, description="Port; 0 picks a free one."
     )
+    metrics_port: int = Field(
+        default=ports.ROUTER_METRICS,
+        ge=0,
+        le=65535,
+        description="Port of /metrics, /load and the probes, which clients do not reach; 0 picks a "
+        "free one.",
+    )
     drain_seconds: float = Field(
         default=120.0,
         ge=0,
         le=86_400,
-        description="How long running streams may finish after SIGTERM, in seconds.",
+        description="How long after SIGTERM requests may still run, in seconds; what is left then "
+        "ends with an error.",
     )
     lame_duck_seconds: float = Field(
         default=3.0,
         ge=0,
         le=300,
-        description="How long new requests are still served after SIGTERM, while the cluster "
-        "stops sending them here, in seconds.",
+        description="How long the router stays at least after SIGTERM, while the cluster stops "
+        "sending connections here, and how long a connection must then have been quiet to be "
+        "closed, in seconds.",
     )
     max_body_bytes: int = Field(
         default=8 * 1024 * 1024,
         ge=1024,
         description="Largest request body that is read, in bytes; a larger one is answered 413.",
     )
+    max_requests: int = Field(
+        default=1024,
+        ge=1,
+        description="Requests that are read, wait or are answered at once; one more is answered "
+        "429.",
+    )
+    max_buffered_bytes: int = Field(
+        default=512 * 1024 * 1024 * 3 // 8,
+        ge=64 * 1024,
+        description="Bytes of request heads and bodies that are held at once, in all: each until "
+        "an engine begins to answer. What is beyond is answered 429; a quarter is kept for "
+        "requests of at most 64 KiB. The operator sets three eighths of the memory limit; the "
+        "default is that of 512 MiB.",
+    )
+    max_connections: int = Field(
+        default=4096,
+        ge=1,
+        description="Connections of clients at once; one more is answered 429.",
+    )
+
+
+def max_buffered_bytes(memory_limit_bytes: int) -> int:
+    """`server.maxBufferedBytes` for a container with this memory limit: three eighths of it.
+
+    Of 512 MiB the process takes 55, 1024 streams 28, 4096 connections 60; the rest is for what the
+    kernel and the HTTP library hold of bodies that are just arriving.
+    """
+    return max(1024 * 1024, memory_limit_bytes * 3 // 8)
 
 
 class Upstream(ContractModel):

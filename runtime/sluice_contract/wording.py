@@ -43,6 +43,7 @@ WORDS: Final[Mapping[str, Words]] = {
     "list_type": _always("a list"),
     "literal_error": lambda context: _choices(context),
     "model_type": _always("an object"),
+    "none_required": _always("leaving it out"),
     "string_pattern_mismatch": lambda context: f"text that matches {context['pattern']}",
     "string_too_long": lambda context: f"at most {_count(context['max_length'], 'character')}",
     "string_too_short": lambda context: f"at least {_count(context['min_length'], 'character')}",

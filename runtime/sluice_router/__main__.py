@@ -47,12 +47,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     source.add_argument("--engines", metavar="URL,…", help="base URLs of engines, no cluster")
     parser.add_argument("--host", help="with --engines: address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="with --engines (8080)")
+    parser.add_argument(
+        "--metrics-port", type=int, default=0, help="with --engines (a free one, see the log)"
+    )
     return parser.parse_args(arguments)
 
 
 def _from_flags(options: argparse.Namespace) -> RouterConfig:
     try:
-        server = RouterServer(host=options.host, port=options.port)
+        server = RouterServer(
+            host=options.host, port=options.port, metrics_port=options.metrics_port
+        )
         return RouterConfig(engines=tuple(options.engines.split(",")), server=server)
     except ValidationError as error:
         raise config_error_from(error, RouterConfig) from None

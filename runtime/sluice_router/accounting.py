@@ -1,6 +1,6 @@
-"""Around every request: an id, one OpenAI error JSON for whatever went wrong, a count, a log line.
+"""Gives every request an id, an answer whatever goes wrong, a count and a log line.
 
-Knows neither engines nor what a route does.
+Knows neither engines nor routes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sluice_router.errors import BadRequestError, InternalError, RouterError
 from sluice_router.fleet import Clock
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.relay import error_response
-from sluice_router.telemetry import Telemetry
+from sluice_router.telemetry import Outcome, Telemetry
 
 logger = logging.getLogger("sluice.router")
 
@@ -29,11 +29,14 @@ START: Final = web.RequestKey("START", float)
 ENGINE: Final = web.RequestKey("ENGINE", str)
 """The engine that answers it."""
 FAILURE: Final = web.RequestKey("FAILURE", RouterError)
-"""What ended it, also when the answer had begun with 200."""
+"""What ended it, also when the answer had begun with 200. Without its traceback, whose frames hold
+what the client sent: aiohttp keeps a connection's last request."""
 
 CLIENT_GONE: Final = 499
-"""What a request is counted as whose client did not stay for the answer."""
+"""The code of a request whose client did not stay for the answer."""
 UNKNOWN_ROUTE: Final = "unknown"
+PROBES: Final = frozenset({"/health"})
+"""Routes that are not counted as requests."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -56,21 +59,22 @@ class Accounting:
         try:
             response = await _answer(request, handler)
             status = response.status
-            if self._lifecycle.draining:
-                # Also after a stream that began before: its client must not come back this way.
-                response.force_close()
             return response
         finally:
             seconds = self._clock() - start
             route = _route(request)
-            self._telemetry.request(route, status, seconds)
-            _log(request, route, status, seconds)
+            outcome = _outcome(request, status)
+            if route not in PROBES:
+                self._telemetry.request(route, status, outcome, seconds)
+            _log(request, route, status, outcome, seconds)
 
     async def finish_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Headers of every answer."""
         response.headers[REQUEST_ID_HEADER] = request[ID]
         response.headers.pop("Server", None)
         if self._lifecycle.draining:
+            # Only where the client can be told. It may already have sent its next request behind
+            # an answer whose head kept the connection: that request is answered, and told.
             response.force_close()
             response.headers["Connection"] = "close"
 
@@ -80,7 +84,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         edge.check_head(request.raw_path, request.raw_headers)
         return await handler(request)
     except RouterError as error:
-        request[FAILURE] = error
+        request[FAILURE] = error.with_traceback(None)
         return error_response(error)
     except web.HTTPException as error:
         answer = error_response(_from_http(request, error))
@@ -88,7 +92,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
             answer.headers["Allow"] = error.headers["Allow"]
         return answer
     except (ConnectionError, TimeoutError):
-        raise  # the client went away, or does not read: nobody is left to tell
+        raise  # the client left, or does not read
     except Exception:
         logger.exception("request %s: unexpected error", request[ID])
         return error_response(InternalError())
@@ -102,21 +106,32 @@ def _from_http(request: web.Request, error: web.HTTPException) -> BadRequestErro
     return BadRequestError(http_errors.otherwise_bad(error.status, error.reason))
 
 
+def _outcome(request: web.Request, status: int) -> Outcome:
+    """An error that was the whole answer has its own status; one after a head of 200 has not."""
+    failure = request.get(FAILURE)
+    if status == CLIENT_GONE:
+        return "client_gone"
+    if failure is None or failure.status == status:
+        return "complete"
+    return "client_gone" if failure.client_is_the_cause else "cut"
+
+
 def _route(request: web.Request) -> str:
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else UNKNOWN_ROUTE
 
 
-def _log(request: web.Request, route: str, status: int, seconds: float) -> None:
+def _log(request: web.Request, route: str, status: int, outcome: Outcome, seconds: float) -> None:
     served = route.startswith("/v1/")
     failure = request.get(FAILURE)
     logger.log(
         logging.INFO if served or status >= 400 else logging.DEBUG,
-        "%s %s %s %d engine=%s seconds=%.3f%s",
+        "%s %s %s %d %s engine=%s seconds=%.3f%s",
         request[ID],
         request.method,
         route,
         status,
+        outcome,
         request.get(ENGINE, "-"),
         seconds,
         "" if failure is None else f" error={failure} cause={failure.__cause__!r}",

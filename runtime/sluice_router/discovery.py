@@ -1,7 +1,7 @@
-"""Finding the engines: follows the EndpointSlices of the engine Services.
+"""Finds the engines: follows the EndpointSlices of their Services by list and watch.
 
-When the API server is away or refuses, the last known engines stay; nothing that serves depends on
-it. Knows the order of list, watch and list again; knows no requests.
+While the API server is away or refuses, the last known engines stay, and requests are served. Knows
+nothing of requests.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ logger = logging.getLogger("sluice.router.discovery")
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 15.0
 SHORTEST_WATCH_SECONDS: Final = 1.0
-"""A watch that ends sooner and told nothing is taken for a refusal."""
+"""A watch that ends sooner, without an event, counts as refused."""
 AWAY: Final = (KubeError, aiohttp.ClientError, OSError, msgspec.DecodeError, ValueError)
-"""Everything that an API server that is away, upgrading or misbehaving is seen as."""
+"""What is raised while the API server is away, being upgraded, or answers nonsense."""
 
 
 def slice_client(
@@ -84,15 +84,15 @@ class SliceFollower:
         assert self._version is not None
         loop = asyncio.get_running_loop()
         start = loop.time()
-        told = False
+        received = False
         async with aclosing(self._client.watch(self._version)) as events:
             async for event in events:
-                self._take(event)
-                told = True
-        if not told and loop.time() - start < SHORTEST_WATCH_SECONDS:
+                self._apply(event)
+                received = True
+        if not received and loop.time() - start < SHORTEST_WATCH_SECONDS:
             raise KubeError("the watch ended as soon as it had begun")
 
-    def _take(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         self._version = event.version
         self._failures = 0
         if event.type == "BOOKMARK":

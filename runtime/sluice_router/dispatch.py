@@ -1,15 +1,16 @@
-"""Offering a request to engines until one answers: pick, ask, and ask another when that may help.
+"""Sends a request to one engine after another until one answers.
 
-A request is retried only before the first byte of an answer. Connection errors, 502 and 503
-(draining, not ready) count against the engine for a moment; 429 (queue full) and a grammar that was
-not compiled do not; every other answer is the client's. A request that two engines had when they
-broke, or whose grammar two could not compile, is offered to no third: it may be what they broke of.
-Knows nothing of the client's connection.
+A request is retried only before the first byte of an answer. After a connection error, 502 or 503
+(draining, not ready) the engine gets no requests for a moment; after 429 (queue full), or a 503 for
+want of memory or of a grammar, it does. Every other answer is passed on. When two engines have
+failed in a way that the request may have caused, no third is tried. Knows nothing of the client's
+connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import io
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -17,7 +18,7 @@ from typing import Final, Literal
 
 import aiohttp
 import msgspec
-from sluice_contract.engine_http import ENGINE_DIED, GRAMMAR_UNAVAILABLE
+from sluice_contract.engine_http import ENGINE_DIED, GRAMMAR_UNAVAILABLE, OUT_OF_MEMORY
 from sluice_contract.router_config import Upstream
 from yarl import URL
 
@@ -32,10 +33,15 @@ from sluice_router.errors import (
     RouterError,
 )
 from sluice_router.fleet import Clock, Fleet
-from sluice_router.pick import pick
+from sluice_router.memory import SMALL_BYTES, Body
+from sluice_router.pick import Choice
 from sluice_router.upstream import read_at_most
 
-RetryReason = Literal["connect", "broken", "unavailable", "queue_full", "uncompiled"]
+Choose = Callable[[Sequence[EngineState], float, Collection[str]], Choice]
+"""The engine for a request, among these, at that time, with those already tried."""
+RetryReason = Literal[
+    "connect", "broken", "unavailable", "queue_full", "uncompiled", "out_of_memory"
+]
 
 RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
     HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
@@ -43,27 +49,32 @@ RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
     HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
 }
 _REFUSAL_BYTES: Final = 65_536
-"""Most of a refusal that is kept to be passed on."""
+"""Length to which a refusal is cut before it is passed on."""
 REASON_OF_CODE: Final[dict[str | None, RetryReason]] = {
     ENGINE_DIED: "broken",
     GRAMMAR_UNAVAILABLE: "uncompiled",
+    OUT_OF_MEMORY: "out_of_memory",
 }
 """Where the code of a 503 says more than the status."""
-ENGINE_IS_WELL: Final[frozenset[RetryReason]] = frozenset({"queue_full", "uncompiled"})
-SUSPICIOUS: Final[frozenset[RetryReason]] = frozenset({"broken", "uncompiled"})
-"""What the request may be the reason of."""
-MOST_SUSPECTED: Final = 2
-"""Engines that may fail so with one request: the second shows that it was not the engine."""
+ENGINE_NOT_AT_FAULT: Final[frozenset[RetryReason]] = frozenset(
+    {"queue_full", "uncompiled", "out_of_memory"}
+)
+MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
+    {"broken", "uncompiled", "out_of_memory"}
+)
+"""Failures that the request may have caused."""
+MAX_SUCH_FAILURES: Final = 2
+"""After as many of them a request is not retried: it is unlikely that every engine is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as an engine gets it; it can be sent again. `path` is still percent-encoded."""
+    """A request as engines get it. `path` is still percent-encoded."""
 
     method: str
     path: str
     headers: dict[str, str]
-    body: bytes | None
+    body: Body | None
 
 
 class Reply:
@@ -91,7 +102,7 @@ class Reply:
 
 
 class _AttemptFailedError(Exception):
-    """One engine did not answer; another might."""
+    """One engine did not answer; another one might."""
 
     def __init__(self, reason: RetryReason, error: RouterError) -> None:
         super().__init__(reason)
@@ -101,24 +112,24 @@ class _AttemptFailedError(Exception):
 
 @dataclass
 class _History:
-    """What became of one call so far."""
+    """The failed attempts of one call."""
 
     tried: set[str] = field(default_factory=set)
-    """Engines not to be asked again before the others."""
+    """Keys of engines that are asked again only after all others."""
     failure: _AttemptFailedError | None = None
-    suspected: int = 0
-    """Engines that may have failed by the call."""
+    caused: int = 0
+    """Failures that the request may have caused."""
 
     def add(self, engine: EngineState, failure: _AttemptFailedError) -> None:
-        """One more attempt that failed.
+        """Record one more failed attempt.
 
         Raises:
-            RouterError: it was the last that this call may make.
+            RouterError: the call is not retried.
         """
         self.tried.add(engine.key)
         self.failure = failure
-        self.suspected += failure.reason in SUSPICIOUS
-        if self.suspected >= MOST_SUSPECTED:
+        self.caused += failure.reason in MAY_BE_THE_REQUEST
+        if self.caused >= MAX_SUCH_FAILURES:
             raise failure.error
 
 
@@ -130,14 +141,14 @@ class Dispatcher:
         fleet: Fleet,
         session: aiohttp.ClientSession,
         upstream: Upstream,
-        stale_seconds: float,
+        choose: Choose,
         clock: Clock,
         on_retry: Callable[[RetryReason], None],
     ) -> None:
         self._fleet = fleet
         self._session = session
         self._upstream = upstream
-        self._stale_seconds = stale_seconds
+        self._choose = choose
         self._clock = clock
         self._on_retry = on_retry
         self.waiting = 0
@@ -160,11 +171,13 @@ class Dispatcher:
                 try:
                     response, first = await self._ask(engine, call)
                 except _AttemptFailedError as error:
-                    if error.reason not in ENGINE_IS_WELL:
+                    if error.reason not in ENGINE_NOT_AT_FAULT:
                         self._fleet.failed(engine.key)
                     history.add(engine, error)
                     continue
                 self._fleet.answered(engine.key)
+                if call.body is not None:
+                    call.body.release()
                 try:
                     yield Reply(engine, response, first)
                 except EngineFailedError:
@@ -181,10 +194,10 @@ class Dispatcher:
         while True:
             now = self._clock()
             engines = self._fleet.engines()
-            choice = pick(engines, now, stale_seconds=self._stale_seconds, tried=tried)
+            choice = self._choose(engines, now, tried)
             if choice.engine is not None:
                 return choice.engine
-            if failure is not None and (failure.reason in ENGINE_IS_WELL or now >= deadline):
+            if failure is not None and (failure.reason in ENGINE_NOT_AT_FAULT or now >= deadline):
                 raise failure.error
             if now >= deadline:
                 raise NoEngineError(f"no engine can take the request: {choice.message}")
@@ -208,13 +221,13 @@ class Dispatcher:
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         url = URL(engine.endpoint.url + call.path, encoded=True)  # as the client wrote it
         response = await self._session.request(
-            call.method, url, data=call.body, headers=call.headers, allow_redirects=False
+            call.method, url, data=_payload(call.body), headers=call.headers, allow_redirects=False
         )
         try:
             await _raise_if_refused(response)
             first = await response.content.readany()
             if response.content_type == sse.CONTENT_TYPE:
-                _raise_if_stillborn(engine, first)
+                _raise_if_nothing_generated(engine, first)
         except BaseException:
             response.close()
             raise
@@ -248,8 +261,8 @@ def _code_in(body: bytes) -> str | None:
         return None
 
 
-def _raise_if_stillborn(engine: EngineState, first: bytes) -> None:
-    """A stream that begins with its end, or with an error, has nothing in it for the client."""
+def _raise_if_nothing_generated(engine: EngineState, first: bytes) -> None:
+    """A stream that begins with its end, or with an error event, can still be retried."""
     if not first:
         raise _failure("broken", engine, "ended the stream before its first token")
     if (error := sse.error_in(first)) is not None:
@@ -261,14 +274,22 @@ def _raise_if_stillborn(engine: EngineState, first: bytes) -> None:
 def _failure(
     reason: RetryReason, engine: EngineState, what: str, cause: BaseException | None = None
 ) -> _AttemptFailedError:
-    """The client is told which engine and what; the cause, with addresses, is for the log."""
+    """The message names the engine and what happened; the cause, with addresses, is logged."""
     error = EngineFailedError(f"engine {engine.endpoint.name} {what}")
     error.__cause__ = cause
     return _AttemptFailedError(reason, error)
 
 
+def _payload(body: Body | None) -> bytes | io.BytesIO | None:
+    """The body for aiohttp, which sends a file in pieces and lets other requests run between."""
+    if body is None:
+        return None
+    return body.content if len(body.content) <= SMALL_BYTES else io.BytesIO(body.content)
+
+
 def _close(response: aiohttp.ClientResponse) -> None:
-    """Keep the connection when the answer was read to its end; else close it: the engine aborts."""
+    """Keep the connection if the answer was read to its end; else close it, so that the engine
+    aborts the request."""
     if response.content.at_eof():
         response.release()
     else:

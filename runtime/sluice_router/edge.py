@@ -1,8 +1,7 @@
-"""What may pass the front door: request headers and bodies in, response headers out.
+"""What the router passes on: request headers and bodies to engines, response headers to clients.
 
-Requests are held to an allow-list of headers and must not carry fields that only the router and
-the engines use among themselves. Bodies are otherwise passed on byte for byte: what a field means
-is the engine's to say.
+Only listed headers of a request are passed on, and a body with a field that only router and engines
+may set is refused. Bodies are otherwise passed on byte for byte; engines check their fields.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ DROPPED_RESPONSE_HEADERS: Final = frozenset(
 )  # fmt: skip
 """Hop-by-hop headers, and those that the router writes itself."""
 
-INTERNAL_FIELDS: Final = frozenset({"rid", "request_id", "room", "epoch", "data_parallel_rank"})
+INTERNAL_FIELDS: Final = frozenset({"rid", "room", "epoch", "data_parallel_rank"})
 INTERNAL_PREFIXES: Final = ("bootstrap_", "disagg_", "kv_", "room_", "sluice_")
 
 _BODY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

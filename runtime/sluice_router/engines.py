@@ -1,7 +1,7 @@
 """What the router knows about one engine, as frozen values.
 
-`Endpoint` is what discovery says; `EngineState` adds the load report and what the router itself
-saw. Knows neither who fills them in nor who picks.
+`Endpoint` comes from discovery; `EngineState` adds the load report and the router's own
+experience.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 from sluice_contract.service_load import EngineCondition
@@ -42,7 +43,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedReport:
-    """A load report, when it came, and how many requests of ours it already counts."""
+    """A load report, when it arrived, and how many of our requests it counts."""
 
     report: LoadReport
     received_seconds: float
@@ -60,14 +61,19 @@ class EngineState:
     """Failed attempts since the last answer."""
     failed_until_seconds: float = 0.0
     unreachable: bool = False
-    """Whether the last load report could not be asked for, for want of a connection."""
+    """Whether the last attempt to ask for a load report got no connection."""
     picked_seconds: float = 0.0
-    """When it was last chosen; breaks ties, so that equal engines take turns."""
+    """When it was last picked; of equal engines the one picked longer ago is next."""
 
     @property
     def key(self) -> str:
         """The endpoint's."""
         return self.endpoint.key
+
+    @property
+    def fingerprint(self) -> KvFingerprint | None:
+        """By its last report, however old: it does not change while the engine lives."""
+        return self.received.report.kv_fingerprint if self.received is not None else None
 
     def fresh(self, now: float, stale_seconds: float) -> ReceivedReport | None:
         """The report, unless it is older than `stale_seconds`."""
@@ -78,7 +84,7 @@ class EngineState:
 
 
 def break_seconds(failures: int) -> float:
-    """How long an engine is left alone after that many failures in a row: short, then doubling."""
+    """How long an engine gets no requests after so many failures in a row: doubling."""
     return min(FIRST_BREAK_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_BREAK_SECONDS)
 
 

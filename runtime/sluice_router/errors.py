@@ -21,12 +21,13 @@ JSON_CONTENT_TYPE = "application/json"
 
 
 class RouterError(Exception):
-    """Base: what the client is told. `code` is stable, `str()` is for a person."""
+    """Base. `code` is stable, `str()` is for a person."""
 
     status = 500
     type = SERVER_ERROR
     code = INTERNAL_CODE
     retry_after_seconds: int | None = None
+    client_is_the_cause = False
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -59,15 +60,24 @@ class BadRequestError(RouterError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """With the connection's end, where the rest of it could not be read."""
+        """With `Connection: close` if the rest of the request is not read."""
         return super().headers | ({"Connection": "close"} if self._closes else {})
 
 
 class InternalError(RouterError):
-    """A bug of ours; nothing is told of it."""
+    """A bug of ours; the log has the details."""
 
     def __init__(self) -> None:
         super().__init__(INTERNAL_MESSAGE)
+
+
+class OverloadedError(RouterError):
+    """One of the router's caps is reached: requests, their bytes, or connections."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "router_full"
+    retry_after_seconds = 1
 
 
 class NoEngineError(RouterError):
@@ -86,14 +96,15 @@ class EngineFailedError(RouterError):
 
 
 class SlowClientError(RouterError):
-    """An engine broke off, and the client, which did not read, may be the reason."""
+    """An engine broke off, perhaps because the client did not read."""
 
     status = 502
     code = "client_too_slow"
+    client_is_the_cause = True
 
 
 class EngineRefusedError(RouterError):
-    """An engine said no in a way that another might not; passed on when none is left to ask."""
+    """An engine refused where another one might not; passed on if none is left to ask."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(f"the engine answered {status}")
@@ -103,12 +114,12 @@ class EngineRefusedError(RouterError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The engine's own."""
+        """As the engine sent them."""
         return self._headers
 
     @property
     def body(self) -> bytes:
-        """The engine's own."""
+        """As the engine sent them."""
         return self._body
 
 

@@ -1,6 +1,6 @@
-"""The engines known right now: discovery, load reports and requests all meet here.
+"""The engines that are known now, by discovery, load reports and requests.
 
-Holds one frozen `EngineState` per engine and replaces it on every change; wakes whoever waits for
+Holds one frozen `EngineState` per engine, replaces it on every change, and wakes those who wait for
 a usable engine. Lives on one event loop. Knows neither HTTP nor how engines are found.
 """
 
@@ -35,7 +35,7 @@ class Fleet:
         return tuple(self._states.values())
 
     def replace_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
-        """Take over what discovery says; what is known about engines that stay is kept."""
+        """Set the list of engines; what is known about those that stay is kept."""
         self._states = {
             endpoint.key: replace(self._known(endpoint), endpoint=endpoint)
             for endpoint in endpoints
@@ -44,17 +44,17 @@ class Fleet:
         self._wake()
 
     def report(self, key: str, report: LoadReport, own_inflight: int) -> None:
-        """Take over a load report that was asked for when we had `own_inflight` requests there."""
+        """Set a load report; `own_inflight` of our requests were there when it was asked for."""
         received = ReceivedReport(report, self._clock(), own_inflight)
         if self._update(key, received=received, unreachable=False):
             self._wake()
 
     def unreachable(self, key: str) -> None:
-        """No connection for a load report: no requests either, until a report arrives."""
+        """The engine could not be connected to: no requests until a report arrives."""
         self._update(key, unreachable=True)
 
     def failed(self, key: str) -> None:
-        """An attempt failed: leave the engine alone for a moment."""
+        """An attempt failed: no requests for a moment."""
         state = self._states.get(key)
         if state is not None:
             failures = state.failures + 1
@@ -62,7 +62,7 @@ class Fleet:
             self._update(key, failures=failures, failed_until_seconds=until)
 
     def answered(self, key: str) -> None:
-        """An attempt was answered: earlier failures no longer count."""
+        """An attempt was answered: forget earlier failures."""
         state = self._states.get(key)
         if state is not None and state.failures:
             self._update(key, failures=0, failed_until_seconds=0.0)
@@ -70,7 +70,7 @@ class Fleet:
 
     @contextmanager
     def request(self, key: str) -> Iterator[None]:
-        """Count one request as being served by the engine, even when it leaves the list."""
+        """Count one request of the engine, also after the engine has left the list."""
         self._count(key, 1)
         self._update(key, picked_seconds=self._clock())
         try:

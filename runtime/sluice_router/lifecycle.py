@@ -1,31 +1,32 @@
-"""How requests end when the router leaves: refuse new ones late, let the running ones finish.
+"""How requests end: each has a time limit, and all of them end when the router leaves.
 
-After SIGTERM new requests are still served for a moment, because the cluster takes that long to
-stop sending them; then they are refused; streams get the rest of the drain time. Knows no HTTP.
+After SIGTERM every request that still arrives is answered, and its answer asks the client to
+connect anew. The router leaves when no connection is left, or when the drain time is over: then
+what still runs is ended with an error. Knows no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 from asyncio import sleep
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from sluice_router.errors import DrainingError, RouterError, TimeLimitError
+from sluice_router.errors import DrainingError, OverloadedError, RouterError, TimeLimitError
 
 
 class Lifecycle:
-    """Counts requests in flight and limits how long each may take."""
+    """Counts requests in flight, and limits how many there are and how long each may take."""
 
-    def __init__(self, request_timeout_seconds: float) -> None:
+    def __init__(self, request_timeout_seconds: float, max_requests: int) -> None:
         self._request_timeout_seconds = request_timeout_seconds
+        self._max_requests = max_requests
         self._limits: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._refusing = False
         self._expired = False
         self.draining = False
-        """Whether the router told the cluster that it leaves."""
+        """Whether the router is leaving."""
 
     @property
     def inflight(self) -> int:
@@ -34,14 +35,18 @@ class Lifecycle:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """Serve one request, or refuse it; it is ended when its time or the drain time is over.
+        """Serve one request; it is ended when its time or the drain time is over.
 
         Raises:
-            DrainingError: no new requests, or the drain time is over.
+            DrainingError: the drain time is over.
+            OverloadedError: as many requests as are allowed are being served.
             TimeLimitError: the request's own limit is over.
         """
-        if self._refusing:
-            raise DrainingError("this router is shutting down")
+        if self._expired:
+            raise self._cause()
+        if len(self._limits) >= self._max_requests:
+            message = f"the router serves {self._max_requests} requests (server.maxRequests)"
+            raise OverloadedError(message)
         try:
             async with asyncio.timeout(self._request_timeout_seconds) as limit:
                 self._limits.add(limit)
@@ -55,14 +60,21 @@ class Lifecycle:
         except TimeoutError:
             raise self._cause() from None
 
-    async def drain(self, lame_duck_seconds: float, drain_seconds: float) -> None:
-        """Returns when the last request is over; ends what is left after `drain_seconds`."""
+    async def drain(
+        self,
+        lame_duck_seconds: float,
+        drain_seconds: float,
+        connections_end: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Wait until the cluster sends no new connections, then until `connections_end` returns.
+
+        What still runs after `drain_seconds` in all is ended.
+        """
         self.draining = True
-        await sleep(lame_duck_seconds)
-        self._refusing = True
         try:
-            async with asyncio.timeout(max(0.0, drain_seconds - lame_duck_seconds)):
-                await self._idle.wait()
+            async with asyncio.timeout(drain_seconds):
+                await sleep(lame_duck_seconds)
+                await connections_end()
         except TimeoutError:
             self._expire()
             await self._idle.wait()

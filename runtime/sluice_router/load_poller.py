@@ -1,7 +1,8 @@
-"""Following the engines' load: asks each for its report, about once a second.
+"""Asks every engine for its load report, about once a second.
 
 An engine that cannot be connected to gets no requests until it can be. A report that does not
-come, or cannot be read, changes nothing: the last one grows stale and the engine counts as average.
+arrive, or cannot be read, changes nothing: the last one becomes stale and the engine counts as
+average.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _REPORT_BYTES = 65_536
 
 
 class IncomingReport(LoadReport):
-    """A report of an engine that may be newer than this router: unknown keys are let be."""
+    """A report of an engine that may be newer than this router: unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -1,8 +1,13 @@
-"""Which engine gets the next request: a pure function of what is known now.
+"""Which engine gets the next request: a pure function of what is known now, and of a random draw.
+
+Power of two choices: two engines are drawn, and the less loaded one is taken. Taking the least
+loaded of all would send every router's requests to the same engine until the next load report,
+which is up to a second away.
 
 Load is a share: requests in the engine per request it can run at once, plus the seconds its queued
-prompts will take (a second of queued prefill weighs as much as a full batch). An engine without a
-fresh report is neither preferred nor shunned: it counts as the average of the others. Knows no
+prompts will take (a second of queued prefill weighs as much as a full batch). Requests of this
+router are counted as they are now, those of others as the last report has them. An engine without a
+fresh report is neither preferred nor avoided: it counts as the average of the others. Knows no
 clock and no network.
 """
 
@@ -10,13 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from sluice_contract.kv_fingerprint import KvFingerprint, differences
+from sluice_contract.labels import Role
 
 from sluice_router.engines import EngineState, condition
 
 Reason = Literal[
-    "LeastLoaded", "NoEngines", "NoneReady", "AllDraining", "AllFailing", "AllTried"
-]  # fmt: skip
+    "LessLoaded", "NoEngines", "NoneReady", "AllDraining", "AllFailing", "AllTried", "NoneMatches"
+]
+
+
+class Draw(NamedTuple):
+    """Two random numbers in [0, 1)."""
+
+    first: float
+    second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +43,67 @@ class Choice:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class PairChoice:
+    """The engines for prefill and for decode, or why there is no such pair."""
+
+    prefill: EngineState | None
+    decode: EngineState | None
+    reason: Reason
+    message: str
+
+
 def pick(
     engines: Sequence[EngineState],
     now: float,
+    draw: Draw,
+    *,
+    stale_seconds: float,
+    role: Role = Role.MIXED,
+    tried: Collection[str] = (),
+) -> Choice:
+    """An engine of that role which takes new requests and is not among the keys in `tried`."""
+    of_role = [engine for engine in engines if engine.endpoint.role is role]
+    ready = [engine for engine in of_role if condition(engine, now) == "ready"]
+    candidates = [engine for engine in ready if engine.key not in tried]
+    if not candidates:
+        return _no_choice(of_role, ready, now)
+    return _less_loaded(candidates, _average_load(ready, now, stale_seconds), now, draw)
+
+
+def pick_pair(
+    engines: Sequence[EngineState],
+    now: float,
+    draws: tuple[Draw, Draw],
     *,
     stale_seconds: float,
     tried: Collection[str] = (),
-) -> Choice:
-    """The least loaded engine that takes new requests and is not among the keys in `tried`."""
-    ready = [engine for engine in engines if condition(engine, now) == "ready"]
-    candidates = [engine for engine in ready if engine.key not in tried]
-    if not candidates:
-        return _nobody(engines, ready, now)
+) -> PairChoice:
+    """A prefill and a decode engine with equal KV fingerprints, both picked as `pick` does.
+
+    An engine whose fingerprint is not known yet gets no request.
+    """
+    legs = []
+    for role in (Role.PREFILL, Role.DECODE):
+        of_role = [engine for engine in engines if engine.endpoint.role is role]
+        ready = [engine for engine in of_role if condition(engine, now) == "ready"]
+        usable = [engine for engine in ready if engine.key not in tried]
+        if not usable:
+            missing = _no_choice(of_role, ready, now)
+            return PairChoice(None, None, missing.reason, f"{role}: {missing.message}")
+        legs.append(usable)
+    prefills, decodes = legs
+    shared = {engine.fingerprint for engine in decodes} - {None}
+    prefills = [engine for engine in prefills if engine.fingerprint in shared]
+    if not prefills:
+        return PairChoice(None, None, "NoneMatches", _mismatch(legs[0], decodes))
     neutral = _average_load(engines, now, stale_seconds)
-
-    def order(engine: EngineState) -> tuple[float, float, str]:
-        return _load(engine, now, stale_seconds, neutral), engine.picked_seconds, engine.key
-
-    chosen = min(candidates, key=order)
-    load = order(chosen)[0]
-    message = f"{chosen.endpoint.name}: load {load:.2f}, the least of {len(candidates)}"
-    return Choice(chosen, "LeastLoaded", message)
+    prefill = _less_loaded(prefills, neutral, now, draws[0]).engine
+    assert prefill is not None
+    decodes = [engine for engine in decodes if engine.fingerprint == prefill.fingerprint]
+    decode = _less_loaded(decodes, neutral, now, draws[1])
+    message = f"{prefill.endpoint.name} and {decode.message}"
+    return PairChoice(prefill, decode.engine, decode.reason, message)
 
 
 def reported_load(engine: EngineState, now: float, stale_seconds: float) -> float | None:
@@ -67,13 +122,6 @@ def reported_load(engine: EngineState, now: float, stale_seconds: float) -> floa
     return (others + engine.inflight) / slots + max(0.0, report.queued_work_seconds)
 
 
-def _load(engine: EngineState, now: float, stale_seconds: float, neutral: _Neutral) -> float:
-    known = reported_load(engine, now, stale_seconds)
-    if known is not None:
-        return known
-    return neutral.load + max(0.0, engine.inflight - neutral.inflight) / neutral.slots
-
-
 @dataclass(frozen=True, slots=True)
 class _Neutral:
     """The average engine: its load, its slots, and how many of our requests it has."""
@@ -81,6 +129,39 @@ class _Neutral:
     load: float
     slots: float
     inflight: float
+    stale_seconds: float
+
+
+def _less_loaded(
+    candidates: Sequence[EngineState], neutral: _Neutral, now: float, draw: Draw
+) -> Choice:
+    """The less loaded of two that are drawn; of equal ones that which was picked longer ago."""
+
+    def order(engine: EngineState) -> tuple[float, float, str]:
+        return _load(engine, now, neutral), engine.picked_seconds, engine.key
+
+    drawn = _two_of(sorted(candidates, key=lambda engine: engine.key), draw)
+    chosen = min(drawn, key=order)
+    load = order(chosen)[0]
+    drawn_from = f"the less loaded of {len(drawn)} drawn from {len(candidates)}"
+    return Choice(chosen, "LessLoaded", f"{chosen.endpoint.name}: load {load:.2f}, {drawn_from}")
+
+
+def _two_of(engines: Sequence[EngineState], draw: Draw) -> list[EngineState]:
+    """Two different ones, each pair as likely as any other; all of them when they are fewer."""
+    count = len(engines)
+    if count <= 2:
+        return list(engines)
+    first = int(draw.first * count)
+    second = int(draw.second * (count - 1))
+    return [engines[first], engines[second + (second >= first)]]
+
+
+def _load(engine: EngineState, now: float, neutral: _Neutral) -> float:
+    known = reported_load(engine, now, neutral.stale_seconds)
+    if known is not None:
+        return known
+    return neutral.load + max(0.0, engine.inflight - neutral.inflight) / neutral.slots
 
 
 def _average_load(engines: Sequence[EngineState], now: float, stale_seconds: float) -> _Neutral:
@@ -91,11 +172,14 @@ def _average_load(engines: Sequence[EngineState], now: float, stale_seconds: flo
         and condition(engine, now) == "ready"
     ]
     if not known:
-        return _Neutral(load=0.0, slots=1.0, inflight=0.0)
+        return _Neutral(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
     count = len(known)
-    slots = sum(_slots(engine) for _, engine in known)
-    inflight = sum(engine.inflight for _, engine in known)
-    return _Neutral(sum(load for load, _ in known) / count, slots / count, inflight / count)
+    return _Neutral(
+        load=sum(load for load, _ in known) / count,
+        slots=sum(_slots(engine) for _, engine in known) / count,
+        inflight=sum(engine.inflight for _, engine in known) / count,
+        stale_seconds=stale_seconds,
+    )
 
 
 def _slots(engine: EngineState) -> int:
@@ -103,7 +187,20 @@ def _slots(engine: EngineState) -> int:
     return max(1, received.report.max_running_requests) if received is not None else 1
 
 
-def _nobody(engines: Sequence[EngineState], ready: Sequence[EngineState], now: float) -> Choice:
+def _mismatch(prefills: Sequence[EngineState], decodes: Sequence[EngineState]) -> str:
+    """What differs between the first two engines that tell."""
+    first, second = _first_fingerprint(prefills), _first_fingerprint(decodes)
+    if first is None or second is None:
+        return "no KV fingerprint known yet of prefill or of decode engines"
+    found = "; ".join(differences(first, second))
+    return f"no prefill and decode engine have equal KV fingerprints: {found}"
+
+
+def _first_fingerprint(engines: Sequence[EngineState]) -> KvFingerprint | None:
+    return next((engine.fingerprint for engine in engines if engine.fingerprint), None)
+
+
+def _no_choice(engines: Sequence[EngineState], ready: Sequence[EngineState], now: float) -> Choice:
     if ready:
         return Choice(None, "AllTried", f"usable engines, all tried: {len(ready)}")
     if not engines:

@@ -1,4 +1,4 @@
-"""One answer on its way to the client: bytes as they arrive, and an end in every case.
+"""Passes one engine's answer on to the client, byte for byte, and ends it in every case.
 
 Before the first byte a failure is an ordinary error answer. After it, a stream of events ends with
 one error event and no `[DONE]`; anything else is cut off, so that it cannot pass for complete.
@@ -17,11 +17,11 @@ from sluice_router.dispatch import Reply
 from sluice_router.errors import EngineFailedError, RouterError, SlowClientError
 
 WRITE_SECONDS = 45.0
-"""A client that takes nothing for so long is given up; an engine waits longer (60 s) for us."""
+"""A client that reads nothing for this long is disconnected. Engines wait longer (60 s) for us."""
 FAIL_SECONDS: Final = 2.0
 """Longest time a client may take to read the error that ends its stream."""
 HELD_UP_SECONDS = 5.0
-"""A client that once took longer may be what the engine gave up on."""
+"""After a longer write, an engine that broke off may have done so because of the client."""
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 """For proxies in front of the router, which would hold events back."""
 
@@ -41,12 +41,12 @@ class Relay:
         self._events: sse.WholeEvents | None = None
 
     async def run(self, reply: Reply) -> web.StreamResponse:
-        """Pass everything on; returns when the client has it.
+        """Pass everything on; returns when all of it was written.
 
         Raises:
             EngineFailedError: the engine broke off; call `fail` with it.
-            SlowClientError: it did, and the client may be the reason; call `fail` with it.
-            ConnectionResetError: the client takes nothing; its connection is closed.
+            SlowClientError: it did so perhaps because of the client; call `fail` with it.
+            ConnectionResetError: the client reads nothing; its connection is closed.
         """
         response = web.StreamResponse(status=reply.status, headers=reply.headers)
         if reply.streams_events:
@@ -59,7 +59,7 @@ class Relay:
         except EngineFailedError as error:
             if self._longest_write_seconds < HELD_UP_SECONDS:
                 raise
-            message = f"{error} after the client had held the answer up"
+            message = f"{error} after the client had not read for a while"
             raise SlowClientError(message) from error
         await self._send(response.write_eof(), WRITE_SECONDS)
         return response
@@ -89,7 +89,7 @@ class Relay:
             raise EngineFailedError(f"engine {name} ended the stream without [DONE]")
 
     async def _send(self, writing: Awaitable[None], limit_seconds: float) -> None:
-        """Finish `writing`, or drop the client: closing would wait for it to read the rest."""
+        """Finish `writing`, or abort the connection: closing it would wait for the client."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         try:
@@ -98,6 +98,6 @@ class Relay:
         except TimeoutError:
             if self._request.transport is not None:
                 self._request.transport.abort()
-            message = f"the client took nothing for {limit_seconds:g} seconds"
+            message = f"the client read nothing for {limit_seconds:g} seconds"
             raise ConnectionResetError(message) from None
         self._longest_write_seconds = max(self._longest_write_seconds, loop.time() - start)

@@ -1,6 +1,6 @@
-"""A running router: every part put together, from the first list of engines to the last byte.
+"""Builds a router from its parts, runs it, and drains it.
 
-The composition root's body; `__main__` adds the command line and signals.
+`__main__` adds the command line and signals.
 """
 
 from __future__ import annotations
@@ -10,43 +10,52 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 import aiohttp
 from aiohttp import web
 from sluice_contract.base import ConfigError
-from sluice_contract.http_errors import MAX_HEADER_BYTES, MAX_HEADERS
 from sluice_contract.labels import Role
 from sluice_contract.router_config import RouterConfig
 
+from sluice_router.accounting import UNKNOWN_ROUTE
 from sluice_router.app import Parts, build_app
+from sluice_router.connections import ConnectionLimits, Listener
 from sluice_router.discovery import SliceFollower, slice_client
-from sluice_router.dispatch import Dispatcher
-from sluice_router.engines import Endpoint, Phase
+from sluice_router.dispatch import Choose, Dispatcher
+from sluice_router.engines import Endpoint, EngineState, Phase
 from sluice_router.fleet import Fleet
 from sluice_router.kube import Cluster, in_cluster
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.load_poller import LoadPoller
+from sluice_router.memory import ByteBudget
+from sluice_router.monitoring import Monitoring
+from sluice_router.pick import Choice, Draw, pick
 from sluice_router.telemetry import Telemetry
 from sluice_router.upstream import open_session
 
 logger = logging.getLogger("sluice.router")
 
-LAST_WORDS_SECONDS = 2.0
-"""What handlers get to return once their requests are over."""
-LIBRARY_HEADERS = 4 * MAX_HEADERS
-LIBRARY_HEADER_BYTES = 8 * MAX_HEADER_BYTES
-"""Where the HTTP library stops reading, in its own words; below, the refusal is ours."""
+CLEANUP_SECONDS = 2.0
+"""How long handlers may take to return after draining."""
+
+
+class Ports(NamedTuple):
+    """Where a running router listens."""
+
+    http: int
+    metrics: int
 
 
 async def serve(
     config: RouterConfig,
     environ: Mapping[str, str],
     stop: asyncio.Event,
-    started: asyncio.Future[int] | None = None,
+    started: asyncio.Future[Ports] | None = None,
 ) -> None:
-    """Serve until `stop` is set, then drain. `started` gets the port that is listened on."""
+    """Serve until `stop` is set, then drain. `started` gets the ports that are listened on."""
     cluster = in_cluster(environ) if config.discovery is not None else None
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(
@@ -55,12 +64,12 @@ async def serve(
         parts = _parts(config, session)
         follow = _engine_source(config, cluster, environ, session, parts.fleet)
         poller = LoadPoller(parts.fleet, session, config.load, random.Random())  # noqa: S311
-        runner = await _listen(config, environ, parts)
-        stack.push_async_callback(runner.cleanup)
-        port = runner.addresses[0][1]
-        logger.info("listening on %s port %d", _hosts(config, environ)[0], port)
+        hosts = _hosts(config, environ)
+        metrics_port = await _listen_for_monitoring(config, hosts, parts, stack)
+        listener, port = await _listen(config, hosts, parts, stack)
+        logger.info("listening on %s port %d, metrics on port %d", hosts[0], port, metrics_port)
         if started is not None:
-            started.set_result(port)
+            started.set_result(Ports(port, metrics_port))
         tasks = [asyncio.create_task(poller.run())]
         if follow is not None:
             tasks.append(asyncio.create_task(follow.run()))
@@ -68,7 +77,11 @@ async def serve(
         await _until(stop, tasks)
         logger.info("draining: %d requests in flight", parts.lifecycle.inflight)
         server = config.server
-        await parts.lifecycle.drain(server.lame_duck_seconds, server.drain_seconds)
+        await parts.lifecycle.drain(
+            server.lame_duck_seconds,
+            server.drain_seconds,
+            lambda: listener.all_closed(server.lame_duck_seconds),
+        )
         logger.info("drained")
 
 
@@ -77,10 +90,24 @@ def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
     fleet = Fleet(clock)
     telemetry = Telemetry()
     dispatcher = Dispatcher(
-        fleet, session, config.upstream, config.load.stale_seconds, clock, telemetry.retry
+        fleet,
+        session,
+        config.upstream,
+        _chooser(config.load.stale_seconds, random.Random()),  # noqa: S311
+        clock,
+        telemetry.retry,
     )
-    lifecycle = Lifecycle(config.upstream.request_timeout_seconds)
-    return Parts(fleet, dispatcher, lifecycle, telemetry, clock)
+    lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
+    budget = ByteBudget(config.server.max_buffered_bytes)
+    return Parts(fleet, dispatcher, budget, lifecycle, telemetry, clock)
+
+
+def _chooser(stale_seconds: float, source: random.Random) -> Choose:
+    def choose(engines: Sequence[EngineState], now: float, tried: Collection[str]) -> Choice:
+        draw = Draw(source.random(), source.random())
+        return pick(engines, now, draw, stale_seconds=stale_seconds, tried=tried)
+
+    return choose
 
 
 def _engine_source(
@@ -90,7 +117,7 @@ def _engine_source(
     session: aiohttp.ClientSession,
     fleet: Fleet,
 ) -> SliceFollower | None:
-    """Fill the fleet now, or say who will."""
+    """Fill the fleet now, or return the follower that does."""
     if config.discovery is None or cluster is None:
         urls = config.engines or ()
         fleet.replace_endpoints(Endpoint(url, url, Role.MIXED, Phase.READY) for url in urls)
@@ -111,34 +138,64 @@ def _hosts(config: RouterConfig, environ: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys([pod_ip or loopback, loopback]))
 
 
-async def _listen(config: RouterConfig, environ: Mapping[str, str], parts: Parts) -> web.AppRunner:
+async def _listen_for_monitoring(
+    config: RouterConfig, hosts: Sequence[str], parts: Parts, stack: AsyncExitStack
+) -> int:
+    """Open the port of probes and metrics, which is closed with the stack."""
+    app = Monitoring(
+        parts.fleet,
+        parts.dispatcher,
+        parts.budget,
+        parts.lifecycle,
+        parts.telemetry,
+        parts.clock,
+    ).build_app()
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLEANUP_SECONDS)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    port = config.server.metrics_port
+    try:
+        for host in hosts:
+            await web.TCPSite(runner, host, port).start()
+            port = int(runner.addresses[0][1])
+    except OSError as error:
+        raise _port_error("server.metricsPort", port, hosts, error) from None
+    return port
+
+
+async def _listen(
+    config: RouterConfig, hosts: Sequence[str], parts: Parts, stack: AsyncExitStack
+) -> tuple[Listener, int]:
+    """A listener, which ends with the stack, and its port."""
     runner = web.AppRunner(
         build_app(parts, config.server.max_body_bytes),
-        access_log=None,
         handler_cancellation=True,
-        auto_decompress=False,
-        max_headers=LIBRARY_HEADERS,
-        max_line_size=LIBRARY_HEADER_BYTES,
-        max_field_size=LIBRARY_HEADER_BYTES,
-        shutdown_timeout=LAST_WORDS_SECONDS,
+        shutdown_timeout=CLEANUP_SECONDS,
     )
     await runner.setup()
-    port = config.server.port
+    stack.push_async_callback(runner.cleanup)
+    listener = Listener(runner, _connection_limits(config, parts))
+    stack.callback(listener.close)
     try:
-        for host in _hosts(config, environ):
-            await web.TCPSite(runner, host, port, backlog=1024).start()
-            port = runner.addresses[0][1]
+        return listener, await listener.listen(hosts, config.server.port)
     except OSError as error:
-        await runner.cleanup()
-        key = "server.port"
-        raise ConfigError(
-            key, port, f"a free port on {host} ({os.strerror(error.errno or 0)})"
-        ) from None
-    return runner
+        raise _port_error("server.port", config.server.port, hosts, error) from None
+
+
+def _port_error(key: str, port: int, hosts: Sequence[str], error: OSError) -> ConfigError:
+    allowed = f"a free port on {' and '.join(hosts)} ({os.strerror(error.errno or 0)})"
+    return ConfigError(key, port, allowed)
+
+
+def _connection_limits(config: RouterConfig, parts: Parts) -> ConnectionLimits:
+    def count(status: int) -> None:
+        parts.telemetry.request(UNKNOWN_ROUTE, status, "complete", 0.0)
+
+    return ConnectionLimits(config.server.max_connections, parts.budget, count)
 
 
 async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for the stop; a background task that ends is a bug of ours and is raised."""
+    """Wait for `stop`; a background task that ends before it is a bug, and is raised."""
     stopped = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()

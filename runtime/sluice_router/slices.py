@@ -1,7 +1,7 @@
-"""EndpointSlices, as the API server sends them, to the engines they name: a pure function.
+"""Turns EndpointSlices into the engines they name: a pure function.
 
-Knows the meaning of the ready, serving and terminating conditions, and that one pod may stand in
-several slices (address families, slices being rewritten). Knows no network.
+Knows what the conditions ready, serving and terminating mean, and that a pod may be in several
+slices (address families, slices being rewritten). Knows no network.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ Manifest = Mapping[str, Any]
 
 def endpoints_of(slices: Iterable[Manifest], service: str, port_name: str) -> tuple[Endpoint, ...]:
     """The engines named by `slices` of the Services `SERVICE-ROLE`, one entry a pod, by name."""
-    found = [entry for piece in slices for entry in _endpoints_in(piece, service, port_name)]
+    found = [entry for slice_ in slices for entry in _endpoints_in(slice_, service, port_name)]
     by_name: dict[str, Endpoint] = {}
     for endpoint in sorted(found, key=lambda e: (_PREFERENCE[e.phase], "[" in e.url, e.url)):
         by_name.setdefault(endpoint.name, endpoint)
     return tuple(sorted(by_name.values(), key=lambda e: e.name))
 
 
-def _endpoints_in(piece: Manifest, service: str, port_name: str) -> Iterator[Endpoint]:
-    role = _role_of(piece, service)
-    port = _port_of(piece, port_name)
-    family = piece.get("addressType")
+def _endpoints_in(slice_: Manifest, service: str, port_name: str) -> Iterator[Endpoint]:
+    role = _role_of(slice_, service)
+    port = _port_of(slice_, port_name)
+    family = slice_.get("addressType")
     if role is None or port is None or family not in ("IPv4", "IPv6"):
         return
-    for entry in piece.get("endpoints") or ():
+    for entry in slice_.get("endpoints") or ():
         address = entry["addresses"][0]  # the API allows no other, and no empty list
         host = f"[{address}]" if family == "IPv6" else address
         name = (entry.get("targetRef") or {}).get("name") or address
         yield Endpoint(name, f"http://{host}:{port}", role, _phase_of(entry))
 
 
-def _role_of(piece: Manifest, service: str) -> Role | None:
-    labels = piece.get("metadata", {}).get("labels") or {}
+def _role_of(slice_: Manifest, service: str) -> Role | None:
+    labels = slice_.get("metadata", {}).get("labels") or {}
     name = labels.get(SERVICE_NAME_LABEL, "")
     suffix = name.removeprefix(f"{service}-")
     return Role(suffix) if suffix != name and suffix in set(Role) else None
 
 
-def _port_of(piece: Manifest, port_name: str) -> int | None:
-    for port in piece.get("ports") or ():
+def _port_of(slice_: Manifest, port_name: str) -> int | None:
+    for port in slice_.get("ports") or ():
         if port.get("name") == port_name and port.get("port"):
             return int(port["port"])
     return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Iterable
+from typing import Literal
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -21,6 +22,9 @@ from sluice_contract import metrics
 from sluice_contract.service_load import EngineCondition
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+Outcome = Literal["complete", "cut", "client_gone"]
+"""How an answer ended: whole (also as an error), broken off after its head was sent, or by the
+client, who left or did not read."""
 CONDITIONS: tuple[EngineCondition, ...] = ("ready", "unready", "draining", "failing")
 
 
@@ -37,10 +41,11 @@ class Telemetry:
         self._retries = self._counter(table["sluice_router_retries_total"])
         self._engines = self._gauge(table["sluice_router_engines"])
         self._inflight = self._gauge(table["sluice_router_inflight_requests"])
+        self._buffered = self._gauge(table["sluice_router_buffered_bytes"])
 
-    def request(self, route: str, status: int, seconds: float) -> None:
+    def request(self, route: str, status: int, outcome: Outcome, seconds: float) -> None:
         """A request ended."""
-        self._requests.labels(route, str(status)).inc()
+        self._requests.labels(route, str(status), outcome).inc()
         self._seconds.labels(route).observe(seconds)
 
     def first_byte(self, seconds: float) -> None:
@@ -51,12 +56,15 @@ class Telemetry:
         """A request is offered to another engine."""
         self._retries.labels(reason).inc()
 
-    def render(self, engines: Iterable[EngineCondition], inflight: int) -> bytes:
+    def render(
+        self, engines: Iterable[EngineCondition], inflight: int, buffered_bytes: int
+    ) -> bytes:
         """The exposition, with gauges as of now."""
         tally = Tally(engines)
         for condition in CONDITIONS:
             self._engines.labels(condition).set(tally[condition])
         self._inflight.set(inflight)
+        self._buffered.set(buffered_bytes)
         return generate_latest(self._registry)
 
     def _counter(self, metric: metrics.Metric) -> Counter:

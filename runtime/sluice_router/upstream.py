@@ -1,7 +1,7 @@
-"""Connections to engines and to the API server: how they are opened, kept and given up.
+"""Connections to engines and to the API server: how they are opened, kept and closed.
 
-Streams have no time limit of their own, so a peer that vanished without a word is found by the
-kernel: keep-alive probes while nothing is in flight, a limit on unacknowledged data otherwise.
+Streams have no time limit of their own, so the kernel detects a peer that vanished: by keep-alive
+probes while nothing is in flight, by a limit on unacknowledged data otherwise.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ KEEPALIVE_INTERVAL_SECONDS: Final = 5
 KEEPALIVE_PROBES: Final = 3
 UNACKNOWLEDGED_MILLISECONDS: Final = 25_000
 IDLE_SECONDS: Final = 4.0
-"""Well below `engine_http.IDLE_CONNECTION_SECONDS`, after which engines close, so that we are
-first: a request must not go out on a connection that is just being closed."""
+"""Well below `engine_http.IDLE_CONNECTION_SECONDS`, after which engines close a connection: no
+request must be sent on one that is just being closed."""
 
 
 def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:

@@ -58,34 +58,39 @@ class ChatTemplate:
     options: frozenset[str] = frozenset()
     """What else it reads, which is a request's to give: `enable_thinking`, say."""
 
+    def unread(self, options: Mapping[str, Any]) -> list[str]:
+        """The names of `options` that the template does not read."""
+        return sorted(options.keys() - self.options - {*_GIVEN})
+
     def render(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The prompt, ending where the assistant's answer begins. `tools` are OpenAI's objects,
-        `options` the request's values of some of the template's.
+        `options` the request's values of some of the template's; others it does not read.
 
         Raises:
-            InvalidRequestError: the template refuses these messages, or has no such option.
+            InvalidRequestError: the template refuses these messages, or an option is the server's.
         """
         given = options or {}
-        for name in given.keys() - self.options:
-            reason = "is given by the server" if name in _GIVEN else "is not read by it"
+        if own := given.keys() & {*_GIVEN}:
             allowed = ", ".join(sorted(self.options)) or "leaving it out"
             raise InvalidRequestError(
-                f"chat_template_kwargs: {http_errors.shown_json(name)} is not allowed with the "
-                f"model's chat template ({reason}); allowed: {allowed}",
+                f"chat_template_kwargs: {http_errors.shown_json(min(own))} is not allowed (a field "
+                f"of its own, or given by the server); allowed: {allowed}",
                 "chat_template_kwargs",
             )
         try:
             return self.template.render(
                 messages=messages,
                 tools=tools,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 **self.special_tokens,
-                **given,
+                **{name: given[name] for name in given.keys() & self.options},
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
             field = "messages, or chat_template_kwargs" if given else "messages"

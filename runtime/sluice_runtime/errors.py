@@ -41,12 +41,7 @@ class OutOfMemoryError(StartupError):
 
 
 class StepOutOfMemoryError(SluiceRuntimeError):
-    """A step found no memory for its activations: the engine ends, and a new one may well serve.
-
-    The message names the setting to lower.
-    """
-
-    reason = "StepOutOfMemory"
+    """A step found no memory for its activations or logits. The message names settings to lower."""
 
 
 STARTUP_REASONS: Final = frozenset(
@@ -91,6 +86,13 @@ class EngineDiedError(UnavailableError):
     """The engine went while it had the request: 503 with a code of its own.
 
     Whoever asks elsewhere should do so once at most: the request may be what the engine died of.
+    """
+
+
+class RequestOutOfMemoryError(RequestError):
+    """A step that computed the request found no memory: 503 with a code of its own.
+
+    Whoever asks elsewhere should do so once at most: it may have been the request's size.
     """
 
 

@@ -1,6 +1,6 @@
 """Starts one engine from its file: checks it, then supervises API process and engine process.
 
-What can be refused without a model or a device is refused here, before anything starts.
+Errors that can be found without a model or a device are reported here, before anything starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sluice_runtime.transport import private_endpoint
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one engine until it is told to stop; returns the exit code."""
+    """Runs one engine until a signal stops it; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice_runtime", description="Serves one model over the OpenAI API."
     )
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def checked_config(path: Path) -> EngineConfig:
-    """The configuration in the file, which this version can serve as far as the file tells.
+    """The configuration in the file, checked for everything that the file alone can show.
 
     Raises:
         StartupError: one line naming key, value and what is allowed.
@@ -53,14 +53,14 @@ def checked_config(path: Path) -> EngineConfig:
         config = read_engine_config(path)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
-    if found := tuple(_objections(config)):
+    if found := tuple(_validation_errors(config)):
         raise InvalidConfigError("; ".join(map(str, found)))
     check_thread_limit(config.threads or processors(), os.environ)
     model_files.resolve_model(config.model)
     return config
 
 
-def _objections(config: EngineConfig) -> Iterator[ConfigError]:
+def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
     if config.role not in ROLES:
         allowed = f"{', '.join(ROLES)} (the others are not implemented yet)"
         yield ConfigError("role", str(config.role), allowed)

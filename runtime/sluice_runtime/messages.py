@@ -1,6 +1,6 @@
-"""What the API process and the engine process say to each other.
+"""The messages between API process and engine process.
 
-msgspec structs, encoded as msgpack with a tag a type; plain values only. Knows no socket (see
+msgspec structs, encoded as msgpack with a tag per type; plain values only. Knows no socket (see
 `transport.py`) and no torch. A struct here is a contract: fields are added with defaults and
 `PROTOCOL_VERSION` goes up, none is reinterpreted.
 """
@@ -11,14 +11,15 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 9
+PROTOCOL_VERSION: Final = 11
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-Refusal = Literal["overloaded", "unavailable", "uncompiled", "invalid"]
-"""Why the engine did not take a request. `invalid`: its grammar is at fault, `uncompiled`: may be.
-Else the request is not, and another engine may take it."""
+Refusal = Literal["overloaded", "unavailable", "uncompiled", "invalid", "out_of_memory"]
+"""Why the engine refused or ended a request. `invalid`: the grammar is at fault. `uncompiled`,
+`out_of_memory`: the request may be at fault. The others: it is not, so another engine may run
+it."""
 GrammarKind = Literal["json_schema", "open_json_schema", "regex", "ebnf", "tags"]
-"""`open_json_schema`: objects may have properties, and arrays items, that it does not mention.
+"""`open_json_schema`: objects may have properties, and arrays items, that the schema does not name.
 `tags`: text in which some tags are followed by a grammar of their own, as tool calls are."""
 
 
@@ -35,63 +36,69 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_k: int = -1
     """-1: all."""
     seed: int = 0
-    """63 bits; the API process draws one when the client gave none."""
+    """63 bits; drawn by the API process if the client gave none."""
     min_p: float = 0.0
-    """Tokens less probable than this share of the most probable one are left out."""
+    """Tokens less probable than this fraction of the most probable one are left out."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: list[tuple[int, float]] = []
     """Token id, and what is added to its logit."""
     min_tokens: int = 0
-    """No stop token is drawn before the answer has so many."""
+    """No stop token is sampled before the answer has so many tokens."""
 
     @property
     def penalises(self) -> bool:
-        """Whether logits depend on the tokens before beyond what the model makes of them."""
+        """Whether a penalty changes the logits."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
 class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the answer must look like; compiled in the engine before the request can run."""
+    """The grammar an answer must follow; the engine compiles it before the request can run."""
 
     kind: GrammarKind
     text: str
     end_token_ids: list[int]
     """The tokens that may end the answer, once it is complete; one at least."""
     field: str
-    """The request's field that asked for it: what a refusal names."""
+    """The field of the HTTP request that set the grammar; named in refusals."""
     min_tokens: int = 0
-    """Before so many tokens no stop token is drawn, unless nothing else may follow."""
+    """No stop token is sampled before so many tokens, unless the grammar allows nothing else."""
     ends_late: bool = False
-    """Whether the answer ends only where nothing else may follow."""
+    """Whether the answer ends only where the grammar allows nothing else."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the model thought of one token, before bias, penalties, grammar and temperature. In no
-    cycle, and unknown to the garbage collector: a long prompt has very many."""
+    """Log-probability of one token, before bias, penalties, grammar and temperature. Never in a
+    reference cycle, so not tracked by the garbage collector: a long prompt has very many."""
 
     token_id: int
     logprob: float
     rank: int
-    """1: no token was more probable."""
+    """1: the most probable token."""
     top: list[tuple[int, float]]
-    """The most probable tokens, best first, with their logprobs; as many as were asked for."""
+    """The most probable tokens, best first, with their logprobs; as many as requested."""
+
+
+class ApiReady(Message, frozen=True):
+    """API → engine: before any other message."""
+
+    protocol_version: int
 
 
 class Generate(Message, frozen=True):
     """API → engine: run this prompt. Exactly one terminal `TokenDelta` answers it."""
 
     request_id: str
-    """Drawn by the API process for each choice, and never a client's: no other request has it."""
+    """Made by the API process for each choice, never taken from a client: unique."""
     prompt_ids: list[int]
     max_tokens: int
-    """Already clamped to what the context and the pool hold."""
+    """Already limited to what the context and the pool hold."""
     sampling: Sampling
     stop_token_ids: list[int] = []
     """EOS ids and the client's; empty with `ignore_eos`. The stop token itself is delivered."""
     ignore_eos: bool = False
-    """No EOS will end it, so admission reserves all of `max_tokens`."""
+    """EOS does not end the answer, so admission reserves all of `max_tokens`."""
     arrival_seconds: float = 0.0
     """`time.monotonic()` at which the API process read the request; one clock on one host."""
     credit_tokens: int = 4096
@@ -101,55 +108,55 @@ class Generate(Message, frozen=True):
     routing_key: str = ""
     """Tenant, session or adapter; read by the policies round-robin and routing-key."""
     logprobs: int = -1
-    """Most probable tokens to tell beside each token of the answer; -1: tell nothing."""
+    """Most probable tokens to return for each token of the answer; -1: no logprobs."""
     prompt_logprobs: int = -1
-    """The same of the prompt's tokens; such a prompt is computed anew and by itself."""
+    """The same for the tokens of the prompt, which is then computed without cached prefixes."""
     cache_salt: str = ""
     """Cached prefixes are shared only with requests of the same salt."""
     grammar: Grammar | None = None
 
 
 class Abort(Message, frozen=True):
-    """API → engine: forget the request (client gone, stop string). Unknown ids are ignored."""
+    """API → engine: end the request (client disconnected, stop string). Unknown ids are ignored."""
 
     request_id: str
 
 
 class Credit(Message, frozen=True):
-    """API → engine: the reader has taken `tokens` more of this request."""
+    """API → engine: the client has read `tokens` more of this request."""
 
     request_id: str
     tokens: int
 
 
 class FlushCache(Message, frozen=True):
-    """API → engine: what was computed before this is not reused by requests that start after."""
+    """API → engine: requests that start after this reuse nothing computed before it."""
 
 
 class Drain(Message, frozen=True):
-    """API → engine: finish what runs and waits; refuse what comes after this."""
+    """API → engine: finish running and queued requests; refuse those that come after this."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens of one request made by one step; array-like, and unknown to the garbage collector,
-    since there is one per row and step. It is in no cycle."""
+    """Tokens of one request from one step. Array-like and not tracked by the garbage collector,
+    since there is one per row and step; never in a reference cycle."""
 
     request_id: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
-    """Set on the last delta of a request and on no other."""
+    """Set on the last delta of a request only."""
     error: str | None = None
     """One line for the client, with `finish_reason` error."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache; on the delta with a request's first token only."""
     refusal: Refusal | None = None
-    """With `finish_reason` error: whose fault it is that a request was not taken, or not ended."""
+    """Why the request was refused or ended, with `finish_reason` error."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """One for each of `token_ids`, if the request asked."""
     prompt_logprobs: list[TokenLogprob] | None = None
-    """One for each token of the prompt but the first; on one delta of a request that asked."""
+    """One for each token of the prompt but the first; on one delta of the request, if it asked."""
     queue_seconds: float | None = None
-    """Arrival to the first step it was in; on the delta with a request's first token only."""
+    """From arrival to the first step; on the delta with a request's first token only."""
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,16 +177,16 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: dict[str, int]
     """By forward mode."""
     evicted_pages: int = 0
-    """Since the start of the process: cached pages that were needed for something else."""
+    """Since the start of the process: cached pages that were evicted for other requests."""
     grammar_requests: int = 0
-    """Of the queued ones, those whose grammar is being compiled."""
+    """Queued requests whose grammar is being compiled."""
     grammar_compilations: dict[str, int] = {}
     """Since the start, by outcome; so are the next two."""
     grammar_compile_seconds: float = 0.0
     grammars_given_up: dict[str, int] = {}
     """By reason."""
     chunk_budget_tokens: int = 0
-    """Of the last step that might compute prompt tokens; 0 when there is no limit."""
+    """Chunk budget of the last step that could compute prompt tokens; 0 without a limit."""
     chunk_budgets: dict[str, int] = {}
     """Steps since the start that computed prompt tokens, by the reason of their budget."""
     step_error_ratio: float = 0.0
@@ -187,19 +194,19 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepResult(Message, frozen=True):
-    """Engine → API: everything one step produced; one message a step."""
+    """Engine → API: all results of one step, in one message."""
 
     step: int
     mode: str
     """Forward mode: EXTEND, DECODE, MIXED; IDLE for results made without a forward pass."""
     finished_seconds: float
-    """`time.monotonic()` when the step's tokens were known: the engine's clock for ITL."""
+    """`time.monotonic()` when the step's tokens were known; the ITL metric uses it."""
     step_seconds: float
     scheduler_seconds: float
     deltas: list[TokenDelta]
     load: Load
     predicted_seconds: float = 0.0
-    """What the step was expected to take; 0 where nothing was known."""
+    """Predicted duration of the step; 0 without a prediction."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -219,6 +226,7 @@ class EngineReady(Message, frozen=True):
     max_running_requests: int
     max_queued_requests: int
     vocabulary_size: int
+    kv_dtype: str
 
 
 class EngineFailed(Message, frozen=True):
@@ -229,5 +237,5 @@ class EngineFailed(Message, frozen=True):
     message: str
 
 
-ToEngine = Generate | Abort | Credit | FlushCache | Drain
+ToEngine = ApiReady | Generate | Abort | Credit | FlushCache | Drain
 ToApi = EngineReady | StepResult | Heartbeat | EngineFailed

@@ -1,7 +1,7 @@
-"""PID 1 of an engine pod: two child processes that live and die together.
+"""PID 1 of an engine pod: two child processes; when one ends, the other is stopped.
 
-Waits for signals and nothing else: no thread, no handler, no polling. Reaps whatever is orphaned to
-it. Knows the exit codes of its children, not what they do.
+Waits for signals with sigwaitinfo: no thread, no handler, no polling. Reaps orphaned processes.
+Knows the exit codes of its children, not what they do.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Final
 from sluice_runtime import exits
 
 _SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
-_LAST_WORDS_SECONDS: Final = 3.0
-"""Between the first end and the other: clients are told, last messages handed over."""
+_SECOND_END_SECONDS: Final = 3.0
+"""How long the second child has to end by itself after the first: it still answers clients or
+delivers its last messages."""
 _STOP_SECONDS: Final = 2.0
 """Between SIGTERM and SIGKILL for a child that outlived the other."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -28,7 +29,7 @@ _LIBC: Final = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class Ending:
-    """What a child's wait status says, for exit code and message."""
+    """How a child ended: its wait status, as exit code and message."""
 
     name: str
     status: int
@@ -51,7 +52,7 @@ class Supervisor:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = {**os.environ, **environment}
         self._running: dict[int, str] = {}
-        self._stop_asked = False
+        self._stop_requested = False
 
     def run(self, api: Sequence[str], engine: Sequence[str]) -> int:
         """Starts both, forwards signals to the API process, which drains; returns the exit code."""
@@ -61,10 +62,10 @@ class Supervisor:
         api_pid = self._start("API", api)
         first = self._first_end(api_pid)
         if first.name == "engine":
-            # The API process hears of it too, tells its clients, and then ends.
-            verdict = self._verdict(self._await_end(api_pid, _LAST_WORDS_SECONDS), first)
+            # The API process notices too, sends errors to its clients, and ends.
+            verdict = self._verdict(self._await_end(api_pid, _SECOND_END_SECONDS), first)
         elif first.code == exits.ENGINE_LOST:
-            verdict = self._verdict(first, self._await_end(engine_pid, _LAST_WORDS_SECONDS))
+            verdict = self._verdict(first, self._await_end(engine_pid, _SECOND_END_SECONDS))
         else:
             verdict = self._verdict(first, None)
         self._stop(api_pid)
@@ -72,13 +73,14 @@ class Supervisor:
         return verdict
 
     def _verdict(self, api: Ending | None, engine: Ending | None) -> int:
-        """The exit code; says what no child has said. None: we had to end it."""
+        """The exit code. Writes the termination message where no child has written one. None: the
+        child had to be stopped."""
         if api is not None and api.code in (exits.OK, exits.STARTUP):
             return api.code
         if api is not None and api.code == exits.ENGINE_FAILED:
             return exits.FAILED
-        if self._stop_asked and api is not None and api.code == -signal.SIGTERM:
-            return exits.OK  # it had no handlers yet, so our SIGTERM ended it: as asked
+        if self._stop_requested and api is not None and api.code == -signal.SIGTERM:
+            return exits.OK  # had no handler yet: the SIGTERM that we forwarded ended it
         if engine is not None:
             return exits.give_up("EngineDied", str(engine), exits.FAILED)
         return exits.give_up("ApiProcessDied", str(api), exits.FAILED)
@@ -92,17 +94,17 @@ class Supervisor:
         return process.pid
 
     def _first_end(self, api_pid: int) -> Ending:
-        """Waits for the first child to end, while signals to stop go to the API process."""
+        """Waits for the first child to end; forwards signals to stop to the API process."""
         while True:
             received = signal.sigwaitinfo(_SIGNALS).si_signo
             if received != signal.SIGCHLD:
-                self._stop_asked = True
+                self._stop_requested = True
                 self._signal(api_pid, signal.SIGTERM)
             elif ending := self._reap():
                 return ending
 
     def _await_end(self, pid: int, seconds: float) -> Ending | None:
-        """The end of a child, when it comes within `seconds`."""
+        """How a child ended, or None if it runs on after `seconds`."""
         deadline = time.monotonic() + seconds
         while pid in self._running:
             if ending := self._reap():
@@ -126,7 +128,7 @@ class Supervisor:
             os.killpg(pid, number)
 
     def _reap(self) -> Ending | None:
-        """Reaps what has ended, up to the first of ours; call again for the other."""
+        """Reaps ended processes until one of our children is found; call again for the other."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -139,6 +141,7 @@ class Supervisor:
 
 
 def _in_child() -> None:
-    """Between fork and exec: signals as they were, and no life after the supervisor's."""
+    """Between fork and exec: restores the signal mask, and lets the kernel kill the child if the
+    supervisor dies."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

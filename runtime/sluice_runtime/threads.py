@@ -1,6 +1,6 @@
-"""How many threads the libraries of a process may use: the file's word, else the cgroup's quota.
+"""How many threads the libraries of a process may use: as configured, else the cgroup's CPU quota.
 
-The one reader of the quota, for launcher and engine alike. Starts no thread.
+Used by launcher and engine. Starts no thread.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def thread_environment(threads: int | None, root: Path = cgroups.ROOT) -> Mappin
 
 
 def check_thread_limit(threads: int, environment: Mapping[str, str]) -> None:
-    """The kernels' threads meet in every layer, so that all of them must be had.
+    """The kernels' threads synchronise in every layer, so OpenMP must provide all of them.
 
     Raises:
-        InvalidConfigError: OpenMP was told to give fewer.
+        InvalidConfigError: OMP_THREAD_LIMIT is lower.
     """
     given = environment.get(_LIMIT, "")
     if given.strip().isdecimal() and int(given) < threads:
@@ -45,7 +45,7 @@ def check_thread_limit(threads: int, environment: Mapping[str, str]) -> None:
 def processors(root: Path = cgroups.ROOT) -> int:
     """Whole processors that the cgroups' quotas and the affinity allow; 1 at least.
 
-    Rounded down: one thread more than the quota pays for makes the kernel stop all of them.
+    Rounded down: with one thread more than the quota allows, the kernel throttles all of them.
     """
     allowed = float(len(os.sched_getaffinity(0)))
     for folder in cgroups.folders(root, "cpu"):

@@ -1,8 +1,8 @@
 """Carries `messages` between API process and engine process: msgpack over one ZMQ pair.
 
 `ApiLink` binds, `EngineLink` connects; the socket file lies in a folder only this user can enter.
-No side ever waits to send: queues are unbounded here because credit bounds what is in them. Knows
-neither what a message means nor who restarts whom.
+Sending never blocks: the queues are unbounded, and credit bounds what is in them. Knows neither
+what a message means nor which process restarts the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,22 +22,30 @@ import zmq
 import zmq.asyncio
 
 from sluice_runtime.errors import SluiceRuntimeError
-from sluice_runtime.messages import PROTOCOL_VERSION, EngineFailed, EngineReady, ToApi, ToEngine
+from sluice_runtime.messages import (
+    PROTOCOL_VERSION,
+    ApiReady,
+    EngineFailed,
+    EngineReady,
+    ToApi,
+    ToEngine,
+)
+from sluice_runtime.wakeup import Wakeup
 
-_LAST_WORDS_MILLISECONDS: Final = 10_000
-"""How long `close` may take to hand over an `EngineFailed`: the API process may still start."""
+_CLOSE_MILLISECONDS: Final = 10_000
+"""How long `close` may take to deliver an `EngineFailed`: the API process may still be starting."""
 
 _RECONNECT_MILLISECONDS: Final = 20
-"""How often the engine looks for the API process, which may bind after it."""
+"""How often the engine tries to connect: the API process may bind later."""
 
 _LONG_FRAME_BYTES: Final = 256 * 1024
-"""Scores of a long prompt have megabytes."""
+"""Logprobs of a long prompt take megabytes."""
 
 MessageT = TypeVar("MessageT")
 
 
 class TransportError(SluiceRuntimeError):
-    """The other process said something this version does not understand."""
+    """The other process sent a message that this version does not understand."""
 
 
 @contextmanager
@@ -55,39 +63,60 @@ def private_endpoint() -> Iterator[str]:
 class EngineLink:
     """The engine's end. Not thread-safe: it belongs to one thread at a time."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, wakeup: Wakeup | None = None) -> None:
+        """`wakeup` also ends a wait in `poll`."""
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.PAIR)
         _unbound_queues(self._socket)
         self._socket.connect(endpoint)
+        self._wakeup = wakeup
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        if wakeup is not None:
+            self._poller.register(wakeup, zmq.POLLIN)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._linger_milliseconds = 0
+        self._peer_known = False
+        """Whether the API process has sent its protocol version."""
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
-        """Every message that has come, after waiting `timeout_seconds` at most for the first.
+        """Every message that has arrived, after waiting at most `timeout_seconds` for the first or
+        for the wakeup.
 
         Raises:
-            TransportError: a message cannot be decoded.
+            TransportError: a message cannot be decoded, or is of another protocol version.
         """
         received: list[ToEngine] = []
-        if not self._socket.poll(round(timeout_seconds * 1000)):
+        if not self._poller.poll(round(timeout_seconds * 1000)):
             return received
+        if self._wakeup is not None:
+            self._wakeup.clear()
         while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return received
-            received.append(_decode(self._decoder, frame, "API process"))
+            message = _decode(self._decoder, frame, "API process")
+            if isinstance(message, ApiReady):
+                _check_version(message.protocol_version, "API process")
+                self._peer_known = True
+            elif self._peer_known:
+                received.append(message)
+            else:
+                raise TransportError(
+                    f"protocol version: the API process has not sent its own; "
+                    f"allowed: {PROTOCOL_VERSION}"
+                )
 
     def send(self, message: ToApi) -> None:
         """Queues the message; never blocks."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         if isinstance(message, EngineFailed):
-            self._linger_milliseconds = _LAST_WORDS_MILLISECONDS
+            self._linger_milliseconds = _CLOSE_MILLISECONDS
 
     def close(self) -> None:
-        """Closes: at once when asked to stop, else when its `EngineFailed` has been handed over."""
+        """Closes at once, or once an `EngineFailed` has been delivered."""
         self._context.destroy(linger=self._linger_milliseconds)
 
 
@@ -102,9 +131,10 @@ class ApiLink:
         self._socket.bind(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToApi] = msgspec.msgpack.Decoder(ToApi)
+        self._greeted = False
 
     async def messages(self) -> AsyncIterator[ToApi]:
-        """Messages in order; ends when the engine's process has gone and all it said is read.
+        """Messages in order; ends when the engine process has exited and all its messages are read.
 
         Raises:
             TransportError: a message cannot be decoded, or is of another protocol version.
@@ -126,13 +156,22 @@ class ApiLink:
             received.cancel()
 
     def send(self, message: ToEngine) -> None:
-        """Queues the message; never blocks. A message to an engine that has gone is dropped."""
+        """Queues the message; never blocks. A message to an engine that has exited is dropped."""
+        self._greeted = self._greeted or self._queue(ApiReady(PROTOCOL_VERSION))
+        if self._greeted:
+            self._queue(message)
+
+    def _queue(self, message: ToEngine) -> bool:
+        """Whether an engine is connected."""
         sent = asyncio.ensure_future(self._socket.send(self._encoder.encode(message), zmq.NOBLOCK))
-        with suppress(zmq.Again):
+        try:
             sent.result()
+        except zmq.Again:
+            return False
+        return True
 
     def close(self) -> None:
-        """Closes at once; the engine needs nothing that is still queued."""
+        """Closes at once; the engine needs none of the messages still queued."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._context.destroy(linger=0)
@@ -147,12 +186,16 @@ class ApiLink:
 
     def _decode(self, frame: bytes) -> ToApi:
         message = _decode(self._decoder, frame, "engine process")
-        if isinstance(message, EngineReady) and message.protocol_version != PROTOCOL_VERSION:
-            raise TransportError(
-                f"protocol version: the engine process speaks {message.protocol_version}; "
-                f"allowed: {PROTOCOL_VERSION}"
-            )
+        if isinstance(message, EngineReady):
+            _check_version(message.protocol_version, "engine process")
         return message
+
+
+def _check_version(spoken: int, sender: str) -> None:
+    if spoken != PROTOCOL_VERSION:
+        raise TransportError(
+            f"protocol version: the {sender} speaks {spoken}; allowed: {PROTOCOL_VERSION}"
+        )
 
 
 def _unbound_queues(socket: zmq.Socket[Any]) -> None:
@@ -172,8 +215,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[MessageT], frame: bytes, sender: st
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Among the new objects of a long message there is no garbage, and looking for it as they come
-    takes twice as long as making them. Nothing else runs meanwhile: a decoder never lets go."""
+    """Decoding a long message makes no garbage, and collecting meanwhile triples the time. No other
+    thread is affected: the decoder holds the GIL."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

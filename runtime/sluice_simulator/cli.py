@@ -183,7 +183,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--policy", help="one or more, with commas; all; default: the configured")
     parser.add_argument(
-        "--mode", choices=(EXACT, FLEET), default=EXACT, help="fleet leaps over equal steps"
+        "--mode", choices=(EXACT, FLEET), default=EXACT, help="fleet takes equal steps at once"
     )
     _add_cut(parser)
     parser.add_argument("--plot", type=Path, help="also draw a picture: FILE.png or FILE.svg")

@@ -48,7 +48,7 @@ def _with_a_model(text: bytes) -> str | bytes:
     try:
         given = json.loads(text)
     except ValueError:
-        return text  # whoever reads it says where it is wrong
+        return text  # the reader of the configuration names the error
     if not isinstance(given, dict) or "model" in given:
         return text
     return json.dumps({"model": {"uri": NO_MODEL}} | given)

@@ -22,7 +22,7 @@ DISTINCT_COLOURS: Final = 10
 NARROWEST: Final = 1.2
 WIDEST: Final = 4.5
 """Points, of lines: the last run's, and about what the first of several has."""
-MOST_POINTS: Final = 400
+MAX_POINTS: Final = 400
 """Points of a curve: more are not seen, and make an SVG heavy."""
 
 
@@ -101,7 +101,7 @@ def _distribution(
     ys: list[float] = []
     for value, count in weighted:
         seen += count
-        if not ys or seen / total - ys[-1] >= 1 / MOST_POINTS or seen == total:
+        if not ys or seen / total - ys[-1] >= 1 / MAX_POINTS or seen == total:
             xs.append(1000 * value)
             ys.append(seen / total)
     axes.plot(xs, ys, drawstyle="steps-post", label=name, linewidth=width)
@@ -125,7 +125,7 @@ def _short(value: float, _position: float) -> str:
 
 
 def _over_time(usage: Axes, requests: Axes, width: float, record: Record) -> None:
-    stride = max(1, len(record.samples) // MOST_POINTS)
+    stride = max(1, len(record.samples) // MAX_POINTS)
     samples = record.samples[::stride]
     minutes = [sample.seconds / 60 for sample in samples]
     usage.plot(minutes, [sample.usage_ratio for sample in samples], linewidth=width)

@@ -56,7 +56,7 @@ class Sample:
 
 
 class Record:
-    """Fed by the engine after every step, or after a leap over several."""
+    """Fed by the engine after every step, or after several that were taken at once."""
 
     def __init__(self, requests: Sequence[TraceRequest], sample_seconds: float) -> None:
         self.timelines = [Timeline(request) for request in requests]

@@ -1,7 +1,7 @@
 """One engine under a trace: the engine's loop, with a cost model as device and a clock that jumps.
 
 Exact: every step is scheduled. Fleet (with a `Leaper`): a run of decode steps that changes nothing
-but lengths is taken in one leap, so that the price of a simulation is that of its events.
+but lengths is taken at once, so that a simulation costs what its events cost.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
-from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
 
 from sluice_simulator.device import Device, Leaper
+from sluice_simulator.fast_forward import FastForwardScheduler
 from sluice_simulator.record import Record
 from sluice_simulator.traces.request import Trace
 from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
@@ -25,8 +25,8 @@ from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
 GREEDY: Final = Sampling(temperature=0.0)
 LEAST_LEAP: Final = 2
 LEAST_OVERLAPPED_LEAP: Final = 6
-"""The step in flight lands before a leap, so that the next one is planned while none runs."""
-MOST_BESIDE_QUEUE: Final = 32
+"""With overlap the step in flight ends first, and nothing runs while the next one is planned."""
+MAX_BESIDE_QUEUE: Final = 32
 """Decode steps after which a queue is put in order again: it may depend on the time."""
 
 
@@ -51,7 +51,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PendingStep:
     """A batch that the device has."""
 
     batch: Batch
@@ -74,13 +74,13 @@ class Replay:
     ) -> None:
         pages = settings.limits.kv_pool_tokens // settings.page_size
         self._requests = trace.requests
-        self._scheduler = Scheduler(settings, PageAllocator(pages))
+        self._scheduler = FastForwardScheduler(settings, PageAllocator(pages))
         self._device = device
         self._leaper = leaper
         self._options = options
         self._most_at_once = settings.max_running_requests if options.static else None
         self._record = Record(trace.requests, options.sample_seconds)
-        self._flying: deque[Flight] = deque()
+        self._pending: deque[PendingStep] = deque()
         self._free_seconds = 0.0
         """When the device has nothing more to do."""
         self._arrived = 0
@@ -91,7 +91,7 @@ class Replay:
         while True:
             self._arrive()
             batch = self._plan()
-            if len(self._flying) > (self._device.ahead if batch else 0):
+            if len(self._pending) > (self._device.ahead if batch else 0):
                 self._land()
             elif batch is None and self._arrived < len(self._requests):
                 self._now = self._requests[self._arrived].arrival_seconds
@@ -130,30 +130,32 @@ class Replay:
         if seconds:
             self._now += self._device.host_seconds
         self._free_seconds = max(self._now, self._free_seconds) + seconds
-        self._flying.append(Flight(batch, tokens, seconds, planned, self._free_seconds))
+        self._pending.append(PendingStep(batch, tokens, seconds, planned, self._free_seconds))
         return batch
 
     def _land(self) -> None:
         """The oldest batch in flight, and what follows if it only decoded."""
-        flight = self._flying.popleft()
-        self._now = max(self._now, flight.ended_seconds)
-        outcomes = self._scheduler.process(flight.batch, flight.tokens, self._now)
-        self._record.step(flight.batch, outcomes, flight.planned_seconds, flight.seconds, self._now)
-        if self._leaper and flight.batch.mode is ForwardMode.DECODE:
+        pending = self._pending.popleft()
+        self._now = max(self._now, pending.ended_seconds)
+        outcomes = self._scheduler.process(pending.batch, pending.tokens, self._now).deltas
+        self._record.step(
+            pending.batch, outcomes, pending.planned_seconds, pending.seconds, self._now
+        )
+        if self._leaper and pending.batch.mode is ForwardMode.DECODE:
             self._leap(self._leaper)
         if self._now >= self._record.next_sample_seconds:
             self._record.sample(self._scheduler.status(), self._now)
 
     def _leap(self, leaper: Leaper) -> None:
         """As far as nothing happens: no arrival, no end of an answer, no sample, no shortage."""
-        least = LEAST_OVERLAPPED_LEAP if self._flying else LEAST_LEAP
-        if (most := self._most_steps(leaper)) < least:
+        least = LEAST_OVERLAPPED_LEAP if self._pending else LEAST_LEAP
+        if (most := self._max_steps(leaper)) < least:
             return
-        if self._flying:
-            if self._flying[0].batch.mode is ForwardMode.DECODE:
+        if self._pending:
+            if self._pending[0].batch.mode is ForwardMode.DECODE:
                 self._land()
             return
-        if steps := self._scheduler.leap(most, self._now):
+        if steps := self._scheduler.fast_forward_decode(most, self._now):
             leap = leaper.leap(steps)
             self._free_seconds = ended = self._now + leap.seconds
             self._record.leap(leap, ended)
@@ -164,9 +166,9 @@ class Replay:
                 self._plan()
             self._now = max(self._now, ended)
 
-    def _most_steps(self, leaper: Leaper) -> int:
+    def _max_steps(self, leaper: Leaper) -> int:
         until = self._record.next_sample_seconds
         if self._arrived < len(self._requests) and self._most_at_once is None:
             until = min(until, self._requests[self._arrived].arrival_seconds)
         most = leaper.foresee(until - self._now)
-        return min(most, MOST_BESIDE_QUEUE) if self._scheduler.status().queued_requests else most
+        return min(most, MAX_BESIDE_QUEUE) if self._scheduler.status().queued_requests else most

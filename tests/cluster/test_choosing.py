@@ -1,4 +1,4 @@
-"""Which provider is taken, what is installed, what is said meanwhile."""
+"""Which provider gives the cluster."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import choose, prerequisites
-from e2e.cluster.bare import BareCluster
+from e2e.cluster import choose
 from e2e.cluster.choose import choose_cluster
-from e2e.cluster.current import CurrentCluster
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.kind import KindCluster
-from e2e.cluster.prerequisites import Package, ensure_packages
-from e2e.cluster.progress import Step
+from e2e.cluster.providers.bare import BareCluster
+from e2e.cluster.providers.current import CurrentCluster
+from e2e.cluster.providers.kind import KindCluster
 
 
 @pytest.fixture
@@ -82,30 +80,3 @@ def test_a_kubeconfig_alone_is_never_picked_up(
 def test_an_unknown_provider_is_refused_with_what_is_allowed() -> None:
     with pytest.raises(ClusterError, match="CLUSTER=k3s: allowed are bare, kind, current"):
         choose_cluster({"CLUSTER": "k3s"})
-
-
-def test_a_missing_kubeconfig_is_named() -> None:
-    with pytest.raises(ClusterError, match="/nowhere"):
-        choose_cluster({"KUBECONFIG": "/nowhere", "CLUSTER": "current"})
-
-
-def test_packages_that_are_there_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prerequisites, "run", pytest.fail)
-    ensure_packages([Package("coreutils", "ls"), Package("base-files", "/bin/sh")])
-
-
-def test_missing_packages_are_named_to_who_may_not_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ClusterError, match="absent-package"):
-        ensure_packages([Package("absent-package", "/no/such/file")])
-
-
-def test_a_step_says_when_it_begins_and_how_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    with Step("Doing it"):
-        pass
-    with pytest.raises(ValueError, match="broken"), Step("Breaking it"):
-        raise ValueError("broken")
-    begun, done, _, failed = capsys.readouterr().err.splitlines()
-    assert begun == "… Doing it"
-    assert done.startswith("✓ Doing it")
-    assert failed.startswith("✗ Breaking it")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.kind import KindCluster
+from e2e.cluster.providers.kind import KindCluster
 from e2e.up import print_next_steps
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
-from sluice_runtime.server.not_implemented import ROWS
-from sluice_runtime.server.openapi import OPERATIONS
+from sluice_runtime.server.app import routes_of
 from sluice_runtime.server.protocol import (
     AbortRequest,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
 )
-from sluice_runtime.server.scored_values import MOST_SCORED_VALUES
+from sluice_runtime.server.sampling_plan import MAX_SCORED_VALUES
 
 
 def test_the_reference_page_names_every_field_and_every_route() -> None:
@@ -22,11 +22,11 @@ def test_the_reference_page_names_every_field_and_every_route() -> None:
         for kind in (CompletionRequest, ChatRequest, GenerateRequest, AbortRequest)
         for name in kind.model_fields
     }
-    assert {name for name in {*fields, *ROWS} if f"`{name}`" not in page} <= {"request_id"}
-    paths = {operation.path.replace("{name}", "NAME") for operation in OPERATIONS}
+    assert {name for name in fields if f"`{name}`" not in page} <= {"request_id"}
+    paths = {path.replace("{name}", "NAME") for path in routes_of(Mock()).openapi()["paths"]}
     assert {path for path in paths if path not in page} == set()
 
 
 def test_the_reference_page_tells_how_many_scores_a_request_may_have() -> None:
     page = Path("docs/reference/api.md").read_text()
-    assert f"{MOST_SCORED_VALUES:,} values" in page
+    assert f"{MAX_SCORED_VALUES:,} values" in page

@@ -15,9 +15,9 @@ from sluice_contract.left_out import FOUND_BY_ENGINE
 from sluice_contract.sizing import resolve_settings
 from sluice_operator.api.crd import engine_pool_crd, inference_service_crd
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine import PROCESS_TEMPLATE_FIELDS
-from sluice_operator.observed import Manifest
-from sluice_operator.service.supported import refusals
+from sluice_operator.validation.unsupported import refusals
 
 from docs.generate.__main__ import generated_pages, main
 from docs.generate.fields import Notes, sections_of

@@ -10,10 +10,11 @@ import pytest
 import yaml
 from sluice_contract import metrics
 from sluice_contract.service_load import EngineCondition
-from sluice_operator.image_options import DEFAULT_IMAGES
-from sluice_operator.manifests.metadata import child_labels
+from sluice_operator.api.conditions import READY, STALLED, UPDATED
+from sluice_operator.cli.image_options import DEFAULT_IMAGES
+from sluice_operator.cli.preview import preview
 from sluice_operator.manifests.network import MONITORING_LABEL
-from sluice_operator.preview import preview
+from sluice_operator.process.status_metrics import STATES
 from sluice_router.dispatch import RetryReason
 from sluice_runtime.scheduler.batch import ForwardMode
 
@@ -37,10 +38,16 @@ def test_there_are_examples() -> None:
     assert len(SERVICES) >= 4
 
 
-def test_the_pod_monitor_finds_engines_and_routers() -> None:
+def test_the_pod_monitor_finds_the_operator() -> None:
     monitor = yaml.safe_load(next(b for b in FENCED.findall(MONITOR) if "PodMonitor" in b))
-    labels = child_labels("chat", "engine", "mixed")
+    install = ROOT / "manifests/operator"
+    deployment = yaml.safe_load((install / "deployment.yaml").read_text())
+    (common,) = yaml.safe_load((install / "kustomization.yaml").read_text())["labels"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"] | common["pairs"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    assert {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]} <= ports
     assert f"{MONITORING_LABEL}=true" in MONITOR
 
 
@@ -50,6 +57,7 @@ def test_the_pod_monitor_finds_engines_and_routers() -> None:
         ("sluice_steps_total", {mode.value for mode in ForwardMode}),
         ("sluice_router_engines", set(get_args(EngineCondition))),
         ("sluice_router_retries_total", set(get_args(RetryReason))),
+        ("sluice_operator_pool_replicas", set(STATES)),
     ],
 )
 def test_a_labels_values_are_all_told(metric: str, values: set[str]) -> None:
@@ -62,3 +70,20 @@ def test_a_page_names_metrics_that_there_are(page: Path) -> None:
     known = {metric.name for metric in (*metrics.ENGINE, *metrics.ROUTER, *metrics.OPERATOR)}
     named = re.findall(r"sluice_(?!dev)[a-z_]+", page.read_text().replace("serving_sluice_dev", ""))
     assert {name.removesuffix("_bucket") for name in named} <= known
+
+
+def test_a_query_selects_by_labels_that_the_metric_has() -> None:
+    labels = {
+        metric.name: set(metric.labels)
+        for metric in (*metrics.ENGINE, *metrics.ROUTER, *metrics.OPERATOR)
+    }
+    selectors = re.findall(r"(sluice_[a-z_]+)\{([^}]*)\}", MONITOR)
+    assert selectors
+    for name, selector in selectors:
+        assert set(re.findall(r"(\w+)(?:=|!=)", selector)) <= labels[name], name
+
+
+def test_the_alerts_are_about_conditions_that_there_are() -> None:
+    alerts = yaml.safe_load(next(b for b in FENCED.findall(MONITOR) if "alert:" in b))
+    types = re.findall(r'type="(\w+)"', str(alerts))
+    assert {READY, UPDATED, STALLED} == set(types)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.images.build import build_images, load_images
+from e2e.images.build import build_images, load_images, push_images
 from e2e.images.catalog import ROOT, Image
 
 
@@ -17,6 +17,7 @@ class NotingBuilder:
     def __init__(self) -> None:
         self.built: list[tuple[str, Mapping[str, str]]] = []
         self.archived: list[tuple[str, frozenset[str]]] = []
+        self.pushed: list[tuple[str, str]] = []
         self.tags: set[str] = set()
 
     def base(self) -> str:
@@ -42,6 +43,9 @@ class NotingBuilder:
         target.write_text(tag)
         self.archived.append((target.name, frozenset(present)))
         return {f"blobs of {target.stem}"}
+
+    def push(self, tag: str, target: str) -> None:
+        self.pushed.append((tag, target))
 
 
 @pytest.fixture
@@ -98,6 +102,16 @@ def test_archives_are_gone_once_they_are_loaded_or_failed(
     (tmp_path / "images" / "archives" / "router.tar").write_text("half an archive")
     load_images(["router", "operator"], list, lambda name, archive: None, builder)
     assert list((tmp_path / "images" / "archives").iterdir()) == []
+
+
+def test_images_are_pushed_under_the_names_that_pods_pull(builder: NotingBuilder) -> None:
+    pushed = push_images(["router", "operator"], "registry.example:5000/team", builder)
+    tags = build_images(["router", "operator"], builder)
+    assert pushed == {
+        name: tag.replace("localhost/", "registry.example:5000/team/") for name, tag in tags.items()
+    }
+    assert builder.pushed == [(tags[name], pushed[name]) for name in ("router", "operator")]
+    assert builder.archived == []
 
 
 # A cluster's loading process: says when it is at it, and looks into the archive when told to.

@@ -10,9 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sluice_contract.version import VERSION
 
-from e2e.cluster.cache import cache_directory
-from e2e.cluster.uv import find_uv
+from e2e.cluster.toolchain.cache import cache_directory
+from e2e.cluster.toolchain.uv import find_uv
 from e2e.images.catalog import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -54,7 +55,7 @@ def test_an_entry_point_finds_all_it_imports(extra: str) -> None:
     ("extra", "module", "said"),
     [
         ("router", "sluice_router", "usage: "),
-        ("operator", "sluice_operator.cli", "usage: "),
+        ("operator", "sluice_operator.cli.main", "usage: "),
         ("simulate", "sluice_simulator", "usage: "),
         # Its settings are its environment, which has none of them here.
         ("operator", "sluice_operator", "SLUICE_ENGINE_IMAGE"),
@@ -64,6 +65,11 @@ def test_an_entry_point_answers_on_the_command_line(extra: str, module: str, sai
     done = python(extra, "-m", module, "--help")
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_command_says_its_version_without_the_metadata_of_a_distribution() -> None:
+    done = python("operator", "-m", "sluice_operator.cli.main", "--version")
+    assert done.stdout == f"sluice {VERSION}\n"
 
 
 @pytest.mark.parametrize("extra", COMPONENTS)

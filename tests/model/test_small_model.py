@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.xdist_group("transformers")
 
-LONGEST_IN_A_FAST_TEST = 256
+LONGEST_IN_A_FAST_TEST = 128
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sluice_operator.observed import ROLE, ROLE_BINDING
+from sluice_operator.kube.kinds import ROLE, ROLE_BINDING
 
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailedError

@@ -8,14 +8,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sluice_contract import labels
-from sluice_operator.observed import (
-    INFERENCE_SERVICE,
-    Images,
-    Manifest,
-    PoolObserved,
-    ServiceObserved,
-)
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.manifests.applied_fields import with_applied_fields
+from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
+from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import ServicePlan, plan_service
 
 IMAGES = Images(engine="sluice/engine:test", router="sluice/router:test")
@@ -27,6 +24,13 @@ MINIMAL_SPEC: Manifest = {"model": {"uri": "dummy://tiny"}, "mode": "Mixed", "pa
 
 FULL_TEMPLATE: Manifest = {
     "annotations": {"example.com/team": "search"},
+    "labels": {"example.com/cost": "search"},
+    "schedulerName": "batch",
+    "fsGroup": 2000,
+    "topologySpreadConstraints": [
+        {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 2}
+    ],
+    "initContainers": [{"name": "fetch", "image": "fetch:1"}],
     "nodeSelector": {"disk": "fast"},
     "affinity": {
         "podAntiAffinity": {
@@ -122,6 +126,16 @@ def pool(spec: Manifest | None = None) -> Manifest:
     return live(service_plan(spec).pools[0].manifest, uid=POOL_UID)
 
 
+def pool_with(spec: Manifest, **shares: int) -> Manifest:
+    """The EnginePool of a service with `spec`, whose roll-out keeps further revisions."""
+    found = pool(spec)
+    revisions = [
+        *found["spec"]["revisions"],
+        *({"name": name, "replicas": count} for name, count in shares.items()),
+    ]
+    return with_applied_fields(found | {"spec": found["spec"] | {"revisions": revisions}})
+
+
 def owned_pool(spec: Manifest | None = None) -> Manifest:
     """The EnginePool of a service with `spec`, with what the API server notes of its owner."""
     found = pool(spec)
@@ -144,7 +158,9 @@ def edited_pool(spec: Manifest | None = None, **values: Any) -> Manifest:
 
 
 KEYED: Final = {
-    "env": "name", "imagePullSecrets": "name", "sidecars": "name", "volumes": "name",
+    "env": "name", "imagePullSecrets": "name", "initContainers": "name", "revisions": "name",
+    "sidecars": "name",
+    "volumes": "name",
     "volumeMounts": "mountPath",
 }  # fmt: skip
 """The lists of a pool whose items the API server tells apart, and by what; others are atomic."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sluice_operator.conditions import find, status_events
-from sluice_operator.observed import Manifest
-from sluice_operator.reasons import HEALTHY
-from sluice_operator.yaml_text import to_yaml
+from sluice_operator.cli.yaml_text import to_yaml
+from sluice_operator.conditions.conditions import find, status_events
+from sluice_operator.conditions.reasons import HEALTHY
+from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.golden import assert_golden
 
@@ -52,3 +52,15 @@ def assert_a_person_is_called(status: Manifest) -> None:
     well = updated["status"] == "True" or updated["reason"] in HEALTHY
     assert (stalled["message"] == "Nothing needs a person.") is well
     assert well or updated["reason"] in (stalled["reason"], *stalled["message"].split())
+
+
+def kstatus(item: Manifest) -> str:
+    """What sigs.k8s.io/cli-utils, and so Flux and `kubectl apply` of others, makes of an object."""
+    status = item["status"]
+    if status["observedGeneration"] != item["metadata"]["generation"]:
+        return "InProgress"
+    if condition(status, "Reconciling")["status"] == "True":
+        return "InProgress"
+    if condition(status, "Stalled")["status"] == "True":
+        return "Failed"
+    return "Current" if condition(status, "Ready")["status"] == "True" else "InProgress"

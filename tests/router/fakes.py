@@ -9,13 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 from sluice_contract.router_config import LoadFollowing, RouterConfig, RouterServer, Upstream
-from sluice_router.serve import serve
+from sluice_router.serve import Ports, serve
 
 Behaviour = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
 
+FINGERPRINT = KvFingerprint(
+    model="file:///m", page_size_tokens=16, kv_dtype="bfloat16", tensor_parallel_size=1
+)
+LOOPBACK: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "metricsPort": 0}
+"""`server` in a router's file: free ports of this machine."""
 EVENT = b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":"%d"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
@@ -36,6 +42,8 @@ def load_report(**changes: Any) -> LoadReport:
         "kv_pages_evictable": 0,
         "page_size_tokens": 16,
         "queued_work_seconds": 0.0,
+        "revision": "r1",
+        "kv_fingerprint": FINGERPRINT,
     }
     return LoadReport(**(idle | changes))
 
@@ -94,6 +102,7 @@ class RunningRouter:
     """A router in this process."""
 
     url: str
+    metrics_url: str
     stop: asyncio.Event
     task: asyncio.Task[None]
 
@@ -106,7 +115,13 @@ async def running_router(
     config = RouterConfig(
         engines=urls,
         server=RouterServer(
-            **{"host": "127.0.0.1", "port": 0, "lame_duck_seconds": 0, "drain_seconds": 0.2}
+            **{
+                "host": "127.0.0.1",
+                "port": 0,
+                "metrics_port": 0,
+                "lame_duck_seconds": 0,
+                "drain_seconds": 0.2,
+            }
             | (server or {})
         ),
         upstream=Upstream(**{"wait_for_engine_seconds": 0.1} | (upstream or {})),
@@ -122,13 +137,15 @@ async def running_from(
 ) -> AsyncIterator[RunningRouter]:
     """A router with this configuration."""
     stop = asyncio.Event()
-    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(config, environ, stop, started))
     await asyncio.wait([started, task], return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         await task
     try:
-        yield RunningRouter(f"http://127.0.0.1:{started.result()}", stop, task)
+        ports = started.result()
+        urls = (f"http://127.0.0.1:{port}" for port in (ports.http, ports.metrics))
+        yield RunningRouter(*urls, stop, task)
     finally:
         stop.set()
         await task

@@ -1,21 +1,18 @@
-"""SIGTERM: streams finish, latecomers are served or refused, the process leaves in time."""
+"""SIGTERM: streams finish, later requests are answered, the process leaves in time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from tests.router import fakes
+from tests.router.raw_client import raw_connection
 
 BODY = b'{"model": "m", "prompt": "x", "stream": true}'
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
-REQUEST = HEAD + BODY
 LAME_DUCK_SECONDS = 7.5
 
 
@@ -35,14 +32,16 @@ async def test_a_stream_outlives_the_stop_and_the_router_leaves_after_it(
     ):
         assert await response.content.readany()
         router.stop.set()
-        await ready_is(client, router.url, "Draining")
+        await ready_is(client, router.metrics_url, "Draining")
         assert not router.task.done()
         engine.gate.set()
         assert (await response.read()).endswith(fakes.DONE)
         await asyncio.wait_for(router.task, 5)
 
 
-async def test_new_requests_are_refused_while_draining(client: aiohttp.ClientSession) -> None:
+async def test_requests_are_answered_for_as_long_as_the_router_lives(
+    client: aiohttp.ClientSession,
+) -> None:
     async with (
         fakes.running_engine(fakes.streams_when_let) as engine,
         fakes.running_router(engine.url, server={"drain_seconds": 30}) as router,
@@ -50,14 +49,14 @@ async def test_new_requests_are_refused_while_draining(client: aiohttp.ClientSes
     ):
         assert await running.content.readany()
         router.stop.set()
-        await ready_is(client, router.url, "Draining")
+        await ready_is(client, router.metrics_url, "Draining")
         async with client.post(router.url + "/v1/completions", data=BODY) as late:
-            assert late.status == 503
+            assert late.status == 200
             assert late.headers["Connection"] == "close"
-            assert late.headers["Retry-After"] == "1"
-            assert (await late.json())["error"]["code"] == "router_draining"
-        engine.gate.set()
+            engine.gate.set()
+            assert (await late.read()).endswith(fakes.DONE)
         await running.read()
+        await asyncio.wait_for(router.task, 5)
 
 
 async def test_latecomers_are_served_while_the_cluster_catches_up(
@@ -76,7 +75,7 @@ async def test_latecomers_are_served_while_the_cluster_catches_up(
         fakes.running_router(engine.url, server=server) as router,
     ):
         router.stop.set()
-        await ready_is(client, router.url, "Draining")
+        await ready_is(client, router.metrics_url, "Draining")
         async with client.post(router.url + "/v1/completions", data=BODY) as late:
             assert late.headers["Connection"] == "close"
             assert (await late.read()).endswith(fakes.DONE)
@@ -85,38 +84,58 @@ async def test_latecomers_are_served_while_the_cluster_catches_up(
         await asyncio.wait_for(router.task, 5)
 
 
-async def first_streams_then_hangs(
+async def first_waits_then_streams(
     engine: fakes.FakeEngine, request: web.Request
 ) -> web.StreamResponse:
-    """The first call streams when the gate is open; the second stays."""
+    """The first call streams when the gate is open; the others at once."""
     if len(engine.calls) == 1:
         return await fakes.streams_when_let(engine, request)
-    return await fakes.hangs_in_stream(engine, request)
+    return await fakes.streams(engine, request)
 
 
-async def test_a_stream_that_began_before_the_stop_ends_its_connection_too(
+async def test_a_request_behind_a_stream_that_began_before_the_stop_is_answered(
     client: aiohttp.ClientSession,
 ) -> None:
-    """Its head promised to keep the connection; another stream keeps the router."""
+    """The stream's head promised to keep the connection."""
+    server = {"drain_seconds": 30, "lame_duck_seconds": 0.2}
     async with (
-        fakes.running_engine(first_streams_then_hangs) as engine,
-        fakes.running_router(engine.url, server={"drain_seconds": 30}) as router,
-        keep_alive_connection(router.url) as (reader, writer),
+        fakes.running_engine(first_waits_then_streams) as engine,
+        fakes.running_router(engine.url, server=server) as router,
+        raw_connection(router.url) as kept,
     ):
-        writer.write(REQUEST)
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
-        assert b"connection: close" not in head.lower()
-        async with client.post(router.url + "/v1/completions", data=BODY) as other:
-            assert await other.content.readany()
-            router.stop.set()
-            await ready_is(client, router.url, "Draining")
-            engine.gate.set()
-            rest = await asyncio.wait_for(reader.read(), 10)  # returns when the router closes
-            assert fakes.DONE in rest
-            assert not router.task.done()
-            writer.write(REQUEST)  # nobody reads it
-            assert not other.content.at_eof()
-        assert len(engine.calls) == 2
+        first = asyncio.create_task(kept.ask())
+        await asyncio.wait_for(engine.asked.wait(), 5)
+        router.stop.set()
+        await ready_is(client, router.metrics_url, "Draining")
+        engine.gate.set()
+        assert not (await first).closes
+        second = await kept.ask()
+        assert second.closes
+        assert second.body.endswith(fakes.DONE)
+        assert await asyncio.wait_for(kept.reader.read(), 5) == b""
+        await asyncio.wait_for(router.task, 5)
+
+
+async def test_quiet_connections_are_closed_beside_a_stream(
+    client: aiohttp.ClientSession,
+) -> None:
+    server = {"drain_seconds": 30, "lame_duck_seconds": 0.1}
+    async with (
+        fakes.running_engine(fakes.streams_when_let) as engine,
+        fakes.running_router(engine.url, server=server) as router,
+        client.post(router.url + "/v1/completions", data=BODY) as running,
+        raw_connection(router.url) as fresh,
+        raw_connection(router.url) as used,
+    ):
+        assert await running.content.readany()
+        used.writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not (await used.answer()).closes
+        router.stop.set()
+        for quiet in (fresh, used):
+            assert await asyncio.wait_for(quiet.reader.read(), 5) == b""
+        assert not router.task.done()
+        engine.gate.set()
+        assert (await running.read()).endswith(fakes.DONE)
 
 
 async def test_streams_are_ended_with_an_error_when_the_drain_time_is_over(
@@ -134,18 +153,6 @@ async def test_streams_are_ended_with_an_error_when_the_drain_time_is_over(
         assert fakes.DONE not in rest
         await asyncio.wait_for(router.task, 5)
         await asyncio.wait_for(engine.aborted.wait(), 5)
-
-
-@asynccontextmanager
-async def keep_alive_connection(
-    url: str,
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    where = urlsplit(url)
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
 
 
 async def ready_is(client: aiohttp.ClientSession, url: str, reason: str) -> None:

@@ -55,6 +55,7 @@ async def ends_without_done(engine: fakes.FakeEngine, request: web.Request) -> w
         (fakes.refuses(502), "broken"),
         (fakes.refuses(503, code="engine_died"), "broken"),
         (fakes.refuses(503, code="grammar_unavailable"), "uncompiled"),
+        (fakes.refuses(503, code="out_of_memory"), "out_of_memory"),
         (fakes.refuses(429), "queue_full"),
         (error_event, "broken"),
     ],
@@ -72,7 +73,7 @@ async def test_a_failure_before_the_first_byte_is_retried_elsewhere(
                 assert (await response.read()).endswith(fakes.DONE)
         assert len(bad.calls) >= 1
         assert len(good.calls) == 2
-        async with client.get(router.url + "/metrics") as response:
+        async with client.get(router.metrics_url + "/metrics") as response:
             text = await response.text()
         counted = re.search(rf'retries_total{{reason="{reason}"}} (\d+)', text)
         assert counted is not None
@@ -202,7 +203,7 @@ async def test_429_from_every_engine_passes_with_its_retry_after(
         assert response.headers["Retry-After"] == "7"
         assert (await response.json())["error"]["message"] == "told to"
         assert (len(first.calls), len(second.calls)) == (1, 1)
-        async with client.get(router.url + "/load") as load:  # a full queue is no failure
+        async with client.get(router.metrics_url + "/load") as load:  # a full queue is no failure
             rows = (await load.json())["engines"]
         assert [row["condition"] for row in rows] == ["ready", "ready"]
 
@@ -223,7 +224,7 @@ async def test_an_engine_that_dies_in_the_stream_ends_it_with_one_error_event(
         assert json.loads(events[1].removeprefix(b"data: "))["error"]["code"] == "engine_failed"
         assert events[2:] == [b""]
         assert len(engine.calls) + len(other.calls) == 1
-        async with client.get(router.url + "/load") as load:
+        async with client.get(router.metrics_url + "/load") as load:
             rows = (await load.json())["engines"]
         assert sorted(row["condition"] for row in rows) == ["failing", "ready"]
 
@@ -262,10 +263,13 @@ async def test_a_client_that_leaves_ends_the_request_in_the_engine(
         await engine.asked.wait()
         asking.cancel()
         await asyncio.wait_for(engine.aborted.wait(), 5)
-        async with client.get(router.url + "/load") as response:
+        async with client.get(router.metrics_url + "/load") as response:
             assert (await response.json())["engines"][0]["inflightRequests"] == 0
-        async with client.get(router.url + "/metrics") as response:
-            assert 'total{code="499",route="/v1/completions"} 1.0' in await response.text()
+        async with client.get(router.metrics_url + "/metrics") as response:
+            assert (
+                'total{code="499",outcome="client_gone",route="/v1/completions"} 1.0'
+                in await response.text()
+            )
 
 
 async def one_byte(client: aiohttp.ClientSession, url: str) -> None:
@@ -280,7 +284,7 @@ async def test_no_engine_is_503_with_retry_after(client: aiohttp.ClientSession) 
         fakes.running_router(engine.url) as router,
     ):
         engine.load = fakes.load_report(draining=True)
-        await until(client, router.url, lambda row: row["condition"] == "draining")
+        await until(client, router.metrics_url, lambda row: row["condition"] == "draining")
         async with client.post(router.url + "/v1/completions", data=BODY) as response:
             assert response.status == 503
             assert response.headers["Retry-After"] == "1"
@@ -296,9 +300,9 @@ async def test_a_request_waits_for_an_engine_to_come(client: aiohttp.ClientSessi
         fakes.running_router(engine.url, upstream={"wait_for_engine_seconds": 10}) as router,
     ):
         engine.load = fakes.load_report(draining=True)
-        await until(client, router.url, lambda row: row["condition"] == "draining")
+        await until(client, router.metrics_url, lambda row: row["condition"] == "draining")
         asking = asyncio.create_task(read_all(client, router.url))
-        await until(client, router.url, lambda row: row["waitingRequests"] == 1)
+        await until(client, router.metrics_url, lambda row: row["waitingRequests"] == 1)
         engine.load = fakes.load_report(draining=False)
         assert (await asyncio.wait_for(asking, 5)).endswith(fakes.DONE)
 

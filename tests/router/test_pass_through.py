@@ -10,7 +10,7 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
-from sluice_router.serve import LIBRARY_HEADER_BYTES, LIBRARY_HEADERS
+from sluice_router.connections import LIBRARY_HEADER_BYTES, LIBRARY_HEADERS
 from yarl import URL
 
 from tests.router import fakes
@@ -216,12 +216,12 @@ async def test_probes_load_and_metrics(client: aiohttp.ClientSession) -> None:
     ):
         engine.load = fakes.load_report(queued_requests=3)
         await asyncio.wait_for(engine.polled.wait(), 5)
-        async with client.get(router.url + "/ready") as response:
+        async with client.get(router.metrics_url + "/ready") as response:
             assert await response.json() == {"ready": True, "engines": 1, "reason": "Ready"}
-        async with client.get(router.url + "/load") as response:
+        async with client.get(router.metrics_url + "/load") as response:
             summary = await response.json()
         assert [row["condition"] for row in summary["engines"]] == ["ready"]
-        async with client.get(router.url + "/metrics") as response:
+        async with client.get(router.metrics_url + "/metrics") as response:
             text = await response.text()
         assert 'sluice_router_engines{state="ready"} 1.0' in text
         assert json.dumps(summary)

@@ -1,24 +1,38 @@
-"""The pick: who may be chosen, who is preferred, and what a missing report means."""
+"""The pick: which engines may be chosen, which are preferred, and that no herd forms."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_contract.labels import Role
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport, condition
-from sluice_router.pick import pick, reported_load
+from sluice_router.pick import Draw, pick, pick_pair, reported_load
 
-from tests.router.fakes import load_report
+from tests.router.fakes import FINGERPRINT, load_report
 
 NOW = 1000.0
 STALE_SECONDS = 5.0
+DRAW = Draw(0.0, 0.0)
+OTHER = FINGERPRINT.model_copy(update={"page_size_tokens": 32, "kv_dtype": "float32"})
 
 
-def engine(name: str, phase: Phase = Phase.READY, age: float = 0.0, **load: object) -> EngineState:
-    report = ReceivedReport(load_report(**load), NOW - age, own_inflight=0)
-    return EngineState(Endpoint(name, f"http://{name}", Role.MIXED, phase), received=report)
+def engine(
+    name: str,
+    phase: Phase = Phase.READY,
+    age: float = 0.0,
+    role: Role = Role.MIXED,
+    **load: object,
+) -> EngineState:
+    report = ReceivedReport(load_report(role=role, **load), NOW - age, own_inflight=0)
+    return EngineState(Endpoint(name, f"http://{name}", role, phase), received=report)
+
+
+numbers = st.floats(0, 1, exclude_max=True)
+draws = st.builds(Draw, numbers, numbers)
 
 
 reports = st.builds(
@@ -40,7 +54,7 @@ states = st.builds(
         Endpoint,
         name=st.uuids().map(str),
         url=st.just("http://e"),
-        role=st.just(Role.MIXED),
+        role=st.sampled_from(Role),
         phase=st.sampled_from(Phase),
     ),
     inflight=st.integers(0, 20),
@@ -50,46 +64,88 @@ states = st.builds(
 )
 
 
-@settings(deadline=None)
-@given(st.lists(states, max_size=8), st.data())
+@settings(deadline=None, max_examples=40)
+@given(st.lists(states, max_size=8), st.sampled_from(Role), draws, st.data())
 def test_only_a_usable_engine_is_chosen_and_one_is_whenever_there_is_one(
-    engines: list[EngineState], data: st.DataObject
+    engines: list[EngineState], role: Role, draw: Draw, data: st.DataObject
 ) -> None:
     keys = [state.key for state in engines]
     tried = data.draw(st.sets(st.sampled_from(keys))) if keys else set()
-    usable = [e for e in engines if condition(e, NOW) == "ready" and e.key not in tried]
-    choice = pick(engines, NOW, stale_seconds=STALE_SECONDS, tried=tried)
+    usable = [
+        e
+        for e in engines
+        if condition(e, NOW) == "ready" and e.key not in tried and e.endpoint.role is role
+    ]
+    choice = pick(engines, NOW, draw, stale_seconds=STALE_SECONDS, role=role, tried=tried)
     assert choice.message
     if usable:
         assert choice.engine in usable
-        assert choice.reason == "LeastLoaded"
+        assert choice.reason == "LessLoaded"
     else:
         assert choice.engine is None
-        assert choice.reason != "LeastLoaded"
+        assert choice.reason != "LessLoaded"
 
 
-@settings(deadline=None)
-@given(st.lists(states, min_size=1, max_size=8), st.randoms())
-def test_the_order_of_the_list_does_not_matter(engines: list[EngineState], random: object) -> None:
+@settings(deadline=None, max_examples=40)
+@given(st.lists(states, min_size=1, max_size=8), draws, st.randoms())
+def test_the_order_of_the_list_does_not_matter(
+    engines: list[EngineState], draw: Draw, random: Random
+) -> None:
     shuffled = list(engines)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    first = pick(engines, NOW, stale_seconds=STALE_SECONDS)
-    assert pick(shuffled, NOW, stale_seconds=STALE_SECONDS).engine == first.engine
+    random.shuffle(shuffled)
+    first = pick(engines, NOW, draw, stale_seconds=STALE_SECONDS)
+    assert pick(shuffled, NOW, draw, stale_seconds=STALE_SECONDS).engine == first.engine
 
 
-@settings(deadline=None)
-@given(st.lists(states.filter(lambda s: s.received is not None), min_size=1, max_size=8))
-def test_among_fresh_reports_the_least_load_wins(engines: list[EngineState]) -> None:
-    choice = pick(engines, NOW, stale_seconds=100.0)
-    if choice.engine is not None:
-        loads = [
-            reported_load(e, NOW, 100.0) or 0.0 for e in engines if condition(e, NOW) == "ready"
-        ]
-        assert (reported_load(choice.engine, NOW, 100.0) or 0.0) == min(loads)
+@settings(deadline=None, max_examples=40)
+@given(st.lists(states.filter(lambda s: s.received is not None), min_size=2, max_size=8), draws)
+def test_the_most_loaded_of_several_is_never_chosen(engines: list[EngineState], draw: Draw) -> None:
+    choice = pick(engines, NOW, draw, stale_seconds=100.0)
+    mixed = [e for e in engines if e.endpoint.role is Role.MIXED and condition(e, NOW) == "ready"]
+    loads = sorted(reported_load(e, NOW, 100.0) or 0.0 for e in mixed)
+    if len(loads) >= 2 and loads[-1] > loads[-2]:
+        assert choice.engine is not None
+        assert (reported_load(choice.engine, NOW, 100.0) or 0.0) < loads[-1]
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(4, 32), st.integers(0, 2**32))
+def test_routers_with_the_same_reports_form_no_herd(count: int, seed: int) -> None:
+    """One engine looks idle to all routers until the next reports: it gets its share, not all."""
+    source = Random(seed)
+    engines = [engine(f"e{n}", running_requests=10 if n else 0) for n in range(count)]
+    picks = 50 * count
+    chosen = Counter(
+        choice.engine.endpoint.name
+        for _ in range(picks)
+        for choice in [pick(engines, NOW, draw_from(source), stale_seconds=STALE_SECONDS)]
+        if choice.engine is not None
+    )
+    assert chosen["e0"] < 2 * (2 / count) * picks  # drawn with a chance of 2 / count
+    assert len(chosen) >= count * 3 / 4
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(2, 16), st.integers(0, 2**32))
+def test_one_routers_requests_spread_evenly_between_two_reports(count: int, seed: int) -> None:
+    """Its own requests in flight are counted as they are now, not as the reports have them."""
+    source = Random(seed)
+    engines = {f"e{n}": engine(f"e{n}") for n in range(count)}
+    for _ in range(20 * count):
+        choice = pick(list(engines.values()), NOW, draw_from(source), stale_seconds=STALE_SECONDS)
+        assert choice.engine is not None
+        name = choice.engine.endpoint.name
+        engines[name] = replace(engines[name], inflight=engines[name].inflight + 1)
+    loads = [state.inflight for state in engines.values()]
+    assert max(loads) - min(loads) <= 10
+
+
+def draw_from(source: Random) -> Draw:
+    return Draw(source.random(), source.random())
 
 
 def chosen(*engines: EngineState) -> str:
-    choice = pick(engines, NOW, stale_seconds=STALE_SECONDS)
+    choice = pick(engines, NOW, DRAW, stale_seconds=STALE_SECONDS)
     assert choice.engine is not None
     return choice.engine.endpoint.name
 
@@ -127,8 +183,10 @@ def test_requests_that_ended_since_the_report_no_longer_count() -> None:
 def test_without_a_fresh_report_an_engine_counts_as_average() -> None:
     stale = engine("stale", age=STALE_SECONDS + 1)
     busy, idle = engine("busy", running_requests=10), engine("idle")
-    assert chosen(stale, busy, idle) == "idle"
-    assert chosen(stale, busy, engine("busier", running_requests=12)) == "busy"
+    assert chosen(stale, idle) in ("stale", "idle")
+    assert (
+        pick([busy, idle, stale], NOW, Draw(0.4, 0.9), stale_seconds=STALE_SECONDS).engine == idle
+    )
     assert chosen(stale, engine("busy", running_requests=14)) in ("stale", "busy")
     unknown = replace(stale, received=None)
     assert chosen(unknown, replace(unknown, endpoint=engine("x").endpoint, inflight=1)) == "stale"
@@ -142,7 +200,7 @@ def test_equal_engines_take_turns() -> None:
 
 def test_why_nobody_is_chosen() -> None:
     def reason(*engines: EngineState, tried: tuple[str, ...] = ()) -> str:
-        return pick(engines, NOW, stale_seconds=STALE_SECONDS, tried=tried).reason
+        return pick(engines, NOW, DRAW, stale_seconds=STALE_SECONDS, tried=tried).reason
 
     ready = engine("a")
     assert reason() == "NoEngines"
@@ -150,3 +208,60 @@ def test_why_nobody_is_chosen() -> None:
     assert reason(engine("a", Phase.UNREADY)) == "NoneReady"
     assert reason(engine("a", Phase.TERMINATING), engine("b", draining=True)) == "AllDraining"
     assert reason(replace(ready, failed_until_seconds=NOW + 1)) == "AllFailing"
+
+
+def prefill(name: str, **load: object) -> EngineState:
+    return engine(name, role=Role.PREFILL, **load)
+
+
+def decode(name: str, **load: object) -> EngineState:
+    return engine(name, role=Role.DECODE, **load)
+
+
+fingerprints = st.sampled_from([FINGERPRINT, OTHER, None])
+pools = st.lists(
+    st.builds(
+        lambda name, role, fingerprint, running: engine(
+            name, role=role, kv_fingerprint=fingerprint, running_requests=running
+        ),
+        st.uuids().map(str),
+        st.sampled_from(Role),
+        fingerprints,
+        st.integers(0, 16),
+    ),
+    max_size=10,
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(pools, draws, draws)
+def test_a_pair_has_both_roles_and_one_fingerprint_and_is_found_whenever_there_is_one(
+    engines: list[EngineState], first: Draw, second: Draw
+) -> None:
+    found = pick_pair(engines, NOW, (first, second), stale_seconds=STALE_SECONDS)
+    prints = {
+        role: {e.fingerprint for e in engines if e.endpoint.role is role} - {None}
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+    if prints[Role.PREFILL] & prints[Role.DECODE]:
+        assert found.prefill is not None
+        assert found.decode is not None
+        assert found.prefill.endpoint.role is Role.PREFILL
+        assert found.decode.endpoint.role is Role.DECODE
+        assert found.prefill.fingerprint == found.decode.fingerprint != None  # noqa: E711
+    else:
+        assert (found.prefill, found.decode) == (None, None)
+        assert found.message
+
+
+def test_why_there_is_no_pair_names_the_leg_or_what_differs() -> None:
+    def found(*engines: EngineState) -> tuple[str, str]:
+        pair = pick_pair(engines, NOW, (DRAW, DRAW), stale_seconds=STALE_SECONDS)
+        return pair.reason, pair.message
+
+    assert found(prefill("p"), engine("m")) == ("NoEngines", "decode: the service has no engines")
+    reason, message = found(prefill("p"), decode("d", kv_fingerprint=OTHER))
+    assert reason == "NoneMatches"
+    assert "pageSizeTokens: 16 and 32; kvDtype: bfloat16 and float32" in message
+    reason, message = found(prefill("p", kv_fingerprint=None), decode("d"))
+    assert (reason, "known yet" in message) == ("NoneMatches", True)

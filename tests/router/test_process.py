@@ -42,21 +42,25 @@ async def running(config: Path) -> AsyncIterator[Process]:
     command = [sys.executable, "-m", "sluice_router", "--config", str(config)]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
+    reading = None
     try:
         line = await asyncio.wait_for(process.stderr.readline(), 20)
         found = re.search(rb"listening on (\S+) port (\d+)", line)
         assert found is not None, line
+        reading = asyncio.create_task(process.stderr.read())  # a full pipe would stop the router
         yield Process(f"http://{found[1].decode()}:{found[2].decode()}", process)
     finally:
         if process.returncode is None:
             process.kill()
+        if reading is not None:
+            await reading
         await process.communicate()
 
 
 async def test_it_streams_and_leaves_on_sigterm_after_the_last_stream(tmp_path: Path) -> None:
     async with fakes.running_engine(fakes.streams_when_let) as engine:
         config = tmp_path / "router.json"
-        server = {"host": "127.0.0.1", "port": 0, "lameDuckSeconds": 0, "drainSeconds": 30}
+        server = fakes.LOOPBACK | {"lameDuckSeconds": 0, "drainSeconds": 30}
         config.write_text(json.dumps({"engines": [engine.url], "server": server}))
         async with (
             running(config) as router,

@@ -41,7 +41,7 @@ async def service(
     monkeypatch.setattr("sluice_router.serve.in_cluster", lambda environ: cluster)
     config = RouterConfig(
         discovery=Discovery(service="chat"),
-        server=RouterServer(port=0, lame_duck_seconds=0, drain_seconds=5),
+        server=RouterServer(port=0, metrics_port=0, lame_duck_seconds=0, drain_seconds=5),
         upstream=Upstream(wait_for_engine_seconds=5),
         load=LoadFollowing(interval_seconds=0.05),
     )
@@ -60,12 +60,12 @@ async def test_a_router_is_ready_with_no_engines_but_not_before_it_has_looked(
     async with running_kube() as kube, aiohttp.ClientSession() as client:
         kube.refuse = 503
         async with service(kube, monkeypatch) as router:
-            async with client.get(router.url + "/ready") as response:
+            async with client.get(router.metrics_url + "/ready") as response:
                 assert response.status == 503
                 assert (await response.json())["reason"] == "NotDiscovered"
             kube.refuse = None
             await asyncio.wait_for(kube.watched_from.get(), 5)
-            async with client.get(router.url + "/ready") as response:
+            async with client.get(router.metrics_url + "/ready") as response:
                 assert await response.json() == {"ready": True, "engines": 0, "reason": "Ready"}
 
 

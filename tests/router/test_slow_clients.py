@@ -55,11 +55,14 @@ async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.Monke
         aiohttp.ClientSession() as session,
     ):
         await asyncio.wait_for(engine.aborted.wait(), 20)
-        async with session.get(router.url + "/load") as response:
+        async with session.get(router.metrics_url + "/load") as response:
             row = (await response.json())["engines"][0]
         assert (row["condition"], row["inflightRequests"]) == ("ready", 0)
-        async with session.get(router.url + "/metrics") as response:
-            assert 'total{code="499",route="/v1/completions"} 1.0' in await response.text()
+        async with session.get(router.metrics_url + "/metrics") as response:
+            assert (
+                'total{code="499",outcome="client_gone",route="/v1/completions"} 1.0'
+                in await response.text()
+            )
 
 
 @pytest.mark.parametrize(
@@ -85,5 +88,5 @@ async def test_an_engine_is_not_blamed_for_a_client_that_held_it_up(
             assert chunk, "cut off without an error event"
             answer = (answer + chunk)[-4096:]
         assert code in answer
-        async with session.get(router.url + "/load") as response:
+        async with session.get(router.metrics_url + "/load") as response:
             assert (await response.json())["engines"][0]["condition"] == condition

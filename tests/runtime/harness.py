@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.build import EngineHooks, build_engine
-from sluice_runtime.engine.device import Device, Landing, device_of
+from sluice_runtime.engine.executor import Executor, PendingResult, executor_for
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.messages import Generate, Sampling, TokenDelta
 from sluice_runtime.model_files import resolve
@@ -22,7 +22,7 @@ from sluice_runtime.scheduler.scheduler import Scheduler
 
 torch.set_num_threads(1)
 
-MOST_STEPS = 5000
+MAX_STEPS = 5000
 
 
 @dataclass
@@ -105,7 +105,7 @@ def run_engine(
     files = resolve(config.model.uri)
     engine = build_engine(config, files, replace(hooks or EngineHooks(), on_logits=recorder))
     try:
-        with closing(device_of(engine.runner, overlap=overlap)) as device:
+        with closing(executor_for(engine.runner, overlap=overlap)) as device:
             drive(engine.scheduler, device, run, recorder, requests, chunk_sizes)
     finally:
         torch.set_num_threads(1)
@@ -119,18 +119,18 @@ def run_engine(
 
 def drive(
     scheduler: Scheduler,
-    device: Device,
+    device: Executor,
     run: Run,
     recorder: Recorder,
     requests: Sequence[Generate],
     chunk_sizes: Sequence[int],
 ) -> None:
     """Steps until nothing is left to do."""
-    in_flight: deque[tuple[Batch, Landing]] = deque()
+    in_flight: deque[tuple[Batch, PendingResult]] = deque()
     coming, budgets = deque(requests), cycle(chunk_sizes)
     for _ in range((len(requests) + 1) // 2):
         scheduler.add(coming.popleft())
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if coming:
             scheduler.add(coming.popleft())
         if (budget := next(budgets, None)) is not None:
@@ -145,8 +145,8 @@ def drive(
             return
         if not in_flight or (batch and len(in_flight) <= device.ahead):
             continue
-        landing, result = in_flight.popleft()
-        for delta in scheduler.process(landing, result(), 0.0):
+        pending, result = in_flight.popleft()
+        for delta in scheduler.process(pending, result(), 0.0).deltas:
             run.deltas.append(delta)
             run.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
             if delta.finish_reason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -60,11 +61,16 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
     yield "busy", summary.busy_seconds
 
 
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 8))]
+FAST = (("light", 0), ("waits-for-pages", 0), ("overlapped-queue", 0))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        pytest.param(*case, marks=() if case in FAST else pytest.mark.full)
+        for case in product(CASES, range(8))
+    ],
+)
 def test_it_is_at_most_5_percent_from_exact(name: str, seed: int) -> None:
     exact, fleet = _both(CASES[name], seed)
     assert fleet.finished == exact.finished

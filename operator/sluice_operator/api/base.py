@@ -21,7 +21,7 @@ from pydantic import (
 )
 from sluice_contract.base import ContractModel
 
-from sluice_operator.quantities import is_at_most
+from sluice_operator.api.quantities import is_at_most
 
 CRD_DEFAULT: Final[dict[str, Any]] = {"x-crd-default": True}
 """Marks a field whose default the API server writes into the object."""
@@ -95,6 +95,15 @@ LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY, min_length=1, max
 LabelValue = Annotated[
     str, StringConstraints(pattern=r"^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$", max_length=63)
 ]
+ResourceName = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$",
+        min_length=3,
+        max_length=253,
+    ),
+]
+"""An extended resource: what a device plugin offers, always with its domain."""
 Image = Annotated[str, StringConstraints(pattern=r"^\S+$", min_length=1, max_length=512)]
 FilePath = Annotated[str, StringConstraints(pattern=r"^/[^:]*$", min_length=1, max_length=512)]
 ShortText = Annotated[str, StringConstraints(max_length=4096)]

@@ -10,12 +10,12 @@ from typing import Any, Final
 from sluice_contract import labels
 
 from sluice_operator.api.base import ApiModel
+from sluice_operator.api.conditions import PROGRESSING, READY, UPDATED
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.schema import Schema, structural_schema
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
 from sluice_operator.api.status import EnginePoolStatus, InferenceServiceStatus
-from sluice_operator.conditions import PROGRESSING, READY, UPDATED
-from sluice_operator.observed import ENGINE_POOL, INFERENCE_SERVICE, Kind, Manifest
+from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind, Manifest
 
 DEFAULT_STATUS: Final[dict[str, Any]] = {
     "observedGeneration": -1,

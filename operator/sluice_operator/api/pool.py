@@ -14,11 +14,13 @@ from sluice_contract.labels import Role
 from sluice_operator.api.base import (
     CRD_DEFAULT,
     ApiModel,
+    DnsLabel,
     DnsName,
     Image,
     LocalRef,
     Resources,
     Rule,
+    list_map,
 )
 from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.template import PodTemplate
@@ -28,6 +30,13 @@ def _immutable(field: str) -> Rule:
     """A rule on updates, which only the API server sees. The selector of the pool's Deployments
     is made of such fields, and cannot be changed either."""
     return Rule(f"self.{field} == oldSelf.{field}", lambda _: True, "no change", field)
+
+
+class RevisionShare(ApiModel):
+    """How many engines one revision of a pool should have."""
+
+    name: DnsLabel = Field(description="Name of the revision.")
+    replicas: int = Field(ge=0, le=1000, description="Engines of the revision.")
 
 
 class EnginePoolSpec(ApiModel):
@@ -41,6 +50,18 @@ class EnginePoolSpec(ApiModel):
         le=1000,
         json_schema_extra=CRD_DEFAULT,
         description="Number of engines.",
+    )
+    revisions: list[RevisionShare] | None = Field(
+        default=None,
+        max_length=32,
+        json_schema_extra=list_map("name"),
+        description="Engines by revision, as the roll-out of the whole service is planned. A "
+        "revision that is not listed goes; left out, none does.",
+    )
+    inputs: DnsLabel | None = Field(
+        default=None,
+        description="Hash of all that the InferenceService says of these engines. While it is the "
+        "same, image, configuration and pods stay as they are, under any release of the operator.",
     )
     image: Image = Field(description="Engine image.")
     config_ref: LocalRef = Field(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pydantic import Field
 
 from sluice_operator.api.base import (
-    CRD_DEFAULT,
     ApiModel,
     LabelValue,
+    ResourceName,
     Resources,
     Rule,
     left_out,
 )
+from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.template import PodTemplate
+
+GPU_RESOURCE: Final = "nvidia.com/gpu"
 
 
 class AcceleratorSpec(ApiModel):
@@ -32,7 +35,28 @@ class AcceleratorSpec(ApiModel):
         ge=1,
         le=64,
         json_schema_extra=left_out(1),
-        description="GPUs of one engine (nvidia.com/gpu).",
+        description="GPUs of one engine.",
+    )
+    resource_name: ResourceName | None = Field(
+        default=None,
+        json_schema_extra=left_out(GPU_RESOURCE),
+        description="Resource that the GPUs are, as their device plugin calls it, e.g. amd.com/gpu "
+        "or nvidia.com/mig-1g.10gb.",
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.resourceName) || !(self.resourceName.contains('kubernetes.io/') || "
+            "self.resourceName.startsWith('requests.'))",
+            lambda s: (
+                s.resource_name is None
+                or not (
+                    "kubernetes.io/" in s.resource_name or s.resource_name.startswith("requests.")
+                )
+            ),
+            "an extended resource, not one of kubernetes.io",
+            "resourceName",
+        ),
     )
 
 
@@ -55,12 +79,12 @@ class PoolAutoscaling(ApiModel):
 class PoolSpec(ApiModel):
     """One pool of equal engines."""
 
-    replicas: int = Field(
-        default=1,
+    replicas: int | None = Field(
+        default=None,
         ge=0,
         le=1000,
-        json_schema_extra=CRD_DEFAULT,
-        description="Number of engines. With autoscaling, the number to start from.",
+        json_schema_extra=left_out("1; with autoscaling, what that decides"),
+        description="Number of engines. Not beside autoscaling.",
     )
     autoscaling: PoolAutoscaling | None = Field(
         default=None, description="Lets the number of engines follow the load."
@@ -75,16 +99,26 @@ class PoolSpec(ApiModel):
     )
     template: PodTemplate | None = Field(default=None, description="Additions to the pool's pods.")
 
+    engine: EngineSpec | None = Field(
+        default=None, description="Settings of these engines alone; they go before spec.engine."
+    )
+
     RULES: ClassVar = (
-        # On updates, which only the API server sees: `kubectl scale` would do nothing in silence.
         Rule(
-            "!has(self.autoscaling) || !has(oldSelf.autoscaling) || "
-            "self.replicas == oldSelf.replicas",
-            lambda _: True,
-            "no change while the pool scales by itself; change autoscaling.minReplicas",
+            "!has(self.replicas) || !has(self.autoscaling)",
+            lambda s: s.replicas is None or s.autoscaling is None,
+            "replicas or autoscaling, not both: with autoscaling, change its minReplicas and "
+            "maxReplicas",
             "replicas",
         ),
     )
+
+    @property
+    def engines(self) -> int:
+        """The number of engines that the spec asks for; to start from, where something scales."""
+        if self.replicas is not None:
+            return self.replicas
+        return self.autoscaling.min_replicas if self.autoscaling else 1
 
 
 class Pools(ApiModel):

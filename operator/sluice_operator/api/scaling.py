@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sluice_operator.api.base import ApiModel
+from sluice_operator.api.base import ApiModel, LabelValue
 
 
 class Slo(ApiModel):
@@ -76,4 +76,10 @@ class RolloutSpec(ApiModel):
         default="Surge",
         description="Surge starts the new revision beside the old one. InPlace replaces pods "
         "where no room is left.",
+    )
+    upgrade: LabelValue | None = Field(
+        default=None,
+        min_length=1,
+        description="Any text, such as a date. Another text than before takes what the present "
+        "release of the operator would change: default images, sizes, pods.",
     )

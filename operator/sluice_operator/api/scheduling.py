@@ -5,11 +5,11 @@ Describes only; the operator copies these into the pod and interprets the node s
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from sluice_operator.api.base import ATOMIC, ApiModel, DnsLabel, LabelKey, LabelValue
+from sluice_operator.api.base import ATOMIC, ApiModel, DnsLabel, LabelKey, LabelValue, Rule
 
 SelectorOperator = Literal["In", "NotIn", "Exists", "DoesNotExist"]
 
@@ -143,6 +143,28 @@ class Affinity(ApiModel):
     pod_affinity: PodAffinity | None = Field(default=None, description="Pods to be near to.")
     pod_anti_affinity: PodAffinity | None = Field(
         default=None, description="Pods to keep away from."
+    )
+
+
+class TopologySpread(ApiModel):
+    """How evenly the pods of a revision lie over a topology."""
+
+    max_skew: int = Field(ge=1, description="Most pods that one part may have more than another.")
+    topology_key: LabelKey = Field(description="Node label whose values are the parts.")
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
+        description="What to do with a pod that would break it."
+    )
+    min_domains: int | None = Field(
+        default=None, ge=1, description="Fewest parts there should be; only with DoNotSchedule."
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.minDomains) || self.whenUnsatisfiable == 'DoNotSchedule'",
+            lambda s: s.min_domains is None or s.when_unsatisfiable == "DoNotSchedule",
+            "only with whenUnsatisfiable DoNotSchedule",
+            "minDomains",
+        ),
     )
 
 

@@ -1,6 +1,6 @@
 """InferenceService: what a user asks for, field by field.
 
-The whole v1alpha1 shape, including what `service/supported.py` still refuses.
+The whole v1alpha1 shape, including what `validation/unsupported.py` still refuses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import Field
 from sluice_contract.labels import Role
 
 from sluice_operator.api.base import CRD_DEFAULT, ApiModel, Image, LocalRef, Resources, Rule
-from sluice_operator.api.engine import EngineSpec, ModelSpec
+from sluice_operator.api.engine import DRAIN_SECONDS, EngineSpec, ModelSpec
 from sluice_operator.api.pools import Pools, PoolSpec
 from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo
 
@@ -120,9 +120,28 @@ class InferenceServiceSpec(ApiModel):
     @property
     def roles(self) -> tuple[Role, ...]:
         """The roles of the mode, in the order they are shown."""
-        if self.mode == "Mixed":
-            return (Role.MIXED,)
-        return (Role.PREFILL, Role.DECODE)
+        return roles_of(self.mode)
+
+    def engine_of(self, role: Role) -> EngineSpec:
+        """The settings of the engines of a role: those of its pool before those of all."""
+        common, own = self.engine or EngineSpec(), self.pool(role).engine or EngineSpec()
+        update = {name: value for name, value in own if value is not None}
+        return common.model_copy(update=update)
+
+    def drain_seconds(self, role: Role) -> int:
+        """How long streams of the engines of a role may finish after SIGTERM."""
+        given = self.engine_of(role).drain_seconds
+        return DRAIN_SECONDS if given is None else given
+
+    @property
+    def longest_drain_seconds(self) -> int:
+        """How long streams may finish in any pool, and so in the routers."""
+        return max(map(self.drain_seconds, self.roles))
+
+
+def roles_of(mode: str) -> tuple[Role, ...]:
+    """The roles of a mode, in the order they are shown."""
+    return (Role.MIXED,) if mode == "Mixed" else (Role.PREFILL, Role.DECODE)
 
 
 NAME_RULES: Final = (

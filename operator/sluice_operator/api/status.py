@@ -89,6 +89,26 @@ class ResolvedSettings(ApiModel):
     )
 
 
+class RevisionNames(ApiModel):
+    """A revision of each pool, by role."""
+
+    mixed: str | None = Field(default=None, description="Revision of the mixed pool.")
+    prefill: str | None = Field(default=None, description="Revision of the prefill pool.")
+    decode: str | None = Field(default=None, description="Revision of the decode pool.")
+
+
+class RolloutStatus(ApiModel):
+    """How the revisions of all pools replace each other."""
+
+    reason: str = Field(description="What the plan is, in one CamelCase word.")
+    message: str = Field(description="What the plan is, in words.")
+    stable: RevisionNames | None = Field(
+        default=None,
+        description="Revisions that were complete in all pools last; until any were, the first "
+        "that served. They keep their engines until others are complete.",
+    )
+
+
 class ScalingStatus(ApiModel):
     """The last decision on the number of replicas."""
 
@@ -110,6 +130,11 @@ class InferenceServiceStatus(ApiModel):
         description="Generation of the spec that was last carried out. Older than "
         "observedGeneration while the spec is refused or waits: its settings stay in use.",
     )
+    completed_generation: int | None = Field(
+        default=None,
+        description="Generation of the spec that last was carried out entirely: since then "
+        "Reconciling is False, even while an engine is replaced.",
+    )
     mode: Literal["Mixed", "Disaggregated"] | None = Field(
         default=None, description="The mode that is served."
     )
@@ -122,6 +147,9 @@ class InferenceServiceStatus(ApiModel):
     resolved: ResolvedSettings | None = Field(
         default=None,
         description="Engine settings in use and their sources. They change only with the spec.",
+    )
+    rollout: RolloutStatus | None = Field(
+        default=None, description="How the revisions of all pools replace each other."
     )
     scaling: ScalingStatus | None = Field(
         default=None, description="The last decision on the number of replicas."
@@ -143,6 +171,11 @@ class EnginePoolStatus(ApiModel):
 
     observed_generation: int | None = Field(
         default=None, description="Generation of the spec that this status is about."
+    )
+    completed_generation: int | None = Field(
+        default=None,
+        description="Generation of the spec that last was carried out entirely: since then "
+        "Reconciling is False, even while an engine is replaced.",
     )
     replicas: int | None = Field(default=None, description="Engines that run or start.")
     ready: int | None = Field(

@@ -9,6 +9,7 @@ import re
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
+from sluice_contract.labels import GROUP
 
 from sluice_operator.api.base import (
     ATOMIC,
@@ -25,7 +26,7 @@ from sluice_operator.api.base import (
     list_map,
 )
 from sluice_operator.api.environment import EnvVar, Volume, VolumeMount
-from sluice_operator.api.scheduling import Affinity, Toleration
+from sluice_operator.api.scheduling import Affinity, Toleration, TopologySpread
 
 ENGINE_CONTAINER: Final = "engine"
 
@@ -88,11 +89,36 @@ def _with_label_keys(name: str, field: str) -> Rule:
     )
 
 
+def _with_volumes(name: str, field: str) -> Rule:
+    def holds(template: Any) -> bool:
+        mounts = (m for each in getattr(template, name) or () for m in each.volume_mounts or ())
+        return {m.name for m in mounts} <= {v.name for v in template.volumes or ()}
+
+    return Rule(
+        f"!has(self.{field}) || self.{field}.all(s, !has(s.volumeMounts) || "
+        "s.volumeMounts.all(m, has(self.volumes) && "
+        "self.volumes.exists(v, v.name == m.name)))",
+        holds,
+        "only mounts of volumes that template.volumes names",
+        field,
+    )
+
+
+_OURS_CEL: Final = f"k.startsWith('app.kubernetes.io/') || k.startsWith('{GROUP}/')"
+
+
+def _is_ours(key: str) -> bool:
+    return key.startswith(("app.kubernetes.io/", f"{GROUP}/"))
+
+
 class PodTemplate(ApiModel):
     """Additions to a pool's pods."""
 
     annotations: dict[str, ShortText] | None = Field(
         default=None, max_length=32, description="Annotations of the pods."
+    )
+    labels: dict[str, LabelValue] | None = Field(
+        default=None, max_length=32, description="Labels of the pods, beside the operator's own."
     )
     node_selector: dict[str, LabelValue] | None = Field(
         default=None, max_length=32, description="Labels a node must have."
@@ -102,6 +128,18 @@ class PodTemplate(ApiModel):
     )
     tolerations: list[Toleration] | None = Field(
         default=None, max_length=32, json_schema_extra=ATOMIC, description="Taints accepted."
+    )
+    topology_spread_constraints: list[TopologySpread] | None = Field(
+        default=None,
+        max_length=8,
+        json_schema_extra=ATOMIC,
+        description="How the pods of a revision spread. Left out: over nodes, where possible.",
+    )
+    scheduler_name: DnsName | None = Field(
+        default=None, description="Scheduler of the pods; the cluster's own when left out."
+    )
+    fs_group: int | None = Field(
+        default=None, ge=1, le=2_147_483_647, description="Group that owns the pods' volumes."
     )
     priority_class_name: DnsName | None = Field(
         default=None, description="PriorityClass of the pods."
@@ -139,10 +177,23 @@ class PodTemplate(ApiModel):
         json_schema_extra=list_map("name"),
         description="Containers beside the engine.",
     )
+    init_containers: list[Sidecar] | None = Field(
+        default=None,
+        max_length=4,
+        json_schema_extra=list_map("name"),
+        description="Containers that end before the engine starts.",
+    )
 
     RULES: ClassVar = (
         _with_label_keys("annotations", "annotations"),
         _with_label_keys("node_selector", "nodeSelector"),
+        _with_label_keys("labels", "labels"),
+        Rule(
+            f"!has(self.labels) || !self.labels.exists(k, {_OURS_CEL})",
+            lambda s: not any(map(_is_ours, s.labels or ())),
+            f"all but labels of {GROUP} and app.kubernetes.io, which are the operator's",
+            "labels",
+        ),
         Rule(
             "!has(self.volumeMounts) || self.volumeMounts.all(m, has(self.volumes) && "
             "self.volumes.exists(v, v.name == m.name))",
@@ -150,15 +201,6 @@ class PodTemplate(ApiModel):
             "only mounts of volumes that template.volumes names",
             "volumeMounts",
         ),
-        Rule(
-            "!has(self.sidecars) || self.sidecars.all(s, !has(s.volumeMounts) || "
-            "s.volumeMounts.all(m, has(self.volumes) && "
-            "self.volumes.exists(v, v.name == m.name)))",
-            lambda s: (
-                {m.name for sidecar in s.sidecars or () for m in sidecar.volume_mounts or ()}
-                <= {v.name for v in s.volumes or ()}
-            ),
-            "only mounts of volumes that template.volumes names",
-            "sidecars",
-        ),
+        _with_volumes("sidecars", "sidecars"),
+        _with_volumes("init_containers", "initContainers"),
     )

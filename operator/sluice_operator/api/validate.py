@@ -17,7 +17,7 @@ from sluice_operator.api.base import LABEL_KEY, ApiModel, DnsLabel, LabelValue
 from sluice_operator.api.findings import parse
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
 from sluice_operator.api.stored import as_stored
-from sluice_operator.observed import INFERENCE_SERVICE
+from sluice_operator.kube.kinds import INFERENCE_SERVICE
 
 ServersOwn = Annotated[Any, Field(json_schema_extra=UNTOLD)]
 MAX_KEY_PREFIX: Final = 253

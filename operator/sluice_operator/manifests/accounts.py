@@ -1,11 +1,11 @@
-"""ServiceAccounts, and what the routers may do: read the EndpointSlices of their namespace."""
+"""ServiceAccounts, and the routers' Role: to read the EndpointSlices of their namespace."""
 
 from __future__ import annotations
 
 from sluice_contract.labels import ROUTER_ROLE
 
+from sluice_operator.kube.kinds import ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Manifest
 from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner
-from sluice_operator.observed import ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Manifest
 
 
 def engine_account(service: str) -> str:
@@ -28,7 +28,7 @@ def accounts(owner: Owner) -> tuple[Manifest, ...]:
 
 
 def router_role(owner: Owner) -> Manifest:
-    """Reading EndpointSlices, nothing else."""
+    """The routers' Role: reading EndpointSlices, nothing else."""
     rule = {
         "apiGroups": ["discovery.k8s.io"],
         "resources": ["endpointslices"],
@@ -38,7 +38,7 @@ def router_role(owner: Owner) -> Manifest:
 
 
 def router_role_binding(owner: Owner) -> Manifest:
-    """Gives the routers their Role."""
+    """Binds the routers' Role."""
     name = router_account(owner.service)
     subject = {"kind": "ServiceAccount", "name": name, "namespace": owner.namespace}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}

@@ -1,9 +1,9 @@
-"""PodDisruptionBudgets: a drained node takes one pod at a time, and never waits for a sick one."""
+"""PodDisruptionBudgets: drains evict one pod at a time, and do not wait for unready ones."""
 
 from __future__ import annotations
 
+from sluice_operator.kube.kinds import POD_DISRUPTION_BUDGET, Manifest
 from sluice_operator.manifests.metadata import Owner, selector_labels
-from sluice_operator.observed import POD_DISRUPTION_BUDGET, Manifest
 
 
 def disruption_budget(owner: Owner, name: str, component: str, role: str) -> Manifest:

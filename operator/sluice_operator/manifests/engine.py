@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Final
 
 from sluice_contract import labels, ports
 
-from sluice_operator.accelerators import GPU_RESOURCE, gpu_count, node_selector
+from sluice_operator.accelerators import gpu_count, node_selector, resource_name
+from sluice_operator.api.model_uri import CLAIM_MOUNT
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.template import PodTemplate, Sidecar
-from sluice_operator.digest import digest
+from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import engine_account
 from sluice_operator.manifests.config_map import ENGINE_FILE
+from sluice_operator.manifests.deployments import deployment_with
+from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.metadata import (
     ENGINE,
     Owner,
     child_labels,
     selector_labels,
-    stamped,
 )
 from sluice_operator.manifests.pods import (
     CONFIG_FOLDER,
@@ -31,8 +34,6 @@ from sluice_operator.manifests.pods import (
     identity,
     spread,
 )
-from sluice_operator.model_uri import CLAIM_MOUNT
-from sluice_operator.observed import DEPLOYMENT, Manifest
 
 STARTUP_PERIOD_SECONDS: Final = 2
 PROGRESS_SLACK_SECONDS: Final = 120
@@ -42,17 +43,29 @@ PROCESS_FIELDS: Final = (
     "image", "configRef", "modelClaim", "drainSeconds", "accelerator", "resources",
 )  # fmt: skip
 PROCESS_TEMPLATE_FIELDS: Final = (
-    "env", "volumes", "volumeMounts", "sidecars", "runtimeClassName",
+    "env", "volumes", "volumeMounts", "sidecars", "initContainers", "runtimeClassName", "fsGroup",
 )  # fmt: skip
+
+PINNED: Final = f"{labels.GROUP}/pinned"
+"""Annotation of a Deployment: its `PINNED_FIELDS` as JSON."""
+PINNED_FIELDS: Final = ("inputs", "image", "configRef", "drainSeconds", "startupSeconds")
+"""What has a default in each release of the operator, and the inputs it was decided for."""
 
 
 def revision(spec: EnginePoolSpec) -> str:
     """Hash of everything that changes the engine process. The ConfigMap's name stands for its
-    content. Where the pods run and how many there are is not part of it."""
+    content. Where the pods run and how many there are is not part of it. A field that is not set
+    does not count, so that a release may add one."""
     full = spec.to_json_dict()
     template = full.get("template") or {}
-    relevant = {name: full.get(name) for name in PROCESS_FIELDS}
-    return digest(relevant | {name: template.get(name) for name in PROCESS_TEMPLATE_FIELDS})
+    relevant = {name: full[name] for name in PROCESS_FIELDS if full.get(name)}
+    names = (name for name in PROCESS_TEMPLATE_FIELDS if template.get(name))
+    return digest(relevant | {name: template[name] for name in names})
+
+
+def revision_of(item: Manifest) -> str:
+    """The revision that a Deployment or an engine pod belongs to."""
+    return str((item["metadata"].get("labels") or {}).get(labels.REVISION, ""))
 
 
 def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
@@ -63,11 +76,11 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
     head = owner.child(DEPLOYMENT, f"{owner.name}-{name}", ENGINE, spec.role)
     head["metadata"]["labels"] |= mark
     template = spec.template or PodTemplate()
-    pod_metadata: Manifest = {"labels": child_labels(spec.service_name, ENGINE, spec.role) | mark}
+    ours = child_labels(spec.service_name, ENGINE, spec.role) | mark
+    pod_metadata: Manifest = {"labels": (template.labels or {}) | ours}
     if template.annotations:
         pod_metadata["annotations"] = template.annotations
     deployment = {
-        "replicas": spec.replicas,
         "revisionHistoryLimit": 2,
         "progressDeadlineSeconds": spec.startup_seconds + PROGRESS_SLACK_SECONDS,
         "strategy": {
@@ -77,29 +90,65 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
         "selector": {"matchLabels": selector},
         "template": {"metadata": pod_metadata, "spec": _pod(spec, template, selector)},
     }
-    return stamped(head | {"spec": deployment})
+    head["metadata"]["annotations"] = {PINNED: _json(pinned_fields(spec))}
+    return deployment_with(head | {"spec": deployment}, spec.replicas, _inputs(spec))
+
+
+def _json(value: Manifest) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def pinned_fields(spec: EnginePoolSpec) -> Manifest:
+    """What the operator's release decides of a pool, with the hash of what the user decides."""
+    full = spec.to_json_dict()
+    return {name: full[name] for name in PINNED_FIELDS if name in full}
+
+
+def _inputs(spec: EnginePoolSpec) -> str:
+    numbers = ("replicas", "revisions")
+    return digest({key: value for key, value in spec.to_json_dict().items() if key not in numbers})
 
 
 def _pod(spec: EnginePoolSpec, template: PodTemplate, selector: dict[str, str]) -> Manifest:
     sidecars = [_sidecar(sidecar) for sidecar in template.sidecars or ()]
+    first = [_sidecar(container) for container in template.init_containers or ()]
+    group = {} if template.fs_group is None else {"fsGroup": template.fs_group}
     pod: Manifest = {
         "serviceAccountName": engine_account(spec.service_name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
+        "securityContext": POD_SECURITY | group,
         "terminationGracePeriodSeconds": spec.drain_seconds + KILL_SLACK_SECONDS,
-        "topologySpreadConstraints": spread(selector),
+        "topologySpreadConstraints": _spread(template, selector),
+        **({"initContainers": first} if first else {}),
         "containers": [_container(spec, template), *sidecars],
         "volumes": _volumes(spec, template),
     }
     return pod | _scheduling(spec, template)
 
 
+def _revision_variable() -> Manifest:
+    """The pod's own label, which the engine shows in its load reports."""
+    path = f"metadata.labels['{labels.REVISION}']"
+    return {
+        "name": labels.REVISION_VARIABLE,
+        "valueFrom": {"fieldRef": {"fieldPath": path}},
+    }
+
+
+def _spread(template: PodTemplate, selector: dict[str, str]) -> list[Manifest]:
+    """As the template says, of the pods of this revision; else over nodes, where possible."""
+    given = [each.to_json_dict() for each in template.topology_spread_constraints or ()]
+    of_these = {"labelSelector": {"matchLabels": selector}}
+    return [each | of_these for each in given] or spread(selector)
+
+
 def _scheduling(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
-    """What the pod takes over from the template as it is; absent stays absent."""
+    """The template's fields that are copied into the pod; absent ones stay absent."""
     given = template.to_json_dict()
     names = (
         "affinity", "tolerations", "priorityClassName", "runtimeClassName", "imagePullSecrets",
+        "schedulerName",
     )  # fmt: skip
     found = {name: given[name] for name in names if given.get(name)}
     selector = node_selector(spec.accelerator, template.node_selector)
@@ -112,7 +161,11 @@ def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
         "name": ENGINE,
         "image": spec.image,
         "args": ["--config", f"{CONFIG_FOLDER}/{ENGINE_FILE}"],
-        "env": [*identity(), *(entry.to_json_dict() for entry in template.env or ())],
+        "env": [
+            *identity(),
+            _revision_variable(),
+            *(entry.to_json_dict() for entry in template.env or ()),
+        ],
         "ports": [{"name": "http", "containerPort": ports.ENGINE_HTTP, "protocol": "TCP"}],
         "startupProbe": http_probe(
             "/ready", period=STARTUP_PERIOD_SECONDS, failures=startup_failures
@@ -132,7 +185,9 @@ def _resources(spec: EnginePoolSpec) -> Manifest:
     gpus = gpu_count(spec.accelerator)
     if not gpus:
         return resources
-    return resources | {"limits": {**resources.get("limits", {}), GPU_RESOURCE: gpus}}
+    assert spec.accelerator is not None
+    name = resource_name(spec.accelerator)
+    return resources | {"limits": {**resources.get("limits", {}), name: gpus}}
 
 
 def _volumes(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:

@@ -5,29 +5,35 @@ from __future__ import annotations
 from sluice_contract.labels import Role
 
 from sluice_operator.api.base import LocalRef
-from sluice_operator.api.engine import STARTUP_SECONDS, EngineSpec
+from sluice_operator.api.engine import STARTUP_SECONDS
+from sluice_operator.api.model_uri import model_source
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
+from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
-from sluice_operator.model_uri import model_source
-from sluice_operator.observed import ENGINE_POOL, Manifest
-from sluice_operator.owned import with_applied_fields
-from sluice_operator.service.settings import drain_seconds
 
 
 def pool_spec(
-    service: str, spec: InferenceServiceSpec, role: Role, image: str, config_map: str
+    service: str,
+    spec: InferenceServiceSpec,
+    role: Role,
+    replicas: int,
+    image: str,
+    config_map: str,
+    inputs: str,
 ) -> EnginePoolSpec:
-    """What the pool of `role` should be."""
-    engine, pool = spec.engine or EngineSpec(), spec.pool(role)
+    """What the pool of `role` should be by this release's defaults."""
+    engine, pool = spec.engine_of(role), spec.pool(role)
     return EnginePoolSpec(
         service_name=service,
         role=role,
-        replicas=pool.replicas,
+        replicas=replicas,
+        inputs=inputs,
         image=engine.image or image,
         config_ref=LocalRef(name=config_map),
         model_claim=model_source(spec.model).claim,
-        drain_seconds=drain_seconds(spec),
+        drain_seconds=spec.drain_seconds(role),
         startup_seconds=engine.startup_seconds or STARTUP_SECONDS,
         accelerator=pool.accelerator,
         resources=pool.resources,
@@ -35,8 +41,24 @@ def pool_spec(
     )
 
 
-def engine_pool(owner: Owner, spec: EnginePoolSpec) -> Manifest:
+def engine_pool(owner: Owner, spec: EnginePoolSpec, *, sets_replicas: bool = True) -> Manifest:
     """The EnginePool object. It says which fields it was applied with, so that the pool's own plan
-    can tell whether it still is what the InferenceService asks for."""
-    head = owner.child(ENGINE_POOL, f"{owner.service}-{spec.role}", ENGINE, spec.role)
-    return with_applied_fields(stamped(head | {"spec": spec.to_json_dict()}))
+    can tell whether it still is what the InferenceService asks for. `sets_replicas`: the number
+    of engines is one of them."""
+    head = owner.child(ENGINE_POOL, pool_name(owner, spec.role), ENGINE, spec.role)
+    fields = spec.to_json_dict()
+    if not sets_replicas:
+        fields.pop("replicas")
+    return with_applied_fields(stamped(head | {"spec": fields}))
+
+
+def pool_replicas(owner: Owner, role: Role, replicas: int | None) -> Manifest:
+    """The number of engines alone of an EnginePool; None: nothing of it."""
+    metadata = {"name": pool_name(owner, role), "namespace": owner.namespace}
+    head = {"apiVersion": ENGINE_POOL.api_version, "kind": ENGINE_POOL.kind, "metadata": metadata}
+    return head if replicas is None else head | {"spec": {"replicas": replicas}}
+
+
+def pool_name(owner: Owner, role: Role) -> str:
+    """The EnginePool's name."""
+    return f"{owner.service}-{role}"

@@ -1,4 +1,4 @@
-"""What every child carries: names, labels, the owner, and the hash of what was asked for."""
+"""Metadata of every child: names, labels, the owner, and the hash of what was asked for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 
 from sluice_contract import labels
 
-from sluice_operator.digest import digest
-from sluice_operator.observed import Kind, Manifest
+from sluice_operator.kube.kinds import Kind, Manifest
+from sluice_operator.manifests.digest import digest
 
 DESIRED_HASH: Final = f"{labels.GROUP}/desired-hash"
-"""Annotation: tells from the live object alone whether it is what the plan wants now."""
+"""Annotation: shows from the live object alone whether it was made from the present plan."""
 
 ENGINE: Final = "engine"
 ROUTER: Final = "router"
@@ -51,7 +51,7 @@ class Owner:
 
 
 def owner(kind: Kind, manifest: Manifest, service: str) -> Owner:
-    """The owner that `manifest`, an object of `kind`, is to its children."""
+    """`manifest`, an object of `kind`, as the owner of its children."""
     meta = manifest["metadata"]
     return Owner(kind, meta.get("namespace", "default"), meta["name"], meta.get("uid"), service)
 
@@ -80,12 +80,17 @@ def stamped(manifest: Manifest) -> Manifest:
     return manifest | {"metadata": manifest["metadata"] | {"annotations": stamp}}
 
 
+def note_of(manifest: Manifest, annotation: str) -> str:
+    """The value of one of our annotations; empty when it is not there."""
+    return str((manifest["metadata"].get("annotations") or {}).get(annotation, ""))
+
+
 def is_current(desired: Manifest, live: Manifest | None) -> bool:
     """Whether `live` was made from what is desired now; both stamped."""
     return live is not None and stamp_of(live) == stamp_of(desired)
 
 
 def stamp_of(manifest: Manifest) -> str | None:
-    """The hash that `stamped` left."""
+    """The hash that `stamped` added."""
     found: str | None = (manifest["metadata"].get("annotations") or {}).get(DESIRED_HASH)
     return found

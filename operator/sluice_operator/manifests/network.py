@@ -1,4 +1,4 @@
-"""Services and NetworkPolicies: who may talk to whom, under which name.
+"""Services and NetworkPolicies: who may connect to whom, under which name.
 
 A pod that a policy selects for both directions is denied everything else, so each component has
 one policy that lists its flows.
@@ -11,15 +11,15 @@ from typing import Final
 from sluice_contract import labels, ports
 from sluice_contract.labels import ROUTER_ROLE, Role
 
+from sluice_operator.kube.kinds import NETWORK_POLICY, SERVICE, Manifest
 from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner, selector_labels
-from sluice_operator.observed import NETWORK_POLICY, SERVICE, Manifest
 
 MONITORING_LABEL: Final = f"{labels.GROUP}/monitoring"
-"""A namespace that carries it with the value `true` may scrape the engines."""
+"""A namespace that carries it with the value `true` may read metrics and load reports."""
 
 
 def front_service(owner: Owner) -> Manifest:
-    """The Service clients use; it leads to the routers."""
+    """The Service for clients; it selects the routers."""
     port = {"name": "http", "port": ports.SERVICE_HTTP, "targetPort": "http", "protocol": "TCP"}
     return owner.child(SERVICE, owner.service, ROUTER, ROUTER_ROLE) | {
         "spec": {
@@ -46,9 +46,13 @@ def pool_service(owner: Owner, role: Role) -> Manifest:
 
 
 def router_policy(owner: Owner, api_server_ports: tuple[int, ...]) -> Manifest:
-    """Anyone may ask the routers; they may ask engines, DNS and the API server, which a policy
-    cannot name: only its ports, which are counted behind its Service."""
-    ingress = [{"ports": [_port(ports.ROUTER_HTTP)]}]
+    """Anyone may send the routers requests, and monitoring may read their metrics and load; they
+    may ask engines, DNS and the API server, which a policy cannot name: only its ports, which are
+    counted behind its Service."""
+    ingress = [
+        {"ports": [_port(ports.ROUTER_HTTP)]},
+        {"from": [_monitoring()], "ports": [_port(ports.ROUTER_METRICS)]},
+    ]
     egress = [
         {"to": [_pods(owner, ENGINE)], "ports": [_port(ports.ENGINE_HTTP)]},
         {"ports": [_port(53, "UDP"), _port(53)]},
@@ -58,9 +62,9 @@ def router_policy(owner: Owner, api_server_ports: tuple[int, ...]) -> Manifest:
 
 
 def engine_policy(owner: Owner) -> Manifest:
-    """The routers and monitoring may ask the engines; they themselves may ask nobody."""
-    monitoring = {"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}}
-    ingress = [{"from": [_pods(owner, ROUTER), monitoring], "ports": [_port(ports.ENGINE_HTTP)]}]
+    """Routers and monitoring may connect to the engines, and engines to nothing."""
+    callers = [_pods(owner, ROUTER), _monitoring()]
+    ingress = [{"from": callers, "ports": [_port(ports.ENGINE_HTTP)]}]
     return _policy(owner, ENGINE, ingress, [])
 
 
@@ -75,6 +79,10 @@ def _policy(
         **({"egress": egress} if egress else {}),
     }
     return owner.child(NETWORK_POLICY, f"{owner.service}-{component}", component) | {"spec": spec}
+
+
+def _monitoring() -> Manifest:
+    return {"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}}
 
 
 def _pods(owner: Owner, component: str) -> Manifest:

@@ -1,10 +1,10 @@
-"""What router and engine pods share: the restricted security context, probes, identity."""
+"""Common parts of router and engine pods: restricted security context, probes, identity."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sluice_operator.observed import Manifest
+from sluice_operator.kube.kinds import Manifest
 
 POD_SECURITY: Final[Manifest] = {
     "runAsNonRoot": True,
@@ -35,10 +35,12 @@ def identity() -> list[Manifest]:
     ]
 
 
-def http_probe(path: str, *, period: int, failures: int, timeout: int = 5) -> Manifest:
-    """A probe of the port named http; times in seconds."""
+def http_probe(
+    path: str, *, period: int, failures: int, timeout: int = 5, port: str = "http"
+) -> Manifest:
+    """A probe of the port with this name; times in seconds."""
     return {
-        "httpGet": {"path": path, "port": "http", "scheme": "HTTP"},
+        "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
         "periodSeconds": period,
         "timeoutSeconds": timeout,
         "failureThreshold": failures,
@@ -61,6 +63,12 @@ def spread(selector: dict[str, str]) -> list[Manifest]:
 def config_volume(config_map: str) -> Manifest:
     """The configuration file."""
     return {"name": "config", "configMap": {"name": config_map}}
+
+
+def mounted_config_maps(deployment: Manifest) -> set[str]:
+    """The names of the ConfigMaps that a Deployment's pods mount."""
+    volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
+    return {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
 
 
 def config_mount() -> Manifest:

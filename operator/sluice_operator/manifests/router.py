@@ -9,15 +9,11 @@ from sluice_contract import ports
 from sluice_contract.labels import ROUTER_ROLE
 
 from sluice_operator.api.base import Resources
+from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import router_account
 from sluice_operator.manifests.config_map import ROUTER_FILE
-from sluice_operator.manifests.metadata import (
-    ROUTER,
-    Owner,
-    child_labels,
-    selector_labels,
-    stamped,
-)
+from sluice_operator.manifests.deployments import deployment_with
+from sluice_operator.manifests.metadata import ROUTER, Owner, child_labels, selector_labels
 from sluice_operator.manifests.pods import (
     CONFIG_FOLDER,
     CONTAINER_SECURITY,
@@ -29,10 +25,9 @@ from sluice_operator.manifests.pods import (
     identity,
     spread,
 )
-from sluice_operator.observed import DEPLOYMENT, Manifest
 
 PROGRESS_SECONDS: Final = 120
-DEFAULT_RESOURCES: Final[Manifest] = {
+ROUTER_RESOURCES: Final[Manifest] = {
     "requests": {"cpu": "50m", "memory": "128Mi"},
     "limits": {"memory": "512Mi"},
 }
@@ -48,6 +43,8 @@ class RouterDeployment:
     resources: Resources | None
     shutdown_seconds: int
     """From SIGTERM to the end of the last stream, at most."""
+    inputs: str
+    """Hash of all that the InferenceService says of the routers."""
 
 
 def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
@@ -56,7 +53,6 @@ def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
     selector = selector_labels(owner.service, ROUTER_ROLE)
     head = owner.child(DEPLOYMENT, f"{owner.service}-{ROUTER}", ROUTER, ROUTER_ROLE)
     spec = {
-        "replicas": router.replicas,
         "revisionHistoryLimit": 2,
         "progressDeadlineSeconds": PROGRESS_SECONDS,
         "strategy": {
@@ -69,7 +65,7 @@ def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
             "spec": _pod(owner, router, selector),
         },
     }
-    return stamped(head | {"spec": spec})
+    return deployment_with(head | {"spec": spec}, router.replicas, router.inputs)
 
 
 def _pod(owner: Owner, router: RouterDeployment, selector: dict[str, str]) -> Manifest:
@@ -91,11 +87,14 @@ def _container(router: RouterDeployment) -> Manifest:
         "image": router.image,
         "args": ["--config", f"{CONFIG_FOLDER}/{ROUTER_FILE}"],
         "env": identity(),
-        "ports": [{"name": "http", "containerPort": ports.ROUTER_HTTP, "protocol": "TCP"}],
-        "startupProbe": http_probe("/health", period=1, failures=60),
-        "livenessProbe": http_probe("/health", period=10, failures=3),
-        "readinessProbe": http_probe("/ready", period=2, failures=2),
-        "resources": router.resources.to_json_dict() if router.resources else DEFAULT_RESOURCES,
+        "ports": [
+            {"name": "http", "containerPort": ports.ROUTER_HTTP, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": ports.ROUTER_METRICS, "protocol": "TCP"},
+        ],
+        "startupProbe": http_probe("/health", period=1, failures=60, port="metrics"),
+        "livenessProbe": http_probe("/health", period=10, failures=3, port="metrics"),
+        "readinessProbe": http_probe("/ready", period=2, failures=2, port="metrics"),
+        "resources": router.resources.to_json_dict() if router.resources else ROUTER_RESOURCES,
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",

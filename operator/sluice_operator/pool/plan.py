@@ -1,39 +1,38 @@
-"""EnginePool → one Deployment for the revision it asks for, and which older ones may go.
+"""EnginePool → a Deployment for each revision that the service's roll-out gives engines to.
 
-Pure. A new revision comes up beside the old one; an old one that serves stays until the new one
-is complete, an old one that serves nothing goes at once. A pool that somebody has edited is not
-carried out: what is below it stays as it is until its InferenceService has set it back.
+Pure. Which revisions there are, and how many engines of each, is planned for all pools of the
+service at once (`service/rollout.py`) and stands in the pool's spec; here it is carried out. A pool
+that somebody has edited is not: what is below it stays as it is until its InferenceService has set
+it back.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sluice_contract import labels
-
-from sluice_operator import reasons
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.deployments import Progress, progress
-from sluice_operator.manifests.disruption import disruption_budget
-from sluice_operator.manifests.engine import engine_deployment, revision
-from sluice_operator.manifests.metadata import ENGINE, is_current, owner
-from sluice_operator.observed import (
+from sluice_operator.apply.field_ownership import applied_manifest, applied_spec, edits
+from sluice_operator.apply.plan import Event, Plan
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.deployments import Progress, progress
+from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     POOL_CHILDREN,
-    Event,
     Manifest,
-    Plan,
-    PoolObserved,
     Reference,
-    Refusal,
     controller_uid,
+    is_being_deleted,
     of_kind,
     reference_to,
 )
-from sluice_operator.owned import applied_spec, edits
-from sluice_operator.pod_checks import is_ready
+from sluice_operator.manifests.deployments import kept, with_replicas
+from sluice_operator.manifests.disruption import disruption_budget
+from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
+from sluice_operator.manifests.metadata import ENGINE, is_current, owner
+from sluice_operator.pool.observe import PoolObserved
+from sluice_operator.validation.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,8 @@ class PoolPlan(Plan):
     """Its Deployment."""
     progress: Progress | None = None
     """How far that Deployment has come."""
+    replicas_place: str = ""
+    """Where a person says how many engines there should be, in words."""
     edited: str = ""
     """Set: `apply` and `prune` are empty, because the pool is not what its InferenceService has
     applied. Says what was edited, by whom, and what is waited for."""
@@ -67,7 +68,7 @@ def plan_pool(observed: PoolObserved) -> PoolPlan:
     applied = applied_spec(observed.pool)
     if applied is None:
         return _edited(observed.pool, spec)
-    plan = _desired(observed, EnginePoolSpec.model_validate(applied))
+    plan = _desired(observed, applied)
     if (observed.service.get("spec") or {}).get("paused"):
         return replace(plan, apply=(), prune=(), events=(), paused=True)
     return plan
@@ -88,21 +89,26 @@ def _edited(pool: Manifest, spec: EnginePoolSpec) -> PoolPlan:
     return PoolPlan(spec=spec, revision=serving, edited=f"the pool was edited ({what}); {waits}")
 
 
-def _desired(observed: PoolObserved, spec: EnginePoolSpec) -> PoolPlan:
+def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
+    # Replicas that the InferenceService does not set are those of whoever scales the pool.
+    spec = EnginePoolSpec.model_validate({"replicas": observed.pool["spec"]["replicas"]} | applied)
+    place = spec.replicas_place if "replicas" in applied else "spec.replicas of the EnginePool"
     parent = owner(ENGINE_POOL, observed.pool, spec.service_name)
-    deployment = engine_deployment(parent, spec)
+    built = engine_deployment(parent, spec)
+    live = live_deployment(observed, built)
+    deployment = kept(built, applied_manifest(live) if live else None)
     budget = disruption_budget(parent, parent.name, ENGINE, spec.role)
-    live = live_deployment(observed, deployment)
-    reached = progress(deployment, live)
-    prune = _left_over(observed, (deployment, budget), reached)
+    former = _former(observed, spec)
+    prune = _left_over(observed, (deployment, budget, *former), spec)
     return PoolPlan(
-        apply=(deployment, budget),
+        apply=(deployment, *former, budget),
         prune=prune,
-        events=(*_started(observed, spec, deployment, live), *_removed(prune)),
+        events=(*_started(observed, spec, deployment, live, place), *_removed(prune)),
         spec=spec,
+        replicas_place=place,
         revision=revision(spec),
         deployment=deployment,
-        progress=reached,
+        progress=progress(deployment, live),
     )
 
 
@@ -113,38 +119,43 @@ def live_deployment(observed: PoolObserved, desired: Manifest) -> Manifest | Non
     return next((d for d in found if d["metadata"]["name"] == name), None)
 
 
+def _former(observed: PoolObserved, spec: EnginePoolSpec) -> tuple[Manifest, ...]:
+    """The Deployments of the other revisions that the service plans to keep, as they were applied,
+    with their numbers of engines."""
+    shares = {share.name: share.replicas for share in spec.revisions or ()}
+    return tuple(
+        with_replicas(applied_manifest(live), shares[name])
+        for live in of_kind(observed.children, DEPLOYMENT)
+        if (name := revision_of(live)) in shares.keys() - {revision(spec)}
+        and _is_ours(observed, live)
+    )
+
+
 def _left_over(
-    observed: PoolObserved, wanted: tuple[Manifest, ...], reached: Progress
+    observed: PoolObserved, wanted: tuple[Manifest, ...], spec: EnginePoolSpec
 ) -> tuple[Reference, ...]:
-    uid = observed.pool["metadata"].get("uid")
+    """What the pool controls and the service plans no longer. Nothing goes without such a plan."""
+    if revision(spec) not in {share.name for share in spec.revisions or ()}:
+        return ()
     names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
     return tuple(
         reference_to(child, POOL_CHILDREN)
         for child in observed.children
-        if uid is not None
-        and controller_uid(child) == uid
-        and (child["kind"], child["metadata"]["name"]) not in names
-        and not child["metadata"].get("deletionTimestamp")
-        and (reached.complete or not _serves(observed, child))
+        if _is_ours(observed, child) and (child["kind"], child["metadata"]["name"]) not in names
     )
 
 
-def _serves(observed: PoolObserved, child: Manifest) -> bool:
-    """Whether a Deployment has an engine that answers."""
-    if child["kind"] != DEPLOYMENT.kind:
-        return False
-    name = (child["metadata"].get("labels") or {}).get(labels.REVISION)
-    return any(is_ready(pod) and revision_of(pod) == name for pod in observed.pods)
-
-
-def revision_of(pod: Manifest) -> str | None:
-    """The revision an engine pod belongs to."""
-    found: str | None = (pod["metadata"].get("labels") or {}).get(labels.REVISION)
-    return found
+def _is_ours(observed: PoolObserved, child: Manifest) -> bool:
+    uid = observed.pool["metadata"].get("uid")
+    return uid is not None and controller_uid(child) == uid and not is_being_deleted(child)
 
 
 def _started(
-    observed: PoolObserved, spec: EnginePoolSpec, desired: Manifest, live: Manifest | None
+    observed: PoolObserved,
+    spec: EnginePoolSpec,
+    desired: Manifest,
+    live: Manifest | None,
+    place: str,
 ) -> tuple[Event, ...]:
     name = desired["metadata"]["name"]
     if live is None:
@@ -155,7 +166,7 @@ def _started(
     before = live["spec"].get("replicas")
     if before == spec.replicas or is_current(desired, live):
         return ()
-    text = f"Replicas from {before} to {spec.replicas} ({spec.replicas_place})."
+    text = f"Replicas from {before} to {spec.replicas} ({place})."
     return (Event("Normal", "Scaled", text),)
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice_operator.apply.executor import Executor
 from sluice_operator.clock import Clock
-from sluice_operator.execute import Executor
-from sluice_operator.keys import Key
-from sluice_operator.observe import Observer
+from sluice_operator.conditions.conditions import report_of
+from sluice_operator.informer.keys import Key
+from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
 
@@ -19,19 +20,18 @@ from sluice_operator.pool.status import pool_status
 class PoolReconcile:
     """Brings the cluster to what one EnginePool asks for."""
 
-    observer: Observer
+    observer: PoolObserver
     executor: Executor
     clock: Clock
 
     async def __call__(self, key: Key) -> None:
-        """Idempotent: run again without a change, it writes nothing. Raises what executing does."""
-        observed = await self.observer.pool(key)
+        """Idempotent: a second run without a change writes nothing. Raises as the executor does."""
+        observed = await self.observer.observe(key)
         if observed is None:
             return
         plan = plan_pool(observed)
-        await self.executor.execute(
-            observed.pool,
-            plan,
-            observed.children,
-            lambda refused: pool_status(observed, plan, self.clock.now(), refused),
-        )
+        live = observed.pool
+        outcome = await self.executor.carry_out(live, plan, observed.children)
+        status = pool_status(observed, plan, self.clock.now(), outcome.refused)
+        report = report_of(plan, outcome.refused, live.get("status"), status)
+        await self.executor.report(live, outcome, report)

@@ -10,26 +10,27 @@ from datetime import datetime
 
 from sluice_contract import labels
 
-from sluice_operator import reasons
-from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.api.status import EnginePoolStatus, RevisionStatus
-from sluice_operator.conditions import (
+from sluice_operator.api.conditions import (
+    MODEL_AVAILABLE,
     PROGRESSING,
     READY,
     RECONCILING,
     STALLED,
     UPDATED,
     Check,
+)
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.status import EnginePoolStatus, RevisionStatus
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import (
     answering,
     apply_failed,
     conditions,
     not_stalled,
+    reconciling,
 )
-from sluice_operator.deployments import given_up, shortfall
-from sluice_operator.errors import ApiError
-from sluice_operator.manifests.metadata import selector_labels
-from sluice_operator.observed import DEPLOYMENT, Manifest, PoolObserved, of_kind
-from sluice_operator.pod_checks import (
+from sluice_operator.conditions.deployments import given_up, shortfall
+from sluice_operator.conditions.pods import (
     MODEL_REASONS,
     PodFailure,
     first_failure,
@@ -37,9 +38,12 @@ from sluice_operator.pod_checks import (
     is_finished,
     is_ready,
 )
-from sluice_operator.pool.plan import PoolPlan, is_leaving, revision_of
-
-MODEL_AVAILABLE = "ModelAvailable"
+from sluice_operator.kube.errors import ApiError
+from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
+from sluice_operator.manifests.engine import revision_of
+from sluice_operator.manifests.metadata import selector_labels
+from sluice_operator.pool.observe import PoolObserved
+from sluice_operator.pool.plan import PoolPlan, is_leaving
 
 
 def pool_status(
@@ -56,10 +60,13 @@ def pool_status(
     generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
     obstacle = apply_failed(refused, before, generation) if refused else None
     updated = obstacle or _updated(plan, current, pods)
+    completed = generation if updated.is_true else before.get("completedGeneration")
     serving = answering(sum(map(is_ready, pods)), _asked(observed, plan), "engines", updated)
     checks = _checks(plan, current, serving, updated)
+    checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
     status = EnginePoolStatus(
         observed_generation=generation,
+        completed_generation=completed,
         replicas=sum(not is_draining(pod) for pod in pods),
         ready=ready,
         draining=sum(map(is_draining, pods)),
@@ -72,9 +79,10 @@ def pool_status(
 
 
 def _asked(observed: PoolObserved, plan: PoolPlan) -> int:
-    """How many engines there should be; of a pool that was edited, its Deployment knows."""
+    """How many engines there should be; of a pool that was edited, its Deployment knows. Of one
+    that cannot be read, at least one."""
     if not plan.edited:
-        return plan.spec.replicas if plan.spec else 0
+        return plan.spec.replicas if plan.spec else 1
     deployments = of_kind(observed.children, DEPLOYMENT)
     return sum(d["spec"]["replicas"] for d in deployments if revision_of(d) == plan.revision)
 
@@ -112,15 +120,18 @@ def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> C
     if reached is None or not reached.applied:
         return Check("False", reasons.APPLYING, f"{count}; the new spec is being applied.")
     if reached.complete and ready >= desired:
-        return _complete(plan.spec, count)
+        return _complete(plan, plan.spec, count)
     reason = reasons.ROLLING_OUT if others_ready else reasons.STARTING
     return shortfall(reached, current, count, reason)
 
 
-def _complete(spec: EnginePoolSpec, count: str) -> Check:
+def _complete(plan: PoolPlan, spec: EnginePoolSpec, count: str) -> Check:
+    if spec.replicas and len(spec.revisions or ()) > 1:
+        text = f"{count}; the former revision goes when every pool of the service is complete."
+        return Check("False", reasons.ROLLING_OUT, text)
     if spec.replicas:
         return Check("True", reasons.ALL_READY, f"{count}.")
-    text = f"No engine is asked for: {spec.replicas_place} is 0."
+    text = f"No engine is asked for: {plan.replicas_place} is 0."
     return Check("True", reasons.SCALED_TO_ZERO, text)
 
 

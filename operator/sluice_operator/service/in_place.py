@@ -12,18 +12,18 @@ from typing import Any, Final
 from sluice_contract import labels
 from sluice_contract.labels import ROUTER_ROLE
 
-from sluice_operator import reasons
-from sluice_operator.conditions import Check, find
-from sluice_operator.observed import (
+from sluice_operator.api.conditions import MODEL_AVAILABLE, ROUTER_READY, Check
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     SERVICE,
     Manifest,
-    ServiceObserved,
     controller_uid,
     of_kind,
 )
-from sluice_operator.pool.status import MODEL_AVAILABLE
+from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.parts import (
     Part,
     Pools,
@@ -35,7 +35,6 @@ from sluice_operator.service.parts import (
     router_part,
 )
 
-ROUTER_READY: Final = "RouterReady"
 MISSING: Final = Check("False", "Missing", "gone, and not made again while the spec is refused.")
 WAITING: Final = Check("False", reasons.APPLYING, "it has not said yet how it is doing.")
 
@@ -124,7 +123,7 @@ def _is_ours(observed: ServiceObserved, child: Manifest) -> bool:
 
 def _pool(role: str, live: Manifest | None) -> Part:
     updated = pool_updated(role, live, WAITING if live else MISSING)
-    return pool_part(role, live, live["spec"].get("replicas", 1) if live else 0, updated)
+    return pool_part(role, live, live["spec"].get("replicas", 1) if live else 1, updated)
 
 
 def _summary(live: Manifest | None, known: Mapping[str, Any]) -> Manifest:

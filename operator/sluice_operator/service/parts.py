@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from sluice_operator import reasons
+from sluice_operator.api.conditions import MODEL_AVAILABLE, UPDATED, Check
 from sluice_operator.api.status import PoolSummary
-from sluice_operator.conditions import UPDATED, Check, answering, find
-from sluice_operator.deployments import given_up, progress, shortfall
-from sluice_operator.observed import Manifest
-from sluice_operator.pod_checks import is_ready
-from sluice_operator.pool.status import MODEL_AVAILABLE
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import answering, find
+from sluice_operator.conditions.deployments import given_up, progress, shortfall
+from sluice_operator.conditions.pods import is_ready
+from sluice_operator.kube.kinds import Manifest
 
 Pools = Mapping[str, Manifest | None]
 """The live EnginePool of each role, if there is one."""
@@ -36,12 +36,13 @@ class Part(NamedTuple):
 
 def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
     """Whether all that has to answer does; `obstacle`: why nothing is written, if that is so."""
-    idle = next((check for check in checks if not check.is_true), None)
-    if idle is None:
-        return Check(
-            "True", reasons.SERVING, "As many engines and routers answer as are asked for."
-        )
-    return obstacle or idle
+    found = tuple(checks)
+    idle = next((check for check in found if not check.is_true), None)
+    if idle is not None:
+        return obstacle or idle
+    asleep = next((check for check in found if check.reason == reasons.SCALED_TO_ZERO), None)
+    text = "Every pool has an engine that answers, and so do the routers."
+    return asleep or Check("True", reasons.SERVING, text)
 
 
 def up_to_date(parts: Iterable[Part]) -> Check:

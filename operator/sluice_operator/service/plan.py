@@ -1,59 +1,54 @@
 """InferenceService → the children it should have. Pure: equal observations, equal plans.
 
-Decides no numbers of replicas and knows no pods: an EnginePool's own plan does what is below it.
+Knows no pods: `rollout.py` plans how many engines each revision of each pool should have, and an
+EnginePool's own plan carries that out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sluice_contract.labels import ROUTER_ROLE, Role
-from sluice_contract.router_config import (
-    Discovery,
-    RouterConfig,
-    RouterServer,
-    render_router_config,
-)
 
-from sluice_operator.accelerators import AcceleratorFinding, find_accelerator
+from sluice_operator.accelerators import AcceleratorFinding
 from sluice_operator.api.findings import InvalidSpecError, parse
-from sluice_operator.api.service import InferenceServiceSpec, RouterSpec
+from sluice_operator.api.pool import RevisionShare
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.apply.plan import Plan
+from sluice_operator.conditions import reasons
+from sluice_operator.kube.kinds import (
+    INFERENCE_SERVICE,
+    OPTIONAL_CHILDREN,
+    POD_MONITOR,
+    SERVICE_CHILDREN,
+    Manifest,
+    Reference,
+    controller_uid,
+    reference_to,
+)
 from sluice_operator.manifests.accounts import accounts, router_role, router_role_binding
-from sluice_operator.manifests.config_map import ENGINE_FILE, ROUTER_FILE, config_map
 from sluice_operator.manifests.disruption import disruption_budget
-from sluice_operator.manifests.engine_pool import engine_pool, pool_spec
-from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner, owner
+from sluice_operator.manifests.engine_pool import engine_pool, pool_replicas
+from sluice_operator.manifests.metadata import ROUTER, Owner, owner
+from sluice_operator.manifests.monitoring import pod_monitors
 from sluice_operator.manifests.network import (
     engine_policy,
     front_service,
     pool_service,
     router_policy,
 )
-from sluice_operator.manifests.router import RouterDeployment, router_deployment
-from sluice_operator.observed import (
-    DEPLOYMENT,
-    ENGINE_POOL,
-    INFERENCE_SERVICE,
-    SERVICE_CHILDREN,
-    Images,
-    Manifest,
-    Plan,
-    Reference,
-    Refusal,
-    ServiceObserved,
-    controller_uid,
-    of_kind,
-    reference_to,
-)
-from sluice_operator.service.objections import invalid, joined, objections
-from sluice_operator.service.plan_events import created, identity, removed, scaled
-from sluice_operator.service.settings import (
-    Settings,
-    drain_seconds,
-    engine_file,
-    pinned_settings,
-)
+from sluice_operator.service.names import config_maps_in_use
+from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.plan_events import created, identity, removed, rolling_out, scaled
+from sluice_operator.service.pools import ResolvedPool, contradictions, resolve_pool
+from sluice_operator.service.revisions import pod_changes, pool_state, stable_revisions
+from sluice_operator.service.rollout import Rollout, Shares, plan_rollout
+from sluice_operator.service.router import plan_router
+from sluice_operator.service.settings import Settings
+from sluice_operator.validation.errors import invalid, joined, validation_errors
+from sluice_operator.validation.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -77,6 +72,10 @@ class ServicePlan(Plan):
     pools: tuple[PlannedPool, ...] = ()
     router: Manifest | None = None
     """The routers' Deployment."""
+    rollout: Rollout | None = None
+    """The roll-out of all pools; None when nothing is planned."""
+    upgrade: tuple[str, ...] = ()
+    """What this release of the operator would change, and leaves until it is taken."""
 
 
 def plan_service(observed: ServiceObserved) -> ServicePlan:
@@ -84,38 +83,42 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     service = observed.service
     if service["metadata"].get("deletionTimestamp"):
         return ServicePlan()
+    check = partial(contradictions, observed)
     try:
         spec = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
     except InvalidSpecError as error:
-        return ServicePlan(refusal=joined(invalid(observed, error)))
-    if found := objections(observed, spec):
+        return ServicePlan(refusal=joined(invalid(error, check)))
+    if found := validation_errors(spec, check):
         return ServicePlan(refusal=joined(found), spec=spec)
-    plan = _desired(observed, spec)
-    if observed.foreign:
-        return ServicePlan(refusal=_taken(observed.foreign), spec=spec)
     if spec.paused:
-        return replace(plan, apply=(), prune=(), events=(), paused=True)
-    return plan
+        plan = _desired(observed, spec)
+        return replace(plan, apply=(), take_over=(), let_go=(), prune=(), events=(), paused=True)
+    if observed.name_conflicts:
+        return ServicePlan(refusal=_name_taken(observed.name_conflicts), spec=spec)
+    return _desired(observed, spec)
 
 
 def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePlan:
     top = owner(INFERENCE_SERVICE, observed.service, observed.service["metadata"]["name"])
-    pools = tuple(_pool(observed, top, spec, role) for role in spec.roles)
-    router_file = _router_config_map(top, spec)
-    router = _router(top, spec, router_file["metadata"]["name"], observed.images)
+    resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
+    states = tuple(pool_state(observed, each.spec) for each in resolved)
+    rollout = plan_rollout(states, stable_revisions(observed.service))
+    pools = tuple(_pool(top, each, rollout.shares[each.spec.role]) for each in resolved)
+    router = plan_router(observed, top, spec)
     budget = disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE)
     apply = (
         *accounts(top),
         router_role(top),
         router_role_binding(top),
-        router_file,
+        *router.config_maps,
         *(pool.config_map for pool in pools),
         front_service(top),
         *(pool_service(top, pool.role) for pool in pools),
         router_policy(top, observed.api_server_ports),
         engine_policy(top),
-        router,
+        router.deployment,
         budget,
+        *(pod_monitors(top) if POD_MONITOR in observed.optional_kinds else ()),
         *(pool.manifest for pool in pools),
     )
     prune = _left_over(observed, apply)
@@ -123,50 +126,44 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
     events = (
         *created(observed.children, apply),
         *scaled(observed.children, wanted),
+        *rolling_out(observed.children, wanted),
         *removed(prune),
     )
     return ServicePlan(
-        apply=apply, prune=prune, events=events, spec=spec, pools=pools, router=router
+        apply=apply,
+        take_over=tuple(
+            pool_replicas(top, each.spec.role, each.replicas.count)
+            for each in resolved
+            if each.replicas.take_over
+        ),
+        let_go=tuple(
+            pool_replicas(top, each.spec.role, None) for each in resolved if each.replicas.let_go
+        ),
+        prune=prune,
+        events=events,
+        spec=spec,
+        pools=pools,
+        router=router.deployment,
+        rollout=rollout,
+        upgrade=(
+            *(change for each in resolved for change in each.upgrade),
+            *(change for each in resolved for change in pod_changes(observed, top, each.spec)),
+            *router.upgrade,
+        ),
     )
 
 
-def _pool(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, role: Role
-) -> PlannedPool:
-    accelerator = find_accelerator(spec.pool(role), observed.nodes)
-    pinned = pinned_settings(observed.service, role)
-    file = engine_file(spec, role, accelerator.accelerator, pinned)
-    config = config_map(top, ENGINE_FILE, file.text, ENGINE, role)
-    wanted = pool_spec(top.service, spec, role, observed.images.engine, config["metadata"]["name"])
+def _pool(top: Owner, resolved: ResolvedPool, shares: Shares) -> PlannedPool:
+    revisions = [RevisionShare(name=name, replicas=count) for name, count in shares.items()]
+    spec = resolved.spec.model_copy(update={"revisions": revisions})
     return PlannedPool(
-        role=role,
-        replicas=wanted.replicas,
-        accelerator=accelerator,
-        settings=file.settings,
-        config_map=config,
-        manifest=engine_pool(top, wanted),
+        role=spec.role,
+        replicas=spec.replicas,
+        accelerator=resolved.accelerator,
+        settings=resolved.settings,
+        config_map=resolved.config_map,
+        manifest=engine_pool(top, spec, sets_replicas=resolved.replicas.is_applied),
     )
-
-
-def _router_config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
-    config = RouterConfig(
-        discovery=Discovery(service=top.service, roles=spec.roles),
-        server=RouterServer(drain_seconds=drain_seconds(spec)),
-    )
-    return config_map(top, ROUTER_FILE, render_router_config(config), ROUTER, ROUTER_ROLE)
-
-
-def _router(top: Owner, spec: InferenceServiceSpec, file: str, images: Images) -> Manifest:
-    router = spec.router or RouterSpec()
-    lame_duck = int(RouterServer().lame_duck_seconds)
-    wanted = RouterDeployment(
-        replicas=router.replicas,
-        image=router.image or images.router,
-        config_map=file,
-        resources=router.resources,
-        shutdown_seconds=lame_duck + drain_seconds(spec),
-    )
-    return router_deployment(top, wanted)
 
 
 def _left_over(observed: ServiceObserved, apply: Iterable[Manifest]) -> tuple[Reference, ...]:
@@ -174,9 +171,9 @@ def _left_over(observed: ServiceObserved, apply: Iterable[Manifest]) -> tuple[Re
     still there mounts it."""
     uid = observed.service["metadata"].get("uid")
     wanted = {identity(manifest) for manifest in apply}
-    mounted = {("ConfigMap", name) for name in _mounted_config_maps(observed.children)}
+    mounted = {(kind.kind, name) for kind, name in config_maps_in_use(observed.children)}
     return tuple(
-        reference_to(child, SERVICE_CHILDREN)
+        reference_to(child, (*SERVICE_CHILDREN, *OPTIONAL_CHILDREN))
         for child in observed.children
         if uid is not None
         and controller_uid(child) == uid
@@ -185,19 +182,10 @@ def _left_over(observed: ServiceObserved, apply: Iterable[Manifest]) -> tuple[Re
     )
 
 
-def _mounted_config_maps(children: tuple[Manifest, ...]) -> set[str]:
-    found = {pool["spec"]["configRef"]["name"] for pool in of_kind(children, ENGINE_POOL)}
-    for deployment in of_kind(children, DEPLOYMENT):
-        for volume in deployment["spec"]["template"]["spec"].get("volumes") or ():
-            if "configMap" in volume:
-                found.add(volume["configMap"]["name"])
-    return found
-
-
-def _taken(foreign: tuple[Manifest, ...]) -> Refusal:
-    names = ", ".join(f"{kind} {name}" for kind, name in map(identity, foreign))
+def _name_taken(conflicts: tuple[Manifest, ...]) -> Refusal:
+    names = ", ".join(f"{kind} {name}" for kind, name in map(identity, conflicts))
     return Refusal(
-        "NameTaken",
+        reasons.NAME_TAKEN,
         "metadata.name",
         f"metadata.name: {names} exists and is not this service's; choose another name for the "
         "service, or delete it",

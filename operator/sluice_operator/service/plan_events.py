@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from sluice_operator.apply.plan import Event
+from sluice_operator.kube.kinds import CONFIG_MAP, ENGINE_POOL, Manifest, Reference, of_kind
 from sluice_operator.manifests.metadata import is_current
-from sluice_operator.observed import (
-    CONFIG_MAP,
-    ENGINE_POOL,
-    Event,
-    Manifest,
-    Reference,
-    of_kind,
-)
 
 NAMES_IN_EVENT: Final = 8
+
+ROLLING_OUT: Final = "RollingOut"
+NUMBERS: Final = frozenset({"replicas", "revisions", "inputs"})
 
 Children = tuple[Manifest, ...]
 
@@ -37,13 +34,26 @@ def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:
 
 def scaled(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, ...]:
     """Pools that are to have another number of engines; `wanted` by the pool's name. One that is
-    made from the same plan was edited by somebody: that is told when it is taken back."""
+    made from the same plan was edited by somebody: that is told when it is taken back. One whose
+    number is not set here is told by its own plan."""
     return tuple(
         Event("Normal", "Scaled", _scaling(pool, _replicas(desired)))
         for pool in of_kind(children, ENGINE_POOL)
         if (desired := wanted.get(pool["metadata"]["name"])) is not None
+        and "replicas" in desired["spec"]
         and not is_current(desired, pool)
         and _replicas(pool) != _replicas(desired)
+    )
+
+
+def rolling_out(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, ...]:
+    """Pools that are to have another revision, with what makes it another; `wanted` by name."""
+    return tuple(
+        Event("Normal", ROLLING_OUT, _rollout(pool, desired, old))
+        for pool in of_kind(children, ENGINE_POOL)
+        if (desired := wanted.get(pool["metadata"]["name"])) is not None
+        and not is_current(desired, pool)
+        and (old := _revision(pool)) not in ("", _wanted(desired))
     )
 
 
@@ -56,6 +66,24 @@ def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
 def _scaling(pool: Manifest, wanted: int) -> str:
     role = pool["spec"]["role"]
     return f"Pool {role}: replicas from {_replicas(pool)} to {wanted} (spec.pools.{role}.replicas)."
+
+
+def _rollout(pool: Manifest, desired: Manifest, old: str) -> str:
+    before, after = pool["spec"], desired["spec"]
+    names = sorted((before.keys() | after.keys()) - NUMBERS)
+    changed = ", ".join(name for name in names if before.get(name) != after.get(name))
+    head = f"Pool {after['role']}: revision {old} is replaced by {_wanted(desired)}"
+    return f"{head} (changed: {changed}); it stays until the new one is complete."
+
+
+def _revision(pool: Manifest) -> str:
+    """The revision that a pool has been asked for until now."""
+    known = (pool.get("status") or {}).get("revisions") or ()
+    return next((entry["name"] for entry in known if entry["current"]), "")
+
+
+def _wanted(desired: Manifest) -> str:
+    return str(desired["spec"]["revisions"][0]["name"])
 
 
 def _replicas(pool: Manifest) -> int:

@@ -9,38 +9,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_operator.apply.executor import Executor
 from sluice_operator.clock import Clock
-from sluice_operator.execute import Executor
-from sluice_operator.keys import Key
-from sluice_operator.observe import Observer, with_standing
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import report_of
+from sluice_operator.informer.keys import Key
+from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.status import service_status
 
-FOREIGN_SECONDS: Final = 5.0
+NAME_CONFLICT_SECONDS: Final = 5.0
 """Objects of others are not watched: whether a name is free again has to be looked at."""
+
+NOTABLE: Final = frozenset({reasons.ROLLING_OUT})
+"""A roll-out's start is an event on the service too, and not on its pools alone."""
 
 
 @dataclass(frozen=True)
 class ServiceReconcile:
     """Brings the cluster to what one InferenceService asks for."""
 
-    observer: Observer
+    observer: ServiceObserver
     executor: Executor
     clock: Clock
 
     async def __call__(self, key: Key) -> float | None:
-        """Idempotent: run again without a change, it writes nothing. Raises what executing does."""
-        observed = await self.observer.service(key)
+        """Idempotent: a second run without a change writes nothing. Raises as the executor does."""
+        observed = await self.observer.observe(key)
         if observed is None:
+            self.executor.forget(key)
             return None
         plan = plan_service(observed)
-        if standing := await self.observer.standing(observed, plan):
-            observed = with_standing(observed, standing)
-            plan = plan_service(observed)
-        await self.executor.execute(
-            observed.service,
-            plan,
-            observed.children,
-            lambda refused: service_status(observed, plan, self.clock.now(), refused),
-        )
-        return FOREIGN_SECONDS if observed.foreign else None
+        live = observed.service
+        outcome = await self.executor.carry_out(live, plan, observed.children)
+        status = service_status(observed, plan, self.clock.now(), outcome.refused)
+        report = report_of(plan, outcome.refused, live.get("status"), status, NOTABLE)
+        await self.executor.report(live, outcome, report)
+        taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN
+        return NAME_CONFLICT_SECONDS if taken else None

@@ -8,39 +8,39 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from sluice_operator import reasons
-from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.conditions import (
+from sluice_operator.api.conditions import (
+    ACCELERATOR_VERIFIED,
+    MODEL_AVAILABLE,
     PROGRESSING,
     READY,
     RECONCILING,
+    ROUTER_READY,
+    SCALING_ACTIVE,
     STALLED,
     UPDATED,
+    UPGRADE_AVAILABLE,
     Check,
+)
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.status import RevisionNames, RolloutStatus
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import (
     apply_failed,
     conditions,
     not_stalled,
+    reconciling,
 )
-from sluice_operator.errors import ApiError
+from sluice_operator.kube.errors import ApiError
+from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, Kind, Manifest, of_kind
 from sluice_operator.manifests.metadata import is_current
-from sluice_operator.observed import (
-    DEPLOYMENT,
-    ENGINE_POOL,
-    Kind,
-    Manifest,
-    Refusal,
-    ServiceObserved,
-    of_kind,
-)
-from sluice_operator.pool.status import MODEL_AVAILABLE
 from sluice_operator.service.in_place import (
-    ROUTER_READY,
     facts_in_place,
     front_in_place,
     other_checks_in_place,
     parts_in_place,
     still_in_use,
 )
+from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.parts import (
     APPLYING,
     Part,
@@ -57,9 +57,9 @@ from sluice_operator.service.parts import (
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.settings import settings_status
+from sluice_operator.validation.refusal import Refusal
 
-SCALING_ACTIVE = "ScalingActive"
-ACCELERATOR_VERIFIED = "AcceleratorVerified"
+_JUDGED_BY_A_PLAN = (ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE)
 
 
 def service_status(
@@ -83,11 +83,28 @@ def service_status(
             applied = generation
         elif applied is not None and "resolved" in before:
             kept["resolved"] = before["resolved"]  # still in use
+    completed = generation if checks[UPDATED].is_true else before.get("completedGeneration")
+    checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
     status: Manifest = {"observedGeneration": generation}
+    if completed is not None:
+        status["completedGeneration"] = completed
     if applied is not None:
         status["appliedGeneration"] = applied
     found = conditions(before.get("conditions") or (), checks, generation, now)
-    return status | kept | {"conditions": found}
+    return status | kept | _rollout(plan, before) | {"conditions": found}
+
+
+def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:
+    """How the roll-out stands; without a plan, as it stood."""
+    if plan.rollout is None:
+        return {"rollout": before["rollout"]} if "rollout" in before else {}
+    stable = RevisionNames.model_validate(plan.rollout.stable)
+    status = RolloutStatus(
+        reason=plan.rollout.reason,
+        message=plan.rollout.message,
+        stable=stable if plan.rollout.stable else None,
+    )
+    return {"rollout": status.to_json_dict()}
 
 
 def _facts(observed: ServiceObserved, plan: ServicePlan) -> Manifest:
@@ -116,7 +133,7 @@ def _refused(observed: ServiceObserved, refusal: Refusal, in_use: str) -> dict[s
         UPDATED: why,
         PROGRESSING: why,
         **ready,
-        **other_checks_in_place(observed, (ACCELERATOR_VERIFIED, SCALING_ACTIVE)),
+        **other_checks_in_place(observed, _JUDGED_BY_A_PLAN),
         RECONCILING: why,
         STALLED: replace(why, status="True"),
     }
@@ -145,6 +162,7 @@ def _checks(
         ),
         ACCELERATOR_VERIFIED: _accelerator(plan),
         SCALING_ACTIVE: _scaling(plan.spec),
+        UPGRADE_AVAILABLE: _upgrade(plan),
         RECONCILING: progressing,
         STALLED: stalled,
     }
@@ -196,6 +214,15 @@ def _accelerator(plan: ServicePlan) -> Check:
 def _scaling(spec: InferenceServiceSpec | None) -> Check:
     assert spec is not None
     return Check("False", "FixedReplicas", "No pool has an autoscaling section.")
+
+
+def _upgrade(plan: ServicePlan) -> Check:
+    if not plan.upgrade:
+        text = "This release of the operator would change nothing."
+        return Check("False", "UpToDate", text)
+    text = f"This release of the operator would change: {'; '.join(plan.upgrade)}."
+    text += " It does with the next change of the spec that restarts these pods, or with another"
+    return Check("True", "ChangesWait", f"{text} value of spec.rollout.upgrade.")
 
 
 def _given_up(

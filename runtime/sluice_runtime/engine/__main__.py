@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
 
-from sluice_runtime.engine.host import collect_seldom, set_library_variables
+from sluice_runtime.engine.host import collect_garbage_rarely, set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.plan import resolved
-from sluice_runtime.errors import InvalidConfigError, StartupError, StepOutOfMemoryError
+from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.messages import EngineFailed
 from sluice_runtime.model_files import resolve_model
 from sluice_runtime.transport import EngineLink
+from sluice_runtime.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine
 
 EXIT_STARTUP = 2
-"""The configuration, the weights or the memory: starting again will not help."""
+"""The configuration, the weights or the memory are at fault: a restart will not help."""
 EXIT_CRASH = 1
 
 
@@ -43,17 +44,14 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    link = EngineLink(options.endpoint)
+    wakeup = Wakeup()
+    link = EngineLink(options.endpoint, wakeup)
     try:
-        _serve(_config(options.config), link)
+        _serve(_config(options.config), link, wakeup)
     except StartupError as error:
         logger.error("%s: %s", error.reason, error)
         link.send(EngineFailed(error.reason, str(error)))
         return EXIT_STARTUP
-    except StepOutOfMemoryError as error:
-        logger.error("%s: %s", error.reason, error)
-        link.send(EngineFailed(error.reason, str(error)))
-        return EXIT_CRASH
     except Exception as error:
         logger.exception("the engine process failed")
         link.send(EngineFailed("EngineCrashed", f"{type(error).__name__}: {error}"))
@@ -70,10 +68,10 @@ def _config(path: Path) -> EngineConfig:
         raise InvalidConfigError(str(error)) from None
 
 
-def _serve(config: EngineConfig, link: EngineLink) -> None:
+def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     config, files = resolved(config), resolve_model(config.model)
     set_library_variables()
-    # Imports torch, which takes seconds: what is wrong with the two above is said before that.
+    # Imports torch, which takes seconds: errors in the configuration are reported before.
     from sluice_runtime.engine.build import build_engine, processes_of
     from sluice_runtime.grammar.vocabulary import unusable
     from sluice_runtime.model.spec import spec_from
@@ -81,29 +79,30 @@ def _serve(config: EngineConfig, link: EngineLink) -> None:
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stops.append(received))
-    with closing(processes_of(config, files, spec_from(files.config).vocabulary_size)) as processes:
+    vocabulary = spec_from(files.config).vocabulary_size
+    with closing(processes_of(config, files, vocabulary, wakeup.set)) as processes:
         if unusable(files) is None:
-            # While the weights are read, so that no request waits for it.
+            # The compile processes start while the weights are read, so no request waits for them.
             processes.compilers.warm_up()
         _run(config, build_engine(config, files, processes=processes), link, stops)
 
 
 def _run(config: EngineConfig, engine: Engine, link: EngineLink, stops: Sequence[int]) -> None:
     """From the first step to the signal."""
-    from sluice_runtime.engine.device import device_of
+    from sluice_runtime.engine.executor import executor_for
     from sluice_runtime.engine.loop import EngineLoop
     from sluice_runtime.engine.warm_up import warm_up
 
     page_size = engine.settings.page_size
-    warm_up(engine.runner, engine.settings.limits, page_size)
-    collect_seldom()
+    warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
+    collect_garbage_rarely()
     logger.info(startup_line(engine.sizes()))
     link.send(engine.ready(epoch=secrets.token_hex(8)))
-    with closing(device_of(engine.runner, overlap=bool(config.overlap))) as device:
+    with closing(executor_for(engine.runner, overlap=bool(config.overlap))) as executor:
         loop = EngineLoop(
             link,
             engine.scheduler,
-            device,
+            executor,
             engine.grammars,
             lambda pace: StepLog(page_size, pace),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +14,14 @@ from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.plan import (
     NO_GRAMMARS,
     HostBytes,
+    ReservedMemory,
     context_length,
     grammar_room,
     pool_pages,
     scheduler_settings,
 )
-from sluice_runtime.engine.runner import LogitsSeen, Runner, RunnerSettings
+from sluice_runtime.engine.runner import OnLogits, Runner, RunnerSettings
+from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.grammar.compile.process import CompileLimits
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.processes import GrammarProcesses, grammar_processes
@@ -38,14 +40,14 @@ from sluice_runtime.threads import processors
 
 @dataclass(frozen=True)
 class EngineHooks:
-    """What tests look at or disturb; production leaves all of it alone."""
+    """What tests observe or change; production uses none of it."""
 
     page_order: Sequence[int] | None = None
     poison_freed_pages: bool = False
-    """Pages that come back are filled with NaN, so that a late reader shows."""
-    on_logits: LogitsSeen | None = None
+    """Fill freed pages with NaN, so that a read after the free is noticed."""
+    on_logits: OnLogits | None = None
     backend: str | None = None
-    """One of `layers.backend.BACKENDS`, instead of the best there is."""
+    """One of `layers.backend.BACKENDS`, instead of the best one available."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Engine:
     runner: Runner
     grammars: GrammarQueue
     grammar_processes: GrammarProcesses
-    """To be closed with the engine."""
+    """The owner of the engine closes them."""
     model: Decoder
     available_bytes: int
 
@@ -73,6 +75,7 @@ class Engine:
             max_running_requests=settings.max_running_requests,
             max_queued_requests=settings.max_queued_requests,
             vocabulary_size=self.model.spec.vocabulary_size,
+            kv_dtype=str(self.model.dtype).removeprefix("torch."),
         )
 
     def sizes(self) -> Sizes:
@@ -94,8 +97,8 @@ def build_engine(
     hooks: EngineHooks | None = None,
     processes: GrammarProcesses | None = None,
 ) -> Engine:
-    """Loads the model and takes the memory of the pool; `config` has been resolved. `processes`
-    are those of `processes_of`, where they were started before.
+    """Loads the model and allocates the pool; `config` has been resolved. `processes`: the result
+    of `processes_of`, if they were started before.
 
     Raises:
         StartupError: one line that says what to change.
@@ -110,18 +113,17 @@ def build_engine(
     context = context_length(config, model.spec.context_length_tokens)
     free = HostBytes(memory.total, memory.available)
     room = grammar_room(config, memory.total) if unusable(files) is None else NO_GRAMMARS
-    pages = pool_pages(config, context, shape.bytes_per_token, free, room)
+    vocabulary, rows = model.spec.vocabulary_size, config.max_running_requests or 1
+    reserved = ReservedMemory(room.bytes, sampling_bytes(rows, vocabulary))
+    pages = pool_pages(config, context, shape.bytes_per_token, free, reserved)
     settings = scheduler_settings(config, context, pages)
     wanted = f"{settings.limits.kv_pool_tokens} tokens of {shape.bytes_per_token} bytes"
     with allocation("KV pool", wanted, "kvPoolTokens or memoryFraction"):
         pool = PagePool(shape, pages, settings.page_size)
-    rows = RunnerSettings(
-        rows=settings.max_running_requests,
-        context_length_tokens=context,
-    )
-    processes = processes or processes_of(config, files, model.spec.vocabulary_size)
-    matchers = Matchers(model.spec.vocabulary_size, processes.following)
-    runner = Runner(model, pool, rows, matchers, hooks.on_logits)
+    processes = processes or processes_of(config, files, vocabulary)
+    matchers = Matchers(vocabulary, processes.mask_workers)
+    with allocation("sampling", f"{rows} rows of {vocabulary} tokens", "maxRunningRequests"):
+        runner = Runner(model, pool, RunnerSettings(rows, context), matchers, hooks.on_logits)
     allocator = PageAllocator(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
@@ -130,8 +132,13 @@ def build_engine(
     return Engine(settings, scheduler, runner, grammars, processes, model, memory.available)
 
 
-def processes_of(config: EngineConfig, files: ModelFiles, vocabulary_size: int) -> GrammarProcesses:
-    """What compiles and follows the model's grammars; starts nothing yet."""
+def processes_of(
+    config: EngineConfig,
+    files: ModelFiles,
+    vocabulary_size: int,
+    on_compiled: Callable[[], None] = lambda: None,
+) -> GrammarProcesses:
+    """The processes that compile and follow grammars for the model, not started yet."""
     room = grammar_room(config, host.memory().total)
     limits = CompileLimits(
         compile_seconds=config.grammar_compile_seconds or CompileLimits().compile_seconds,
@@ -139,5 +146,10 @@ def processes_of(config: EngineConfig, files: ModelFiles, vocabulary_size: int) 
     )
     rows = config.max_running_requests or 1
     return grammar_processes(
-        files.uri, vocabulary_size, limits, compilers=room.compilers, rows=rows
+        files.uri,
+        vocabulary_size,
+        limits,
+        compilers=room.compilers,
+        rows=rows,
+        on_compiled=on_compiled,
     )

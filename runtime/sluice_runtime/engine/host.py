@@ -1,5 +1,5 @@
-"""What the host grants this process: memory, by cgroup where there is one; what its libraries are
-told before they load, and the interpreter after. Processors are in `sluice_runtime.threads`.
+"""The memory that host and cgroups grant this process, and settings of its libraries and of the
+garbage collector. Processors are in `sluice_runtime.threads`.
 
 Reads /proc and /sys/fs/cgroup (versions 1 and 2) below `root`; decides nothing.
 """
@@ -16,11 +16,11 @@ from typing import Final
 from sluice_runtime import cgroups
 
 UNLIMITED_BYTES: Final = 1 << 60
-"""Version 1 writes a number of this order where there is no limit."""
+"""Version 1 writes a number of this order if there is no limit."""
 
 LIBRARY_VARIABLES: Final = {"GOMP_SPINCOUNT": "2000"}
-"""libgomp's threads spin for milliseconds at each barrier by default. Where processors are shared
-or throttled by a quota, the thread they wait for is not running: steps took ten times as long."""
+"""libgomp's threads spin for milliseconds at each barrier by default. If processors are shared or
+throttled by a quota, the thread they wait for may not be running: steps took ten times as long."""
 
 _ALLOCATIONS: Final = 10_000
 _M_TRIM_THRESHOLD: Final = -1
@@ -30,7 +30,7 @@ _LARGEST_BUFFER_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `total`: the limit, `available`: what can still be taken without swapping."""
+    """Bytes. `total`: the limit; `available`: how much can still be allocated without swapping."""
 
     total: int
     available: int
@@ -50,15 +50,16 @@ def memory(root: Path = cgroups.ROOT) -> Memory:
 
 
 def set_library_variables() -> None:
-    """Before torch is loaded: what its libraries read once. The user's own values stay."""
+    """To be called before torch is imported, since its libraries read these variables once. Values
+    that the user has set are kept."""
     for name, value in LIBRARY_VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
-def collect_seldom() -> None:
-    """To be called once all is loaded: it lives as long as the process, and the garbage collector
-    need not walk it. What steps make is in hardly any cycle, so it is looked through after as many
-    allocations as twenty full steps make, not three."""
+def collect_garbage_rarely() -> None:
+    """To be called once everything is loaded: objects made so far live as long as the process, so
+    the garbage collector skips them. Steps make hardly any reference cycles, so it runs after the
+    allocations of about twenty full steps, not three."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_ALLOCATIONS, 10, 10)

@@ -1,7 +1,7 @@
 """Turns a batch and the rows into flat token tensors: extend rows first, then decode rows.
 
-Knows no layer; one forward pass serves both kinds of row. Costs the same few operations however
-many rows decode.
+Knows no layer; one forward pass computes both kinds of row. The number of operations does not
+depend on how many rows decode.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class StepInputs:
 
 
 def build_inputs(batch: Batch, rows: RowTable) -> StepInputs:
-    """Reads the rows as they are before this step; the deltas have been applied."""
-    # By numpy: torch takes five times as long for so little, and wakes its threads for some of it.
+    """Reads the rows after the deltas of the batch were applied and before the step runs."""
+    # numpy: for such small arrays torch takes five times as long, and wakes its threads for some.
     extends, page_size = batch.extend_rows, rows.page_size
     numbers = _whole([*(extend.row for extend in extends), *batch.decode_rows])
     decoding = numbers[len(extends) :]
@@ -51,7 +51,7 @@ def build_inputs(batch: Batch, rows: RowTable) -> StepInputs:
     prompt_ids = _whole(list(chain.from_iterable(extend.token_ids for extend in extends)))
     ends = counts.cumsum()
     contexts = starts + counts
-    # Of every token: its row, and its position there.
+    # For every token: its row, and its position in it.
     token_rows = numbers.repeat(counts)
     positions = np.arange(len(token_rows)) + (contexts - ends).repeat(counts)
     sampling = [i for i, extend in enumerate(extends) if extend.samples]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sluice_runtime.engine.pace import Pace
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import Load
 from sluice_runtime.scheduler.status import Status
 
 
-def load_from(status: Status, grammars: GrammarQueue, pace: Pace, unix_seconds: float) -> Load:
-    """`unix_seconds`: when `status` was read. Who waits for a grammar is in the queue too."""
+def load_from(status: Status, grammars: GrammarQueue, unix_seconds: float) -> Load:
+    """`unix_seconds`: when `status` was read. Requests that wait for a grammar count as
+    queued."""
     queued_tokens = status.queued_tokens + grammars.prompt_tokens
     return Load(
         time_seconds=unix_seconds,
@@ -19,7 +19,7 @@ def load_from(status: Status, grammars: GrammarQueue, pace: Pace, unix_seconds: 
         kv_pages_total=status.pages_total,
         kv_pages_free=status.pages_free,
         kv_pages_evictable=status.pages_evictable,
-        queued_work_seconds=_seconds_for(queued_tokens, status, pace),
+        queued_work_seconds=queued_tokens * status.pace.token_seconds,
         new_token_ratio=status.new_token_ratio,
         retractions=status.retractions,
         chunk_cuts=status.chunk_cuts,
@@ -33,10 +33,3 @@ def load_from(status: Status, grammars: GrammarQueue, pace: Pace, unix_seconds: 
         chunk_budgets=dict(status.pace.budgets),
         step_error_ratio=status.pace.error_ratio,
     )
-
-
-def _seconds_for(tokens: int, status: Status, pace: Pace) -> float:
-    """By the cost model, which knows what runs beside; by the bare rate until it is ready."""
-    if status.pace.token_seconds:
-        return tokens * status.pace.token_seconds
-    return pace.seconds_for(tokens)

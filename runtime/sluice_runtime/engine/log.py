@@ -25,7 +25,7 @@ logger = logging.getLogger("sluice.engine")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the start-up line says."""
+    """The numbers in the start-up line."""
 
     max_total_tokens: int
     chunk_size: int
@@ -65,6 +65,11 @@ def pace_text(pace: PaceStatus) -> str:
     )
 
 
+def admission_text(status: Status) -> str:
+    """Why requests are still queued; empty if none is."""
+    return f", admission: {status.admission_reason}" if status.queued_requests else ""
+
+
 def chunk_line(status: Status) -> str | None:
     """None when no prompt is cut."""
     if (cut := status.prefilling) is None:
@@ -97,7 +102,8 @@ class StepLog:
     def step(self, batch: Batch, status: Status, now_seconds: float) -> None:
         """After the step; `status` is as the step left it."""
         if batch.extend_rows:
-            logger.info(prefill_line(batch, status) + pace_text(status.pace))
+            rest = admission_text(status) + pace_text(status.pace)
+            logger.info(prefill_line(batch, status) + rest)
             if line := chunk_line(status):
                 logger.info(line)
             return

@@ -5,18 +5,18 @@ Knows neither how messages travel nor what a model is.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sluice_runtime.engine.clock import Clock
-from sluice_runtime.engine.device import Device, Landing
+from sluice_runtime.engine.executor import Executor, PendingResult
+from sluice_runtime.engine.heartbeat import HeartbeatThread
 from sluice_runtime.engine.load import load_from
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.pace import Pace
-from sluice_runtime.engine.pulse import Pulse
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import (
     Abort,
@@ -33,17 +33,28 @@ from sluice_runtime.messages import (
 )
 from sluice_runtime.scheduler.batch import Batch, ForwardMode
 from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.status import Status
 
-GRAMMAR_SECONDS: Final = 0.005
-"""How often an idle engine looks whether a grammar that a request waits for is compiled."""
+HEARTBEAT_SECONDS: Final = 1.0
 DRAINING: Final = "the engine is draining and takes no new requests"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """`monotonic` is shared by all processes of a host; `unix` is for reports."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    unix: Callable[[], float] = time.time
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+    """An engine that has nothing else to send sends a heartbeat this often."""
 
 
 class Link(Protocol):
     """The engine's end of the transport."""
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
-        """Messages that are there, waiting at most so long for the first."""
+        """Messages that have arrived, after waiting for the first at most so long, or until a
+        grammar has been compiled."""
         ...
 
     def send(self, message: ToApi) -> None:
@@ -52,33 +63,33 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """A batch that was launched."""
+class PendingStep:
+    """A batch that was launched and whose result has not been processed."""
 
     batch: Batch
-    landing: Landing
+    result: PendingResult
     planned_seconds: float
-    """What planning it took."""
+    """How long planning it took."""
     launched_seconds: float
 
 
 class EngineLoop:
-    """One engine process at work."""
+    """The main loop of one engine process."""
 
     def __init__(
         self,
         link: Link,
         scheduler: Scheduler,
-        device: Device,
+        executor: Executor,
         grammars: GrammarQueue,
         log: Callable[[Pace], StepLog],
         clock: Clock | None = None,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
-        self._device = device
-        self._flying: deque[Flight] = deque()
-        self._landed_seconds = 0.0
+        self._executor = executor
+        self._pending: deque[PendingStep] = deque()
+        self._finished_seconds = 0.0
         self._grammars = grammars
         self._clock = clock or Clock()
         self._pace = Pace()
@@ -88,52 +99,53 @@ class EngineLoop:
         self._draining = False
         self._idle = True
         self._checked = True
-        self._heard_seconds = self._clock.monotonic()
+        self._sent_seconds = self._clock.monotonic()
         self._heartbeat_seconds = self._clock.heartbeat_seconds
-        self._pulse = Pulse(link.send, self._clock.monotonic, self._heartbeat_seconds)
-        self._known_load = self._load()
+        self._heartbeat = HeartbeatThread(link.send, self._clock.monotonic, self._heartbeat_seconds)
+        self._known_load = self._load_now()
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Steps until `stopping()`, which is asked between steps and once a second while idle."""
-        with self._pulse.beating():
+        """Steps until `stopping()`, which is called between steps and once a second while idle."""
+        with self._heartbeat.running():
             while not stopping():
                 self.step()
 
     def step(self) -> None:
-        """One turn: a batch is launched and the oldest in flight lands, if it must; or a second of
-        waiting."""
-        for message in self._link.poll(self._patience_seconds()):
+        """One turn: receives messages, launches a batch, and finishes the oldest pending step
+        unless it may run on beside the new one; or waits up to a second for messages."""
+        for message in self._link.poll(self._poll_timeout_seconds()):
             self._receive(message)
         self._admit_compiled()
         began = self._clock.monotonic()
         batch = self._scheduler.next_batch(began)
         if batch is not None:
             self._launch(batch, began)
-        if len(self._flying) > (self._device.ahead if batch else 0):
-            self._land(self._flying.popleft())
+        if len(self._pending) > (self._executor.ahead if batch else 0):
+            self._finish(self._pending.popleft())
         elif batch is None:
-            self._rest(began)
+            self._idle_turn(began)
 
     def _launch(self, batch: Batch, began: float) -> None:
         self._idle = False
         planned = self._clock.monotonic()
-        flight = Flight(batch, self._device.launch(batch), planned - began, planned)
-        self._flying.append(flight)
+        result = self._executor.launch(batch)
+        self._pending.append(PendingStep(batch, result, planned - began, planned))
 
-    def _land(self, flight: Flight) -> None:
-        """Waits for the results of a step, and hands them on. A step that was launched ahead begins
+    def _finish(self, pending: PendingStep) -> None:
+        """Waits for the results of a step and sends them. A step that was launched ahead begins
         when the one before it ends."""
-        batch, since = flight.batch, max(flight.launched_seconds, self._landed_seconds)
-        with self._pulse.step(self._known_load, since):
-            result = flight.landing()
-        for end in self._grammars.given_up(batch.step):  # before their last tokens are taken in
+        batch, since = pending.batch, max(pending.launched_seconds, self._finished_seconds)
+        with self._heartbeat.step(self._known_load, since):
+            result = pending.result()
+        for end in self._grammars.given_up(batch.step):  # before `process` takes their last tokens
             self._scheduler.fail(end.request_id, end.error or "", end.refusal)
-        computed = self._landed_seconds = self._clock.monotonic()
-        outcomes = self._scheduler.process(batch, result, computed)
+        computed = self._finished_seconds = self._clock.monotonic()
+        outcome = self._scheduler.process(batch, result, computed)
         finished = self._clock.monotonic()
-        self._count(batch, since, computed)
+        self._pace.decoded(len(batch.sampling_rows), since)
+        deltas = self._deltas(outcome.deltas)
         status = self._scheduler.status()
-        scheduler_seconds = flight.planned_seconds + (finished - computed)
+        scheduler_seconds = pending.planned_seconds + (finished - computed)
         self._send(
             StepResult(
                 step=batch.step,
@@ -141,18 +153,16 @@ class EngineLoop:
                 finished_seconds=computed,
                 step_seconds=computed - since + scheduler_seconds,
                 scheduler_seconds=scheduler_seconds,
-                deltas=self._deltas(outcomes),
-                load=self._load(),
+                deltas=deltas,
+                load=self._load(status),
                 predicted_seconds=status.pace.predicted_seconds,
             )
         )
         self._log.step(batch, status, finished)
 
-    def _patience_seconds(self) -> float:
-        """How long the first message may be waited for."""
-        if not self._idle:
-            return 0.0
-        return GRAMMAR_SECONDS if len(self._grammars) else self._heartbeat_seconds
+    def _poll_timeout_seconds(self) -> float:
+        """How long to wait for the first message."""
+        return self._heartbeat_seconds if self._idle else 0.0
 
     def _receive(self, message: ToEngine) -> None:
         match message:
@@ -181,14 +191,15 @@ class EngineLoop:
             self._grammars.add(message)
 
     def _admit_compiled(self) -> None:
-        """Requests whose grammar is compiled join the others; some end here."""
+        """Adds requests whose grammar has been compiled to the scheduler; some end here."""
         released = self._grammars.released()
         for message in released.ready:
             self._scheduler.add(message)
         self._released += [d for end in released.ended if (d := self._outbox.pass_on(end))]
 
     def _deltas(self, outcomes: Iterable[TokenDelta]) -> list[TokenDelta]:
-        """What the readers' credit lets through; readers that are too slow are ended."""
+        """The deltas that the requests' credit allows to send; ends requests whose reader is too
+        slow."""
         released, self._released = self._released, []
         for outcome in outcomes:
             if outcome.finish_reason is not None:
@@ -199,36 +210,33 @@ class EngineLoop:
                 self._scheduler.fail(outcome.request_id, "slow reader: too many tokens wait")
         return released
 
-    def _rest(self, now: float) -> None:
-        """Nothing runs: hand over what credit released, and show that the process lives."""
+    def _idle_turn(self, now: float) -> None:
+        """Nothing runs: sends deltas that new credit released, or a heartbeat when it is due."""
         if not self._idle:
             self._pace.forget_decode()
             self._checked = False
         self._idle = True
         if self._released:
             mode = ForwardMode.IDLE.value
-            self._send(StepResult(0, mode, now, 0.0, 0.0, self._deltas(()), self._load()))
-        elif now - self._heard_seconds >= self._heartbeat_seconds:
+            self._send(StepResult(0, mode, now, 0.0, 0.0, self._deltas(()), self._load_now()))
+        elif now - self._sent_seconds >= self._heartbeat_seconds:
             self._check()
-            self._send(Heartbeat(self._load()))
+            self._send(Heartbeat(self._load_now()))
 
     def _check(self) -> None:
-        """Once in each rest, and not at its beginning: with a large pool it takes milliseconds, for
-        which a request that comes at once would wait."""
+        """Once in each idle period, and not at its start: with a large pool it takes milliseconds,
+        and a request that arrives at once would wait for it."""
         if not self._checked:
             self._scheduler.check_integrity()
             self._checked = True
 
-    def _count(self, batch: Batch, began: float, ended: float) -> None:
-        if batch.extend_rows:
-            self._pace.prefilled(batch.extend_tokens, ended - began)
-        self._pace.decoded(len(batch.sampling_rows), began)
+    def _load_now(self) -> Load:
+        return self._load(self._scheduler.status())
 
-    def _load(self) -> Load:
-        status = self._scheduler.status()
-        self._known_load = load_from(status, self._grammars, self._pace, self._clock.unix())
+    def _load(self, status: Status) -> Load:
+        self._known_load = load_from(status, self._grammars, self._clock.unix())
         return self._known_load
 
     def _send(self, message: ToApi) -> None:
-        self._heard_seconds = self._clock.monotonic()
+        self._sent_seconds = self._clock.monotonic()
         self._link.send(message)

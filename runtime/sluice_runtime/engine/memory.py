@@ -1,7 +1,7 @@
-"""Says what failed when the device has no memory left, and which setting to lower.
+"""Turns failed allocations into errors that say what failed and which setting to lower.
 
-At start-up that is final: what does not fit now will not fit then. In a step it is not: what it
-wants depends on what the clients asked for.
+At start-up such an error is final, since a restart would fail again. In a step it is not: the
+memory of a step depends on the requests in it.
 
 Recognises torch's messages; knows neither batch nor pool.
 """
@@ -29,10 +29,10 @@ def allocation(
     """Turns a failed allocation inside into a `failure`; other errors pass.
 
     Args:
-        phase: what is being done, e.g. `KV pool`.
-        wanted: what it asks for, with numbers.
-        lower: settings whose lowering helps.
-        failure: what is raised.
+        phase: what allocates, e.g. `KV pool`.
+        wanted: what is allocated, with numbers.
+        lower: the settings to lower.
+        failure: the error to raise.
     """
     try:
         yield

@@ -1,8 +1,9 @@
-"""What may be sent of each request: credit, withheld tokens, readers that are too slow.
+"""Flow control for each request: credit, withheld tokens, and readers that are too slow.
 
-A request whose credit is spent keeps running while its tokens wait here; beyond a bound it is
-ended, so a reader that stopped reading holds neither pages nor memory for long. The terminal delta
-takes all waiting tokens with it, so an overdraft never exceeds the bound. Knows no socket.
+A request whose credit is spent keeps running, and its tokens are withheld here. Beyond a bound the
+loop ends it, so that a client that stopped reading does not hold pages or memory for long. The last
+delta of a request carries all withheld tokens, so credit is exceeded by the bound at most. Knows no
+socket.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from sluice_runtime.messages import TokenDelta, TokenLogprob
 
-MOST_WITHHELD_TOKENS: Final = 4096
+MAX_WITHHELD_TOKENS: Final = 4096
 
 
 @dataclass(slots=True)
@@ -22,21 +23,22 @@ class _Account:
     credit: int
     withheld: tuple[int, ...] = ()
     scores: tuple[TokenLogprob, ...] = ()
-    """Of what is withheld, if the request asked for any."""
+    """Of the withheld tokens, if the request asked for logprobs."""
 
-    def take(self, delta: TokenDelta, most_tokens: int | None = None) -> TokenDelta:
-        """`delta` with the first of what waits, its own tokens last; the rest waits on."""
+    def take(self, delta: TokenDelta, max_tokens: int | None = None) -> TokenDelta:
+        """`delta` with the withheld tokens first and its own last, cut to `max_tokens`; the rest is
+        withheld."""
         tokens, scores = self.withheld + delta.token_ids, self.scores + delta.logprobs
-        sent = len(tokens) if most_tokens is None else max(most_tokens, 0)
+        sent = len(tokens) if max_tokens is None else max(max_tokens, 0)
         self.withheld, self.scores = tokens[sent:], scores[sent:]
         return msgspec.structs.replace(delta, token_ids=tokens[:sent], logprobs=scores[:sent])
 
 
 class Outbox:
-    """One account a live request."""
+    """Holds one account for each live request."""
 
-    def __init__(self, most_withheld_tokens: int = MOST_WITHHELD_TOKENS) -> None:
-        self._most_withheld = most_withheld_tokens
+    def __init__(self, max_withheld_tokens: int = MAX_WITHHELD_TOKENS) -> None:
+        self._max_withheld = max_withheld_tokens
         self._accounts: dict[str, _Account] = {}
 
     def open(self, request_id: str, credit: int) -> None:
@@ -44,7 +46,7 @@ class Outbox:
         self._accounts.setdefault(request_id, _Account(credit))
 
     def grant(self, request_id: str, credit: int) -> TokenDelta | None:
-        """More credit, and what it sets free; unknown ids are ignored."""
+        """Adds credit; returns the withheld tokens that it releases. Unknown ids are ignored."""
         account = self._accounts.get(request_id)
         if account is None:
             return None
@@ -54,7 +56,7 @@ class Outbox:
         return self._pay(account, TokenDelta(request_id, ()))
 
     def pass_on(self, delta: TokenDelta) -> TokenDelta | None:
-        """The delta to send now, if any, with what was withheld before it."""
+        """The delta to send now, if any, with the tokens that were withheld before it."""
         account = self._accounts.get(delta.request_id)
         if account is None:
             return delta
@@ -67,9 +69,9 @@ class Outbox:
         return self._pay(account, delta)
 
     def overdrawn(self, request_id: str) -> bool:
-        """Whether more tokens wait than a reader may leave."""
+        """Whether more tokens are withheld than allowed."""
         account = self._accounts.get(request_id)
-        return account is not None and len(account.withheld) > self._most_withheld
+        return account is not None and len(account.withheld) > self._max_withheld
 
     def _pay(self, account: _Account, delta: TokenDelta) -> TokenDelta | None:
         paid = account.take(delta, account.credit)

@@ -1,7 +1,7 @@
-"""Sizes of one engine, from its configuration, its model and its host: pure.
+"""Resolves the sizes of one engine from its configuration, its model and its host. Pure.
 
-Everything left open in engine.json becomes a number here; the result is what the parts are built
-from. Knows no tensor.
+Every setting left out of engine.json gets its value here, and the parts of the engine are built
+from the result. Knows no tensor.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from typing import Final
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, SloTargets
-from sluice_contract.sizing import (
-    apply_resolved,
-    resolve_settings,
-)
+from sluice_contract.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
 from sluice_contract.supported import unsupported
 
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
-from sluice_runtime.grammar.compile.pool import MOST_PROCESSES
+from sluice_runtime.grammar.compile.pool import MAX_PROCESSES
 from sluice_runtime.grammar.compile.process import CompileLimits
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import pages_for
@@ -30,14 +27,13 @@ FIRST_CHUNK_TOKENS: Final = 128
 milliseconds with a small model and seconds with a large one."""
 
 
-_LEAST_GRAMMAR_BYTES: Final = 512 << 20
+_MIN_GRAMMAR_BYTES: Final = 512 << 20
 """The library and a vocabulary of 150,000 tokens take 200 MiB of it."""
 
 
 @dataclass(frozen=True)
 class GrammarRoom:
-    """What the processes that compile grammars, and the one that follows them, may take of the
-    host."""
+    """Memory of the host for the processes that compile grammars and the one that follows them."""
 
     compilers: int
     bytes_each: int
@@ -48,12 +44,32 @@ class GrammarRoom:
 
 
 NO_GRAMMARS: Final = GrammarRoom(0, 0)
-"""Of a model whose answers can be held to none."""
+"""For a model without support for grammars."""
+
+
+@dataclass(frozen=True)
+class ReservedMemory:
+    """Memory that is kept free for other uses than weights and KV pool, in bytes."""
+
+    grammars: int
+    sampling: int
+    """Penalty tables and logits of maxRunningRequests rows."""
+    api_process: int = API_PROCESS_BYTES
+
+    @property
+    def total(self) -> int:
+        return self.grammars + self.sampling + self.api_process
+
+    def __str__(self) -> str:
+        return (
+            f"{self.grammars >> 20} MiB for grammars, {self.sampling >> 20} MiB for logits and "
+            f"penalties of maxRunningRequests, {self.api_process >> 20} MiB for the API process"
+        )
 
 
 @dataclass(frozen=True)
 class HostBytes:
-    """Memory of the device, and what of it can still be taken once the weights are loaded."""
+    """Memory of the device, and how much of it is still available once the weights are loaded."""
 
     total: int
     available: int
@@ -63,7 +79,7 @@ def resolved(config: EngineConfig) -> EngineConfig:
     """`config` with every setting filled in.
 
     Raises:
-        InvalidConfigError: a setting that this version refuses, or values that contradict.
+        InvalidConfigError: a setting that this version refuses, or contradicting values.
     """
     for refusal in unsupported(config):
         raise InvalidConfigError(str(refusal))
@@ -83,14 +99,14 @@ def context_length(config: EngineConfig, model_tokens: int) -> int:
 
 
 def grammar_room(config: EngineConfig, host_bytes: int) -> GrammarRoom:
-    """As configured, else what memoryFraction leaves of the host; one compiles where that is too
-    little for two."""
+    """As configured, else what memoryFraction leaves of the host; one compile process where that is
+    too little for two."""
     if config.grammar_compile_bytes is not None:
-        return GrammarRoom(MOST_PROCESSES, config.grammar_compile_bytes)
+        return GrammarRoom(MAX_PROCESSES, config.grammar_compile_bytes)
     left = int(host_bytes * (1 - (config.memory_fraction or 1.0)))
-    compilers = MOST_PROCESSES if left >= (MOST_PROCESSES + 1) * _LEAST_GRAMMAR_BYTES else 1
-    most = CompileLimits().memory_bytes
-    return GrammarRoom(compilers, min(most, max(_LEAST_GRAMMAR_BYTES, left // (compilers + 1))))
+    compilers = MAX_PROCESSES if left >= (MAX_PROCESSES + 1) * _MIN_GRAMMAR_BYTES else 1
+    upper = CompileLimits().memory_bytes
+    return GrammarRoom(compilers, min(upper, max(_MIN_GRAMMAR_BYTES, left // (compilers + 1))))
 
 
 def pool_pages(
@@ -98,24 +114,26 @@ def pool_pages(
     context_tokens: int,
     bytes_per_token: int,
     host: HostBytes,
-    grammars: GrammarRoom,
+    reserved: ReservedMemory,
 ) -> int:
-    """Pages of the KV pool: as configured, else what memoryFraction and the processes for grammars
-    leave, as far as it is useful.
+    """Pages of the KV pool: as configured, else as many as memoryFraction and the reserved memory
+    leave, but no more than maxRunningRequests full contexts can use.
 
     Raises:
         OutOfMemoryError: names phase, tokens wanted and available, and the setting to lower.
     """
     page_size, fraction = config.page_size or 1, config.memory_fraction or 1.0
-    spendable = max(0, host.available - max(int(host.total * (1 - fraction)), grammars.bytes))
+    spendable = max(0, host.available - max(int(host.total * (1 - fraction)), reserved.total))
     affordable = spendable // bytes_per_token
     if config.kv_pool_tokens is not None:
-        if config.kv_pool_tokens * bytes_per_token > host.available:
+        left = max(0, host.available - reserved.sampling)
+        if config.kv_pool_tokens * bytes_per_token > left:
             raise OutOfMemoryError(
                 f"kvPoolTokens: {config.kv_pool_tokens} is not allowed; allowed: at most "
-                f"{host.available // bytes_per_token}: KV pool allocation wants "
+                f"{left // bytes_per_token}: KV pool allocation wants "
                 f"{config.kv_pool_tokens} tokens of {bytes_per_token} bytes, and "
-                f"{host.available >> 20} MiB are available"
+                f"{host.available >> 20} MiB are available, of which logits and penalties of "
+                f"maxRunningRequests want {reserved.sampling >> 20}"
             )
         return config.kv_pool_tokens // page_size
     useful = (config.max_running_requests or 1) * context_tokens
@@ -123,8 +141,8 @@ def pool_pages(
         raise OutOfMemoryError(
             f"KV pool allocation: a context of {context_tokens} tokens wants "
             f"{context_tokens * bytes_per_token >> 20} MiB, {spendable >> 20} MiB are "
-            f"available (memoryFraction {fraction}, {grammars.bytes >> 20} MiB for "
-            f"grammars); lower contextLength or grammarCompileBytes, or set kvPoolTokens"
+            f"available (memoryFraction {fraction}, {reserved}); lower contextLength, "
+            f"maxRunningRequests or grammarCompileBytes, or set kvPoolTokens"
         )
     return pages_for(min(affordable, useful), page_size)
 

@@ -28,18 +28,33 @@ class RowTable:
         """Sampled last, not in the pool yet: the input of a decode step."""
 
     def apply(self, batch: Batch) -> None:
-        """Pages replaced, rows dropped, pages appended: in this order."""
+        """Pages replaced, rows dropped, rows added, pages appended: in this order."""
         for replaced in batch.replaced_pages:
             self._set_pages(replaced.row, replaced.first, replaced.page_ids)
         for row in batch.dropped_rows:
             self._drop(row)
+        resumed = {added.row for added in batch.added_rows if added.computed_tokens}
+        for added in batch.added_rows:
+            if added.row in resumed:
+                self.lengths[added.row] = added.computed_tokens
+                self.last_tokens[added.row] = added.last_token
         for appended in batch.appended_pages:
             first = self._page_counts[appended.row]
             self._set_pages(appended.row, first, appended.page_ids)
             self._page_counts[appended.row] = first + len(appended.page_ids)
         # Only the last page of a row is read before all of it is written, and not by all backends.
-        last = [appended.page_ids[-1] for appended in batch.appended_pages]
-        if last and self._clears_pages:
+        if self._clears_pages:
+            self._clear_last_pages(batch, resumed)
+
+    def _clear_last_pages(self, batch: Batch, resumed: set[int]) -> None:
+        """Of a row that is resumed, only a page that it gets to go on: it comes second."""
+        last = []
+        for appended in batch.appended_pages:
+            if appended.row in resumed:
+                resumed.remove(appended.row)
+            else:
+                last.append(appended.page_ids[-1])
+        if last:
             self._pool.clear(torch.tensor(last))
 
     def _drop(self, row: int) -> None:

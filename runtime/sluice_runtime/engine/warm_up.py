@@ -1,13 +1,21 @@
-"""One small prefill and one decode step before the engine is ready.
+"""Steps before the engine is ready, so that the first request does not pay for what torch and its
+libraries set up at first use, and so that missing memory ends the start.
 
-What torch and its libraries set up at first use is then paid by the start and not by the first
-request. Goes round the scheduler, which knows of no step yet; leaves the row and its pages free.
+Two steps. The first takes as much memory as requests can make a step take: a full chunk, and as
+many rows as may run, all of them scored. It computes one layer of the model: every layer needs the
+same memory, and on a CPU a full chunk through a large model takes minutes. The second decodes one
+row through all layers, which also reads all weights from disk.
+
+Does not use the scheduler; leaves rows and pages free.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
+from sluice_runtime.engine.sampling.memory import rows_at_once
+from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import (
     Batch,
@@ -17,39 +25,85 @@ from sluice_runtime.scheduler.batch import (
     RowAdded,
     SampledTokens,
 )
-from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.settings import SchedulerSettings
 
-PROMPT_TOKENS: Final = 16
-"""Enough for the kernels of matrices; more would cost time and set up nothing else."""
+_GREEDY: Final = Sampling(temperature=0.0)
+_COSTLIEST: Final = Sampling(top_p=0.9, presence_penalty=0.1, repetition_penalty=1.1)
+"""Takes the most memory of all ways to sample."""
+_TOP_LOGPROBS: Final = 1
 
-_ROW: Final = 0
 
-
-class Forward(Protocol):
-    """Whatever runs a batch."""
+class WarmUpRunner(Protocol):
+    """The part of `engine.runner.Runner` that is used here."""
 
     def forward(self, batch: Batch) -> SampledTokens:
         """One token for each of the batch's sampling rows."""
         ...
 
+    def first_layer_only(self) -> AbstractContextManager[None]:
+        """Steps inside compute one layer of the model."""
+        ...
 
-def warm_up(runner: Forward, limits: Limits, page_size: int) -> None:
-    """Runs the steps in row 0 and the first pages. Where one token more than a prompt does not fit,
-    it does nothing."""
-    room = min(limits.context_length_tokens, limits.kv_pool_tokens) - 1
-    prompt = (0,) * min(PROMPT_TOKENS, room)
-    if not prompt:
+
+def warm_up(runner: WarmUpRunner, settings: SchedulerSettings, vocabulary_size: int) -> None:
+    """Runs the steps in the first rows and pages; nothing if the context or the pool has no room
+    for a prompt of one token and the token after it.
+
+    Raises:
+        OutOfMemoryError: a step found too little memory.
+    """
+    lengths = _prompt_lengths(settings)
+    rows = tuple(range(len(lengths)))
+    if not rows:
         return
-    pages = tuple(range(pages_for(len(prompt) + 1, page_size)))
-    runner.forward(
-        Batch(
-            step=0,
-            mode=ForwardMode.EXTEND,
-            added_rows=(RowAdded(_ROW, "warm-up", Sampling()),),
-            appended_pages=(PagesAppended(_ROW, pages),),
-            extend_rows=(ExtendRow(_ROW, 0, prompt, samples=True),),
-        )
+    with runner.first_layer_only():
+        _run(runner, _largest_step(lengths, settings.page_size, rows_at_once(vocabulary_size)))
+    _run(runner, Batch(step=0, mode=ForwardMode.DECODE, decode_rows=rows[:1]))
+    _run(runner, Batch(step=0, mode=ForwardMode.IDLE, dropped_rows=rows))
+
+
+def _run(runner: WarmUpRunner, batch: Batch) -> None:
+    if error := runner.forward(batch).error:
+        raise OutOfMemoryError(f"warm-up: {error}")
+
+
+def _prompt_lengths(settings: SchedulerSettings) -> list[int]:
+    """By row: one long prompt, and prompts of one token in all other rows that the pool holds."""
+    page, limits = settings.page_size, settings.limits
+    pool_pages, short_pages = limits.kv_pool_tokens // page, pages_for(2, page)
+    rows = min(settings.max_running_requests, pool_pages // short_pages)
+    if rows < 1 or limits.context_length_tokens < 2:
+        return []
+    step = settings.chunk_size or settings.max_prefill_tokens
+    wanted = max(step - (rows - 1), settings.min_prefill_tokens)
+    left_tokens = (pool_pages - (rows - 1) * short_pages) * page
+    return [min(wanted, limits.context_length_tokens - 1, left_tokens - 1), *[1] * (rows - 1)]
+
+
+def _largest_step(lengths: list[int], page_size: int, sampled_at_once: int) -> Batch:
+    """Rows after the first `sampled_at_once` are greedy: to sample them all in the costliest way
+    would take no more memory, but many seconds with a large vocabulary."""
+    samplings = (_COSTLIEST if row < sampled_at_once else _GREEDY for row in range(len(lengths)))
+    return Batch(
+        step=0,
+        mode=ForwardMode.EXTEND,
+        added_rows=tuple(
+            RowAdded(row, "warm-up", sampling, 1, (0,), logprobs=_TOP_LOGPROBS)
+            for row, sampling in enumerate(samplings)
+        ),
+        appended_pages=_pages(lengths, page_size),
+        extend_rows=tuple(
+            ExtendRow(row, 0, (0,) * length, samples=True) for row, length in enumerate(lengths)
+        ),
     )
-    runner.forward(Batch(step=0, mode=ForwardMode.DECODE, decode_rows=(_ROW,)))
-    runner.forward(Batch(step=0, mode=ForwardMode.IDLE, dropped_rows=(_ROW,)))
+
+
+def _pages(lengths: list[int], page_size: int) -> tuple[PagesAppended, ...]:
+    """For each row's prompt and one token more."""
+    appended, first = [], 0
+    for row, length in enumerate(lengths):
+        end = first + pages_for(length + 1, page_size)
+        appended.append(PagesAppended(row, tuple(range(first, end))))
+        first = end
+    return tuple(appended)

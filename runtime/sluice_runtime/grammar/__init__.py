@@ -1,7 +1,7 @@
-"""Structured output: what a request's grammar allows next, from its text to a mask over tokens.
+"""Structured output: from the text of a request's grammar to a mask over the next token.
 
-`schema` reads JSON schemas, `compile` makes grammars of texts, `follow` goes with answers through
-them; the two have the library, and each runs it in processes of its own, which may be killed
-(`processes`). Requests wait in a queue in front of the scheduler (`waiting`), which therefore knows
-nothing of grammars; logits are masked before a token is drawn.
+`schema` checks JSON schemas, `compile` compiles grammars and `follow` makes masks; the latter two
+run the grammar library in worker processes that can be killed (`processes`). Requests wait in a
+queue in front of the scheduler (`waiting`), so the scheduler knows nothing of grammars; logits are
+masked before a token is drawn.
 """

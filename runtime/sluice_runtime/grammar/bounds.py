@@ -1,4 +1,4 @@
-"""What the processes for grammars may take, and bound themselves to at their start."""
+"""Limits that grammar processes set for themselves when they start."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import suppress
 from typing import Final
 
 SHARE: Final = 0.125
-"""Of a processor: who gets less of one is not waited for. The niceness of a compile process leaves
-it a quarter beside an engine that uses all."""
+"""Of a processor, at least: work that gets less is given up. The niceness of a compile process
+leaves it a quarter beside a busy engine."""
 
 
 def bound_this_process(memory_bytes: int, oom_score: int) -> None:
-    """It writes no core, and has `memory_bytes` of addresses: a vocabulary of
-    150,000 tokens takes 200 MiB. `oom_score`: of 1000, who has most is the first that the kernel
-    ends when a pod has no memory left."""
+    """Writes no core dump and has `memory_bytes` of address space: a vocabulary of 150,000 tokens
+    takes 200 MiB. `oom_score`: up to 1000; the kernel kills the highest first when a pod has no
+    memory left."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
@@ -23,5 +23,5 @@ def bound_this_process(memory_bytes: int, oom_score: int) -> None:
 
 
 def without_torch() -> None:
-    """tvm_ffi imports it where it finds it: two seconds and 300 MB, for nothing that is used."""
+    """tvm_ffi imports torch if it can: two seconds and 300 MB for nothing that is used here."""
     sys.modules["torch"] = None  # type: ignore[assignment]

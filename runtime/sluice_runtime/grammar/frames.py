@@ -1,6 +1,6 @@
-"""Frames between the engine and processes for grammars: four bytes of length, then so many bytes.
+"""Frames between the engine and grammar processes: four bytes of length, then the payload.
 
-Knows pipes, not what is in a frame, nor what its reader's patience depends on.
+Knows pipes, not the content of a frame, nor what a timeout depends on.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-MOST_BYTES: Final = 64 << 20
-"""A compiled grammar that is larger would take the engine's memory, and time to read."""
+MAX_BYTES: Final = 64 << 20
+"""A larger compiled grammar would take too much of the engine's memory and time."""
 
 DONE: Final = b"+"
 FAILED: Final = b"-"
 TOO_LARGE: Final = b"!"
-"""First byte of what the compile process writes: a result; one line that says what is wrong;
-nothing more, since there was not enough memory."""
+"""First byte of a compile process's reply: before a result; before a line that says what is wrong;
+alone, when there was not enough memory."""
 
 Patience = Callable[[], float]
-"""For how many seconds more a frame may be waited for; asked again when they have passed."""
+"""How many more seconds to wait for a frame; asked again when they have passed."""
 
 _HEAD: Final = struct.Struct(">I")
 _PART_BYTES: Final = 1 << 16
@@ -29,19 +29,19 @@ _LEAST_MILLISECONDS: Final = 1
 
 
 class BrokenFrameError(Exception):
-    """The other side has gone."""
+    """The other side has closed the pipe."""
 
 
 class LargeFrameError(Exception):
-    """The other side sent a frame of more than `MOST_BYTES`."""
+    """The other side sent a frame of more than `MAX_BYTES`."""
 
 
 def write_frame(descriptor: int, payload: bytes, patience: Patience | None = None) -> None:
-    """Blocks until the other side has taken all of it.
+    """Blocks until all of it is in the pipe.
 
     Raises:
-        BrokenFrameError: nobody reads.
-        TimeoutError: it was not all taken before `patience` had ended.
+        BrokenFrameError: the other side has closed the pipe.
+        TimeoutError: `patience` ran out before that.
     """
     left = memoryview(_HEAD.pack(len(payload)) + payload)
     most = len(left) if patience is None else select.PIPE_BUF
@@ -58,12 +58,12 @@ def read_frame(descriptor: int, patience: Patience | None = None) -> bytes:
     """The next frame.
 
     Raises:
-        BrokenFrameError: there is none, and will be none.
+        BrokenFrameError: the pipe has been closed.
         LargeFrameError: it is too large.
-        TimeoutError: it was not all there before `patience` had ended.
+        TimeoutError: `patience` ran out before all of it was there.
     """
     (length,) = _HEAD.unpack(_read(descriptor, _HEAD.size, patience))
-    if length > MOST_BYTES:
+    if length > MAX_BYTES:
         raise LargeFrameError
     return _read(descriptor, length, patience)
 
@@ -81,7 +81,7 @@ def _read(descriptor: int, count: int, patience: Patience | None) -> bytes:
 
 
 def _await(descriptor: int, events: int, patience: Patience) -> None:
-    """A pipe that can be written takes `PIPE_BUF` bytes without waiting."""
+    """Waits for events. A pipe that can be written takes `PIPE_BUF` bytes without blocking."""
     poll = select.poll()
     poll.register(descriptor, events)
     while (left_seconds := patience()) > 0:

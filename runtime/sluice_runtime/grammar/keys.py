@@ -1,4 +1,4 @@
-"""What a grammar is known by: to those who ask for it, and to those who follow it."""
+"""How a grammar is identified: as requested, and as compiled."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from sluice_runtime.messages import GrammarKind
 
 
 class GrammarKey(NamedTuple):
-    """What tells one compiled grammar from another."""
+    """Identifies a grammar as requested."""
 
     kind: GrammarKind
     text: str
 
 
 class KeptGrammar:
-    """A compiled grammar that can be followed for as long as this is referred to. The text is for
-    processes to come; it is large, and seldom needed."""
+    """A compiled grammar; mask workers keep it for as long as this object is referred to. The text
+    is for replacements of a worker; it is large and rarely needed, hence compressed."""
 
     def __init__(self, number: int, text: bytes) -> None:
         self.number = number
         self._text = zlib.compress(text, 1)
 
     def text(self) -> bytes:
-        """As the compile process wrote it down."""
+        """As serialized by the compile process."""
         return zlib.decompress(self._text)

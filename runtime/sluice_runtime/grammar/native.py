@@ -1,8 +1,8 @@
-"""xgrammar's native library, by the five classes of it that are used. Imports no torch by itself.
+"""The five classes of xgrammar's native library that are used, without its Python package.
 
-The package's Python half needs torch and transformers: 3 s and 400 MB in each compile process, and
-100 MB in the image, for isinstance checks. So the library is loaded without it. These classes are
-the binding's own and no public API; pyproject.toml pins the version, and the tests use each.
+The package imports torch and transformers: 480 MB and ten seconds more in each grammar process
+(docs/decisions/grammar-library-without-its-package.md). These classes are no public API;
+pyproject.toml pins the version, and the tests use each. Imports no torch by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tvm_ffi import Object, register_object
 from tvm_ffi.libinfo import load_lib_module
 
 RAW: int = 0
-"""Vocabulary type: tokens are the bytes that they stand for."""
+"""Vocabulary type: tokens are given as their bytes."""
 
 
 def _library() -> Any:
@@ -50,12 +50,12 @@ class TokenizerInfo(Object):
 
 @register_object("xgrammar.tvm_ffi_binding.Grammar")
 class NativeGrammar(Object):
-    """A grammar as the library keeps it; returned, never made here."""
+    """Returned by the library, never made here."""
 
 
 @register_object("xgrammar.tvm_ffi_binding.CompiledGrammar")
 class CompiledGrammar(Object):
-    """A grammar with the masks that do not depend on what was matched before."""
+    """A grammar with the masks that do not depend on the text before."""
 
     if TYPE_CHECKING:
 
@@ -80,7 +80,7 @@ class GrammarCompiler(Object):
             indent: int | None,
             separators: tuple[str, str] | None,
             strict: bool,
-            most_whitespace: int | None,
+            max_whitespace: int | None,
             any_order: bool,
         ) -> CompiledGrammar: ...
         def compile_regex(self, pattern: str) -> CompiledGrammar: ...
@@ -90,7 +90,7 @@ class GrammarCompiler(Object):
 
 @register_object("xgrammar.tvm_ffi_binding.GrammarMatcher")
 class GrammarMatcher(Object):
-    """(compiled, stop token ids, ends without one, -1, None): how far one answer is."""
+    """(compiled, stop token ids, ends without one, -1, None): the state of one answer."""
 
     if TYPE_CHECKING:
 

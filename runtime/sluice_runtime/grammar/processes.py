@@ -1,27 +1,28 @@
-"""The processes beside an engine that compile grammars and follow them, as one thing to close."""
+"""The compile and mask workers of an engine, closed together."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sluice_runtime.grammar.compile.pool import CompilePool
 from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
-from sluice_runtime.grammar.follow.following import Following
-from sluice_runtime.grammar.follow.process import FollowerProcess, FollowerSizes
+from sluice_runtime.grammar.follow.mask_worker_pool import MaskWorkerPool
+from sluice_runtime.grammar.follow.process import MaskWorkerProcess, MaskWorkerSizes
 
 
 @dataclass(frozen=True)
 class GrammarProcesses:
-    """Starts none by itself; the first grammar does."""
+    """The first grammar starts the processes."""
 
     compilers: CompilePool
-    following: Following
+    mask_workers: MaskWorkerPool
 
     def close(self) -> None:
-        """Ends all of them at once, whatever they do."""
+        """Kills all of them at once."""
         self.compilers.stop()
-        self.following.close()
+        self.mask_workers.close()
         self.compilers.join()
 
 
@@ -32,15 +33,18 @@ def grammar_processes(
     *,
     compilers: int,
     rows: int,
+    on_compiled: Callable[[], None],
 ) -> GrammarProcesses:
-    """`compilers`: processes that compile, at most. `rows`: answers of one step, at most. One that
-    follows may have as much memory as one that compiles."""
+    """`compilers`: at most so many compile processes. `rows`: at most so many answers a step. A
+    mask worker has a compile process's memory limit. `on_compiled`: called by other threads."""
     command = (
         *(sys.executable, "-m", "sluice_runtime.grammar.compile.worker"),
         *("--model", model_uri, "--vocabulary-size", str(vocabulary_size)),
         *("--memory-bytes", str(limits.memory_bytes)),
     )
-    sizes = FollowerSizes(rows, -(-vocabulary_size // 32), limits.memory_bytes)
-    following = Following(lambda tokenizer: FollowerProcess(sizes, tokenizer))
-    pool = CompilePool(lambda: CompileProcess(command, limits), following.keep, compilers)
-    return GrammarProcesses(pool, following)
+    sizes = MaskWorkerSizes(rows, -(-vocabulary_size // 32), limits.memory_bytes)
+    mask_workers = MaskWorkerPool(lambda tokenizer: MaskWorkerProcess(sizes, tokenizer))
+    pool = CompilePool(
+        lambda: CompileProcess(command, limits), mask_workers.keep, compilers, on_compiled
+    )
+    return GrammarProcesses(pool, mask_workers)

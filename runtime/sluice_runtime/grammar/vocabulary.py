@@ -1,8 +1,8 @@
-"""What bytes each token of a model stands for, as a grammar sees them. Imports no torch.
+"""The bytes of each token of a model's vocabulary, as grammars match them. Imports no torch.
 
-Special tokens stand for nothing: they never appear in the text, so no grammar may use one. Those
-that begin tool calls are named by grammars of calls, by number: they stand for bytes that are in no
-text, since the library never allows a token that stands for none.
+Special tokens have none: they never appear in the text, so no grammar may use one. The exceptions
+begin tool calls and are named in grammars by id: they get bytes that occur in no text, because the
+library never allows a token without bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ import tokenizers
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model_files import ModelFiles, read_json
+from sluice_runtime.tokenizer import BYTE_OF_SYMBOL
 
 NAMED_BY_GRAMMARS: Final = ("[TOOL_CALLS]", "[ARGS]")
-"""Special tokens that a grammar may demand."""
+"""Special tokens that a grammar may require."""
 _IN_NO_TEXT: Final = b"\xff"
 _BYTE_VALUES: Final = 256
-_PRINTABLE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Byte values that byte-level vocabularies write as the character of the same number; the others
-follow from 256 on, in order."""
 
 
 def unusable(files: ModelFiles) -> str | None:
-    """Why no grammar can be used with a model, for a person; None when they can."""
+    """Why grammars cannot be used with a model, for a person; None: they can."""
     if files.folder is None:
         return None
     try:
@@ -65,7 +63,7 @@ def _added(content: str, *, special: bool) -> bytes:
 
 
 def _decoders(path: Path) -> list[Mapping[str, Any]]:
-    """The steps of the tokenizer's decoder."""
+    """The steps of a tokenizer's decoder."""
     decoder = read_json(path).get("decoder") or {}
     steps: list[Mapping[str, Any]] = decoder.get("decoders", [decoder])
     return steps
@@ -82,20 +80,11 @@ def _spelling(path: Path) -> Callable[[str], bytes]:
     )
 
 
-def _byte_level_values() -> dict[str, int]:
-    values = {chr(value): value for value in _PRINTABLE}
-    others = [value for value in range(_BYTE_VALUES) if chr(value) not in values]
-    return values | {chr(_BYTE_VALUES + i): value for i, value in enumerate(others)}
-
-
-_VALUES: Final = _byte_level_values()
-
-
 def _byte_level(text: str) -> bytes:
-    """One character a byte; a token with any other character is no ordinary one."""
-    if any(character not in _VALUES for character in text):
+    """One character a byte; a token with any other character is not an ordinary one."""
+    if any(character not in BYTE_OF_SYMBOL for character in text):
         return b""
-    return bytes(_VALUES[character] for character in text)
+    return bytes(BYTE_OF_SYMBOL[character] for character in text)
 
 
 def _byte_fallback(text: str) -> bytes:

@@ -1,8 +1,8 @@
 """The grammar queue: requests wait for their compiled grammar, in front of the scheduler.
 
-A request without a grammar never comes here, and one whose grammar is known passes at once; so
-nothing that can run waits for what is being compiled. How many wait is the API process's to bound,
-who counts them among all that the engine holds. Knows neither the scheduler nor processes.
+A request without a grammar never comes here, and one whose grammar is compiled passes at once. The
+API process bounds the queue: it counts these requests among all that the engine holds. Knows
+neither the scheduler nor processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluice_runtime.messages import Generate, Refusal, TokenDelta
 
 
 class Compiler(Protocol):
-    """What of `pool.CompilePool` is used."""
+    """What is used of `pool.CompilePool`."""
 
     def submit(self, key: GrammarKey) -> None: ...
     def withdraw(self, key: GrammarKey) -> bool: ...
@@ -41,7 +41,7 @@ class GrammarCounts:
         self.compilations = dict.fromkeys(get_args(CompileOutcome), 0)
         self.compile_seconds = 0.0
         self.given_up = dict.fromkeys(get_args(SlowReason), 0)
-        """Answers whose grammar was not followed to their end."""
+        """Answers whose grammar was given up, by reason."""
 
     def compiled(self, compiled: Compiled) -> None:
         self.compilations[compiled.outcome] += 1
@@ -49,7 +49,7 @@ class GrammarCounts:
 
 
 class GrammarQueue:
-    """Belongs to the engine's loop. `matchers` learns of each request that leaves it to run."""
+    """Belongs to the engine's loop. Opens a matcher for each request that leaves it to run."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class GrammarQueue:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all requests that wait here."""
+        """Of all waiting requests."""
         return sum(len(m.prompt_ids) for group in self._waiting.values() for m in group.values())
 
     def add(self, message: Generate) -> None:
-        """A request with a grammar; it comes back with a later `released`."""
+        """A request with a grammar; a later `released` returns it."""
         assert message.grammar is not None
         key = GrammarKey(message.grammar.kind, message.grammar.text)
         if known := self._cache.get(key):
@@ -86,8 +86,8 @@ class GrammarQueue:
             self._keys[message.request_id] = key
 
     def abort(self, request_id: str) -> None:
-        """A compilation that has begun goes on, for whoever asks next; one that nobody waits for
-        any more does not begin. Unknown ids are ignored."""
+        """A compilation that has begun goes on, for later requests; one that no request waits for
+        any more is withdrawn. Unknown ids are ignored."""
         if key := self._keys.pop(request_id, None):
             del self._waiting[key][request_id]
             if not self._waiting[key] and self._compiler.withdraw(key):
@@ -97,7 +97,7 @@ class GrammarQueue:
         self._released.ended.append(TokenDelta(request_id, (), "abort"))
 
     def released(self) -> Released:
-        """What became of requests since the last call; never waits."""
+        """Requests whose grammar was compiled or refused since the last call; never waits."""
         for finished in self._compiler.finished():
             self.counts.compiled(finished)
             compiled = self._cache.judged(finished)
@@ -108,8 +108,8 @@ class GrammarQueue:
         return released
 
     def given_up(self, step: int) -> list[TokenDelta]:
-        """The ends of requests that run, and whose grammar was not followed any further in `step`,
-        which has landed; what they drew in it is none of the grammar's."""
+        """The ends of running requests whose grammar was given up in `step`, whose result has been
+        read; the tokens they drew in it do not follow the grammar."""
         return [self._ended_as_slow(slow) for slow in self._matchers.take_slow(step)]
 
     def ended(self, request_id: str) -> None:
@@ -117,7 +117,7 @@ class GrammarQueue:
         self._matchers.close(request_id)
 
     def _ended_as_slow(self, slow: Slow) -> TokenDelta:
-        """Held against the grammar where the next answer would fare no better."""
+        """Remembers the refusal where the next answer would end alike."""
         self.counts.given_up[slow.why.reason] += 1
         if slow.why.lasts:
             self._cache.put(Compiled(slow.key, error=slow.why.error))
@@ -126,7 +126,7 @@ class GrammarQueue:
         return TokenDelta(slow.request_id, (), "error", error, refusal=refusal)
 
     def _recall(self, request_id: str) -> bool:
-        """Takes back one that may run, but was not asked for yet; whether there was such a one."""
+        """Takes back a request that was released but not collected; whether there was one."""
         ready = self._released.ready
         self._released.ready = [m for m in ready if m.request_id != request_id]
         if len(self._released.ready) == len(ready):

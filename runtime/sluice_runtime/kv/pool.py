@@ -1,11 +1,11 @@
 """The page pool: keys and values of every layer, `[page, layer, 2, token, head, dim]`.
 
 Page-major, so that one page is one contiguous piece of memory: one descriptor of a transfer. Knows
-nothing of requests: who holds a page is the scheduler's to know.
+no requests: the scheduler keeps track of who holds a page.
 
 Beyond `pages` there is one more page, all zeros and never written: padding of page tables points
-to it. For a backend that reads whole pages a row's last page is zeroed when it is handed out, so a
-slot that was not written yet holds no NaN that a masked product (0 x NaN) could let through.
+to it. For a backend that reads whole pages, a row's last page is zeroed when it is allocated, so
+that slots not written yet hold no NaN, which a masked product (0 x NaN) would pass on.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
+CPU: Final = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class KvShape:
-    """What one token's keys and values look like."""
+    """Shape of the keys and values of one token."""
 
     layers: int
     kv_heads: int
@@ -43,10 +46,10 @@ class PagePool:
         self.pages = pages
         self.page_size = page_size
         # [page, layer, 2, token, head, dim]
-        self.data = _zeros(
+        self.data = zeros(
             (pages + 1, shape.layers, 2, page_size, shape.kv_heads, shape.head_dim),
             shape.dtype,
-            device or torch.device("cpu"),
+            device or CPU,
         )
         # The same memory as [page x layer x 2, token x head x dim]: a gather copies whole rows.
         self._slabs = self.data.view((pages + 1) * shape.layers * 2, -1)
@@ -61,7 +64,7 @@ class PagePool:
         self.data.index_fill_(0, page_ids, value)
 
     def poison(self, page_ids: Sequence[int]) -> None:
-        """Fills pages that no one may read any more with NaN (tests)."""
+        """Fills freed pages with NaN (tests)."""
         self.clear(torch.tensor(page_ids), float("nan"))
 
     def write(
@@ -79,8 +82,9 @@ class PagePool:
         return keys, self._slabs.index_select(0, first + 1).view(shape)
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU memory is mapped, not written: a page of the pool costs nothing until it is used."""
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
+    """A tensor that lives as long as the process. On a CPU its memory is mapped but not
+    touched: a part of it costs nothing until it is used."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     size_bytes = math.prod(size) * dtype.itemsize

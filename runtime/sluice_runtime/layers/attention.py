@@ -1,4 +1,4 @@
-"""What a model asks of attention.
+"""The interface between model and attention.
 
 A backend norms and rotates queries and keys, stores keys and values in the page pool and lets every
 token attend to all tokens before it in its row, whether the row extends or decodes.

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: the reference, and what computes where no kernel was built.
+"""Paged attention in plain torch: the reference, and the implementation where no kernel was built.
 
 Extend rows are computed one by one; decode rows in spans of similar length, which gather little
 padding and no more than stays in a core's cache. Knows nothing of requests.
@@ -72,7 +72,7 @@ class TorchAttention:
         for span in self._extends:
             rows = slice(span.begin, span.end)
             if span.mask is None:
-                # Nothing of the row is in the pool yet: it attends to what it brings.
+                # Nothing of the row is in the pool yet: it attends to its own tokens only.
                 out[rows] = _extend(queries[rows], keys[rows], values[rows], None)
             else:
                 known_keys, known_values = self._pool.gather(layer, span.page_ids)

@@ -1,7 +1,7 @@
-"""Who computes a model: compiled kernels, or plain torch.
+"""The backends that compute a model: compiled kernels, or plain torch.
 
-The registry, and the choice among it. Plain torch is the reference and serves everywhere; the
-kernels serve a CPU for which they were built, in the number types that they know.
+The registry of backends and the choice among them. Plain torch is the reference and runs
+everywhere; the kernels run on a CPU for which they were built, in the dtypes they support.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Backend:
     operators: Operators
     layers: Callable[[Iterable[LayerWeights], LayerShape], LayerStack]
     reads_whole_pages: bool
-    """Whether attention reads slots that were not written yet, so that they must hold numbers."""
+    """Whether attention reads slots that were not written yet, so that they must not hold NaN."""
     to_float: Callable[[Tensor], Tensor]
     draw: Callable[[Tensor, Tensor, Tensor], Tensor]
     """See `layers.draw.draw`."""
 
 
 def _native_layers(layers: Iterable[LayerWeights], shape: LayerShape) -> LayerStack:
-    """A shard for each thread where heads can be dealt out evenly."""
+    """A shard for each thread if the heads can be divided evenly."""
     threads = torch.get_num_threads()
     if shape.kv_heads % threads:
         return PlainStack(layers, shape, _NATIVE)

@@ -7,7 +7,7 @@ Shapes: n tokens of a step, flat over all rows; h hidden size; d head dimension;
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -57,4 +57,8 @@ class LayerStack(Protocol):
 
     def forward(self, x: Tensor, step: PagedStep) -> Tensor:
         """[n, h] → [n, h]; `x` may be changed. Keys and values go into the step's pool."""
+        ...
+
+    def first_layer(self) -> Self:
+        """A stack of the first layer only, which shares its weights."""
         ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -67,6 +69,12 @@ class PlainStack:
             normed = parts.add_rms_norm(x, delta, layer.mlp_norm, eps)
             delta = layer.down(parts.silu_and_multiply(layer.gate_up(normed)))
         return x if delta is None else x.add_(delta)
+
+    def first_layer(self) -> Self:
+        """See `layers.stack.LayerStack`."""
+        stack = copy(self)
+        stack._layers = self._layers[:1]
+        return stack
 
     def _attend(self, layer: _Layer, x: Tensor, attention: Attention) -> Tensor:
         # [n, query heads + key heads + value heads, d]

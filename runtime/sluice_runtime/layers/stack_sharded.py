@@ -7,6 +7,8 @@ Megatron-LM does it over GPUs. So threads meet four times a layer, and Python is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
+from typing import Final, Self
 
 import torch
 from sluice_kernels import native
@@ -15,6 +17,10 @@ from torch import Tensor
 from sluice_runtime.layers.linear import pack
 from sluice_runtime.layers.stack import LayerShape, LayerWeights, PagedStep
 from sluice_runtime.layers.stack_plain import head_norm
+
+_NORMS: Final = 2
+_MATRICES: Final = 4
+"""Of each layer; matrices of each layer and shard."""
 
 
 class ShardedStack:
@@ -55,6 +61,14 @@ class ShardedStack:
             self._shape.head_dim**-0.5,
         )
         return x
+
+    def first_layer(self) -> Self:
+        """See `layers.stack.LayerStack`."""
+        stack = copy(self)
+        stack._norms = self._norms[:_NORMS]
+        stack._head_norms = self._head_norms[:1]
+        stack._weights = self._weights[: _MATRICES * self._shards]
+        return stack
 
 
 def _shards(weights: LayerWeights, shards: int) -> Iterator[Tensor]:

@@ -22,7 +22,7 @@ from sluice_runtime.model_files import ModelFiles
 logger = logging.getLogger("sluice.engine")
 
 HARMLESS: Final = ("rotary_emb.inv_freq", "lm_head.weight")
-"""Endings of tensors that need not be read: derived, or tied to the embedding."""
+"""Endings of tensors that need not be read: derived from others, or tied to the embedding."""
 
 
 def load_model(files: ModelFiles, dtype: str, seed: int, backend: str | None = None) -> Decoder:

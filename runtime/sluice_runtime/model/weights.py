@@ -35,7 +35,7 @@ class WeightSource(Protocol):
         ...
 
     def unread(self) -> list[str]:
-        """Names that are there and were not asked for."""
+        """Names of tensors that were not read."""
         ...
 
 
@@ -51,7 +51,7 @@ class RandomWeights:
         return drawn + 1.0 if name.endswith("norm.weight") else drawn
 
     def unread(self) -> list[str]:
-        """Nothing is there that was not asked for."""
+        """None: a tensor exists only once it is read."""
         return []
 
 
@@ -106,7 +106,7 @@ class SafetensorsWeights:
 
 def _opened(path: Path) -> Any:
     try:
-        # safetensors calls every file that it cannot open missing; the system says why.
+        # safetensors reports every file that it cannot open as missing; the system error is exact.
         path.open("rb").close()
         return safe_open(path, framework="pt")
     except FileNotFoundError:

@@ -33,9 +33,9 @@ from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
-MOST_PASSED_OVER: Final = 32
+MAX_PASSED_OVER: Final = 32
 """Waiting prompts that one step looks past, as too long to be computed beside one that is cut."""
-MOST_LOOKED_AT: Final = 1024
+MAX_LOOKED_AT: Final = 1024
 """Waiting prompts that one step looks at."""
 
 
@@ -64,11 +64,13 @@ class PrefillItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """What joins the batch, and why nothing more does: `reason` stable, `message` for a person."""
+    """The prompts of a step, and why it has no more of them."""
 
-    items: tuple[PrefillItem, ...]
-    reason: str
-    message: str
+    items: tuple[PrefillItem, ...] = ()
+    reason: str = "Continue"
+    """An `AdmitResult`, or "DecodeTurn": the last steps were for prompts alone."""
+    budget: ChunkBudget | None = None
+    """What the step could compute; None if nothing was to be computed."""
 
     @property
     def scores_prompts(self) -> bool:
@@ -103,7 +105,7 @@ def room_beside(
     """What a step has left for prefill beside what runs; `ratio` is the new-token ratio."""
     cut = [prefilling] if prefilling else []
     return Room(
-        available_pages=available_pages - len(running.opening()),
+        available_pages=available_pages - len(running.rows_needing_page()),
         reserved_tokens=running.reserved_tokens(ratio) + reserved_tokens(cut, ratio),
         decode_rows=running.ready_rows if settings.mixed else 0,
         rows=free_rows,
@@ -124,6 +126,7 @@ class PrefillAdder:
     ) -> None:
         self._page_size = settings.page_size
         self._ratio = ratio
+        self._budget = budget
         share = max(settings.min_prefill_tokens, settings.page_size)
         self._rem_input = max(settings.max_prefill_tokens - room.decode_rows, share)
         chunk = budget.tokens if budget else settings.chunk_size
@@ -199,7 +202,7 @@ class PrefillAdder:
 
     def plan(self, result: AdmitResult) -> PrefillPlan:
         """The complete plan; `result` is the last answer of `add`."""
-        return PrefillPlan(tuple(self._items), result.value, self._explain(result))
+        return PrefillPlan(tuple(self._items), result.value, self._budget)
 
     def _add_continuing(self, request: Request) -> None:
         """The next chunk of the request that was cut. Its pages are its own already, so it always
@@ -242,24 +245,12 @@ class PrefillAdder:
         if self._share is None:
             return min(self._rem_chunk, self._rem_input)
         fitting = int(self._rem_chunk / self._share.weight(start))
-        return min(fitting, self._rem_input, self._share.most_tokens - self._given)
+        return min(fitting, self._rem_input, self._share.max_tokens - self._given)
 
     def _spend(self, tokens: int, chunk_tokens: int) -> None:
         self._rem_input -= tokens
         if self._rem_chunk is not None:
             self._rem_chunk -= chunk_tokens
-
-    def _explain(self, result: AdmitResult) -> str:
-        if result is AdmitResult.CONTINUE:
-            return "nothing else waits"
-        if result is AdmitResult.TOO_LONG:
-            return "who waits is too long to be computed beside the prompt that is cut"
-        if result is AdmitResult.NO_TOKEN:
-            return f"the next request needs more than the {self._rem_total:.0f} tokens left"
-        return (
-            f"the step is full: {self._rem_chunk} chunk tokens, {self._rem_input} prompt tokens, "
-            f"{self._rem_rows} rows left"
-        )
 
 
 def plan_prefill(
@@ -287,7 +278,7 @@ def _admit_waiting(
 ) -> AdmitResult:
     """The last answer that was got."""
     result, passed_over = AdmitResult.CONTINUE, 0
-    for request in islice(waiting, MOST_LOOKED_AT):
+    for request in islice(waiting, MAX_LOOKED_AT):
         if computing.covers_alike(request):
             continue
         found = match(request)
@@ -296,7 +287,7 @@ def _admit_waiting(
         result = adder.add(request, found)
         if result is AdmitResult.CONTINUE:
             computing.add(request)
-        elif result is AdmitResult.TOO_LONG and passed_over < MOST_PASSED_OVER:
+        elif result is AdmitResult.TOO_LONG and passed_over < MAX_PASSED_OVER:
             passed_over += 1
         else:
             break

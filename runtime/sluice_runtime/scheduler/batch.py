@@ -33,7 +33,7 @@ class ForwardMode(StrEnum):
 
 
 class RowAdded(msgspec.Struct, frozen=True, array_like=True):
-    """`row` belongs to this request from now on; it starts without tokens or pages."""
+    """`row` belongs to this request from now on; its pages follow in the same batch."""
 
     row: int
     request_id: str
@@ -47,6 +47,11 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     """Most probable tokens to tell beside each token drawn; -1: nothing."""
     prompt_logprobs: int = -1
     """The same of the prompt's tokens; with it all of the prompt is computed for this row."""
+    computed_tokens: int = 0
+    """Of a row that is resumed: so many tokens are in its pages already, written by somebody else.
+    It decodes from `last_token` on, without an extend step; of the two `PagesAppended` that it may
+    have in this batch, the first has these tokens."""
+    last_token: int = NO_TOKEN
 
 
 class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +64,7 @@ class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):
 
 class PagesAppended(msgspec.Struct, frozen=True, array_like=True):
     """Pages that follow those the row already has, in the order of its tokens. Of a row just added
-    the first may be computed already; the last one never is."""
+    the first may be computed already; the last one only of a row that is resumed."""
 
     row: int
     page_ids: tuple[int, ...]
@@ -109,7 +114,7 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(len(extend.token_ids) for extend in self.extend_rows)
 
 
-Drawn = tuple[int, TokenLogprob | None, list[TokenLogprob] | None]
+SampledRow = tuple[int, TokenLogprob | None, list[TokenLogprob] | None]
 """What one row got from a step: a token, its logprob, and those of its prompt."""
 
 
@@ -122,8 +127,10 @@ class SampledTokens(msgspec.Struct, frozen=True):
     """Empty when no row asks, else one entry for each token; so are the next."""
     prompt_logprobs: tuple[list[TokenLogprob] | None, ...] = ()
     """Of a whole prompt, with the token drawn after it."""
+    error: str = ""
+    """Why the step found too little memory: none of its rows has a result."""
 
-    def drawn(self) -> Iterator[Drawn]:
+    def rows(self) -> Iterator[SampledRow]:
         """What each of the step's sampling rows got."""
         nothing = (None,) * len(self.token_ids)
         logprobs, prompt_logprobs = self.logprobs or nothing, self.prompt_logprobs or nothing

@@ -11,8 +11,8 @@ from sluice_runtime.scheduler.prefix_cache import Lock, Node, PrefixCache
 from sluice_runtime.scheduler.request import Phase, Request
 
 
-class Retired(Protocol):
-    """What waits for the end of a step."""
+class DeferredFree(Protocol):
+    """What waits until nobody uses it."""
 
     @property
     def page_ids(self) -> list[int]: ...
@@ -24,15 +24,15 @@ class Retired(Protocol):
 
 def check_integrity(
     requests: Collection[Request],
-    retired: Sequence[Retired],
+    deferred: Iterable[DeferredFree],
     allocator: PageAllocator,
     cache: PrefixCache,
     free_rows: Sequence[int],
 ) -> None:
     """Pages and rows are free, cached, or held by exactly one; who waits holds nothing."""
-    locks = [lock for entry in (*requests, *retired) if (lock := entry.lock)]
+    locks = [lock for entry in (*requests, *deferred) if (lock := entry.lock)]
     nodes = _check_tree(cache, locks)
-    private = [page for entry in retired for page in entry.page_ids]
+    private = [page for entry in deferred for page in entry.page_ids]
     for request in requests:
         _check_request(request)
         private += request.page_ids[request.lock.pages if request.lock else 0 :]
@@ -40,7 +40,7 @@ def check_integrity(
     assert len(set(held)) == len(held) == allocator.held_pages, "a page leaked or is shared"
     available = allocator.free_pages + cache.evictable_pages
     assert available + cache.protected_pages + len(private) == allocator.total_pages
-    rows = [entry.row for entry in (*requests, *retired) if entry.row is not None]
+    rows = [entry.row for entry in (*requests, *deferred) if entry.row is not None]
     assert not set(rows) & set(free_rows), "a row is held and free"
     assert len(set(rows)) == len(rows), "a row is held twice"
     assert sum(request.phase is Phase.PREFILLING for request in requests) <= 1

@@ -52,7 +52,7 @@ def fits_empty_pool(limits: Limits, prompt_tokens: int) -> bool:
     return prompt_tokens + 1 <= limits.request_tokens
 
 
-def most_new_tokens(limits: Limits, prompt_tokens: int) -> int:
+def max_new_tokens(limits: Limits, prompt_tokens: int) -> int:
     """Longest answer after this prompt: the meaning of an omitted max_tokens."""
     return max(0, limits.request_tokens - prompt_tokens)
 

@@ -21,7 +21,7 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.step_shape import StepShape, shape_of
 
 
-class _Flight(NamedTuple):
+class _PendingStep(NamedTuple):
     """A step that was made."""
 
     shape: StepShape
@@ -56,29 +56,30 @@ class Pacing:
         self._choice = chunk_choice(settings, self.cost)
         self._budget = ChunkBudget(settings.chunk_size, "Idle", "there was no step yet")
         self._budgets: Counter[str] = Counter()
-        self._in_flight: dict[int, _Flight] = {}
-        self._last = _Flight(StepShape(), 0.0, 0.0)
+        self._in_flight: dict[int, _PendingStep] = {}
+        self._last = _PendingStep(StepShape(), 0.0, 0.0)
         self._last_extend = StepShape()
+        self._last_extend_seconds = 0.0
         self._step_seconds = 0.0
         self._landed_seconds: float | None = None
         """When the last results came in; None after a rest."""
 
     def budget(self, running: Running, prefilling: Request | None) -> ChunkBudget:
-        """Of the step in which these decode and go on."""
+        """The budget of a step in which `running` decode and the prompt of `prefilling` goes on."""
         rows = running.ready_rows if self._mixed else 0
         view = StepView(
             decode_rows=rows,
             decode_context_tokens=running.context_tokens + rows if self._mixed else 0,
             computed_tokens=prefilling.computed_tokens if prefilling else 0,
         )
-        self._budget = self._choice.budget(view)
-        return self._budget
+        return self._choice.budget(view)
 
-    def made(self, batch: Batch, now: float) -> None:
-        """A batch leaves for the runner."""
+    def launched(self, batch: Batch, budget: ChunkBudget | None, now: float) -> None:
+        """A batch goes to the runner; `budget` is None if it could have no prompt tokens."""
         shape = shape_of(batch)
+        self._budget = budget or self._budget
         self._budgets[self._budget.reason] += bool(shape.extend_tokens)
-        self._in_flight[batch.step] = _Flight(shape, now, self.cost.seconds(shape))
+        self._in_flight[batch.step] = _PendingStep(shape, now, self.cost.seconds(shape))
 
     def landed(self, batch: Batch, now: float) -> None:
         """Its results are in."""
@@ -86,7 +87,7 @@ class Pacing:
         since = self._last.made_seconds if self._landed_seconds is None else self._landed_seconds
         self._landed_seconds, self._step_seconds = now, now - since
         if self._last.shape.extend_tokens:
-            self._last_extend = self._last.shape
+            self._last_extend, self._last_extend_seconds = self._last.shape, self._step_seconds
         self.cost.observe(self._last.shape, self._step_seconds)
         self._choice.observe(self._last.shape)
 
@@ -105,7 +106,10 @@ class Pacing:
         )
 
     def _token_seconds(self) -> float:
-        """As in the last step that computed prompt tokens: what a whole step takes, shared out."""
-        if not self.cost.ready:
+        """The duration of a step like the last one that computed prompt tokens, by token: as the
+        cost model predicts it, or as it was until there is enough data."""
+        if not (tokens := self._last_extend.extend_tokens):
             return 0.0
-        return self.cost.seconds(self._last_extend) / self._last_extend.extend_tokens
+        ready = self.cost.ready
+        seconds = self.cost.seconds(self._last_extend) if ready else self._last_extend_seconds
+        return seconds / tokens

@@ -19,11 +19,11 @@ class Share:
 
     kept_tokens: int
     """The cut prompt's, whoever waits."""
-    most_tokens: int
+    max_tokens: int
     """Others', if they are that light."""
-    most_chunk_tokens: int
+    max_chunk_tokens: int
     """Of the step's budget that others could have in a step in which the cut one gets a page."""
-    most_input_tokens: int
+    max_input_tokens: int
     """Others' in such a step, however light they are."""
     context_tokens: int
     """That the cut prompt's tokens attend to."""
@@ -37,8 +37,8 @@ class Share:
 
     def ever_fits(self, start: int, tokens: int) -> bool:
         """Whether there are steps in which so many tokens have room beside the cut prompt."""
-        light = tokens * self.weight(start) <= self.most_chunk_tokens
-        return light and tokens <= self.most_input_tokens
+        light = tokens * self.weight(start) <= self.max_chunk_tokens
+        return light and tokens <= self.max_input_tokens
 
 
 def share_with(
@@ -50,9 +50,9 @@ def share_with(
     kept = max(1, pages_for(half, page_size)) * page_size
     return Share(
         kept_tokens=kept,
-        most_tokens=cut.lead_tokens + kept,
-        most_chunk_tokens=budget - page_size,
-        most_input_tokens=input_tokens - page_size,
+        max_tokens=cut.lead_tokens + kept,
+        max_chunk_tokens=budget - page_size,
+        max_input_tokens=input_tokens - page_size,
         context_tokens=cut.computed_tokens,
         beginning_weight=beginning_weight,
     )

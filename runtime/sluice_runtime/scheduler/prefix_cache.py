@@ -102,9 +102,9 @@ class PrefixCache:
         self.protected_pages = 0
         """In locked nodes, those of flushed paths that are still in use among them."""
 
-    def match(self, namespace: Hashable, key: bytes, most_pages: int) -> Match:
-        """The longest prefix of `key`, of at most `most_pages` pages. Changes nothing."""
-        path, at, begin = self._walk(namespace, key, most_pages)
+    def match(self, namespace: Hashable, key: bytes, max_pages: int) -> Match:
+        """The longest prefix of `key`, of at most `max_pages` pages. Changes nothing."""
+        path, at, begin = self._walk(namespace, key, max_pages)
         width = self._page_bytes
         return Match(namespace, tuple(path), at // width, (at - begin) // width, self._version)
 
@@ -112,18 +112,16 @@ class PrefixCache:
         """Whether all that was matched is certain to be where it was: then it may be locked."""
         return match.version == self._version
 
-    def matched_pages(self, namespace: Hashable, key: bytes, most_pages: int) -> int:
+    def matched_pages(self, namespace: Hashable, key: bytes, max_pages: int) -> int:
         """How long it is."""
-        _, at, _ = self._walk(namespace, key, most_pages)
+        _, at, _ = self._walk(namespace, key, max_pages)
         return at // self._page_bytes
 
-    def _walk(
-        self, namespace: Hashable, key: bytes, most_pages: int
-    ) -> tuple[list[Node], int, int]:
+    def _walk(self, namespace: Hashable, key: bytes, max_pages: int) -> tuple[list[Node], int, int]:
         """The nodes that hold a prefix; where in `key` it ends, and where the last one begins."""
         node = self._root.children.get(namespace)
         width = self._page_bytes
-        end = min(most_pages, len(key) // width) * width
+        end = min(max_pages, len(key) // width) * width
         path: list[Node] = []
         at = begin = 0
         while node is not None and at < end:

@@ -5,22 +5,36 @@ Knows neither the queue nor the pool; the scheduler alone changes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from sluice_runtime.messages import FinishReason, Generate, Sampling, TokenDelta
-from sluice_runtime.scheduler.batch import NO_TOKEN, Drawn, RowAdded
+from sluice_runtime.scheduler.batch import NO_TOKEN, RowAdded, SampledRow
+from sluice_runtime.scheduler.page_leases import Fence
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, key_of
 
 
 class Phase(Enum):
-    """Where a request is. WAITING again after a retraction; ENDED is final."""
+    """Where a request is; `TRANSITIONS` says where it may go."""
 
     WAITING = "waiting"
+    PREALLOCATED = "preallocated"
+    """It has a row and pages, into which somebody else writes its prompt."""
     PREFILLING = "prefilling"
     RUNNING = "running"
     ENDED = "ended"
+
+
+TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
+    Phase.WAITING: frozenset({Phase.PREFILLING, Phase.RUNNING, Phase.ENDED}),
+    Phase.PREALLOCATED: frozenset({Phase.RUNNING, Phase.ENDED}),
+    Phase.PREFILLING: frozenset({Phase.PREFILLING, Phase.RUNNING, Phase.WAITING, Phase.ENDED}),
+    Phase.RUNNING: frozenset({Phase.WAITING, Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""The life of a request. `RequestTable` makes every move; WAITING again is a retraction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,12 +77,16 @@ class Request:
     page_ids: list[int] = field(default_factory=list)
     """Cached pages first, `lock.pages` of them, then its own."""
     row: int | None = None
+    row_announced: bool = False
+    """Whether a batch has told the runner of its row."""
     lock: Lock | None = None
     """Keeps the cached pages where they are."""
+    transfers: set[Fence] = field(default_factory=set)
+    """That may touch its pages; some of them may be over."""
     started_seconds: float | None = None
     """When its first step was scheduled."""
 
-    most_tokens: int = field(init=False)
+    max_total_tokens: int = field(init=False)
     """Prompt and answer, if no stop token comes."""
     queued_tokens: int = field(init=False)
     """Length of `token_ids` when it last left the queue, or as long as it waits."""
@@ -79,10 +97,10 @@ class Request:
     0 once it ended, or is being aborted: then no token is."""
 
     def __post_init__(self) -> None:
-        self.most_tokens = self.prompt_tokens + self.max_tokens
+        self.max_total_tokens = self.prompt_tokens + self.max_tokens
         self.queued_tokens = len(self.token_ids)
         self.special_tokens = self.stop_token_ids | {NO_TOKEN}
-        self.plain_below = self.most_tokens - 1
+        self.plain_below = self.max_total_tokens - 1
 
     def key_of(self, first: int, last: int) -> bytes:
         """Tokens [first, last) as the prefix tree compares them."""
@@ -114,7 +132,7 @@ class Request:
     def remaining_tokens(self) -> int:
         """Tokens it may still generate, besides one that a batch in flight samples."""
         known, scheduled = len(self.token_ids), self.computed_tokens + 1
-        return self.most_tokens - (known if known > scheduled else scheduled)
+        return self.max_total_tokens - (known if known > scheduled else scheduled)
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -145,15 +163,15 @@ def request_from(message: Generate, max_tokens: int) -> Request:
 
 def outcome_of(
     request: Request,
-    drawn: Drawn | None,
+    sampled: SampledRow | None,
     reason: FinishReason | None = None,
     error: str | None = None,
 ) -> TokenDelta:
     """What its client is told; with the first token also how long it waited for its first step,
     and how much of its prompt was cached. A request for no tokens gets none of those drawn."""
-    if drawn is None:
+    if sampled is None:
         return TokenDelta(request.request_id, (), reason, error)
-    token, logprob, prompt_logprobs = drawn
+    token, logprob, prompt_logprobs = sampled
     token_ids = (token,) if request.max_tokens else ()
     logprobs = (logprob,) if logprob and token_ids else ()
     if len(request.token_ids) > request.prompt_tokens + 1:
@@ -183,6 +201,8 @@ def row_added(request: Request) -> RowAdded:
         stop_token_ids=tuple(sorted(request.stop_token_ids)) if sampling.min_tokens else (),
         logprobs=request.logprobs,
         prompt_logprobs=request.prompt_logprobs,
+        computed_tokens=request.computed_tokens if request.phase is Phase.RUNNING else 0,
+        last_token=request.token_ids[-1] if request.phase is Phase.RUNNING else NO_TOKEN,
     )
 
 
@@ -198,7 +218,7 @@ def lock_of(request: Request) -> Lock:
     return request.lock
 
 
-def opening(requests: Iterable[Request], page_size: int) -> list[Request]:
+def rows_needing_page(requests: Iterable[Request], page_size: int) -> list[Request]:
     """Those whose next token is the first of a page that they do not have yet."""
     return [
         r

@@ -1,19 +1,28 @@
-"""Which running requests go back to the queue when the next decode step's pages are not there.
+"""Which running requests go back to the queue: because the next decode step's pages are not there,
+or for a request that is far more urgent.
 
-Pure: values in, a frozen plan out; the scheduler carries it out. Compares pages with pages.
+Pure: values in, a frozen plan out; the scheduler carries it out. Retraction compares pages with
+pages. Preemption takes the lowest priority first, of equal ones the newest; all that must go for
+the urgent one to be admitted, or none, as admission itself decides. A request is preempted once at
+most, so that urgent ones cannot keep it from ever ending.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder, Room
 from sluice_runtime.scheduler.lock_costs import Unlocking
-from sluice_runtime.scheduler.request import Request, lock_of, opening
+from sluice_runtime.scheduler.new_token_ratio import reserved_tokens
+from sluice_runtime.scheduler.policies import PREEMPTING
+from sluice_runtime.scheduler.prefix_cache import Match
+from sluice_runtime.scheduler.request import Request, lock_of, rows_needing_page
+from sluice_runtime.scheduler.settings import SchedulerSettings
 
 PREEMPTED: Final = "Preempted"
-"""Reason of a plan that makes room for somebody, where no page is missing."""
+"""Reason of a plan that makes room for an urgent request, where no page is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +36,12 @@ class RetractionPlan:
 
     @property
     def needed(self) -> bool:
-        """Whether anyone must go."""
+        """Whether any request must go."""
         return bool(self.victims or self.stuck)
 
     @property
     def short(self) -> bool:
-        """Whether they must because pages are missing."""
+        """Whether pages are missing."""
         return self.needed and self.reason != PREEMPTED
 
 
@@ -47,11 +56,11 @@ def plan_retraction(
     """
     if len(running) <= available_pages:
         return RetractionPlan()
-    wanted = len(opening(running, page_size))
+    wanted = len(rows_needing_page(running, page_size))
     if wanted <= available_pages:
         return RetractionPlan()
     message = f"decode wants {wanted} pages, {available_pages} are free or cached"
-    order = sorted(running, key=_order)
+    order = sorted(running, key=_retraction_order)
     candidates = [*order[:-1], *([prefilling] if prefilling else [])]
     victims: list[Request] = []
     unlocking = Unlocking()
@@ -59,12 +68,80 @@ def plan_retraction(
         victims.append(victim)
         available_pages += len(victim.page_ids) - lock_of(victim).pages
         available_pages += unlocking.add(lock_of(victim))
-        wanted -= victim is not prefilling and len(opening([victim], page_size))
+        wanted -= victim is not prefilling and len(rows_needing_page([victim], page_size))
         if wanted <= available_pages:
             return RetractionPlan(tuple(victims), None, "PoolFull", message)
     return RetractionPlan(tuple(victims), order[-1], "PoolTooSmall", message)
 
 
-def _order(request: Request) -> tuple[int, int]:
+def may_preempt(
+    waiting: Iterable[Request], running: Collection[Request], settings: SchedulerSettings
+) -> bool:
+    """Whether any waiting request is urgent enough to preempt a running one."""
+    if settings.policy not in PREEMPTING or not running:
+        return False
+    priorities = [request.priority for request in waiting]
+    if not priorities:
+        return False
+    return any(_preemptible(request, max(priorities), settings) for request in running)
+
+
+def plan_preemption(
+    urgent: Request,
+    match: Match,
+    running: Collection[Request],
+    room: Room,
+    settings: SchedulerSettings,
+    ratio: float,
+    adder_in: Callable[[Room], PrefillAdder],
+) -> RetractionPlan:
+    """The victims without which `urgent` is admitted; none if it fits `room` as it is. `match` is
+    its cached prefix, `ratio` the new-token ratio. `adder_in` makes the adder of this step with so
+    much room, after the prompt that was cut has its share."""
+
+    def admits(room: Room) -> bool:
+        adder = adder_in(room)
+        return not adder.closed and adder.add(urgent, match) is AdmitResult.CONTINUE
+
+    if admits(room):
+        return RetractionPlan()
+    newest_first = reversed(list(running))
+    preemptible = [r for r in newest_first if _preemptible(r, urgent.priority, settings)]
+    preemptible.sort(key=lambda r: (r.priority, -(r.started_seconds or 0.0)))
+    rooms = _rooms(preemptible, Unlocking(match), room, settings, ratio)
+    for count, larger in enumerate(rooms, start=1):
+        if admits(larger):
+            message = f"{urgent.request_id} has priority {urgent.priority}"
+            return RetractionPlan(tuple(preemptible[:count]), None, PREEMPTED, message)
+    return RetractionPlan()
+
+
+def _retraction_order(request: Request) -> tuple[int, int]:
     known = len(request.token_ids)
     return known - request.prompt_tokens, -known
+
+
+def _preemptible(request: Request, priority: int, settings: SchedulerSettings) -> bool:
+    return not request.preempted and priority - request.priority > settings.priority_threshold
+
+
+def _rooms(
+    victims: Collection[Request],
+    unlocking: Unlocking,
+    room: Room,
+    settings: SchedulerSettings,
+    ratio: float,
+) -> Iterator[Room]:
+    """The room once the first victim is gone, the first two, and so on."""
+    for victim in victims:
+        lock = lock_of(victim)
+        pages = len(victim.page_ids) - lock.pages + unlocking.add(lock)
+        pages += len(rows_needing_page([victim], settings.page_size))
+        room = replace(
+            room,
+            available_pages=room.available_pages + pages,
+            reserved_tokens=room.reserved_tokens - reserved_tokens([victim], ratio),
+            decode_rows=max(0, room.decode_rows - 1),
+            rows=room.rows + 1,
+        )
+        yield room

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from sluice_runtime.scheduler.new_token_ratio import RESERVED_TOKENS_CLIP, reserved_tokens
-from sluice_runtime.scheduler.request import Request, opening
+from sluice_runtime.scheduler.request import Request, rows_needing_page
 
 
 class _Course(NamedTuple):
@@ -74,9 +74,9 @@ class Running(Collection[Request]):
             return list(self._courses)
         return [request for request in self._courses if request not in self._spent]
 
-    def opening(self) -> list[Request]:
+    def rows_needing_page(self) -> list[Request]:
         """Those that are ready and whose next token is the first of a page they do not have."""
-        turning = opening(self._turning[self._tick % self._page_size], self._page_size)
+        turning = rows_needing_page(self._turning[self._tick % self._page_size], self._page_size)
         return [request for request in turning if request not in self._spent]
 
     def reserved_tokens(self, ratio: float) -> float:
@@ -137,7 +137,8 @@ class Running(Collection[Request]):
         assert self.reserved_tokens(0.5) == reserved_tokens(ready, 0.5), "the reserve is off"
         computed = sum(request.computed_tokens for request in ready)
         assert self.context_tokens == computed, "the context is off"
-        assert set(self.opening()) == set(opening(ready, self._page_size)), "a page is missed"
+        needing = set(rows_needing_page(ready, self._page_size))
+        assert set(self.rows_needing_page()) == needing, "a page is missed"
 
     def _next_event(self, last: int) -> int:
         """The first tick at which something changes but lengths, or `last`."""

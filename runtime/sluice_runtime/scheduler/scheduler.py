@@ -5,7 +5,7 @@ decided by pure functions beside this file. Knows no model, no device and no clo
 
 Every running row's next page is secured before any prompt is considered, so a prompt is never
 admitted on pages that an answer needs now, and a step that retracts admits nothing new. What a
-request holds is kept by `holdings`.
+request holds is kept by `kv_allocator`.
 
 The next batch may be made while one is in flight: a row in flight has one more token than is known,
 and whatever needs to know it waits for the results.
@@ -21,27 +21,28 @@ from typing import Final
 import msgspec
 
 from sluice_runtime.messages import FinishReason, Generate, Refusal, TokenDelta
-from sluice_runtime.scheduler import leap
-from sluice_runtime.scheduler.admission import PrefillItem
-from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, Drawn, ForwardMode, SampledTokens
-from sluice_runtime.scheduler.holdings import Holdings
-from sluice_runtime.scheduler.joining import Joining
-from sluice_runtime.scheduler.limits import most_new_tokens, queue_full, refusal
+from sluice_runtime.scheduler.admission import PrefillItem, PrefillPlan
+from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledRow, SampledTokens
+from sluice_runtime.scheduler.kv_allocator import KvAllocator
+from sluice_runtime.scheduler.limits import max_new_tokens, queue_full, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pacing import Pacing
-from sluice_runtime.scheduler.pages import PageAllocator
-from sluice_runtime.scheduler.request import Phase, Request, outcome_of, request_from
+from sluice_runtime.scheduler.page_leases import Fence
+from sluice_runtime.scheduler.pages import PageAllocator, pages_for
+from sluice_runtime.scheduler.prefill_planner import PrefillPlanner
+from sluice_runtime.scheduler.request import Phase, Request, outcome_of, request_from, row_of
+from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.retraction import RetractionPlan, plan_retraction
-from sluice_runtime.scheduler.roster import Roster
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status, progress_of
+from sluice_runtime.scheduler.step_outcome import FinishedChunk, Preallocated, StepOutcome
 from sluice_runtime.scheduler.writing import BatchWriter
 
 NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn"
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PendingStep:
     """A step whose results are not in."""
 
     prefill: tuple[PrefillItem, ...]
@@ -54,116 +55,139 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, allocator: PageAllocator) -> None:
         self._settings = settings
-        self._holdings = Holdings(settings, allocator)
+        self._kv = KvAllocator(settings, allocator)
         self._ratio = NewTokenRatio(settings.conservativeness)
         self._pacing = Pacing(settings)
-        self._roster = Roster(settings.page_size)
-        self._joining = Joining(settings, self._roster, self._holdings, self._pacing, self._ratio)
-        self._writer = BatchWriter(self._roster, self._holdings)
+        self._table = RequestTable(settings.page_size)
+        self._planner = PrefillPlanner(settings, self._table, self._kv, self._pacing, self._ratio)
+        self._writer = BatchWriter(self._table, self._kv)
         self._aborting: list[Request] = []
-        self._flights: dict[int, Flight] = {}
-        self._outcomes: list[TokenDelta] = []
+        self._resumed: list[Request] = []
+        """Of which the runner has not been told yet."""
+        self._pending: dict[int, PendingStep] = {}
+        self._deltas: list[TokenDelta] = []
+        self._finished_chunks: list[FinishedChunk] = []
         self._step = 0
         self._steps: Counter[str] = Counter({mode.value: 0 for mode in ForwardMode})
+        self._admission_reason = PrefillPlan().reason
         self._retractions = 0
         self._chunk_cuts = 0
 
     def add(self, message: Generate) -> None:
         """Queues a request. One that can never run ends at once, and `process` reports it."""
         if error := self._refusal(message):
-            self._outcomes.append(TokenDelta(message.request_id, (), "error", error))
+            self._deltas.append(TokenDelta(message.request_id, (), "error", error))
             return
-        if error := queue_full(self._settings, len(self._roster)):
+        if error := queue_full(self._settings, len(self._table)):
             refused = TokenDelta(message.request_id, (), "error", error, refusal="overloaded")
-            self._outcomes.append(refused)
+            self._deltas.append(refused)
             return
-        most = most_new_tokens(self._settings.limits, len(message.prompt_ids))
-        self._roster.join(request_from(message, min(message.max_tokens, most)))
+        longest = max_new_tokens(self._settings.limits, len(message.prompt_ids))
+        self._table.add(request_from(message, min(message.max_tokens, longest)))
 
     def abort(self, request_id: str) -> None:
         """The next batch drops the request, wherever it is; unknown ids are ignored."""
-        if request := self._roster.get(request_id):
+        if request := self._table.get(request_id):
             request.aborting, request.plain_below = True, 0
             self._aborting.append(request)
 
     def fail(self, request_id: str, error: str, refusal: Refusal | None = None) -> None:
         """Ends a request with an error, `refusal` for its kind; unknown ids are ignored."""
-        if request := self._roster.get(request_id):
-            self._end(request, "error", error)
-            self._outcomes[-1] = msgspec.structs.replace(self._outcomes[-1], refusal=refusal)
+        if request := self._table.get(request_id):
+            self._fail(request, error, refusal)
+
+    def preallocate(self, message: Generate) -> Preallocated | None:
+        """Takes a row and pages for a prompt that somebody else computes. None: there is no room
+        now, or it can never run, which `process` reports. The request then waits for `resume`; it
+        can be aborted."""
+        if error := self._refusal(message):
+            self._deltas.append(TokenDelta(message.request_id, (), "error", error))
+            return None
+        longest = max_new_tokens(self._settings.limits, len(message.prompt_ids))
+        request = request_from(message, min(message.max_tokens, longest))
+        if not self._kv.has_room(request):
+            return None
+        self._kv.take([(request, self._kv.match(request))])
+        request.cached_tokens = request.computed_tokens
+        self._table.preallocate(request)
+        return Preallocated(tuple(request.page_ids), request.computed_tokens)
+
+    def resume(self, request_id: str, first: SampledRow, now: float) -> None:
+        """The prompt of a preallocated request is in its pages, and its first token was drawn: it
+        decodes from the next step on, without a forward pass before."""
+        request = self._table.get(request_id)
+        assert request is not None, f"{request_id} has ended"
+        assert request.phase is Phase.PREALLOCATED, f"{request_id} is {request.phase}"
+        request.computed_tokens = request.prefilled_tokens = len(request.token_ids)
+        request.started_seconds = now
+        self._accept(request, first)
+        if not request.ended:
+            self._table.resume(request)
+            self._kv.cache_unfinished(request)
+            self._resumed.append(request)
+
+    def begin_transfer(self, request_id: str, transfer: Fence) -> None:
+        """Until `end_transfer`, no page of the request is handed to others, also when it has ended.
+        Now it has started and not ended."""
+        request = self._table.get(request_id)
+        assert request is not None, f"{request_id} holds no pages"
+        self._kv.begin_transfer(request, transfer)
+
+    def end_transfer(self, transfer: Fence) -> None:
+        """Nobody reads or writes for this transfer any more."""
+        self._kv.end_transfer(transfer)
 
     def flush_cache(self) -> None:
         """What was computed before is not found by requests that start from now on."""
-        self._holdings.flush()
+        self._kv.flush()
 
     def next_batch(self, now: float) -> Batch | None:
         """What to run now; None when there is nothing to run and nothing to report, or nothing
         before the results of the batch in flight are in."""
         self._drop_aborted()
-        launched = [item.request for flight in self._flights.values() for item in flight.prefill]
+        launched = [item.request for step in self._pending.values() for item in step.prefill]
         leaving = self._plan_retraction(now, launched)
-        if leaving.needed and self._flights:
+        if leaving.needed and self._pending:
             return None
         self._carry_out(leaving, now)
-        prefill = self._joining.plan(now, launched, admits=not leaving.short)
-        decode = self._roster.running.ready() if self._joining.answers_join(prefill) else []
-        if prefill.items or decode or (self._outcomes and not self._flights):
-            return self._launch(prefill.items, decode, now)
-        if not self._flights:
+        prefill = self._planner.plan(now, launched, admits=not leaving.short)
+        decode = self._table.running.ready() if self._planner.mix_decode(prefill) else []
+        if prefill.items or decode or (self._deltas and not self._pending):
+            return self._launch(prefill, decode, now)
+        if not self._pending:
             self._ratio.reset()
             self._pacing.rest()
         return None
 
-    def process(self, batch: Batch, result: SampledTokens, now: float) -> list[TokenDelta]:
+    def process(self, batch: Batch, result: SampledTokens, now: float) -> StepOutcome:
         """Takes the tokens of a batch in; returns what became of requests since the last call."""
-        flight, rows = self._flights.pop(batch.step), result.drawn()
-        self._holdings.landed(batch.step)
+        pending = self._pending.pop(batch.step)
+        self._kv.landed(batch.step)
         self._pacing.landed(batch, now)
-        for item in flight.prefill:
-            self._prefilled(item, None if item.cut else next(rows))
-        if result.logprobs:
-            self._decoded_and_scored(flight.decode, rows)
+        if result.error:
+            self._step_failed(pending, result.error)
         else:
-            first = len(result.token_ids) - len(flight.decode)
-            self._decoded(flight.decode, result.token_ids[first:])
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
-
-    def leap(self, most: int, now: float) -> int:
-        """Takes decode steps at once that would change nothing but lengths, `most` at most; returns
-        how many. For simulations: every row repeats its last token, and the queue keeps the order
-        that it has now."""
-        if self._flights or self._aborting or self._outcomes or self._roster.prefilling:
-            return 0
-        running, size = self._roster.running, self._settings.page_size
-        most = leap.alike_steps(running, self._holdings.available_pages, size, most)
-        head, steps = next(self._joining.in_order(now), None), 0
-        while steps < most and not (head and self._joining.would_admit(head)):
-            stride = 1 if head else most
-            leap.take(running, self._holdings, size, stride)
-            for _ in range(stride):
-                self._ratio.decay()
-            steps += stride
-        self._step += steps
-        self._steps[ForwardMode.DECODE] += steps
-        self._pacing.rest()
-        return steps
+            self._take_in(pending, result)
+        deltas, self._deltas = self._deltas, []
+        chunks, self._finished_chunks = tuple(self._finished_chunks), []
+        return StepOutcome(deltas, chunks)
 
     def status(self) -> Status:
         """A frozen view for logs, metrics and the load report."""
-        prefilling = self._roster.prefilling
+        prefilling = self._table.prefilling
         uncomputed = prefilling.uncomputed_tokens if prefilling else 0
         return Status(
-            queued_requests=len(self._roster.waiting),
-            queued_tokens=self._roster.waiting.tokens + uncomputed,
-            running_requests=len(self._roster.running) + (prefilling is not None),
-            pages_total=self._holdings.total_pages,
-            pages_free=self._holdings.free_pages,
-            pages_evictable=self._holdings.evictable_pages,
-            evicted_pages=self._holdings.evicted_pages,
+            queued_requests=len(self._table.waiting),
+            queued_tokens=self._table.waiting.tokens + uncomputed,
+            running_requests=len(self._table.running) + (prefilling is not None),
+            pages_total=self._kv.total_pages,
+            pages_free=self._kv.free_pages,
+            pages_evictable=self._kv.evictable_pages,
+            evicted_pages=self._kv.evicted_pages,
             new_token_ratio=self._ratio.value,
             beta=self._ratio.beta,
             prefilling=progress_of(prefilling),
+            admission_reason=self._admission_reason,
             retractions=self._retractions,
             chunk_cuts=self._chunk_cuts,
             steps=dict(self._steps),
@@ -172,13 +196,13 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts that pages and rows are each free, cached or held by exactly one request."""
-        self._holdings.check_integrity(self._roster.requests)
-        self._roster.running.check_integrity()
+        self._kv.check_integrity(self._table.requests)
+        self._table.running.check_integrity()
 
     # Before a batch: who leaves.
 
     def _refusal(self, message: Generate) -> str | None:
-        if message.request_id in self._roster:
+        if message.request_id in self._table:
             return f"request id {message.request_id!r} is in use"
         if message.max_tokens < 0:
             return f"max_tokens {message.max_tokens} is not allowed; allowed: at least 0"
@@ -192,16 +216,16 @@ class Scheduler:
 
     def _plan_retraction(self, now: float, launched: Sequence[Request]) -> RetractionPlan:
         """For the pages of the next decode step, else for a request that is far more urgent."""
-        running = self._roster.running.ready()
+        running = self._table.running.ready()
         plan = plan_retraction(
             running,
-            self._roster.prefilling,
-            self._holdings.available_pages,
+            self._table.prefilling,
+            self._kv.available_pages,
             self._settings.page_size,
         )
         if plan.needed:
             return plan
-        return self._joining.plan_preemption(now, running, launched)
+        return self._planner.plan_preemption(now, running, launched)
 
     def _carry_out(self, plan: RetractionPlan, now: float) -> None:
         """Sends requests back to the queue."""
@@ -211,74 +235,113 @@ class Scheduler:
         if plan.stuck:
             self._end(plan.stuck, "error", f"{plan.message}; raise kvPoolTokens")
         if plan.short:
-            self._ratio.raise_after_retraction(self._roster.running)
-        elif self._roster.running:
+            self._ratio.raise_after_retraction(self._table.running)
+        elif self._table.running:
             self._ratio.decay()
 
-    def _launch(self, prefill: tuple[PrefillItem, ...], decode: list[Request], now: float) -> Batch:
+    def _launch(self, plan: PrefillPlan, decode: list[Request], now: float) -> Batch:
         self._step += 1
-        starting = self._joining.start(prefill, now)
-        batch = self._writer.write(self._step, starting, prefill, decode)
-        self._flights[self._step] = Flight(prefill, decode)
-        self._holdings.launched(self._step)
-        self._pacing.made(batch, now)
+        starting = self._planner.start(plan, now) + self._newly_resumed()
+        batch = self._writer.write(self._step, starting, plan.items, decode)
+        self._pending[self._step] = PendingStep(plan.items, decode)
+        self._kv.launched(self._step)
+        self._pacing.launched(batch, plan.budget, now)
+        self._admission_reason = plan.reason
         self._steps[batch.mode] += 1
-        self._chunk_cuts += sum(item.cut for item in prefill)
+        self._chunk_cuts += sum(item.cut for item in plan.items)
         return batch
+
+    def _newly_resumed(self) -> list[Request]:
+        """Unless they were retracted or ended since."""
+        resumed, self._resumed = self._resumed, []
+        return [r for r in resumed if r.row is not None and not r.row_announced]
 
     # After a batch, and on the way out.
 
-    def _prefilled(self, item: PrefillItem, drawn: Drawn | None) -> None:
-        """A whole prompt or a chunk of one: others find it from now on."""
+    def _take_in(self, pending: PendingStep, result: SampledTokens) -> None:
+        rows = result.rows()
+        for item in pending.prefill:
+            self._prefilled(item, None if item.cut else next(rows))
+        if result.logprobs:
+            self._decoded_and_scored(pending.decode, rows)
+        else:
+            first = len(result.token_ids) - len(pending.decode)
+            self._decoded(pending.decode, result.token_ids[first:])
+
+    def _step_failed(self, pending: PendingStep, error: str) -> None:
+        """All requests of the step end; of what it computed nothing serves others."""
+        for request in (*(item.request for item in pending.prefill), *pending.decode):
+            if not request.ended:
+                self._fail(request, error, "out_of_memory", trusted=False)
+
+    def _prefilled(self, item: PrefillItem, sampled: SampledRow | None) -> None:
+        """A whole prompt or a chunk of one is in the pool: from now on others find it."""
         request = item.request
         if request.ended:
             return
         request.prefilled_tokens = item.end
-        if drawn is not None:
-            self._accept(request, drawn)
+        page_ids, row = request.page_ids, row_of(request)
+        if sampled is not None:
+            self._accept(request, sampled)
         if not request.ended:
-            self._holdings.keep(request)
+            self._kv.cache_unfinished(request)
+        failed = sampled is not None and sampled[0] == NO_TOKEN
+        if self._settings.report_chunks and not (request.aborting or failed):
+            self._report_chunk(item, row, page_ids)
 
-    def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[Drawn]) -> None:
+    def _report_chunk(self, item: PrefillItem, row: int, page_ids: Sequence[int]) -> None:
+        """`page_ids` are the request's, also if it has just ended."""
+        size, start = self._settings.page_size, item.start if item.match is None else 0
+        pages = tuple(page_ids[start // size : pages_for(item.end, size)])
+        chunk = FinishedChunk(item.request.request_id, row, start, item.end, pages)
+        self._finished_chunks.append(chunk)
+
+    def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[SampledRow]) -> None:
         """The next token of each."""
-        for request, drawn in zip(requests, rows, strict=True):
-            self._accept(request, drawn)
+        for request, sampled in zip(requests, rows, strict=True):
+            self._accept(request, sampled)
 
     def _decoded(self, requests: Sequence[Request], token_ids: Sequence[int]) -> None:
         """The same where nobody asks for scores: what is just one token more, which is nearly
         always, is taken at once."""
-        outcomes = self._outcomes
+        deltas = self._deltas
         for request, token in zip(requests, token_ids, strict=True):
             tokens = request.token_ids
             if token in request.special_tokens or len(tokens) >= request.plain_below:
                 self._accept(request, (token, None, None))
             else:
                 tokens.append(token)
-                outcomes.append(TokenDelta(request.request_id, (token,)))
+                deltas.append(TokenDelta(request.request_id, (token,)))
 
-    def _accept(self, request: Request, drawn: Drawn) -> None:
+    def _accept(self, request: Request, sampled: SampledRow) -> None:
         """A sampled token; nothing of a request that ended or is about to be dropped."""
-        token, tokens = drawn[0], request.token_ids
+        token, tokens = sampled[0], request.token_ids
         if token == NO_TOKEN and not request.ended:
             self._end(request, "error", NOT_FINITE, trusted=False)
         if request.ended or request.aborting:
             return
-        asked = len(tokens) < request.most_tokens
+        asked = len(tokens) < request.max_total_tokens
         if asked:
             tokens.append(token)
         if asked and token in request.stop_token_ids:
-            self._end(request, "stop", drawn=drawn)
-        elif len(tokens) >= request.most_tokens:
-            self._end(request, "length", drawn=drawn)
+            self._end(request, "stop", sampled=sampled)
+        elif len(tokens) >= request.max_total_tokens:
+            self._end(request, "length", sampled=sampled)
         else:
-            self._outcomes.append(outcome_of(request, drawn))
+            self._deltas.append(outcome_of(request, sampled))
             request.prompt_logprobs = -1  # told, and not again after a retraction
 
     def _retract(self, request: Request, now: float) -> None:
         """Back to the head of the queue; what it generated is prefilled again with its prompt."""
-        self._holdings.release(request)
-        self._roster.send_back(request, now)
+        self._kv.release(request)
+        self._table.requeue(request, now)
         self._retractions += 1
+
+    def _fail(
+        self, request: Request, error: str, refusal: Refusal | None, *, trusted: bool = True
+    ) -> None:
+        self._end(request, "error", error, trusted=trusted)
+        self._deltas[-1] = msgspec.structs.replace(self._deltas[-1], refusal=refusal)
 
     def _end(
         self,
@@ -286,13 +349,13 @@ class Scheduler:
         reason: FinishReason,
         error: str | None = None,
         *,
-        drawn: Drawn | None = None,
+        sampled: SampledRow | None = None,
         trusted: bool = True,
     ) -> None:
         """The one terminal event of a request; `trusted`: what it computed may serve others."""
         if request.phase is not Phase.WAITING:
-            self._holdings.release(request, trusted=trusted)
+            self._kv.release(request, trusted=trusted)
         if reason in ("stop", "length") and not request.ignore_eos:
             self._ratio.learn(request.output_tokens, request.max_tokens)
-        self._roster.end(request)
-        self._outcomes.append(outcome_of(request, drawn, reason, error))
+        self._table.end(request)
+        self._deltas.append(outcome_of(request, sampled, reason, error))

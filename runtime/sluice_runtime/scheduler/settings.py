@@ -43,5 +43,7 @@ class SchedulerSettings:
     priority_threshold: int = 10
     """Difference in priority above which one request preempts another; policy priority only."""
     conservativeness: float = 1.0
+    report_chunks: bool = False
+    """Whether `process` returns the chunks of prompts that a step has finished."""
     target: StepTarget | None = None
     """Decides the budget of each step; None: it is chunk_size."""

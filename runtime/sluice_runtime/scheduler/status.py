@@ -37,6 +37,8 @@ class Status:
     beta: float
     """Mean share of max_tokens that the last completions used."""
     prefilling: ChunkProgress | None
+    admission_reason: str
+    """Why the last step has no more prompts, whoever waits: `PrefillPlan.reason`."""
     retractions: int
     chunk_cuts: int
     steps: Mapping[str, int]

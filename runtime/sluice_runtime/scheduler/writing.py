@@ -11,9 +11,9 @@ from typing import Final
 
 from sluice_runtime.scheduler.admission import PrefillItem
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, PagesAppended, forward_mode
-from sluice_runtime.scheduler.holdings import Holdings
+from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.request import Request, row_added, row_of
-from sluice_runtime.scheduler.roster import Roster
+from sluice_runtime.scheduler.request_table import RequestTable
 
 ROW: Final = attrgetter("row")
 """Of a running request, which has one."""
@@ -22,9 +22,9 @@ ROW: Final = attrgetter("row")
 class BatchWriter:
     """The one maker of batches."""
 
-    def __init__(self, roster: Roster, holdings: Holdings) -> None:
-        self._roster = roster
-        self._holdings = holdings
+    def __init__(self, table: RequestTable, kv: KvAllocator) -> None:
+        self._table = table
+        self._kv = kv
 
     def write(
         self,
@@ -33,16 +33,19 @@ class BatchWriter:
         prefill: Sequence[PrefillItem],
         decode: Sequence[Request],
     ) -> Batch:
-        """`starting`: those of `prefill` that have their rows since this step; `decode`: nobody, or
-        all that are ready."""
+        """`starting`: requests that the runner does not know, of `prefill` or resumed; `decode`:
+        nobody, or all that are ready."""
+        added = tuple([row_added(request) for request in starting])
         started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
+        for request in starting:
+            request.row_announced = True
         opened, context_tokens = self._advance(decode) if decode else ([], 0)
         return Batch(
             step=step,
             mode=forward_mode(bool(prefill), bool(decode)),
-            replaced_pages=self._holdings.take_replaced_pages(),
-            dropped_rows=self._holdings.take_dropped_rows(),
-            added_rows=tuple([row_added(request) for request in starting]),
+            replaced_pages=self._kv.take_replaced_pages(),
+            dropped_rows=self._kv.take_dropped_rows(),
+            added_rows=added,
             appended_pages=(*started, *opened),
             extend_rows=tuple([self._extend(item) for item in prefill]),
             decode_rows=tuple(map(ROW, decode)),
@@ -52,9 +55,9 @@ class BatchWriter:
     def _advance(self, decode: Sequence[Request]) -> tuple[list[PagesAppended], int]:
         """One token more for each, and a page where that is the first of one; what they attend to,
         in tokens."""
-        running = self._roster.running
-        requests = running.opening()
-        pages = self._holdings.open_pages(requests)
+        running = self._table.running
+        requests = running.rows_needing_page()
+        pages = self._kv.append_pages(requests)
         context_tokens = running.context_tokens + len(decode)
         running.advance(decode)
         opened = [
@@ -64,6 +67,6 @@ class BatchWriter:
         return opened, context_tokens
 
     def _extend(self, item: PrefillItem) -> ExtendRow:
-        self._roster.prefill(item.request, item.end, cut=item.cut)
+        self._table.prefill(item.request, item.end, cut=item.cut)
         tokens = tuple(item.request.token_ids[item.start : item.end])
         return ExtendRow(row_of(item.request), item.start, tokens, samples=not item.cut)

@@ -16,9 +16,9 @@ import msgspec
 from sluice_runtime.messages import TokenDelta, TokenLogprob
 from sluice_runtime.server.detokenizer import Detokenizer
 from sluice_runtime.server.prompts import ChoicePlan
-from sluice_runtime.server.stop_strings import StopStrings
 from sluice_runtime.server.token_text import ScoredToken, TokenTexts
 from sluice_runtime.server.tools.calls import CallPart, whole_calls
+from sluice_runtime.server.tools.source import possible_start
 from sluice_runtime.tokenizer import Tokenizer
 
 
@@ -29,23 +29,28 @@ class Piece:
     index: int
     text: str
     tokens: int
-    """Tokens of the engine that this piece accounts for, the stop token included."""
+    """Generated tokens that this piece accounts for, including the stop token."""
     cached_tokens: int = 0
     finish_reason: Literal["stop", "length", "tool_calls"] | None = None
     token_ids: tuple[int, ...] = ()
-    """Tokens of which some text is out by now. Neither the stop token nor what lies beyond a stop
-    string is ever among them."""
+    """Tokens whose text has begun to be sent. Never the stop token, nor what follows a stop
+    string."""
     scores: tuple[ScoredToken, ...] | None = None
-    """Of `token_ids`, and before them of an echoed prompt; None when nobody asked."""
+    """Logprobs of `token_ids`, after those of an echoed prompt; None when not requested."""
     prompt_scores: tuple[ScoredToken, ...] | None = None
-    """Of the prompt's tokens, on the first piece; None when nobody asked."""
+    """Logprobs of the prompt's tokens, on the first piece; None when not requested."""
+    returned_ids: tuple[int, ...] | None = None
+    """The ids of all `tokens`; None when not requested."""
+    prompt_ids: Sequence[int] | None = None
+    """Ids of the prompt, on the first piece; None when not requested."""
     calls: tuple[CallPart, ...] = ()
-    """Parts of tool calls; their text is no part of the answer's."""
+    """Parts of tool calls; their source text is not in `text`."""
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """All pieces of one choice as one."""
     scores = [piece.scores for piece in pieces if piece.scores is not None]
+    ids = [piece.returned_ids for piece in pieces if piece.returned_ids is not None]
     return replace(
         pieces[0],
         text="".join([piece.text for piece in pieces]),
@@ -53,13 +58,14 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         finish_reason=pieces[-1].finish_reason,
         token_ids=tuple(chain.from_iterable(piece.token_ids for piece in pieces)),
         scores=tuple(chain.from_iterable(scores)) if scores else None,
+        returned_ids=tuple(chain.from_iterable(ids)) if ids else None,
         calls=whole_calls(chain.from_iterable(piece.calls for piece in pieces)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A token whose text may not be out yet."""
+    """A token whose text may not have been sent yet."""
 
     token_id: int
     start: int
@@ -79,13 +85,13 @@ class AnswerText:
         self._waiting: deque[_Waiting] = deque()
         self._tokens = 0
         self._characters = 0
-        """Of the answer as far as it is known."""
+        """Decoded so far."""
         self._emitted = 0
-        """Of the answer as far as it is out."""
+        """Sent so far."""
         self._begun = False
 
     def push(self, delta: TokenDelta) -> Piece:
-        """The piece this delta makes. Stop string before EOS before length."""
+        """The piece for this delta. A stop string takes precedence over EOS, EOS over length."""
         taken = len(delta.token_ids)
         text = ""
         scores: Sequence[TokenLogprob | None] = delta.logprobs or [None] * taken
@@ -104,7 +110,7 @@ class AnswerText:
         return self._tokens > self._plan.min_tokens
 
     def _take(self, token: int, score: TokenLogprob | None) -> str:
-        """What one token more makes certain."""
+        """Decodes one more token; returns the text that later tokens cannot change."""
         self._tokens += 1
         self._waiting.append(_Waiting(token, self._characters, score))
         text = self._detokenizer.push([token])
@@ -130,6 +136,7 @@ class AnswerText:
             scores=None
             if self._plan.logprobs < 0
             else tuple([self._texts.scored(t.token_id, t.start + shift, t.score) for t in out]),
+            returned_ids=tuple(delta.token_ids[:taken]) if self._plan.returns_token_ids else None,
         )
         if self._begun:
             return piece
@@ -137,15 +144,17 @@ class AnswerText:
         return self._with_prompt(piece, delta.prompt_logprobs)
 
     def _released(self, *, everything: bool) -> list[_Waiting]:
-        """Tokens of which some text is out: with a stop string, none beyond it."""
+        """The waiting tokens whose text has begun to be sent; with a stop string, none after it."""
         out = []
         while self._waiting and (everything or self._waiting[0].start < self._emitted):
             out.append(self._waiting.popleft())
         return out
 
     def _with_prompt(self, piece: Piece, logprobs: Sequence[TokenLogprob] | None) -> Piece:
-        """The first piece also carries what is said of the prompt."""
+        """Adds to the first piece what concerns the prompt."""
         plan = self._plan
+        if plan.returns_token_ids:
+            piece = replace(piece, prompt_ids=plan.prompt_ids)
         if plan.echo is not None:
             piece = replace(piece, text=plan.echo + piece.text)
         if logprobs is None:
@@ -167,12 +176,61 @@ class AnswerText:
         return scored
 
     def _visible(self, delta: TokenDelta) -> Sequence[int]:
-        """Without the stop token that ended the answer, unless the client wants it."""
+        """The delta's tokens without the stop token, unless the client wants it in the text."""
         ids = delta.token_ids
         ended_by_token = delta.finish_reason == "stop" and ids and not self._plan.keeps_stop
         return ids[:-1] if ended_by_token and ids[-1] in self._plan.stop_token_ids else ids
 
 
 def _with_best(scored: list[ScoredToken], top: int) -> list[ScoredToken]:
-    """With as many of the most probable tokens as were asked for; more may have been told."""
+    """Cuts the top logprobs to the number requested; the engine may have sent more."""
     return [msgspec.structs.replace(one, top=one.top[:top]) for one in scored]
+
+
+class StopStrings:
+    """Passes text on until a stop string; holds back what may be the start of one.
+
+    Which stop string wins does not depend on how the text was cut: the one that ends first, and
+    of several that end together the longest.
+    """
+
+    def __init__(self, stops: Sequence[str], *, kept: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._kept = kept
+        """Whether the stop string is part of the answer."""
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str, *, honoured: bool = True) -> str:
+        """The text that surely belongs to the answer; "" once a stop string was found. With
+        `honoured` false, stop strings are ordinary text.
+
+        One that ends in text which is not `honoured` is text like any other.
+        """
+        if self.found or not self._stops:
+            return "" if self.found else text
+        pending = self._held + text
+        cut = self._first_stop(pending, len(self._held)) if honoured else None
+        if cut is not None:
+            self.found, self._held = True, ""
+            return pending[:cut]
+        held = possible_start(pending, self._stops)
+        self._held = pending[len(pending) - held :]
+        return pending[: len(pending) - held]
+
+    def finish(self) -> str:
+        """The text that was held back and turned out to be no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_stop(self, text: str, after: int) -> int | None:
+        """Where the answer ends: at the stop string that ends first after `after` characters."""
+        hits = []
+        for stop in self._stops:
+            at = text.find(stop, max(0, after - len(stop) + 1))
+            if at >= 0:
+                hits.append((at + len(stop), at))
+        if not hits:
+            return None
+        end, start = min(hits)
+        return end if self._kept else start

@@ -1,31 +1,36 @@
-"""Pieces of text as OpenAI's response objects, for both routes, whole and streamed. Plain dicts.
+"""Pieces of text as response objects of the routes that generate, whole and streamed. Plain dicts.
 
-Knows no HTTP: `streaming` turns the chunks into events.
+Scored tokens are encoded to JSON one by one: Python objects for all tokens of a long prompt would
+take gigabytes, and encoding them at once would block every stream. Knows no HTTP: `streaming` turns
+the chunks into events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from sluice_runtime.server.answer_text import Piece, joined
-from sluice_runtime.server.logprobs_json import chat_logprobs, completion_logprobs, prompt_logprobs
+from sluice_runtime.server.protocol import StreamOptions
+from sluice_runtime.server.token_text import ScoredToken, TokenText
 from sluice_runtime.server.tools.calls import CallPart
 
 
 @dataclass
 class Usage:
-    """Tokens of a request, counted as its pieces come. A prompt counts once, however many choices
-    are drawn for it, and of it as cached what was there before any of them."""
+    """Token counts of a request, updated as its pieces come. A prompt counts once for all its
+    choices; its cached tokens are those that were cached before the first choice."""
 
     prompt_lengths: Sequence[int]
     """Tokens of each prompt."""
     choices: int
-    """Of each prompt; the pieces of a prompt's choices have neighbouring indices."""
+    """Choices for each prompt; those of one prompt have consecutive indices."""
     completion_tokens: int = 0
     _cached: dict[int, int] = field(default_factory=dict)
-    """By choice, as its first piece tells."""
+    """By choice index, from its first piece."""
 
     def add(self, piece: Piece) -> None:
         """Counts one more piece."""
@@ -42,7 +47,8 @@ class Usage:
         }
 
     def _cached_tokens(self) -> int:
-        """The later choices of a prompt find it cached because the first one computed it."""
+        """The smallest count of a prompt's choices: the later ones find what the first one
+        computed."""
         by_prompt: dict[int, int] = {}
         for index, tokens in self._cached.items():
             prompt = index // self.choices
@@ -70,10 +76,12 @@ class Envelope:
 
 
 class Shape(Protocol):
-    """How one route spells its choices."""
+    """The format of one route's choices."""
 
     whole_object: str
     chunk_object: str
+    one_prompt: bool
+    """Whether the prompt's token ids belong to the response rather than to each choice."""
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]: ...
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]: ...
@@ -84,12 +92,14 @@ class CompletionShape:
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
+    one_prompt = False
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]:
         return self.chunk_choice(answer, first=True)
 
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        return _choice(piece, completion_logprobs(piece.scores), text=piece.text)
+        own = {"text": piece.text, **_prompt_ids(piece)}
+        return _choice(piece, completion_logprobs(piece.scores), **own)
 
 
 class ChatShape:
@@ -97,6 +107,7 @@ class ChatShape:
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    one_prompt = True
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -119,13 +130,18 @@ class GenerateShape:
 
     whole_object = "generation"
     chunk_object = "generation.chunk"
+    one_prompt = False
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]:
         return self.chunk_choice(answer, first=True)
 
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        own = {"text": piece.text, "token_ids": list(piece.token_ids)}
+        own = {"text": piece.text, "token_ids": list(piece.token_ids), **_prompt_ids(piece)}
         return _choice(piece, chat_logprobs(piece.scores), **own)
+
+
+def _prompt_ids(piece: Piece) -> dict[str, Any]:
+    return {} if piece.prompt_ids is None else {"prompt_token_ids": list(piece.prompt_ids)}
 
 
 def _call(call: CallPart) -> dict[str, Any]:
@@ -134,21 +150,23 @@ def _call(call: CallPart) -> dict[str, Any]:
 
 
 def _call_delta(part: CallPart) -> dict[str, Any]:
-    """A call begins with its id and name; what follows has arguments only."""
+    """The first part of a call has its id and name; later ones have arguments only."""
     if part.call_id is None:
         return {"index": part.index, "function": {"arguments": part.arguments}}
     return {"index": part.index, **_call(part)}
 
 
 def _choice(piece: Piece, logprobs: object, **own: Any) -> dict[str, Any]:
-    """What the choices of all routes have, around what is a route's own. `prompt_logprobs` is
-    Sluice's own, and there only when it was asked for."""
+    """The fields that all routes' choices share, around a route's own. Token ids and
+    `prompt_logprobs` are extensions of OpenAI's API, present only when requested."""
     choice = {
         "index": piece.index,
         **own,
         "logprobs": logprobs,
         "finish_reason": piece.finish_reason,
     }
+    if piece.returned_ids is not None:
+        choice["token_ids"] = list(piece.returned_ids)
     if piece.prompt_scores is not None:
         choice["prompt_logprobs"] = prompt_logprobs(piece.prompt_scores)
     return choice
@@ -161,24 +179,28 @@ class Chunks:
     shape: Shape
     envelope: Envelope
     usage: Usage
-    include_usage: bool
+    options: StreamOptions | None
     _begun: set[int] = field(default_factory=set)
 
     def of(self, piece: Piece) -> dict[str, Any] | None:
-        """The chunk for a piece; None when it has nothing to tell."""
+        """The chunk for a piece; None when there is nothing to send."""
         self.usage.add(piece)
         first = piece.index not in self._begun
-        told = piece.text or piece.scores or piece.calls or piece.prompt_scores
-        if not (told or piece.finish_reason):
+        content = piece.text or piece.scores or piece.calls or piece.prompt_scores
+        if not (content or piece.returned_ids or piece.finish_reason):
             return None
-        self._begun.add(piece.index)
         choices = [self.shape.chunk_choice(piece, first=first)]
-        more: Mapping[str, Any] = {"usage": None} if self.include_usage else {}
+        more = {} if self._begun or not self.shape.one_prompt else _prompt_ids(piece)
+        self._begun.add(piece.index)
+        if self.options and self.options.continuous_usage_stats:
+            more["usage"] = self.usage.to_json()
+        elif self.options and self.options.include_usage:
+            more["usage"] = None
         return self.envelope.around(self.shape.chunk_object, choices, **more)
 
     def last(self) -> dict[str, Any] | None:
-        """The usage chunk, when it was asked for: no choices."""
-        if not self.include_usage:
+        """The final usage chunk, which has no choices; None unless requested."""
+        if not (self.options and self.options.include_usage):
             return None
         return self.envelope.around(self.shape.chunk_object, [], usage=self.usage.to_json())
 
@@ -192,4 +214,66 @@ def whole(
         usage.add(piece)
         answers.setdefault(piece.index, []).append(piece)
     choices = [shape.whole_choice(joined(answers[index])) for index in sorted(answers)]
-    return envelope.around(shape.whole_object, choices, usage=usage.to_json())
+    more = _prompt_ids(answers[0][0]) if shape.one_prompt else {}
+    return envelope.around(shape.whole_object, choices, usage=usage.to_json(), **more)
+
+
+def completion_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
+    """Four lists side by side; `top_logprobs` always has the token itself, too."""
+    if scores is None:
+        return None
+    return {
+        "tokens": [score.token.key for score in scores],
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": [_written(_by_key(score)) for score in scores],
+        "text_offset": [score.offset for score in scores],
+    }
+
+
+def chat_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
+    """One object a token."""
+    if scores is None:
+        return None
+    content = [
+        _written(
+            {
+                **_named(score.token, score.logprob),
+                "top_logprobs": [_named(token, logprob) for token, logprob in score.top],
+            }
+        )
+        for score in scores
+    ]
+    return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(scores: Sequence[ScoredToken]) -> list[msgspec.Raw]:
+    """One object a token, by token id: the token's own score and the best ones."""
+    return [_written(None if score.logprob is None else _by_id(score)) for score in scores]
+
+
+def _written(value: dict[str, Any] | None) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _by_key(score: ScoredToken) -> dict[str, float] | None:
+    if score.logprob is None:
+        return None
+    return {token.key: logprob for token, logprob in score.top} | {score.token.key: score.logprob}
+
+
+def _by_id(score: ScoredToken) -> dict[str, Any]:
+    best = {
+        str(token.token_id): _ranked(token, logprob, rank)
+        for rank, (token, logprob) in enumerate(score.top, 1)
+    }
+    own = {str(score.token.token_id): _ranked(score.token, score.logprob, score.rank)}
+    return own | best
+
+
+def _ranked(token: TokenText, logprob: float | None, rank: int | None) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": token.text}
+
+
+def _named(token: TokenText, logprob: float | None) -> dict[str, Any]:
+    utf8 = None if token.utf8 is None else list(token.utf8)
+    return {"token": token.text, "logprob": logprob, "bytes": utf8}

@@ -1,16 +1,51 @@
-"""The ASGI application: routes, error format, gate. Knows no socket and no process."""
+"""The ASGI application: every route, its error format, and the gate around them.
+
+Knows no socket and no process; `answering` has what the routes that generate share.
+"""
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+import asyncio
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI, Request
+from sluice_contract.load import LoadReport
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from sluice_runtime.server.failures import install_error_handlers
+from sluice_runtime.errors import UnavailableError
+from sluice_runtime.server import response_models as answers
+from sluice_runtime.server.answering import Answerer, Route
+from sluice_runtime.server.answers import ChatShape, CompletionShape, GenerateShape
+from sluice_runtime.server.body import read_body, refuse_heavy
+from sluice_runtime.server.failures import ModelNotFoundError, install_error_handlers
 from sluice_runtime.server.gate import GateMiddleware
-from sluice_runtime.server.native_routes import native_router
-from sluice_runtime.server.openai_routes import openai_router
+from sluice_runtime.server.health import draw_token
+from sluice_runtime.server.metrics import CONTENT_TYPE
+from sluice_runtime.server.openapi import (
+    BODY_ERRORS,
+    HEAD_ERRORS,
+    WORK_ERRORS,
+    body,
+    document,
+    errors,
+    events,
+)
+from sluice_runtime.server.parse import parse_body
+from sluice_runtime.server.prompts import Planner
+from sluice_runtime.server.protocol import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+)
 from sluice_runtime.server.service import Service
-from sluice_runtime.server.status_routes import status_router
+
+COMPLETIONS: Final = Route(CompletionRequest, Planner.plan_completion, CompletionShape(), "cmpl-")
+CHAT: Final = Route(ChatRequest, Planner.plan_chat, ChatShape(), "chatcmpl-")
+GENERATE: Final = Route(GenerateRequest, Planner.plan_generate, GenerateShape(), "gen-")
+
+_NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -19,10 +54,157 @@ def make_app(service: Service) -> ASGIApp:
 
 
 def routes_of(service: Service) -> FastAPI:
-    """All routes, with their error format; the OpenAPI document is a route of ours."""
-    app = FastAPI(title="Sluice", openapi_url=None, redirect_slashes=False)
+    """All routes, with their error format."""
+    app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False, responses=HEAD_ERRORS)
+    app.openapi = lambda: document(app)  # type: ignore[method-assign]
     install_error_handlers(app)
-    app.include_router(openai_router(service))
-    app.include_router(native_router(service))
-    app.include_router(status_router(service))
+    for router in (_generating(service), _models(service), _engine(service), _status(service)):
+        app.include_router(router)
     return app
+
+
+def _generating(service: Service) -> APIRouter:
+    router = APIRouter(responses=WORK_ERRORS)
+    answerer = Answerer(service)
+
+    @router.post(
+        "/v1/completions",
+        response_model=answers.Completion,
+        responses=events(answers.Completion),
+        openapi_extra=body(CompletionRequest),
+    )
+    async def complete_a_text(request: Request) -> Response:
+        return await answerer.answer(COMPLETIONS, request)
+
+    @router.post(
+        "/v1/chat/completions",
+        response_model=answers.ChatCompletion,
+        responses=events(answers.ChatCompletionChunk),
+        openapi_extra=body(ChatRequest),
+    )
+    async def answer_a_conversation(request: Request) -> Response:
+        return await answerer.answer(CHAT, request)
+
+    @router.post(
+        "/generate",
+        response_model=answers.Generation,
+        responses=events(answers.Generation),
+        openapi_extra=body(GenerateRequest),
+    )
+    async def generate(request: Request) -> Response:
+        """Continues a text or token ids; the answer has token ids, too."""
+        return await answerer.answer(GENERATE, request)
+
+    return router
+
+
+def _models(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models", response_model=answers.ModelList)
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [_model(service)]})
+
+    @router.get(
+        "/v1/models/{name:path}",
+        response_model=answers.ModelAnswer,
+        responses=errors(404),
+        openapi_extra={"parameters": [_NAME]},
+    )
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != service.identity.model:
+            raise ModelNotFoundError(
+                f"model: {name!r} is not served here; allowed: {service.identity.model!r}", "model"
+            )
+        return JSONResponse(_model(service))
+
+    return router
+
+
+def _engine(service: Service) -> APIRouter:
+    """Sluice's own routes that talk to the engine."""
+    router = APIRouter()
+
+    @router.post(
+        "/abort_request",
+        response_model=answers.AbortAnswer,
+        responses=BODY_ERRORS,
+        openapi_extra=body(AbortRequest),
+    )
+    async def abort_request(request: Request) -> Response:
+        """Ends a request by its x-request-id, its `request_id`, or the id of its response."""
+        given = await read_body(request, service.identity.max_body_bytes)
+        asked = await asyncio.to_thread(_abort_request, given)
+        return JSONResponse({"aborted": service.client.abort(asked.request_id)})
+
+    @router.get(
+        "/health_generate",
+        response_model=answers.StatusAnswer,
+        responses=errors(500, 503),
+    )
+    async def health_generate() -> Response:
+        """The engine draws a token now, for this request or for any other."""
+        if service.gate.closed:
+            raise UnavailableError("the server drains")
+        await draw_token(service.client, service.clocks.monotonic())
+        return JSONResponse({"status": "ok"})
+
+    @router.post("/flush_cache", response_model=answers.StatusAnswer, responses=errors(503))
+    async def flush_cache() -> Response:
+        """Forgets cached prefixes: later requests reuse nothing that was computed before."""
+        service.client.flush_cache()
+        return JSONResponse({"status": "ok"})
+
+    return router
+
+
+def _status(service: Service) -> APIRouter:
+    """Routes for kubelet, router, autoscaler and people; none of them talks to the engine."""
+    router = APIRouter()
+
+    @router.get("/health", response_model=answers.StatusAnswer, responses=errors(503))
+    async def health() -> Response:
+        """Liveness: this process answers, and the engine neither died nor hangs."""
+        if not service.client.healthy:
+            failure = service.client.failure
+            raise UnavailableError(failure.message if failure else "the engine process is silent")
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/ready", response_model=answers.StatusAnswer, responses=errors(503))
+    async def ready() -> Response:
+        """Readiness: the model is loaded and the server does not drain."""
+        if not service.ready:
+            state = "draining" if service.gate.closed else "the model is not loaded"
+            raise UnavailableError(f"not ready: {state}")
+        return JSONResponse({"status": "ready"})
+
+    @router.get("/load", response_model=LoadReport, responses=errors(503))
+    async def load() -> Response:
+        """Running and queued requests, free pages."""
+        return JSONResponse(service.load_report().to_json_dict())
+
+    @router.get(
+        "/metrics", response_class=Response, responses={200: {"content": {CONTENT_TYPE: {}}}}
+    )
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+    return router
+
+
+def _abort_request(given: bytes) -> AbortRequest:
+    refuse_heavy(AbortRequest, given, prompt_tokens=0)
+    return parse_body(AbortRequest, given)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    engine = service.client.ready
+    return {
+        "id": service.identity.model,
+        "object": "model",
+        "created": service.identity.started_unix,
+        "owned_by": "sluice",
+        "max_model_len": engine.context_length_tokens if engine else None,
+    }

@@ -1,7 +1,7 @@
 """Token ids to text, piece by piece: the pieces together are `decode` of all ids.
 
-A character may be split over tokens; what may still change when the next token comes is held back.
-Knows nothing of stop strings or requests.
+A character may be split over tokens; text that the next token may still change is held back. Knows
+nothing of stop strings or requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sluice_runtime.tokenizer import Tokenizer
 
 _REPLACEMENT: Final = "\ufffd"
 _CONTEXT_TOKENS: Final = 4
-"""Decoded before new tokens: decoders treat the first token of a text in their own way."""
+"""Context decoded with new tokens: decoders treat the first token of a text differently."""
 _WINDOW_TOKENS: Final = 32
 """Tokens decoded at a time at most, unless they are one run of byte tokens."""
 
@@ -24,14 +24,14 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
         self._tokenizer = tokenizer
         self._shown = shown or {}
-        """Special tokens that are text here."""
+        """Special tokens to be decoded as text, with their text."""
         self._window: list[int] = []
-        """The last tokens: context, then those whose text is not out yet."""
+        """The last tokens: context, then those whose text has not been returned."""
         self._emitted = 0
-        """Characters of the window's text that are out."""
+        """Characters of the window's text that have been returned."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens make certain."""
+        """The text that these tokens complete."""
         hidden = self._tokenizer.hidden_ids
         return "".join(
             [
@@ -48,7 +48,7 @@ class Detokenizer:
         return text
 
     def _push_shown(self, token: int) -> str:
-        """No character goes across a special token."""
+        """Characters never span a special token."""
         text = self.finish() + self._shown[token]
         self._window, self._emitted = [], 0
         return text
@@ -74,7 +74,7 @@ class Detokenizer:
             self._emitted = len(self._tokenizer.decode(self._window))
 
     def _cut_inside(self, text: str) -> None:
-        """Drops old tokens of a long run of broken characters.
+        """Drops old tokens of a long run of incomplete characters.
 
         Where two halves decode to the whole, no character goes across: what comes later cannot
         change the first half.

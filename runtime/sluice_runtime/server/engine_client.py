@@ -1,4 +1,5 @@
-"""The engine process as the routes see it: is it ready, how loaded is it, and a stream a request.
+"""The engine process as the routes see it: whether it is ready, its load, and a token stream for
+each choice.
 
 One task reads the link and hands each delta to its stream. Knows no HTTP, no text and no socket.
 """
@@ -17,6 +18,7 @@ from sluice_runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     RequestError,
+    RequestOutOfMemoryError,
     SluiceRuntimeError,
     UnavailableError,
 )
@@ -39,29 +41,30 @@ from sluice_runtime.messages import (
 from sluice_runtime.scheduler.limits import queue_full
 
 SILENCE_SECONDS: Final = 30.0
-"""An engine that neither stepped nor sent a heartbeat for so long hangs."""
+"""An engine from which neither a step nor a heartbeat came for so long counts as hung."""
 CREDIT_TOKENS: Final = 1024
-"""Tokens of one request that may be on their way to a reader that has not taken them."""
+"""Tokens of one request that may be sent before the reader has taken earlier ones."""
 
 _REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
     "overloaded": OverloadedError,
     "unavailable": UnavailableError,
     "uncompiled": GrammarUnavailableError,
+    "out_of_memory": RequestOutOfMemoryError,
 }
 
 ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")
-"""What is known of an engine that went without a word."""
+"""The failure of an engine process that ended without reporting one."""
 
 
 class Link(Protocol):
-    """What of `transport.ApiLink` is used."""
+    """The part of `transport.ApiLink` that is used."""
 
     def messages(self) -> AsyncIterator[ToApi]: ...
     def send(self, message: ToEngine) -> None: ...
 
 
 class StepObserver(Protocol):
-    """Told of every request and step; keeps the metrics."""
+    """Observes every request and step; keeps the metrics."""
 
     def opened(self, generate: Generate) -> None: ...
     def stepped(self, result: StepResult) -> None: ...
@@ -73,7 +76,7 @@ class GenerationFailedError(SluiceRuntimeError):
 
 
 class TokenStream:
-    """The deltas of one request, to be read by one reader, and closed by it."""
+    """The deltas of one choice; has one reader, which closes it."""
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class TokenStream:
     ) -> None:
         self.request_id = request_id
         self.names = names
-        """What clients call the request that this is a choice of."""
+        """Names by which a client may abort the request."""
         self._grammar_field = grammar_field
         self._send = send
         self._deltas: deque[TokenDelta | SluiceRuntimeError] = deque()
@@ -100,6 +103,7 @@ class TokenStream:
             GenerationFailedError: the engine ended this request with an error.
             InvalidRequestError: its grammar cannot be used.
             OverloadedError: the engine's queue is full.
+            RequestOutOfMemoryError: a step that computed it found no memory.
             EngineDiedError: the engine has gone.
             UnavailableError: it drains, or this server hurries to its end.
         """
@@ -120,7 +124,7 @@ class TokenStream:
         return delta
 
     def put(self, delta: TokenDelta | SluiceRuntimeError) -> None:
-        """For the engine client: one more delta, or the failure that ends the stream."""
+        """Called by the engine client: one more delta, or the failure that ends the stream."""
         self._deltas.append(delta)
         self._arrived.set()
 
@@ -139,16 +143,18 @@ class EngineClient:
         self._clock = clock
         self._observer = observer
         self._streams: dict[str, TokenStream] = {}
-        self._held: set[str] = set()
-        """Ids of requests that the engine was sent and has not ended, closed ones among them."""
-        self._heard_seconds = clock()
+        self._unfinished: set[str] = set()
+        """Ids of requests that the engine has not ended yet, including aborted ones."""
+        self._last_message_seconds = clock()
         self.ready: EngineReady | None = None
         self.became_ready = asyncio.Event()
         self.failure: EngineFailed | None = None
         self.load: Load | None = None
+        self._drawn = asyncio.Event()
+        """Set, and replaced, when a step has drawn a token."""
 
     async def run(self) -> EngineFailed:
-        """Reads until the engine has failed or gone; by then every stream has its error.
+        """Reads until the engine has failed or ended; by then every stream has received its error.
 
         Raises:
             TransportError: the engine speaks another protocol.
@@ -156,7 +162,7 @@ class EngineClient:
         failure = ENGINE_DIED
         try:
             async for message in self._link.messages():
-                self._heard_seconds = self._clock()
+                self._last_message_seconds = self._clock()
                 if isinstance(message, EngineFailed):
                     failure = message
                     break
@@ -167,10 +173,10 @@ class EngineClient:
         return failure
 
     def open_all(
-        self, choices: Sequence[Generate], names: Collection[str] = ()
+        self, choices: Sequence[Generate], names: Collection[str] = (), *, observed: bool = True
     ) -> list[TokenStream]:
-        """Starts the choices of one request, all or none; the caller closes the streams. `names`
-        are for `abort`.
+        """Starts all choices of a request, or none; the caller closes the streams. `names` are for
+        `abort`.
 
         Raises:
             UnavailableError: there is no engine that could run them.
@@ -180,20 +186,27 @@ class EngineClient:
         if self.ready is None or self.failure is not None:
             raise UnavailableError("the model is not loaded")
         self._check_room(self.ready, len(choices))
-        return [self._open(choice, names) for choice in choices]
+        return [self._open(choice, names, observed=observed) for choice in choices]
 
-    def open(self, generate: Generate) -> TokenStream:
-        """Starts a request of one choice; see `open_all`."""
-        return self.open_all([generate])[0]
+    def open(self, generate: Generate, *, observed: bool = True) -> TokenStream:
+        """Starts a request of one choice; see `open_all`. `observed`: it is in the metrics."""
+        return self.open_all([generate], observed=observed)[0]
 
-    def _open(self, generate: Generate, names: Collection[str]) -> TokenStream:
-        assert generate.request_id not in self._held, "ids are drawn here, and never a client's"
-        self._held.add(generate.request_id)
+    async def token_drawn(self) -> None:
+        """Returns when a step draws a token of any request, closed ones among them."""
+        await self._drawn.wait()
+
+    def _open(self, generate: Generate, names: Collection[str], *, observed: bool) -> TokenStream:
+        assert generate.request_id not in self._unfinished, (
+            "ids are drawn here, and never a client's"
+        )
+        self._unfinished.add(generate.request_id)
         field = generate.grammar.field if generate.grammar else None
         stream = TokenStream(generate.request_id, self._link.send, field, names)
         self._streams[generate.request_id] = stream
         self._link.send(generate)
-        self._observer.opened(generate)
+        if observed:
+            self._observer.opened(generate)
         return stream
 
     def close(self, stream: TokenStream) -> None:
@@ -215,7 +228,7 @@ class EngineClient:
             self._link.send(Drain())
 
     def flush_cache(self) -> None:
-        """Requests that are opened from now on find nothing cached.
+        """Tells the engine to forget cached prefixes.
 
         Raises:
             UnavailableError: there is no engine.
@@ -231,15 +244,15 @@ class EngineClient:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine process lives, as far as can be known from here."""
+        """Whether the engine process is alive, judged by its messages."""
         if self.failure is not None:
             return False
-        silent_seconds = self._clock() - self._heard_seconds
+        silent_seconds = self._clock() - self._last_message_seconds
         return self.ready is None or silent_seconds < SILENCE_SECONDS
 
     def _check_room(self, ready: EngineReady, choices: int) -> None:
-        """Refuses whatever the engine would refuse a part of, what it could never hold, and what
-        would join a queue that does not move."""
+        """Refuses what the engine would accept only in part, what never fits, and what would join a
+        queue that is already full."""
         running, queued = ready.max_running_requests, ready.max_queued_requests
         if queue_full(ready, 0, choices):
             raise InvalidRequestError(
@@ -252,7 +265,7 @@ class EngineClient:
                 f"the queue is full: {waiting} requests wait, {choices} more come; allowed: "
                 f"{queued} (maxQueuedRequests)"
             )
-        if error := queue_full(ready, len(self._held), choices):
+        if error := queue_full(ready, len(self._unfinished), choices):
             raise OverloadedError(error)
 
     def _receive(self, message: EngineReady | StepResult | Heartbeat) -> None:
@@ -266,9 +279,12 @@ class EngineClient:
             case StepResult():
                 self._take_load(message.load)
                 self._observer.stepped(message)
+                if any(delta.token_ids for delta in message.deltas):
+                    self._drawn.set()
+                    self._drawn = asyncio.Event()
                 for delta in message.deltas:
                     if delta.finish_reason is not None:
-                        self._held.discard(delta.request_id)
+                        self._unfinished.discard(delta.request_id)
                     if stream := self._streams.get(delta.request_id):
                         stream.put(delta)
 

@@ -1,4 +1,4 @@
-"""Every error as OpenAI's error JSON, with the status and headers that belong to it.
+"""Every error as OpenAI's error JSON, with its status and headers.
 
 Knows the exception tree; knows no route.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from sluice_contract import http_errors
-from sluice_contract.engine_http import ENGINE_DIED, GRAMMAR_UNAVAILABLE
+from sluice_contract.engine_http import ENGINE_DIED, GRAMMAR_UNAVAILABLE, OUT_OF_MEMORY
 from sluice_contract.http_errors import INVALID_REQUEST, SERVER_ERROR, Mistake, error_object
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -25,6 +25,7 @@ from sluice_runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     RequestError,
+    RequestOutOfMemoryError,
     SluiceRuntimeError,
     UnavailableError,
     UnsupportedFieldError,
@@ -39,7 +40,7 @@ class ModelNotFoundError(RequestError):
 
 
 class MistakenError(RequestError):
-    """The request is at fault in a way that router and engine word alike."""
+    """A mistake in the request that router and engine describe in the same words."""
 
     def __init__(self, mistake: Mistake) -> None:
         super().__init__(mistake.message)
@@ -48,14 +49,14 @@ class MistakenError(RequestError):
 
 @dataclass(frozen=True)
 class Kind:
-    """How one class of errors is told to the client."""
+    """How one class of errors is reported to the client."""
 
     status: int
     type: str
     code: str | None
     retry_after_seconds: int | None = None
     closes: bool = False
-    """Whether the connection ends too: the rest of the request would be read as another one's."""
+    """Whether the connection is closed: the rest of the request would be read as the next one."""
 
 
 _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
@@ -68,20 +69,21 @@ _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     GenerationFailedError: Kind(500, SERVER_ERROR, "generation_failed"),
     EngineDiedError: Kind(503, SERVER_ERROR, ENGINE_DIED, retry_after_seconds=2),
     GrammarUnavailableError: Kind(503, SERVER_ERROR, GRAMMAR_UNAVAILABLE, retry_after_seconds=2),
+    RequestOutOfMemoryError: Kind(503, SERVER_ERROR, OUT_OF_MEMORY, retry_after_seconds=2),
     UnavailableError: Kind(503, SERVER_ERROR, "unavailable", retry_after_seconds=2),
 }
 _INTERNAL: Final = Kind(500, SERVER_ERROR, http_errors.INTERNAL_CODE)
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`; of an unforeseen error nothing is told."""
+    """`{"error": {message, type, param, code}}`; gives no details of an unexpected error."""
     kind = _kind_of(error)
     message = str(error) if kind is not _INTERNAL else http_errors.INTERNAL_MESSAGE
     return error_object(message, kind.type, kind.code, getattr(error, "param", None))
 
 
 def error_response(error: Exception) -> Response:
-    """The whole response; 429 and 503 say when to come again."""
+    """The whole response; 429 and 503 carry Retry-After."""
     kind = _kind_of(error)
     wait = kind.retry_after_seconds
     headers = {} if wait is None else {"retry-after": str(wait)}
@@ -91,20 +93,20 @@ def error_response(error: Exception) -> Response:
 
 
 def log_unforeseen(error: Exception) -> None:
-    """Writes a bug of ours to the log, with its traceback; the tree's errors are no bugs."""
+    """Logs an unexpected error with its traceback; expected errors are not logged here."""
     if _kind_of(error) is _INTERNAL:
         _log.error("unforeseen error in a request", exc_info=error)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every error response of the application OpenAI's."""
+    """Makes every error response of the application follow OpenAI's format."""
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(SluiceRuntimeError, _request_error)
     app.add_exception_handler(Exception, _request_error)
 
 
 async def _framework_error(request: Request, error: Exception) -> Response:
-    """404, 405 and what else Starlette refuses."""
+    """404, 405 and Starlette's other refusals."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     if error.status_code == 404:

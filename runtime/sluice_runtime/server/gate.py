@@ -1,7 +1,7 @@
-"""Lets requests in, and counts those inside, so that a drain knows when the last has gone.
+"""Admits requests and counts those in progress, so that a drain knows when the last has finished.
 
-Wraps the application as ASGI middleware: a request is inside until its last byte is sent. Also
-holds every request's head to the caps and gives it its id. Knows no engine.
+ASGI middleware around the application: a request is in progress until its last byte is sent. Also
+limits the size of every request's head and assigns its id. Knows no engine.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _WORK_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/gen
 
 
 class Gate:
-    """Open until `close`; afterwards work is refused and what is inside may finish."""
+    """Open until `close`; afterwards new work is refused and requests in progress may finish."""
 
     def __init__(self) -> None:
         self.closed = False
         self.inside = 0
-        """Requests."""
+        """Requests in progress."""
         self._changed = asyncio.Condition()
 
     def close(self) -> None:
-        """No more work is let in."""
+        """Refuses new work from now on."""
         self.closed = True
 
     async def emptied(self) -> None:
-        """Returns when nothing is inside."""
+        """Returns when no request is in progress."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.inside == 0)
 
     async def enter(self) -> None:
-        """One more inside.
+        """Counts one more request.
 
         Raises:
             UnavailableError: the gate is closed.
@@ -51,14 +51,14 @@ class Gate:
         self.inside += 1
 
     async def leave(self) -> None:
-        """One less inside."""
+        """Counts one request less."""
         async with self._changed:
             self.inside -= 1
             self._changed.notify_all()
 
 
 class GateMiddleware:
-    """Passes work through the gate, and an x-request-id through everything."""
+    """Applies the gate to work, and an x-request-id to everything."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
@@ -98,7 +98,7 @@ class GateMiddleware:
 
 
 def _head_refusal(scope: Scope) -> Response | None:
-    """The answer to a request whose head is beyond the caps."""
+    """The refusal of a request whose head is too large."""
     query = scope["query_string"]
     target_bytes = len(scope["raw_path"]) + (len(query) + 1 if query else 0)
     sizes = ((name.decode("latin-1"), len(name) + len(value)) for name, value in scope["headers"])
@@ -107,6 +107,6 @@ def _head_refusal(scope: Scope) -> Response | None:
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's id when it is harmless in headers and logs, else a new one."""
+    """The client's id if it is safe in headers and logs, else a new one."""
     given = headers.get(REQUEST_ID_HEADER, "")
     return given if is_acceptable_request_id(given) else secrets.token_hex(16)

@@ -1,6 +1,6 @@
-"""One request's answers as they come: plans to the engine, its deltas back as pieces of text.
+"""Runs the choices of one request on the engine, and yields their text piece by piece.
 
-Leaving a generator early aborts what still runs. Knows neither JSON nor HTTP.
+Closing a generator early aborts what still runs. Knows neither JSON nor HTTP.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_runtime.messages import Generate
@@ -16,21 +16,21 @@ from sluice_runtime.server.answer_text import AnswerText, Piece
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, EngineClient, TokenStream
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.token_text import TokenTexts
-from sluice_runtime.server.tools.pieces import with_calls
+from sluice_runtime.server.tools.calls import CallParser, whole_calls
 from sluice_runtime.tokenizer import Tokenizer
 
 _MERGED_PIECES: Final = 64
-"""Pieces of several choices that may wait for the reader."""
+"""Pieces of all choices that may wait for the reader."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks, and since when."""
+    """Where a request comes from, and when it arrived."""
 
     arrival_seconds: float
     routing_key: str = ""
     names: tuple[str, ...] = ()
-    """What the request may be aborted by."""
+    """Names by which the request may be aborted."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Generator:
     tokenizer: Tokenizer
     texts: TokenTexts
     draw_id: Callable[[], str]
-    """An id no other request of this process has."""
+    """Returns an id that is unique in this process."""
 
     async def pieces(
         self, plans: Sequence[ChoicePlan], caller: Caller
@@ -65,7 +65,7 @@ class Generator:
                 self.client.close(stream)
 
     async def _choice(self, stream: TokenStream, plan: ChoicePlan) -> AsyncGenerator[Piece, None]:
-        """One choice's pieces; its pages are free as soon as it ends, whatever the others do."""
+        """The pieces of one choice; its pages are freed as soon as it ends."""
         answer = AnswerText(plan, self.tokenizer, self.texts)
         parser = plan.reading.parser() if plan.reading else None
         while True:
@@ -75,7 +75,7 @@ class Generator:
             else:  # thousands of tokens to name
                 piece = await asyncio.to_thread(answer.push, delta)
             if parser is not None:
-                piece = with_calls(piece, parser)
+                piece = _with_calls(piece, parser)
             if piece.finish_reason is not None:
                 self.client.close(stream)
             yield piece
@@ -96,13 +96,13 @@ class Generator:
             grammar=plan.grammar,
             routing_key=caller.routing_key,
             logprobs=plan.logprobs,
-            prompt_logprobs=plan.asked_prompt_logprobs,
+            prompt_logprobs=plan.engine_prompt_logprobs,
             cache_salt=plan.cache_salt,
         )
 
 
 async def _merged(choices: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
-    """Several iterators as one; the first failure ends all."""
+    """Merges several iterators; the first failure ends all."""
     queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(_MERGED_PIECES)
 
     async def pump(choice: AsyncGenerator[Piece, None]) -> None:
@@ -128,3 +128,19 @@ async def _merged(choices: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _with_calls(piece: Piece, parser: CallParser) -> Piece:
+    """The piece with its tool calls parsed. A choice that stops and has calls finishes with
+    `tool_calls`."""
+    parsed = parser.push(piece.text)
+    if piece.finish_reason is None:
+        return replace(piece, text=parsed.text, calls=parsed.calls)
+    rest = parser.finish()
+    called = parser.calls > 0 and piece.finish_reason == "stop"
+    return replace(
+        piece,
+        text=parsed.text + rest.text,
+        calls=whole_calls([*parsed.calls, *rest.calls]),
+        finish_reason="tool_calls" if called else piece.finish_reason,
+    )

@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Final
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, Final
 
-from sluice_runtime.errors import UnavailableError
+from sluice_runtime.errors import OverloadedError, UnavailableError
 from sluice_runtime.messages import Generate, Sampling
-from sluice_runtime.server.engine_client import EngineClient
-from sluice_runtime.server.protocol import MOST_PRIORITY
+from sluice_runtime.server.engine_client import EngineClient, TokenStream
+from sluice_runtime.server.protocol import MAX_PRIORITY
 
 TOKEN_SECONDS: Final = 20.0
-"""How long one token may take, behind whatever the engine runs."""
+"""How long one token may take."""
 
 
 async def draw_token(client: EngineClient, now: float, seconds: float = TOKEN_SECONDS) -> None:
-    """Returns once a token was drawn; `now` is the engine's clock.
+    """Returns once the engine has drawn a token, for any request; `now` is the engine's clock. The
+    request sent here, for an engine that has no other, is the least urgent of all and in no metric.
 
     Raises:
         UnavailableError: there is no engine, or no token came in time.
-        OverloadedError, GenerationFailedError: what any request would hear.
+        GenerationFailedError: the engine could not compute it.
     """
-    generate = Generate(
+    probe: TokenStream | None = None
+    with suppress(OverloadedError):  # then the tokens of others tell
+        probe = client.open(_probe(now), observed=False)
+    try:
+        async with asyncio.timeout(seconds):
+            await _first(client.token_drawn(), *([probe.next()] if probe else []))
+    except TimeoutError:
+        raise UnavailableError(f"the engine drew no token within {seconds:g} s") from None
+    finally:
+        if probe:
+            client.close(probe)
+
+
+def _probe(now: float) -> Generate:
+    return Generate(
         request_id=f"health-{secrets.token_hex(8)}",
         prompt_ids=[0],
         max_tokens=1,
         sampling=Sampling(temperature=0.0),
         arrival_seconds=now,
-        priority=MOST_PRIORITY,
+        priority=-MAX_PRIORITY,
     )
-    stream = client.open(generate)
+
+
+async def _first(*awaited: Coroutine[Any, Any, object]) -> None:
+    """Returns with the first that ends, and raises what it raised."""
+    tasks = [asyncio.ensure_future(each) for each in awaited]
     try:
-        async with asyncio.timeout(seconds):
-            await stream.next()
-    except TimeoutError:
-        raise UnavailableError(f"the engine drew no token within {seconds:g} s") from None
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        client.close(stream)
+        for task in tasks:
+            task.cancel()

@@ -6,28 +6,25 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
-from http import HTTPStatus
 from typing import ClassVar, Final
 
 import msgspec
 import uvicorn
 from sluice_contract import http_errors
 from sluice_contract.engine_http import IDLE_CONNECTION_SECONDS
-from sluice_contract.http_errors import Mistake
+from sluice_contract.http_errors import HEAD_SECONDS, Mistake
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice_runtime.errors import InvalidConfigError
 
 _BACKLOG: Final = 2048
-HEAD_SECONDS: Final = 60.0
-"""As for a body: a request whose head takes longer is given up."""
 _LEAVE_SECONDS: Final = 2
-"""How long connections may take to close once nothing is inside any more."""
+"""How long connections may take to close once no request is in progress."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound and listening socket.
+    """A bound, listening socket.
 
     Raises:
         InvalidConfigError: the address cannot be had.
@@ -47,14 +44,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients find it, with the port that was really chosen."""
+    """The URL for clients, with the port that was chosen."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's, except that bytes that are no HTTP request also get OpenAI's error JSON, and that
-    a connection whose request has no complete head in time is closed."""
+    """uvicorn's protocol, but it answers bytes that are no HTTP request with OpenAI's error JSON,
+    and closes a connection whose request head is not complete in time."""
 
     head_seconds: ClassVar[float] = HEAD_SECONDS
     _head_timer: asyncio.TimerHandle | None = None
@@ -93,7 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _give_up(self) -> None:
-        """Whoever sent nothing at all is told nothing: clients keep connections for later."""
+        """Sends nothing on a connection that sent nothing: clients keep connections for later."""
         self._head_timer = None
         if self.cycle is not None and not self.cycle.response_complete:
             self._await_head()  # of a request behind another, whose answer is still under way
@@ -107,12 +104,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _end_with(self, mistake: Mistake) -> None:
         error = http_errors.error_object(mistake.message, http_errors.INVALID_REQUEST, mistake.code)
-        body, phrase = msgspec.json.encode(error), HTTPStatus(mistake.status).phrase
-        head = (
-            f"HTTP/1.1 {mistake.status} {phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode("ascii") + body)
+        body = msgspec.json.encode(error)
+        self.transport.write(http_errors.closing_response(mistake.status, body))
         self.transport.close()
 
 

@@ -19,12 +19,12 @@ CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
 
 
 OUTCOMES: Final = ("stop", "length", "tool_calls", "abort", "error", "refused")
-"""Of requests; each is counted from 0, so that its first is an increase."""
+"""Outcomes of requests; each counter starts at 0, so that its first count is an increase."""
 
 
 @dataclass(slots=True)
 class _Timeline:
-    """What is remembered of a request in flight."""
+    """State of a request in progress."""
 
     arrival_seconds: float
     last_token_seconds: float | None = None
@@ -93,7 +93,7 @@ class EngineMetrics:
             self._raise_to("sluice_steps_total", steps, mode)
 
     def draining(self) -> None:
-        """The server takes no more requests."""
+        """The server no longer accepts requests."""
         self._gauges["sluice_draining"].set(1)
 
     def ended(self, outcome: str) -> None:
@@ -130,7 +130,7 @@ class EngineMetrics:
         self._counters["sluice_generated_tokens_total"].inc(len(delta.token_ids))
 
     def _raise_to(self, name: str, total: float, *labels: str) -> None:
-        """A counter follows the engine's own total."""
+        """Raises a counter to the engine's own total."""
         key = "/".join((name, *labels))
         counter = self._counters[name]
         (counter.labels(*labels) if labels else counter).inc(total - self._totals.get(key, 0))

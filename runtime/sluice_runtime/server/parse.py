@@ -1,27 +1,26 @@
 """From the bytes of a request body to a typed request; every refusal names the field.
 
-Knows nothing of HTTP's reading (see `body`) and nothing of tokens.
+Knows neither HTTP (see `body`) nor tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pydantic_core
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from sluice_contract import http_errors
 from sluice_contract.places import known_keys
-from sluice_contract.wording import allowed_words
+from sluice_contract.wording import allowed_words, unknown_field
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
-from sluice_runtime.server.not_implemented import without_neutral_fields
 from sluice_runtime.server.protocol import GenerationRequest
-from sluice_runtime.server.repeated_keys import refuse_repeated_keys
-from sluice_runtime.server.request_model import RequestModel
+from sluice_runtime.server.request_model import RequestModel, unknown_fields
+from sluice_runtime.server.unused_fields import NotImplementedFields
 
 _ALTERNATIVES: Final[Mapping[str, str]] = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
@@ -30,35 +29,49 @@ _ALTERNATIVES: Final[Mapping[str, str]] = {
     "json": "a JSON schema, as an object or as text",
     "guided_json": "a JSON schema, as an object or as text",
 }
-"""Fields that take several types: what a value of none of them is told."""
+"""What is allowed in fields that take several types."""
+_NOT_IMPLEMENTED: Final = NotImplementedFields.model_fields.keys()
 _ALTERNATIVE_NAMES: Final = frozenset({"NamedTool", "str"})
 
 ModelT = TypeVar("ModelT", bound=RequestModel)
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 
 
-def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
-    """The request for tokens in a body; raises like `parse_body`."""
-    request = _validated(kind, without_neutral_fields(_json_object(body)))
-    if misfit := request.misfit():
-        field, words = misfit
+class Parsed(NamedTuple, Generic[RequestT]):
+    """A parsed request."""
+
+    request: RequestT
+    ignored: list[str]
+    """Paths of unknown fields."""
+
+
+def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> Parsed[RequestT]:
+    """Parses the body of a route that generates; `strict`: unknown fields are refused. Raises like
+    `parse_body`."""
+    fields = _json_object(body)
+    request = _validated(kind, fields, strict=strict)
+    if contradiction := request.contradiction():
+        field, words = contradiction
         raise InvalidRequestError(f"{field}: {words}", field)
-    return request
+    return Parsed(request, unknown_fields(fields, request))
 
 
 def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
-    """What a body holds.
+    """Parses a body; unknown fields are ignored.
 
     Raises:
         MistakenError: it is no JSON object.
-        InvalidRequestError: `param` is the field at fault, or a key that is given twice.
+        InvalidRequestError: `param` is the field at fault.
     """
-    return _validated(kind, _json_object(body))
+    return _validated(kind, _json_object(body), strict=False)
 
 
-def _validated(kind: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
+def _validated(kind: type[ModelT], fields: Mapping[str, Any], *, strict: bool) -> ModelT:
+    if strict and len(fields) > len(kind.model_fields):  # a finding for each takes long
+        known = known_keys(kind, ())
+        raise _unknown_field(kind, [next(key for key in fields if key not in known)])
     try:
-        return kind.model_validate(fields)
+        return kind.model_validate(fields, extra="forbid" if strict else "ignore")
     except ValidationError as error:
         raise _refusal(kind, error) from None
 
@@ -71,12 +84,11 @@ def _json_object(body: bytes) -> dict[str, Any]:
             value = pydantic_core.from_json(body, allow_inf_nan=False)
     if not isinstance(value, dict):
         raise MistakenError(http_errors.not_json(body))
-    refuse_repeated_keys(body, value)
     return value
 
 
 def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequestError:
-    """The refusal for the most telling finding."""
+    """The refusal for the most informative of pydantic's findings."""
     findings = error.errors(include_url=False)
     missing = [_param(one["loc"]) for one in findings if one["type"] == "missing"]
     finding = min(findings, key=lambda one: _rank(one, missing))
@@ -92,13 +104,14 @@ def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequest
     last = finding["loc"][-1]
     of_a_token = isinstance(last, str) and last.isdecimal()
     value = http_errors.shown_json({last: finding["input"]} if of_a_token else finding["input"])
-    return InvalidRequestError(f"{param}: {value} is not allowed; allowed: {allowed}", param)
+    what = "is not implemented yet" if param in _NOT_IMPLEMENTED else "is not allowed"
+    return InvalidRequestError(f"{param}: {value} {what}; allowed: {allowed}", param)
 
 
 def _rank(finding: ErrorDetails, missing: Sequence[str]) -> int:
-    """A value, an unknown field (it may be a misspelt one that is then missing), a type, a field
-    that is missing: of alternatives, the one that was meant is at fault in the former. Where
-    `missing` names a field within the value, that alternative was meant, and the type is right."""
+    """Order of findings, most informative first: a bad value, an unknown field, a wrong type, a
+    missing field. Among the alternatives of a union, this picks the one that was meant: if
+    `missing` names a field inside the value, its type was right."""
     kind = finding["type"]
     if kind.endswith("_type") or (kind == "literal_error" and isinstance(finding["input"], dict)):
         place = _param(finding["loc"])
@@ -109,8 +122,8 @@ def _rank(finding: ErrorDetails, missing: Sequence[str]) -> int:
 def _unknown_field(kind: type[RequestModel], location: Sequence[str | int]) -> InvalidRequestError:
     above, key = _param(location[:-1]), http_errors.shown(str(location[-1]))
     param = f"{above}.{key}" if above else key
-    known = ", ".join(known_keys(kind, location[:-1]))
-    return InvalidRequestError(f"{param}: is not a known field; allowed: {known}", param)
+    says = unknown_field(key, known_keys(kind, location[:-1]))
+    return InvalidRequestError(f"{param}: {says} (strictRequests)", param)
 
 
 def _param(location: Sequence[str | int]) -> str:

@@ -1,4 +1,4 @@
-"""From a parsed request to what the engine is told: prompt ids, sampling, limits.
+"""From a parsed request to plans for the engine: prompt ids, sampling, limits.
 
 Tokenising is CPU work: call `plan_*` in a thread. Knows neither the engine's queue nor HTTP.
 """
@@ -6,9 +6,9 @@ Tokenising is CPU work: call `plan_*` in a thread. Knows neither the engine's qu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sluice_contract.http_errors import shown_json
@@ -19,21 +19,22 @@ from sluice_runtime.errors import (
     UnsupportedFieldError,
 )
 from sluice_runtime.messages import Grammar, Sampling
-from sluice_runtime.scheduler.limits import Limits, most_new_tokens, refusal
-from sluice_runtime.server.prompt_length import surely_exceeds
+from sluice_runtime.scheduler.limits import Limits, max_new_tokens, refusal
+from sluice_runtime.server.prompt_length import end_of, surely_exceeds
 from sluice_runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
     GenerationRequest,
 )
+from sluice_runtime.server.request_model import MAX_IGNORED_FIELDS
 from sluice_runtime.server.sampling_plan import (
     Defaults,
     for_choice,
+    refuse_many_scores,
     refuse_unknown_tokens,
     sampling_of,
 )
-from sluice_runtime.server.scored_values import refuse_many_scores
 from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import ToolFormat
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChoicePlan:
-    """One answer to generate: all the engine is told, and where its text ends."""
+    """One choice to generate: what the engine needs, and how its text is made."""
 
     index: int
     """Number of the choice in the response."""
@@ -57,28 +58,31 @@ class ChoicePlan:
     ignore_eos: bool
     stops: Sequence[str]
     min_tokens: int = 0
-    """A stop string that ends before is text like any other."""
+    """Stop strings have no effect before so many tokens."""
     keeps_stop: bool = False
-    """Whether the stop string that was found is part of the answer."""
+    """Whether the stop string is included in the text."""
     priority: int = 0
     grammar: Grammar | None = None
     reading: CallReading | None = None
-    """Set when the answer may hold tool calls."""
+    """How tool calls are parsed; None: there are none."""
     cache_salt: str = ""
     logprobs: int = -1
-    """Most probable tokens told beside each token; -1: none, nor the token's own."""
+    """Number of top logprobs for each token; -1: no logprobs at all."""
     prompt_logprobs: int = -1
     echo: str | None = None
-    """The prompt's text, when the answer begins with it."""
+    """The prompt's text, if the answer begins with it."""
+    special_texts: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that the client wants in the text, with their text."""
+    returns_token_ids: bool = False
 
     @property
     def shown_tokens(self) -> Mapping[int, str]:
-        """Special tokens that are part of the answer's text."""
-        return {} if self.reading is None else self.reading.shown_tokens
+        """Special tokens that are decoded as text, with their text."""
+        return self.special_texts or ({} if self.reading is None else self.reading.shown_tokens)
 
     @property
-    def asked_prompt_logprobs(self) -> int:
-        """An echoed prompt is scored like the answer."""
+    def engine_prompt_logprobs(self) -> int:
+        """What the engine is asked for: an echoed prompt has logprobs like the answer."""
         echoed = self.logprobs if self.echo is not None else -1
         return max(self.prompt_logprobs, echoed)
 
@@ -89,25 +93,30 @@ class Prompt:
 
     token_ids: list[int]
     echo: str | None = None
-    """Its text, when the answer begins with it."""
+    """Its text, if the answer begins with it."""
 
 
 @dataclass(frozen=True)
 class ModelText:
-    """What the model's files say about text, loaded once."""
+    """What the model's files define about text, loaded once."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     defaults: Defaults
     tool_format: ToolFormat | None = None
-    """How the model writes tool calls, if that is known."""
+    """The model's format of tool calls, if known."""
     formless: str | None = None
-    """Why its answers can be held to no form; None when they can."""
+    """Why structured output is not available; None: it is."""
 
     @cached_property
     def token_texts(self) -> TokenTexts:
-        """What single tokens are called."""
+        """The text of single tokens, for logprobs."""
         return TokenTexts(self.tokenizer)
+
+    @cached_property
+    def special_texts(self) -> Mapping[int, str]:
+        """The special tokens with their text."""
+        return {token: self.tokenizer.token_name(token) for token in self.tokenizer.hidden_ids}
 
 
 @dataclass(frozen=True)
@@ -118,10 +127,10 @@ class Planner:
     limits: Limits
     vocabulary_size: int
     draw_seed: Callable[[], int]
-    """63 random bits, for a request that gives no seed."""
+    """Returns 63 random bits, for requests without a seed."""
 
     def plan_completion(self, request: CompletionRequest) -> list[ChoicePlan]:
-        """`n` plans a prompt, prompts in order.
+        """`n` plans for each prompt, in order.
 
         Raises:
             InvalidRequestError: a prompt can never be served.
@@ -129,11 +138,11 @@ class Planner:
         return self._plans(request, self._prompts(request), "prompt")
 
     def plan_generate(self, request: GenerateRequest) -> list[ChoicePlan]:
-        """One plan; raises InvalidRequestError like `plan_completion`."""
+        """One plan; raises like `plan_completion`."""
         if request.input_ids is not None:
             return self._plans(request, [Prompt(request.input_ids)], "input_ids")
         assert request.text is not None, "parsing has refused it"
-        ids = self._encoded(request.text, "text", special=True)
+        ids = self._encoded(request, request.text, "text")
         return self._plans(request, [Prompt(ids)], "text")
 
     def plan_chat(self, request: ChatRequest) -> list[ChoicePlan]:
@@ -150,27 +159,72 @@ class Planner:
         tools = plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
         messages = [message.for_template() for message in request.messages]
         shown = tools.shown if tools else None
-        prompt = self.text.template.render(messages, shown, request.chat_template_kwargs)
-        ids = self._encoded(prompt, "messages", special=False)
+        prompt = self.text.template.render(
+            messages,
+            shown,
+            _template_options(request),
+            add_generation_prompt=request.add_generation_prompt is not False,
+        )
+        ids = self._encoded(request, prompt, "messages")
         return self._plans(request, [Prompt(ids)], "messages", tools)
+
+    def unread_options(self, request: GenerationRequest, *, strict: bool) -> list[str]:
+        """Names in `chat_template_kwargs` that the model's chat template does not read.
+
+        Raises:
+            InvalidRequestError: there are some, and `strict` is set.
+        """
+        template = self.text.template
+        if not isinstance(request, ChatRequest) or template is None:
+            return []
+        unread = template.unread(request.chat_template_kwargs or {})
+        if strict and unread:
+            allowed = ", ".join(sorted(template.options)) or "leaving it out"
+            raise InvalidRequestError(
+                f"chat_template_kwargs: {shown_json(unread[0])} is not read by the model's chat "
+                f"template; allowed: {allowed} (strictRequests)",
+                "chat_template_kwargs",
+            )
+        return [f"chat_template_kwargs.{name}" for name in unread[:MAX_IGNORED_FIELDS]]
 
     def _prompts(self, request: CompletionRequest) -> list[Prompt]:
         given = request.prompt
         entries = [given] if isinstance(given, str) or isinstance(given[0], int) else given
-        return [self._prompt(entry, echoes=request.echoes) for entry in entries]
+        return [self._prompt(request, entry) for entry in entries]
 
-    def _prompt(self, entry: object, *, echoes: bool) -> Prompt:
+    def _prompt(self, request: CompletionRequest, entry: object) -> Prompt:
         if isinstance(entry, str):
-            ids = self._encoded(entry, "prompt", special=True)
-            return Prompt(ids, entry if echoes else None)
+            ids = self._encoded(request, entry, "prompt")
+            return Prompt(ids, entry if request.echoes else None)
         assert isinstance(entry, list)
-        return Prompt(entry, self.text.tokenizer.decode(entry) if echoes else None)
+        return Prompt(entry, self.text.tokenizer.decode(entry) if request.echoes else None)
 
-    def _encoded(self, text: str, param: str, *, special: bool) -> list[int]:
-        most = self.limits.request_tokens
-        if surely_exceeds(self.text.tokenizer, text, most):
+    def _encoded(self, request: GenerationRequest, text: str, param: str) -> list[int]:
+        tokenizer, most = self.text.tokenizer, self.limits.request_tokens
+        if (kept := self._kept_tokens(request)) is not None:
+            text = end_of(tokenizer, text, kept)
+        elif surely_exceeds(tokenizer, text, most):
             raise self._too_long(f"more than {most}", param)
-        return self.text.tokenizer.encode(text, add_special_tokens=special)
+        special = request.add_special_tokens
+        if special is None:
+            special = not isinstance(request, ChatRequest)
+        return tokenizer.encode(text, add_special_tokens=special)
+
+    def _truncated(self, request: GenerationRequest, prompt: Prompt) -> Prompt:
+        """The prompt, cut to its last tokens if `truncate_prompt_tokens` says so."""
+        kept = self._kept_tokens(request)
+        if kept is None or len(prompt.token_ids) <= kept:
+            return prompt
+        ids = prompt.token_ids[-kept:]
+        return Prompt(ids, None if prompt.echo is None else self.text.tokenizer.decode(ids))
+
+    def _kept_tokens(self, request: GenerationRequest) -> int | None:
+        """How many tokens of a prompt to keep; None: all."""
+        if request.truncate_prompt_tokens != -1:
+            given = request.truncate_prompt_tokens
+            return None if given is None else min(given, self.limits.request_tokens)
+        answer = request.token_limit[1] or request.default_max_tokens or 1
+        return max(1, self.limits.request_tokens - answer)
 
     def _too_long(self, tokens: str, param: str) -> ContextLengthError:
         most = self.limits.request_tokens - 1
@@ -188,39 +242,53 @@ class Planner:
         param: str,
         tools: ToolPlan | None = None,
     ) -> list[ChoicePlan]:
+        prompts = [self._truncated(request, prompt) for prompt in prompts]
         for prompt in prompts:
             self._refuse_unservable(prompt, param)
         refuse_many_scores(request, [len(prompt.token_ids) for prompt in prompts])
-        min_tokens, ignore_eos = request.min_tokens or 0, bool(request.ignore_eos)
-        eos = self._eos_token_ids()
-        grammar = self._grammar(request, tools, eos)
-        base = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
-        if grammar is not None:  # which knows where an answer may go on
-            base = msgspec.structs.replace(base, min_tokens=0)
-        ends = () if ignore_eos and grammar is None else eos
-        stop_ids = sorted({*ends, *self._own_stop_token_ids(request)})
+        base = self._base_plan(request, tools)
         return [
-            ChoicePlan(
+            replace(
+                base,
                 index=number * request.choices + choice,
                 prompt_ids=prompt.token_ids,
                 max_tokens=self._max_tokens(request, len(prompt.token_ids)),
-                sampling=for_choice(base, choice),
-                stop_token_ids=stop_ids,
-                ignore_eos=ignore_eos,
-                stops=request.stops,
-                min_tokens=min_tokens,
-                keeps_stop=bool(request.include_stop_str_in_output),
-                priority=request.priority or 0,
-                grammar=grammar,
-                reading=tools.reading if tools else None,
-                cache_salt=request.cache_salt or "",
-                logprobs=request.told_logprobs,
-                prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
+                sampling=for_choice(base.sampling, choice),
                 echo=prompt.echo,
             )
             for number, prompt in enumerate(prompts)
             for choice in range(request.choices)
         ]
+
+    def _base_plan(self, request: GenerationRequest, tools: ToolPlan | None) -> ChoicePlan:
+        """What all choices of the request share."""
+        ignore_eos, eos = bool(request.ignore_eos), self._eos_token_ids()
+        grammar = self._grammar(request, tools, eos)
+        sampling = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
+        if grammar is not None:  # which knows where an answer may go on
+            sampling = msgspec.structs.replace(sampling, min_tokens=0)
+        ends = () if ignore_eos and grammar is None else eos
+        return ChoicePlan(
+            index=0,
+            prompt_ids=[],
+            max_tokens=0,
+            sampling=sampling,
+            stop_token_ids=sorted({*ends, *self._own_stop_token_ids(request)}),
+            ignore_eos=ignore_eos,
+            stops=request.stops,
+            min_tokens=request.min_tokens or 0,
+            keeps_stop=bool(request.include_stop_str_in_output),
+            priority=request.priority or 0,
+            grammar=grammar,
+            reading=tools.reading if tools else None,
+            cache_salt=request.cache_salt or "",
+            logprobs=request.output_logprobs,
+            prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
+            special_texts={}
+            if request.skip_special_tokens is not False
+            else self.text.special_texts,
+            returns_token_ids=bool(request.return_token_ids),
+        )
 
     def _refuse_unservable(self, prompt: Prompt, param: str) -> None:
         if reason := refusal(self.limits, len(prompt.token_ids)):
@@ -232,16 +300,16 @@ class Planner:
     def _grammar(
         self, request: GenerationRequest, tools: ToolPlan | None, eos: Sequence[int]
     ) -> Grammar | None:
-        """What the answer must be, if anything."""
-        wish, min_tokens = tools.wish if tools else None, request.min_tokens or 0
+        """The grammar for the answer; None: any text."""
+        spec, min_tokens = tools.spec if tools else None, request.min_tokens or 0
         ends_late = bool(request.ignore_eos)
-        grammar = grammar_of(request, eos, wish, min_tokens, ends_late=ends_late)
+        grammar = grammar_of(request, eos, spec, min_tokens, ends_late=ends_late)
         if grammar is not None and self.text.formless is not None:
             raise UnsupportedFieldError(f"{grammar.field}: {self.text.formless}", grammar.field)
         return grammar
 
     def _eos_token_ids(self) -> tuple[int, ...]:
-        """Those that end answers and that the model can draw."""
+        """The model's EOS tokens that have a logit."""
         eos = self.text.defaults.eos_token_ids
         return tuple([token for token in eos if token < self.vocabulary_size])
 
@@ -251,8 +319,8 @@ class Planner:
         return given
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
-        room = most_new_tokens(self.limits, prompt_tokens)
-        field, wanted = request.answer_tokens
+        room = max_new_tokens(self.limits, prompt_tokens)
+        field, wanted = request.token_limit
         if wanted is not None and wanted > room:
             raise InvalidRequestError(
                 f"{field}: {shown_json(wanted)} is not allowed; allowed: at most {room} after a "
@@ -260,7 +328,7 @@ class Planner:
                 f"KV pool {self.limits.kv_pool_tokens} tokens)",
                 field,
             )
-        usual = request.usual_answer_tokens
+        usual = request.default_max_tokens
         most = wanted if wanted is not None else min(room, room if usual is None else usual)
         least = request.min_tokens or 0
         if least > most:
@@ -270,3 +338,9 @@ class Planner:
                 "min_tokens",
             )
         return most
+
+
+def _template_options(request: ChatRequest) -> Mapping[str, Any]:
+    effort = request.reasoning_effort
+    own = {} if effort is None else {"reasoning_effort": effort}
+    return own | (request.chat_template_kwargs or {})

@@ -1,6 +1,6 @@
-"""The bodies of the OpenAI routes, as they are accepted: strict types, unknown fields refused.
+"""The bodies of the routes that generate, as types.
 
-Fields that are known but not implemented are in `not_implemented`. Knows nothing of tokens.
+Fields that are known but not used are in `unused_fields`. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from sluice_contract.http_errors import shown_json
 
-from sluice_runtime.server.json_within import is_plain
-from sluice_runtime.server.not_implemented import MESSAGE_ROWS, without_neutral_parts
-from sluice_runtime.server.request_model import RequestModel, Text, without_nul
+from sluice_runtime.server.json_within import infinite_at
+from sluice_runtime.server.request_model import RequestModel
 from sluice_runtime.server.structured import StructuredFields
 from sluice_runtime.server.tools.request import MadeCall, ToolFields
+from sluice_runtime.server.unused_fields import (
+    NotImplementedFields,
+    NotImplementedMessageFields,
+    UnusedFields,
+)
 
 MAX_CHOICES: Final = 16
 MAX_MESSAGES: Final = 4096
@@ -26,23 +30,20 @@ MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 MAX_SALT_CHARACTERS: Final = 256
-USUAL_COMPLETION_TOKENS: Final = 16
-"""As OpenAI's completions have it, and other engines; chats go on to their end."""
-MOST_LOGPROBS: Final = 20
-MOST_COMPLETION_LOGPROBS: Final = 5
+DEFAULT_COMPLETION_TOKENS: Final = 16
+"""Default `max_tokens` of completions, as in OpenAI's API; chats have none."""
+MAX_LOGPROBS: Final = 20
+MAX_COMPLETION_LOGPROBS: Final = 5
 MAX_BIASED_TOKENS: Final = 1024
-MOST_BIAS: Final = 100
+MAX_BIAS: Final = 100
 _TOKEN_ID: Final = re.compile("[0-9]{1,9}")
-MOST_PRIORITY: Final = 1_000_000
+MAX_PRIORITY: Final = 1_000_000
 _INT64: Final = 2**63
 
 
-StopText = Annotated[
-    str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(without_nul)
-]
-# Lengths stand before what looks at the text: after it they are those of a list.
-SaltText = Annotated[str, Field(max_length=MAX_SALT_CHARACTERS), AfterValidator(without_nul)]
-RequestName = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(without_nul)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+SaltText = Annotated[str, Field(max_length=MAX_SALT_CHARACTERS)]
+RequestName = Annotated[str, Field(min_length=1, max_length=128)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[
@@ -60,38 +61,42 @@ def _by_token_id(biases: dict[str, float]) -> dict[str, float]:
 
 
 def _few(biases: object) -> object:
-    """Looked at before the values: of those there would be a finding each."""
+    """Checked before the values, which would each produce a finding."""
     if isinstance(biases, dict) and len(biases) > MAX_BIASED_TOKENS:
         raise ValueError(f"an object of at most {MAX_BIASED_TOKENS} items")
     return biases
 
 
 LogitBias = Annotated[
-    dict[str, Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]],
+    dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
     Field(max_length=MAX_BIASED_TOKENS),
     AfterValidator(_by_token_id),
     BeforeValidator(_few),
 ]
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    if not is_plain(options):
-        raise ValueError("an object without NUL and without numbers beyond 1.8e308")
+def _finite(options: dict[str, Any]) -> dict[str, Any]:
+    if infinite_at(options) is not None:
+        raise ValueError("an object without numbers beyond 1.8e308")
     return options
 
 
-TemplateOptions = Annotated[dict[str, Any], AfterValidator(_plain)]
+TemplateOptions = Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class StreamOptions(RequestModel):
-    """What a stream carries besides its deltas."""
+    """`stream_options`."""
 
-    include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_usage: bool | None = None
+    """Ends the stream with an event that has the usage and no choices."""
+    continuous_usage_stats: bool | None = None
+    """Adds the usage so far to every event."""
+    include_obfuscation: Any = None
+    """Accepted; no padding is sent."""
 
 
-class GenerationRequest(StructuredFields):
-    """What all routes that generate take. None: the model's default, else the API's."""
+class GenerationRequest(StructuredFields, UnusedFields, NotImplementedFields):
+    """Fields of all routes that generate. None: the model's default, else the API's."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -102,30 +107,40 @@ class GenerationRequest(StructuredFields):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
     logit_bias: LogitBias | None = None
-    """By token id as text, as JSON has no other keys."""
+    """By token id, written as a string."""
     max_tokens: int | None = Field(default=None, ge=1)
     min_tokens: int | None = Field(default=None, ge=0)
-    """Neither a stop token nor a stop string ends the answer before."""
+    """Stop tokens and stop strings have no effect before so many tokens."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: StopText | StopTexts | None = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
-    """Whether the stop string that was found is part of the answer."""
+    """Whether the stop string is included in the text."""
     ignore_eos: bool | None = None
-    priority: int | None = Field(default=None, ge=-MOST_PRIORITY, le=MOST_PRIORITY)
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """Larger is more urgent; 0 when left out."""
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    """Most probable tokens to tell beside each token of the prompt."""
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    """Number of top logprobs for each token of the prompt."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: SaltText | None = None
-    """Cached prefixes are shared only with requests that give the same."""
-    user: Text | None = None
-    """Accepted for OpenAI's SDKs; Sluice keeps no account of users."""
+    """Cached prefixes are shared only among requests with the same salt."""
+    skip_special_tokens: bool | None = None
+    """False: special tokens appear in the text, except the one that ended the answer."""
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its special tokens, such as BOS. Default: yes for prompts, no for
+    chats, whose template writes them."""
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=_INT64)
+    """Keeps only the last so many tokens of the prompt; -1: as many as leave room for the
+    answer."""
+    return_token_ids: bool | None = None
+    """Whether to return the token ids of prompt and answer."""
+    request_id: RequestName | None = None
+    """The client's name for the request; never used as our own id."""
 
     @property
-    def asked_model(self) -> str | None:
-        """None: whichever is served."""
+    def requested_model(self) -> str | None:
+        """None: whichever model is served."""
         return None
 
     @property
@@ -137,18 +152,18 @@ class GenerationRequest(StructuredFields):
         return self.n or 1
 
     @property
-    def answer_tokens(self) -> tuple[str, int | None]:
-        """The field that bounds the answer, and its value; None: as much as there is room for."""
+    def token_limit(self) -> tuple[str, int | None]:
+        """The field that limits the answer, and its value; None: not given."""
         return "max_tokens", self.max_tokens
 
     @property
-    def usual_answer_tokens(self) -> int | None:
-        """Bounds the answer of a request that does not; None: as much as there is room for."""
+    def default_max_tokens(self) -> int | None:
+        """Limit of the answer when none is given; None: as much as fits."""
         return None
 
     @property
-    def told_logprobs(self) -> int:
-        """Most probable tokens to tell beside each token of the answer; -1: tell nothing."""
+    def output_logprobs(self) -> int:
+        """Number of top logprobs for each token of the answer; -1: no logprobs."""
         return -1
 
     @property
@@ -156,8 +171,10 @@ class GenerationRequest(StructuredFields):
         """Whether the answer begins with the prompt."""
         return False
 
-    def misfit(self) -> tuple[str, str] | None:
-        """A field that does not go with the others, and with what it would."""
+    def contradiction(self) -> tuple[str, str] | None:
+        """A field that contradicts others, and what is allowed."""
+        if self.truncate_prompt_tokens == 0:
+            return "truncate_prompt_tokens", "0 is not allowed; allowed: 1 or more, or -1"
         if self.stream_options is not None and not self.stream:
             return "stream_options", "given without stream; allowed: only with stream true"
         return None
@@ -166,66 +183,60 @@ class GenerationRequest(StructuredFields):
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
-    model: Text
+    model: str
     max_tokens: int | None = Field(default=None, ge=0)
-    """0: only the prompt is read, and scored or echoed."""
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_COMPLETION_LOGPROBS)
-    """Most probable tokens to tell beside each token, and its own."""
+    """0: computes the prompt only, for its logprobs or `echo`."""
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_COMPLETION_LOGPROBS)
+    """Number of top logprobs for each token, besides its own."""
     echo: bool | None = None
     """Whether the answer begins with the prompt."""
 
     prompt: (
-        Text
-        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
         | TokenIds
         | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     )
 
     @property
-    def asked_model(self) -> str:
+    def requested_model(self) -> str:
         return self.model
 
     @property
-    def usual_answer_tokens(self) -> int:
-        return USUAL_COMPLETION_TOKENS
+    def default_max_tokens(self) -> int:
+        return DEFAULT_COMPLETION_TOKENS
 
     @property
-    def told_logprobs(self) -> int:
+    def output_logprobs(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
 
     @property
     def echoes(self) -> bool:
         return bool(self.echo)
 
-    def misfit(self) -> tuple[str, str] | None:
+    def contradiction(self) -> tuple[str, str] | None:
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             return "max_tokens", "0 is not allowed; allowed: 1 or more, or 0 with echo"
-        return super().misfit()
+        return super().contradiction()
 
 
 class TextPart(RequestModel):
     """One part of a message's content; only text is understood."""
 
     type: Literal["text"]
-    text: Text
+    text: str
 
 
-class ChatMessage(RequestModel):
+class ChatMessage(NotImplementedMessageFields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
-    name: Text | None = None
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
+    name: str | None = None
     tool_calls: Annotated[list[MadeCall], Field(min_length=1, fail_fast=True)] | None = None
-    tool_call_id: Text | None = None
-    refusal: Text | None = None
-    """Of an assistant, as it was answered; not shown to the model."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral_parts(cls, value: Any) -> Any:
-        has_them = isinstance(value, dict) and value.keys() & MESSAGE_ROWS.keys()
-        return without_neutral_parts(value) if has_them else value
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    """An assistant's refusal; not shown to the model."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> ChatMessage:
@@ -238,7 +249,7 @@ class ChatMessage(RequestModel):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates know it: the content as one string, arguments as objects."""
+        """As chat templates expect it: content as one string, arguments as objects."""
         given = self.content or ""
         text = given if isinstance(given, str) else "".join(part.text for part in given)
         message: dict[str, Any] = {"role": self.role, "content": text}
@@ -254,33 +265,37 @@ class ChatMessage(RequestModel):
 class ChatRequest(GenerationRequest, ToolFields):
     """`POST /v1/chat/completions`."""
 
-    model: Text
+    model: str
     messages: Annotated[
         list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     ]
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    """Whether the logprob of each token is told."""
-    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    """Most probable tokens to tell beside it."""
+    """Whether to return logprobs."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    """Number of top logprobs for each token."""
     chat_template_kwargs: TemplateOptions | None = None
-    """Values for what the model's chat template reads besides messages and tools."""
+    """Variables for the model's chat template."""
+    reasoning_effort: str | None = None
+    """Given to chat templates that read it."""
+    add_generation_prompt: bool | None = None
+    """False: the prompt ends with the last message, without the start of an answer."""
 
     @property
-    def asked_model(self) -> str:
+    def requested_model(self) -> str:
         return self.model
 
     @property
-    def answer_tokens(self) -> tuple[str, int | None]:
+    def token_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
-        return super().answer_tokens
+        return super().token_limit
 
     @property
-    def told_logprobs(self) -> int:
+    def output_logprobs(self) -> int:
         return (self.top_logprobs or 0) if self.logprobs else -1
 
-    def misfit(self) -> tuple[str, str] | None:
+    def contradiction(self) -> tuple[str, str] | None:
         if self.top_logprobs is not None and not self.logprobs:
             return "top_logprobs", "given without logprobs; allowed: only with logprobs true"
         own, usual = self.max_completion_tokens, self.max_tokens
@@ -289,40 +304,40 @@ class ChatRequest(GenerationRequest, ToolFields):
                 f"{shown_json(own)} beside max_tokens {shown_json(usual)} is not allowed; allowed: "
                 "one of the two, or the same in both"
             )
-        return super().misfit()
+        return super().contradiction()
 
 
 class GenerateRequest(GenerationRequest):
     """`POST /generate`: one prompt, as text or as token ids; the answer has token ids, too."""
 
-    model: Text | None = None
+    model: str | None = None
 
-    text: Text | None = None
+    text: str | None = None
     input_ids: TokenIds | None = None
     max_tokens: int | None = Field(default=None, ge=0)
-    """0: only the prompt is read, and scored."""
+    """0: computes the prompt only, for its logprobs."""
     n: Literal[1] | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    """Most probable tokens to tell beside each token, and its own."""
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    """Number of top logprobs for each token, besides its own."""
 
     @property
-    def asked_model(self) -> str | None:
+    def requested_model(self) -> str | None:
         return self.model
 
     @property
-    def told_logprobs(self) -> int:
+    def output_logprobs(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
 
-    def misfit(self) -> tuple[str, str] | None:
+    def contradiction(self) -> tuple[str, str] | None:
         if (self.text is None) == (self.input_ids is None):
             return "text", "allowed: either text or input_ids"
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             return "max_tokens", "0 is not allowed; allowed: 1 or more, or 0 with prompt_logprobs"
-        return super().misfit()
+        return super().contradiction()
 
 
 class AbortRequest(RequestModel):
     """`POST /abort_request`."""
 
     request_id: RequestName
-    """The x-request-id of a request, or the id of its response."""
+    """An `x-request-id`, a `request_id`, or the id of a response."""

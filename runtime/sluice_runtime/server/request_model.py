@@ -1,33 +1,48 @@
-"""What all request bodies and their parts share: strict types, unknown fields refused."""
+"""What all request bodies and their parts share: strict types, and how unknown fields are found."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 
-
-def without_nul(text: str) -> str:
-    """`text`; tokenizers and C libraries end at NUL."""
-    if "\0" in text:
-        raise ValueError("text without the character NUL")
-    return text
-
-
-Text = Annotated[str, AfterValidator(without_nul)]
+MAX_IGNORED_FIELDS: Final = 32
+"""Most unknown fields that are reported for one request."""
 
 
 class RequestModel(BaseModel):
     """Base of request bodies and their parts."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_one_unknown_key(cls, value: Any) -> Any:
-        """Of many unknown keys one is enough to be refused; a finding for each takes long."""
-        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
-            return value
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next(key for key in value if key not in known)
-        return {key: value[key] for key in value.keys() & known} | {unknown: value[unknown]}
+
+def unknown_fields(body: Mapping[str, Any], request: RequestModel) -> list[str]:
+    """Paths of the fields in `body` that the model of `request` does not have, such as
+    `messages[].cache_control`; each once, at most `MAX_IGNORED_FIELDS`."""
+    found: dict[str, None] = {}
+    for path in _unknown(body, request, ""):
+        found[path] = None
+        if len(found) == MAX_IGNORED_FIELDS:
+            break
+    return list(found)
+
+
+def _unknown(value: Mapping[str, Any], model: RequestModel, at: str) -> Iterator[str]:
+    attributes = _attributes(type(model))
+    if not value.keys() <= attributes.keys():
+        yield from (f"{at}{key}" for key in value if key not in attributes)
+    for key in value.keys() & attributes.keys():
+        part = getattr(model, attributes[key])
+        if isinstance(part, RequestModel):
+            yield from _unknown(value[key], part, f"{at}{key}.")
+        elif isinstance(part, list) and part and isinstance(part[0], RequestModel):
+            for given, item in zip(value[key], part, strict=True):
+                yield from _unknown(given, item, f"{at}{key}[].")
+
+
+@cache
+def _attributes(kind: type[RequestModel]) -> dict[str, str]:
+    """A model's attributes by their names in JSON."""
+    return {field.alias or name: name for name, field in kind.model_fields.items()}

@@ -1,6 +1,6 @@
-"""What the routes answer, as types: for the OpenAPI document, and for tests that hold both to it.
+"""The responses as types, for the OpenAPI document and the tests that compare responses with it.
 
-The answers themselves are plain dicts, made in `answers` and beside the routes.
+The responses themselves are plain dicts, made in `answers` and `app`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class ErrorDetails(ResponseModel):
 
 
 class ErrorAnswer(ResponseModel):
-    """Every answer that is no success."""
+    """Every error response."""
 
     error: ErrorDetails
 
 
 class CachedTokens(ResponseModel):
-    """Of the prompt's tokens, those that were computed before."""
+    """How many of the prompt's tokens were cached."""
 
     cached_tokens: int
 
 
 class UsageAnswer(ResponseModel):
-    """Tokens of a request."""
+    """Token counts of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -49,7 +49,7 @@ class UsageAnswer(ResponseModel):
 
 
 class PromptLogprob(ResponseModel):
-    """One candidate for a place in the prompt."""
+    """One candidate for a position of the prompt."""
 
     logprob: float
     rank: int
@@ -60,7 +60,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CompletionLogprobs(ResponseModel):
-    """Four lists side by side."""
+    """Four parallel lists."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -77,7 +77,7 @@ class TopLogprob(ResponseModel):
 
 
 class TokenLogprobAnswer(TopLogprob):
-    """One token of an answer, and the most probable ones in its place."""
+    """One token of an answer, and the most probable ones at its position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -106,6 +106,8 @@ class CompletionChoice(ResponseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     prompt_logprobs: PromptLogprobs = []
+    prompt_token_ids: list[int] = []
+    token_ids: list[int] = []
 
 
 class Completion(AnswerBase):
@@ -166,6 +168,7 @@ class ChatChoice(ResponseModel):
     logprobs: TokenLogprobs | None
     finish_reason: ChatReason
     prompt_logprobs: PromptLogprobs = []
+    token_ids: list[int] = []
 
 
 class ChatCompletion(AnswerBase):
@@ -173,6 +176,7 @@ class ChatCompletion(AnswerBase):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_token_ids: list[int] = []
 
 
 class Delta(ResponseModel):
@@ -191,6 +195,7 @@ class ChatChunkChoice(ResponseModel):
     logprobs: TokenLogprobs | None
     finish_reason: ChatReason
     prompt_logprobs: PromptLogprobs = []
+    token_ids: list[int] = []
 
 
 class ChatCompletionChunk(AnswerBase):
@@ -198,6 +203,7 @@ class ChatCompletionChunk(AnswerBase):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] = []
 
 
 class GenerationChoice(ResponseModel):
@@ -209,6 +215,7 @@ class GenerationChoice(ResponseModel):
     logprobs: TokenLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     prompt_logprobs: PromptLogprobs = []
+    prompt_token_ids: list[int] = []
 
 
 class Generation(AnswerBase):
@@ -236,7 +243,7 @@ class ModelList(ResponseModel):
 
 
 class StatusAnswer(ResponseModel):
-    """Of routes that have nothing else to tell."""
+    """A status and nothing else."""
 
     status: Literal["ok", "ready"]
 
@@ -245,4 +252,4 @@ class AbortAnswer(ResponseModel):
     """`/abort_request`."""
 
     aborted: int
-    """Choices that ran or waited."""
+    """How many choices were running or queued."""

@@ -1,4 +1,5 @@
-"""How a request's tokens are drawn: the client's fields, else the model's defaults, else the API's.
+"""How a request's tokens are sampled: the client's fields, else the model's defaults, else the
+API's; and how many logprobs it may ask for.
 
 Knows neither prompts nor the engine.
 """
@@ -6,7 +7,7 @@ Knows neither prompts nor the engine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ _SEED_BITS: Final = 63
 
 @dataclass(frozen=True)
 class Defaults:
-    """What generation_config.json says for a client that says nothing."""
+    """Defaults from generation_config.json."""
 
     eos_token_ids: tuple[int, ...] = ()
     temperature: float = 1.0
@@ -36,7 +37,7 @@ class Defaults:
 def defaults_from(
     generation: Mapping[str, Any], eos_token_ids: tuple[int, ...]
 ) -> tuple[Defaults, list[str]]:
-    """The defaults in generation_config.json, and the keys that are left out for now.
+    """The defaults in generation_config.json, and the keys that are not implemented.
 
     Raises:
         ModelLoadError: a value that no request may have; names the key.
@@ -54,13 +55,13 @@ def defaults_from(
 
 
 _NOT_HONOURED: Final = {"no_repeat_ngram_size": 0}
-"""Keys of generation_config.json that change tokens, with the value that does not."""
+"""Keys of generation_config.json that would change tokens, with the value that does not."""
 
 
 def sampling_of(
     request: GenerationRequest, defaults: Defaults, vocabulary_size: int, drawn_seed: int
 ) -> Sampling:
-    """How the request's first choice is sampled; `drawn_seed` serves one that gives none.
+    """Sampling of the request's first choice; `drawn_seed` is used if it has no seed.
 
     Raises:
         InvalidRequestError: `logit_bias` names a token that the model does not have.
@@ -83,7 +84,8 @@ def sampling_of(
 
 
 def for_choice(base: Sampling, choice: int) -> Sampling:
-    """Choice 0 has the request's seed, so it is what a request with n = 1 gets."""
+    """Sampling of the n-th choice. Choice 0 has the request's seed, so it equals the answer to n =
+    1."""
     if choice == 0:
         return base
     digest = hashlib.blake2b(f"{base.seed}/{choice}".encode(), digest_size=8).digest()
@@ -91,7 +93,8 @@ def for_choice(base: Sampling, choice: int) -> Sampling:
 
 
 def refuse_unknown_tokens(field: str, token_ids: Iterable[int], vocabulary_size: int) -> None:
-    """Raises InvalidRequestError for a token that has no logit; tokenizers may know more."""
+    """Raises InvalidRequestError for a token without a logit; tokenizers may know more tokens than
+    the model."""
     largest = max(token_ids, default=0)
     if largest >= vocabulary_size:
         raise InvalidRequestError(
@@ -101,7 +104,7 @@ def refuse_unknown_tokens(field: str, token_ids: Iterable[int], vocabulary_size:
 
 
 def _number(generation: Mapping[str, Any], key: str, default: float) -> float:
-    """What the model says is bounded as what its clients say."""
+    """A value of generation_config.json, within the bounds of the request's field of that name."""
     value: float | None = generation.get(key)
     if value is None:
         return default
@@ -117,3 +120,31 @@ def _number(generation: Mapping[str, Any], key: str, default: float) -> float:
 
 def _given(value: float | None, default: float) -> float:
     return default if value is None else float(value)
+
+
+MAX_SCORED_VALUES: Final = 1_000_000
+"""In all choices; each takes 60 to 100 bytes of the response, which is built in memory."""
+
+
+def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]) -> None:
+    """`prompt_lengths`: tokens of each prompt.
+
+    Raises:
+        InvalidRequestError: more values of prompts would be told; `param` is the field that asks.
+    """
+    asked = {
+        "prompt_logprobs": request.prompt_logprobs,
+        "logprobs": request.output_logprobs if request.echoes else None,
+    }
+    tops = {field: top for field, top in asked.items() if top is not None and top >= 0}
+    tokens = sum(prompt_lengths) * request.choices
+    values = tokens * sum(top + 1 for top in tops.values())
+    if values <= MAX_SCORED_VALUES:
+        return
+    field, top = next(iter(tops.items()))
+    raise InvalidRequestError(
+        f"{field}: {top} is not allowed for {tokens} prompt tokens in all choices, which makes "
+        f"{values} values; allowed: at most {MAX_SCORED_VALUES}, of each token its own and those "
+        "beside it",
+        field,
+    )

@@ -1,25 +1,37 @@
-"""What the routes are made of: one object with the parts of the API process.
+"""The parts of the API process that the routes use, as one object.
 
 Built by the composition root; knows no route.
 """
 
 from __future__ import annotations
 
-import random
+import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 
 from sluice_runtime.errors import UnavailableError
+from sluice_runtime.messages import EngineReady
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.generation import Generator
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText, Planner
+
+_log = logging.getLogger(__name__)
+
+_MAX_LOGGED_FIELDS: Final = 256
+
+
+def draw_seed() -> int:
+    """Seed of a request that gives none: from the system's entropy, so that replicas differ."""
+    return secrets.randbits(63)
 
 
 @dataclass(frozen=True)
@@ -32,13 +44,19 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Identity:
-    """What this server is called, and what it takes."""
+    """Name, role and limits of this server."""
 
     model: str
     role: Role
     max_body_bytes: int
-    seed: int
     started_unix: int
+    strict_requests: bool = False
+    """Whether a request with an unknown field is refused."""
+    model_uri: str = ""
+    model_revision: str | None = None
+    tensor_parallel_size: int = 1
+    pool_revision: str | None = None
+    """Of the pool that the pod belongs to; None outside a cluster."""
 
 
 class Service:
@@ -58,7 +76,7 @@ class Service:
         self.metrics = metrics
         self.clocks = clocks
         self.text: ModelText | None = None
-        self._seeds = random.Random(identity.seed)  # noqa: S311  (sampling, no secret)
+        self._logged_fields: set[str] = set()
 
     @property
     def ready(self) -> bool:
@@ -76,7 +94,7 @@ class Service:
         if text is None or engine is None:
             raise UnavailableError("the model is being loaded")
         limits = Limits(engine.context_length_tokens, engine.kv_pool_tokens)
-        return Planner(text, limits, engine.vocabulary_size, lambda: self._seeds.getrandbits(63))
+        return Planner(text, limits, engine.vocabulary_size, draw_seed)
 
     def generator(self) -> Generator:
         """The generator for the loaded model; raises UnavailableError while it loads."""
@@ -87,8 +105,15 @@ class Service:
             self.client, text.tokenizer, text.token_texts, lambda: secrets.token_hex(12)
         )
 
+    def log_ignored(self, fields: Sequence[str]) -> None:
+        """Logs unknown fields of requests, each once."""
+        for field in fields:
+            if field not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_FIELDS:
+                self._logged_fields.add(field)
+                _log.warning("ignored in a request: %s (strictRequests would refuse it)", field)
+
     def load_report(self) -> LoadReport:
-        """The engine's last report with what only this process knows.
+        """The engine's last report, with what only this process knows.
 
         Raises:
             UnavailableError: there is none, since no model is loaded.
@@ -99,6 +124,8 @@ class Service:
         return LoadReport(
             role=self.identity.role,
             epoch=engine.epoch,
+            revision=self.identity.pool_revision,
+            kv_fingerprint=_kv_fingerprint(self.identity, engine),
             time_seconds=load.time_seconds,
             draining=self.gate.closed,
             queued_requests=load.queued_requests,
@@ -111,3 +138,13 @@ class Service:
             page_size_tokens=engine.page_size_tokens,
             queued_work_seconds=load.queued_work_seconds,
         )
+
+
+def _kv_fingerprint(identity: Identity, engine: EngineReady) -> KvFingerprint:
+    return KvFingerprint(
+        model=identity.model_uri,
+        model_revision=identity.model_revision,
+        page_size_tokens=engine.page_size_tokens,
+        kv_dtype=engine.kv_dtype,
+        tensor_parallel_size=identity.tensor_parallel_size,
+    )

@@ -1,8 +1,8 @@
-"""Answers on their way: server-sent events, which end with `[DONE]` or with an error, never with
-both; and whole ones.
+"""Sends responses: server-sent events, which end with `[DONE]` or an error, never both; and whole
+responses.
 
-Notices a client that has gone and one that does not read; sends what is long in parts, so that the
-client is waited for and not all of it is copied at once. Knows no route and no engine.
+Detects clients that disconnect or stop reading. Long bodies are sent in parts, so that backpressure
+works and no second copy is made. Knows no route and no engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from sluice_runtime.server.failures import error_body, log_unforeseen
 
 WRITE_SECONDS: Final = 60.0
-"""A client that takes nothing for so long is given up."""
+"""A client that reads nothing for so long is disconnected."""
 _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -29,7 +29,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection, or stopped reading; there is nobody to answer."""
+    """The client disconnected or stopped reading."""
 
 
 class EventStream(StreamingResponse):
@@ -43,7 +43,7 @@ class EventStream(StreamingResponse):
         self._write_seconds = write_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_client_goes(receive, self._run(send))
+        await until_client_leaves(receive, self._run(send))
 
     async def _run(self, send: Send) -> None:
         await self._send(send, _start(self))
@@ -78,7 +78,7 @@ class WholeAnswer(Response):
         if len(self.body) <= _PART_BYTES:
             await super().__call__(scope, receive, send)
         else:
-            await unless_client_goes(receive, self._run(send))
+            await until_client_leaves(receive, self._run(send))
 
     async def _run(self, send: Send) -> None:
         await self._send(send, _start(self))
@@ -90,10 +90,10 @@ class WholeAnswer(Response):
         await _send_within(self._write_seconds, send, message)
 
 
-async def unless_client_goes(
+async def until_client_leaves(
     receive: Receive, work: Coroutine[Any, Any, ResultT]
 ) -> ResultT | None:
-    """The result of `work`; None when the client goes first, which cancels it.
+    """The result of `work`; None if the client disconnects first, which cancels it.
 
     The request's body must have been read, so that all `receive` can tell is a disconnect.
     """

@@ -1,7 +1,8 @@
-"""What a request says its answer must look like, as one grammar for the engine; pure.
+"""Structured output: the fields of a request that constrain its answer, as one grammar for the
+engine. Pure.
 
 The fields are OpenAI's `response_format`, vLLM's `structured_outputs`, and vLLM's older `guided_*`.
-Knows how each is spelled and what may not stand beside it; compiling is the engine's.
+The engine compiles the grammar.
 """
 
 from __future__ import annotations
@@ -10,21 +11,32 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.grammar.schema.json_schema import usable_schema
 from sluice_runtime.messages import Grammar, GrammarKind
 from sluice_runtime.server.json_within import infinite_at, json_within
-from sluice_runtime.server.request_model import RequestModel, Text
+from sluice_runtime.server.request_model import RequestModel
 
-MOST_CHARACTERS: Final = 65_536
-"""Of a schema as it is compiled, of all choices, or of any other grammar."""
-MOST_CHOICES: Final = 1_000
+MAX_CHARACTERS: Final = 65_536
+"""Length of a schema as it is compiled, of all choices together, or of another grammar."""
+MAX_CHOICE_TEXTS: Final = 1_000
+
+
+def _without_nul(text: str) -> str:
+    """`text`; the grammar library stops at NUL."""
+    if "\0" in text:
+        raise ValueError("text without the character NUL")
+    return text
+
 
 JsonObject = dict[str, Any]
-Choices = Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
+GrammarText = Annotated[str, AfterValidator(_without_nul)]
+Choices = Annotated[
+    list[GrammarText], Field(min_length=1, max_length=MAX_CHOICE_TEXTS, fail_fast=True)
+]
 _ANY_OBJECT: Final[JsonObject] = {"type": "object"}
 
 
@@ -32,10 +44,10 @@ class JsonSchema(RequestModel):
     """`response_format.json_schema`."""
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    description: Text | None = None
+    description: str | None = None
     schema_: JsonObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
-    """False: objects may have properties that the schema does not mention."""
+    """False: objects may have properties that the schema does not list."""
 
 
 class ResponseFormat(RequestModel):
@@ -46,61 +58,61 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """`structured_outputs`; one field of it."""
+    """`structured_outputs`; exactly one field."""
 
-    json_: JsonObject | Text | None = Field(default=None, alias="json")
-    regex: Text | None = None
+    json_: JsonObject | str | None = Field(default=None, alias="json")
+    regex: GrammarText | None = None
     choice: Choices | None = None
-    grammar: Text | None = None
+    grammar: GrammarText | None = None
     json_object: bool | None = None
 
 
 class StructuredFields(RequestModel):
-    """The fields of both completion routes that this module reads."""
+    """The fields that constrain an answer."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonObject | Text | None = None
-    guided_regex: Text | None = None
+    guided_json: JsonObject | str | None = None
+    guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
-    guided_grammar: Text | None = None
+    guided_grammar: GrammarText | None = None
 
 
-class Wish(NamedTuple):
-    """One thing that was asked for, and the field that did."""
+class StructuredOutputSpec(NamedTuple):
+    """One constraint on the answer, and the field that asked for it."""
 
     field: str
     kind: GrammarKind
     text: str
     characters: int | None = None
-    """Of what the client gave, where `text` is longer only by how we write it."""
-    holds_form: bool = False
-    """Of tools: what the request's other fields ask for is a part of it."""
+    """Length of what the client sent, if `text` is only longer through our encoding."""
+    includes_format: bool = False
+    """For tools: whether the grammar includes the request's other constraint."""
 
 
 def grammar_of(
     request: StructuredFields,
     end_token_ids: Sequence[int],
-    tools: Wish | None = None,
+    tools: StructuredOutputSpec | None = None,
     min_tokens: int = 0,
     *,
     ends_late: bool = False,
 ) -> Grammar | None:
-    """The grammar for the engine; None when any text will do. `tools`: what its tools demand.
+    """The grammar for the engine; None when any text will do. `tools`: the constraint of its tools.
 
     Raises:
         InvalidRequestError: two fields ask for one, it is too large or not implemented.
         UnsupportedFieldError: no token ends answers.
     """
-    forms = [] if tools is not None and tools.holds_form else asked_forms(request)
-    wishes = [*forms, *([] if tools is None else [tools])]
-    if not wishes:
+    forms = [] if tools is not None and tools.includes_format else format_specs(request)
+    specs = [*forms, *([] if tools is None else [tools])]
+    if not specs:
         return None
-    if len(wishes) > 1:
-        first, second = wishes[0].field, wishes[1].field
+    if len(specs) > 1:
+        first, second = specs[0].field, specs[1].field
         raise InvalidRequestError(f"{second}: given beside {first}; allowed: one of them", second)
-    _refuse_long(wishes[0])
-    field, kind, text = wishes[0][:3]
+    _refuse_long(specs[0])
+    field, kind, text = specs[0][:3]
     if not end_token_ids:
         raise UnsupportedFieldError(
             f"{field}: needs a token that ends the answer; allowed: for a model that names one",
@@ -109,29 +121,29 @@ def grammar_of(
     return Grammar(kind, text, list(end_token_ids), field, min_tokens, ends_late)
 
 
-def asked_forms(request: StructuredFields) -> list[Wish]:
-    """What the answer must look like, tools aside; more than one is too many.
+def format_specs(request: StructuredFields) -> list[StructuredOutputSpec]:
+    """The constraints of the request, without tools; more than one is refused later.
 
     Raises:
         InvalidRequestError: it is not implemented.
     """
-    return list(_wishes(request))
+    return list(_specs(request))
 
 
-def _refuse_long(wish: Wish) -> None:
-    characters = len(wish.text) if wish.characters is None else wish.characters
-    if characters > MOST_CHARACTERS:
-        written = wish.kind in ("json_schema", "open_json_schema", "tags")
+def _refuse_long(spec: StructuredOutputSpec) -> None:
+    characters = len(spec.text) if spec.characters is None else spec.characters
+    if characters > MAX_CHARACTERS:
+        written = spec.kind in ("json_schema", "open_json_schema", "tags")
         counted = ", as it is compiled," if written else ""
         raise InvalidRequestError(
-            f"{wish.field}: {characters} characters{counted} are not allowed; allowed: at most "
-            f"{MOST_CHARACTERS}",
-            wish.field,
+            f"{spec.field}: {characters} characters{counted} are not allowed; allowed: at most "
+            f"{MAX_CHARACTERS}",
+            spec.field,
         )
 
 
 def checked_schema(field: str, schema: object) -> Any:
-    """A JSON schema, as the library gets it.
+    """A JSON schema in the form for the grammar library.
 
     Raises:
         InvalidRequestError: it is not implemented; names the field and the place in the schema.
@@ -144,7 +156,7 @@ def checked_schema(field: str, schema: object) -> Any:
 
 
 def refuse_infinite(field: str, schema: object) -> None:
-    """Raises InvalidRequestError for a number that JSON may write and no float holds."""
+    """Raises InvalidRequestError for a number that does not fit a float."""
     if (place := infinite_at(schema)) is not None:
         raise InvalidRequestError(
             f"{field}: {place.lstrip('.') or 'the schema'}: so large a number is not allowed; "
@@ -153,12 +165,14 @@ def refuse_infinite(field: str, schema: object) -> None:
         )
 
 
-def _schema_wish(field: str, schema: object, *, closed: bool = True) -> Wish:
+def _schema_spec(field: str, schema: object, *, closed: bool = True) -> StructuredOutputSpec:
     kind: GrammarKind = "json_schema" if closed else "open_json_schema"
-    return Wish(field, kind, msgspec.json.encode(checked_schema(field, schema)).decode())
+    return StructuredOutputSpec(
+        field, kind, msgspec.json.encode(checked_schema(field, schema)).decode()
+    )
 
 
-def _wishes(request: StructuredFields) -> Iterator[Wish]:
+def _specs(request: StructuredFields) -> Iterator[StructuredOutputSpec]:
     if request.response_format is not None:
         yield from _response_format(request.response_format)
     given = request.structured_outputs or StructuredOutputs()
@@ -175,16 +189,16 @@ def _wishes(request: StructuredFields) -> Iterator[Wish]:
         ),
     ):
         if json_ is not None:
-            yield _schema_wish(f"{prefix}json", _as_schema(f"{prefix}json", json_))
+            yield _schema_spec(f"{prefix}json", _as_schema(f"{prefix}json", json_))
         if regex is not None:
-            yield Wish(f"{prefix}regex", "regex", regex)
+            yield StructuredOutputSpec(f"{prefix}regex", "regex", regex)
         if choice is not None:
             characters = sum(len(text) for text in choice)
-            yield Wish(f"{prefix}choice", "ebnf", _one_of(choice), characters)
+            yield StructuredOutputSpec(f"{prefix}choice", "ebnf", _one_of(choice), characters)
         if ebnf is not None:
-            yield Wish(f"{prefix}grammar", "ebnf", ebnf)
+            yield StructuredOutputSpec(f"{prefix}grammar", "ebnf", ebnf)
     if given.json_object:
-        yield _schema_wish("structured_outputs.json_object", _ANY_OBJECT)
+        yield _schema_spec("structured_outputs.json_object", _ANY_OBJECT)
 
 
 def _refuse_nothing_asked(given: StructuredOutputs) -> None:
@@ -200,7 +214,7 @@ def _refuse_nothing_asked(given: StructuredOutputs) -> None:
         raise InvalidRequestError(f"{field}: false is not allowed; allowed: true", field)
 
 
-def _response_format(wanted: ResponseFormat) -> Iterator[Wish]:
+def _response_format(wanted: ResponseFormat) -> Iterator[StructuredOutputSpec]:
     field = "response_format.json_schema"
     if wanted.json_schema is None and wanted.type == "json_schema":
         raise InvalidRequestError(f'{field}: required with type "json_schema"', field)
@@ -212,15 +226,15 @@ def _response_format(wanted: ResponseFormat) -> Iterator[Wish]:
             field,
         )
     if wanted.type == "json_object":
-        yield _schema_wish("response_format", _ANY_OBJECT)
+        yield _schema_spec("response_format", _ANY_OBJECT)
     if wanted.json_schema is not None:
         schema = _ANY_OBJECT if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
         closed = wanted.json_schema.strict is not False
-        yield _schema_wish(f"{field}.schema", schema, closed=closed)
+        yield _schema_spec(f"{field}.schema", schema, closed=closed)
 
 
 def _as_schema(field: str, given: JsonObject | str) -> object:
-    """A schema may be given as text."""
+    """The schema, which may be given as text."""
     if not isinstance(given, str):
         return given
     try:
@@ -240,6 +254,6 @@ _ESCAPES: Final = str.maketrans(
 
 
 def _one_of(texts: Sequence[str]) -> str:
-    """A grammar of exactly these texts."""
+    """A grammar that accepts exactly these texts."""
     quoted = (f'"{text.translate(_ESCAPES)}"' for text in texts)
     return f"root ::= {' | '.join(quoted)}"

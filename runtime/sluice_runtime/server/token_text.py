@@ -1,8 +1,8 @@
-"""What single tokens are called, and what the model thought of them, for logprobs.
+"""The text of single tokens and their logprobs.
 
-A token may be a part of a character: its bytes joined with its neighbours' are the text. Of a
-scored prompt there are up to a million values, which are in no cycle: the garbage collector knows
-nothing of them, or each of its passes would hold up every stream. Knows neither requests nor JSON.
+A token may be part of a character: its bytes joined with its neighbours' are the text. A scored
+prompt has up to a million values; they are hidden from the garbage collector, each pass of which
+would otherwise block every stream. Knows neither requests nor JSON.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ class TokenText(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> str:
-        """`text`, or the bytes spelled out where they are no characters: unlike keys for unlike
-        tokens, as the completions API has them."""
+        """`text`, or its bytes in hexadecimal if they are no valid text, so that different tokens
+        have different keys, as in the completions API."""
         if self.utf8 is None or self.text.encode() == self.utf8:
             return self.text
         return "bytes:" + "".join(f"\\x{value:02x}" for value in self.utf8)
 
 
 class ScoredToken(msgspec.Struct, frozen=True, gc=False):
-    """A token in its place, with what the model thought of it."""
+    """A token at its position, with its logprob."""
 
     token: TokenText
     offset: int
-    """Characters of the choice's text before it."""
+    """Characters of the text before it."""
     logprob: float | None
-    """None for the first token of a prompt, which nothing predicts."""
+    """None for the first token of a prompt, which is not predicted."""
     rank: int | None
     top: tuple[tuple[TokenText, float], ...]
 
 
 class TokenTexts:
-    """The tokens of one vocabulary; remembers those that were asked for."""
+    """The tokens of one vocabulary; caches those that were used."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -57,7 +57,7 @@ class TokenTexts:
         return known
 
     def scored(self, token_id: int, offset: int, score: TokenLogprob | None) -> ScoredToken:
-        """A token with its score; None: nothing predicts it."""
+        """A token with its logprobs; None: it is not predicted."""
         token = self.of(token_id)
         if score is None:
             return ScoredToken(token, offset, None, None, ())

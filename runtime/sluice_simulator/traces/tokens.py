@@ -18,7 +18,7 @@ PROMPT_BASE: Final = 1 << 28
 """Prompts without blocks: PROMPT_BASE + request."""
 BLOCK_BASE: Final = 1 << 29
 """Blocks: BLOCK_BASE + id; all stay below 2**31."""
-MOST_BLOCKS: Final = (1 << 31) - BLOCK_BASE
+MAX_BLOCKS: Final = (1 << 31) - BLOCK_BASE
 
 
 def prompt_ids(request: TraceRequest, index: int) -> list[int]:
@@ -27,7 +27,7 @@ def prompt_ids(request: TraceRequest, index: int) -> list[int]:
         return [PROMPT_BASE + index] * request.prompt_tokens
     ids: list[int] = []
     for block in request.block_ids:
-        ids += [BLOCK_BASE + block % MOST_BLOCKS] * BLOCK_TOKENS
+        ids += [BLOCK_BASE + block % MAX_BLOCKS] * BLOCK_TOKENS
     del ids[request.prompt_tokens :]
     return ids
 

@@ -60,6 +60,41 @@ INVALID: dict[str, Invalid] = {
     "no max": Invalid(
         _mixed(autoscaling={"minReplicas": 3}), "spec.pools.mixed.autoscaling.maxReplicas"
     ),
+    "replicas beside autoscaling": Invalid(
+        _mixed(replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 2}),
+        "spec.pools.mixed.replicas",
+        "replicas or autoscaling, not both",
+    ),
+    "a resource without a domain": Invalid(
+        _mixed(accelerator={"resourceName": "gpu"}), "spec.pools.mixed.accelerator.resourceName"
+    ),
+    "a resource of Kubernetes itself": Invalid(
+        _mixed(accelerator={"resourceName": "node.kubernetes.io/gpu"}),
+        "spec.pools.mixed.accelerator.resourceName",
+        "extended resource",
+    ),
+    "a label of the operator's": Invalid(
+        _template(labels={"serving.sluice.dev/role": "mixed"}),
+        "spec.pools.mixed.template.labels",
+        "which are the operator's",
+    ),
+    "fewest parts that are not insisted on": Invalid(
+        _template(
+            topologySpreadConstraints=[
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "zone",
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "minDomains": 2,
+                }
+            ]
+        ),
+        "spec.pools.mixed.template.topologySpreadConstraints[0].minDomains",
+        "DoNotSchedule",
+    ),
+    "a setting of one pool that is out of range": Invalid(
+        _mixed(engine={"chunkSize": 8}), "spec.pools.mixed.engine.chunkSize", "pageSize"
+    ),
     "negative replicas": Invalid(_mixed(replicas=-1), "spec.pools.mixed.replicas"),
     "text as replicas": Invalid(_mixed(replicas="two"), "spec.pools.mixed.replicas"),
     "no GPU": Invalid(_mixed(accelerator={"count": 0}), "spec.pools.mixed.accelerator.count"),

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from sluice_operator.api.crd import DEFAULT_STATUS
-from sluice_operator.client import path
-from sluice_operator.observed import ENGINE_POOL, INFERENCE_SERVICE
-from sluice_operator.transport import Request
+from sluice_operator.kube.client import path
+from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
+from sluice_operator.kube.transport import Request
 
 from e2e.cluster.controlplane_only import ControlPlane
 from e2e.cluster.errors import CommandFailedError
@@ -141,7 +141,7 @@ async def test_defaults_are_written(cluster: Cluster, namespace: str) -> None:
         "model": {"uri": "dummy://tiny"},
         "mode": "Mixed",
         "paused": False,
-        "pools": {"mixed": {"replicas": 1}},
+        "pools": {"mixed": {}},
         "router": {"replicas": 2},
     }
     assert made["status"] == DEFAULT_STATUS

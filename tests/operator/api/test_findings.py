@@ -18,7 +18,7 @@ ENGINE_KEYS = (
     "grammarCompileSeconds, image, kvCacheDtype, kvPoolTokens, kvTransfer, maxPrefillTokens, "
     "maxQueuedRequests, maxRunningRequests, memoryFraction, minPrefillTokens, mixedChunk, overlap, "
     "pageSize, prefixCache, prefixEvictionPolicy, priorityThreshold, scheduleConservativeness, "
-    "schedulingPolicy, startupSeconds, tensorParallelSize, threads, toolCallFormat"
+    "schedulingPolicy, startupSeconds, strictRequests, tensorParallelSize, threads, toolCallFormat"
 )
 POLICIES = '"lru", "lfu", "fifo" or "slru"'
 
@@ -92,7 +92,7 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "spec.engine.chunkSize: 10 is not allowed; "
      "allowed: -1 (off) or at least pageSize (16 when left out)"),
     ({"mode": "Disaggregated", "pools": {"prefill": {}}},
-     'spec.pools: {"prefill":{"replicas":1}} is not allowed; allowed: mode Mixed; Disaggregated '
+     'spec.pools: {"prefill":{}} is not allowed; allowed: mode Mixed; Disaggregated '
      "(not implemented yet) takes both prefill and decode, or neither"),
     (_template(env=[{"name": "POD_IP"}]),
      'spec.pools.mixed.template.env[0].name: "POD_IP" is not allowed; '
@@ -105,7 +105,7 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "spec.pools.mixed.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
     ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "
      "chunkSize? allowed: chunkSize, mixedChunk, tensorParallelSize, pageSize, kvTransfer "
-     "and 23 more"),
+     "and 24 more"),
     ({"engine": {"tempo": None}}, f"spec.engine.tempo: unknown field; allowed: {ENGINE_KEYS}"),
 ]  # fmt: skip
 
@@ -166,8 +166,7 @@ def test_each_rule_that_is_broken_has_its_line() -> None:
     engine = {"chunkSize": 10, "minPrefillTokens": 12, "maxPrefillTokens": 8}
     page = "at least pageSize (16 when left out)"
     assert _lines(document({"engine": engine, "pools": {"prefill": {}}})) == [
-        'spec.pools: {"prefill":{"replicas":1}} is not allowed; '
-        "allowed: only the pool mixed in mode Mixed",
+        'spec.pools: {"prefill":{}} is not allowed; allowed: only the pool mixed in mode Mixed',
         f"spec.engine.chunkSize: 10 is not allowed; allowed: -1 (off) or {page}",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most chunkSize",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most maxPrefillTokens",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.validate import parse_service
-from sluice_operator.yaml_text import read_yaml_stream, to_yaml
+from sluice_operator.cli.yaml_text import read_yaml_stream, to_yaml
 
 from tests.operator.api.invalid_specs import (
     INVALID,

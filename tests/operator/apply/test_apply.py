@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_operator.apply import Applier
-from sluice_operator.client import ApiClient
-from sluice_operator.errors import ApiError
-from sluice_operator.observed import CONFIG_MAP, Plan, Reference
-from sluice_operator.transport import Request, Response
+from sluice_operator.apply.applier import Applier
+from sluice_operator.apply.plan import Plan
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.errors import ApiError
+from sluice_operator.kube.kinds import CONFIG_MAP, Reference
+from sluice_operator.kube.transport import Request, Response
 
 OBJECTS = json.loads((Path(__file__).parent / "live_objects.json").read_text())
 

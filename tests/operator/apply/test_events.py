@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_operator.errors import ConflictError, UnavailableError
-from sluice_operator.events import EventRecorder
-from sluice_operator.observed import Event, Kind, Manifest
+from sluice_operator.apply.events import EventRecorder
+from sluice_operator.apply.plan import Event
+from sluice_operator.kube.errors import ConflictError, UnavailableError
+from sluice_operator.kube.kinds import Kind, Manifest
 
 from tests.operator.virtual_time import FakeClock
 

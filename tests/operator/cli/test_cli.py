@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tomllib
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE
@@ -16,11 +17,13 @@ from typing import Any
 
 import pytest
 import yaml
-from sluice_operator.cli import main
+from sluice_operator.cli.image_options import DEFAULT_IMAGES
+from sluice_operator.cli.main import main
 
 from tests.operator.api.invalid_specs import document
 
-SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
+ROOT = Path(__file__).parents[3]
+SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
 
 
 LAUGHS = "a0: &a0 [1]\n" + "".join(
@@ -288,7 +291,7 @@ def test_ctrl_c_ends_it_without_a_traceback() -> None:
 def test_simulate_without_the_simulator_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sluice_operator.cli.find_spec", lambda name: None)
+    monkeypatch.setattr("sluice_operator.cli.main.find_spec", lambda name: None)
     assert main(["simulate", "--help"]) == 2
     assert (
         "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
@@ -313,6 +316,12 @@ def test_plan_says_where_an_engine_would_take_its_nodes_memory(
     assert main(["plan", "-f", file, "-o", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["pools"]["mixed"]["memoryLimit"] == limit
+
+
+def test_the_version_is_that_of_the_package_and_of_the_images_that_are_assumed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert ended("--version").stdout == f"sluice {project['version']}\n"
+    assert DEFAULT_IMAGES.engine.endswith(f":{project['version']}")
 
 
 def test_help_lists_simulate(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from sluice_contract.config import EngineConfig, parse_engine_config
-from sluice_operator.cli import main
+from sluice_operator.cli.main import main
 from sluice_runtime.engine.plan import resolved, scheduler_settings
 from sluice_runtime.messages import Generate, Sampling
 

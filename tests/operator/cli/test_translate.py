@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.cli import main
-from sluice_operator.translate.rows import Flag
-from sluice_operator.translate.translate import ENGINES, UntranslatableError, translate
+from sluice_operator.cli.main import main
+from sluice_operator.cli.translate.rows import Flag
+from sluice_operator.cli.translate.translate import ENGINES, UntranslatableError, translate
 
 ROWS = [(engine, flag) for engine, flags in ENGINES.items() for flag in flags]
 
@@ -121,13 +121,7 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ("--enable-lora", "--enable-lora: is not known here; allowed: a flag that has a setting"),
-        (
-            "--max-num-seq 8",
-            "--max-num-seq: is not known here; did you mean --max-num-seqs? allowed",
-        ),
         ("python -m sglang.launch_server", "--model: 'sglang.launch_server' is not allowed"),
-        ("--model /m -m vllm.entrypoints.openai.api_server", "--m: is not known here"),
         ("--max-num-seqs many", "--max-num-seqs: 'many' is not allowed; allowed: a whole number"),
         ("--max-num-seqs 1.5", "--max-num-seqs: '1.5' is not allowed; allowed: a whole number"),
         ("--max-num-seqs", "--max-num-seqs: needs a value"),
@@ -143,15 +137,41 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
         ("--max-num-batched-tokens 8", "allowed: -1 (off) or at least pageSize"),
     ],
 )
-def test_what_has_no_meaning_here_is_refused_by_name(given: str, line: str) -> None:
+def test_values_that_have_no_meaning_here_are_refused_by_name(given: str, line: str) -> None:
     with pytest.raises(UntranslatableError) as caught:
         translate("vllm", given.split())
     assert line in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "name", "line"),
+    [
+        ("--enable-lora", "enable-lora", "--enable-lora: left out, not known here"),
+        ("--disable-log-requests --x", "x", "--disable-log-requests: left out, not known here"),
+        ("--api-key k", "api-key", "--api-key k: left out, not known here"),
+        (
+            "--max-num-seq 8",
+            "max-num-seq",
+            "--max-num-seq 8: left out, not known here; did you mean --max-num-seqs?",
+        ),
+        ("-m vllm.entrypoints.openai.api_server", "m", "--m vllm.entrypoints"),
+    ],
+)
+def test_unknown_flags_are_left_out_with_a_line_and_refused_when_strict(
+    given: str, name: str, line: str
+) -> None:
+    flags = ["--model", "/m", *given.split()]
+    found = translate("vllm", flags)
+    assert found.spec == {"model": {"uri": "file:///m"}}
+    assert any(shown.startswith(line) for shown in found.lines)
+    assert any(note.startswith(line) for note in found.notes)
+    with pytest.raises(UntranslatableError, match=rf"--{name}: is not known here"):
+        translate("vllm", flags, strict=True)
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     with pytest.raises(UntranslatableError) as caught:
-        translate("sglang", ["--foo", "1", "--bar", "--page-size", "x"])
+        translate("sglang", ["--foo", "1", "--bar", "--page-size", "x"], strict=True)
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["--foo", "--bar", "--page-size"]
 
@@ -234,8 +254,15 @@ def test_what_is_printed_can_be_planned(
     assert f"InferenceService default/{name}: mode Mixed" in capsys.readouterr().out
 
 
-def test_an_unknown_flag_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["translate", "--from", "sglang", "--", "--enable-dp-attention"]) == 1
+def test_an_unknown_flag_fails_the_command_only_when_strict(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--", "--enable-dp-attention", "--page-size", "32"]
+    assert main(["translate", "--from", "sglang", *flags]) == 0
+    shown = capsys.readouterr()
+    assert yaml.safe_load(shown.out)["spec"] == {"engine": {"pageSize": 32}}
+    assert "note: --enable-dp-attention: left out, not known here" in shown.err
+    assert main(["translate", "--from", "sglang", "--strict", *flags]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("sglang --enable-dp-attention: is not known here")

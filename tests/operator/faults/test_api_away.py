@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from sluice_operator.observed import INFERENCE_SERVICE, SERVICE
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, SERVICE
 
 from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.harness.cluster import Cluster

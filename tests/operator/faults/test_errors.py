@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from sluice_operator.observed import INFERENCE_SERVICE, SERVICE
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, SERVICE
 
 from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import OperatorProcess

@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import kopf
 import yaml
-from sluice_operator.client import path
-from sluice_operator.observed import Kind, Manifest
-from sluice_operator.transport import JSON_PATCH, HttpTransport, Request, Response
+from sluice_operator.kube.client import ApiClient, path
+from sluice_operator.kube.kinds import Kind, Manifest
+from sluice_operator.kube.transport import JSON_PATCH, HttpTransport, Request, Response
 
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -70,7 +70,7 @@ class Cluster:
         return {item["metadata"]["name"]: item for item in listing["items"]}
 
     async def patch(
-        self, kind: Kind, namespace: str, name: str, body: Any, subresource: str = ""
+        self, kind: Kind, namespace: str | None, name: str, body: Any, subresource: str = ""
     ) -> Manifest:
         """A JSON merge patch (a map) or a JSON patch (a list), as the manager `person`."""
         content_type = JSON_PATCH if isinstance(body, list) else MERGE_PATCH
@@ -78,7 +78,7 @@ class Cluster:
         query = {"fieldManager": "person"}
         return await self.send(Request("PATCH", target, query, body, content_type))
 
-    async def delete(self, kind: Kind, namespace: str, name: str) -> None:
+    async def delete(self, kind: Kind, namespace: str | None, name: str) -> None:
         body = {"propagationPolicy": "Background"}
         await self.send(Request("DELETE", path(kind, namespace, name), body=body))
 
@@ -111,6 +111,17 @@ class Cluster:
             found = json.dumps({name: _brief(item) for name, item in state.items()}, indent=1)
             raise AssertionError(f"never happened to {kind.plural}: now {found}") from None
         raise AssertionError("the watch ended")
+
+    async def until_served(self, kind: Kind, timeout_seconds: float = 20.0) -> None:
+        """Returns once the API server has taken up a new kind: no event says so."""
+        client = ApiClient(self.transport, lambda verb, plural: None)
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                if await client.serves(kind):
+                    listing = await self.try_send(Request("GET", path(kind, None)))
+                    if listing.status == 200:
+                        return
+                await asyncio.sleep(0.05)
 
     async def _states(self, kind: Kind, namespace: str) -> AsyncGenerator[State, None]:
         listing = await self.send(Request("GET", path(kind, namespace)))

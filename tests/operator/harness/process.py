@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sluice_operator.lease import LEASE
+from sluice_operator.process.lease import LEASE
 
 from tests.operator.harness.cluster import Cluster, State
 
@@ -37,10 +37,12 @@ class OperatorProcess:
             **IMAGES,
             **environment,
         }
+        self._program = environment.pop("PROGRAM", "sluice_operator")
+        self._environment.pop("PROGRAM", None)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        argv = ["setpriv", "--pdeathsig", "SIGKILL", sys.executable, "-m", "sluice_operator"]
+        argv = ["setpriv", "--pdeathsig", "SIGKILL", sys.executable, "-m", self._program]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(argv, env=self._environment, stdout=log, stderr=log)
 

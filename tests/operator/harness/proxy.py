@@ -101,7 +101,7 @@ async def proxying(kubeconfig: Path, directory: Path) -> AsyncIterator[tuple[Pro
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             port = runner.addresses[0][1]
-            yield proxy, _kubeconfig(directory / "proxy.kubeconfig", port)
+            yield proxy, kubeconfig_of(directory / "proxy.kubeconfig", port)
         finally:
             await runner.cleanup()
 
@@ -147,7 +147,8 @@ def watch_error(code: int) -> bytes:
     return json.dumps({"type": "ERROR", "object": error}).encode() + b"\n"
 
 
-def _kubeconfig(path: Path, port: int) -> Path:
+def kubeconfig_of(path: Path, port: int) -> Path:
+    """A kubeconfig at `path` that leads to a plain HTTP server on this machine."""
     config = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -7,25 +7,28 @@ import random
 import time
 from typing import Any
 
-from sluice_operator.client import ApiClient
+from sluice_operator.apply.events import EVENT
+from sluice_operator.apply.executor import executor
 from sluice_operator.clock import SystemClock
-from sluice_operator.dispatch import Reconcile
-from sluice_operator.events import EVENT
-from sluice_operator.execute import executor
-from sluice_operator.keys import Key
-from sluice_operator.manifests.metadata import DESIRED_HASH
-from sluice_operator.observe import Nodes, Observer
-from sluice_operator.observed import (
+from sluice_operator.informer.dispatch import Reconcile
+from sluice_operator.informer.keys import Key
+from sluice_operator.informer.nodes import Nodes
+from sluice_operator.informer.optional_kinds import OptionalKinds
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     INFERENCE_SERVICE,
     SERVICE_CHILDREN,
-    Images,
     Manifest,
 )
+from sluice_operator.kube.transport import Request, Response, Transport
+from sluice_operator.manifests.metadata import DESIRED_HASH
+from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.process.metrics import OperatorMetrics
+from sluice_operator.service.observe import Images, ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
-from sluice_operator.transport import Request, Response, Transport
 
 from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import IMAGES
@@ -42,11 +45,11 @@ class Reconciler:
         self.transport = transport
         client, clock = ApiClient(transport, lambda verb, plural: None), SystemClock()
         images = Images(IMAGES["SLUICE_ENGINE_IMAGE"], IMAGES["SLUICE_ROUTER_IMAGE"])
-        observer = Observer(client, images, Nodes(client, clock))
-        writes = executor(client, clock, "test")
+        services = ServiceObserver(client, images, Nodes(client), OptionalKinds(client, clock))
+        writes = executor(client, clock, "test", OperatorMetrics().statuses)
         self._reconciles: dict[str, Reconcile] = {
-            INFERENCE_SERVICE.kind: ServiceReconcile(observer, writes, clock),
-            ENGINE_POOL.kind: PoolReconcile(observer, writes, clock),
+            INFERENCE_SERVICE.kind: ServiceReconcile(services, writes, clock),
+            ENGINE_POOL.kind: PoolReconcile(PoolObserver(client), writes, clock),
         }
 
     async def once(self, namespace: str, name: str = "chat") -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice_contract import labels
-from sluice_operator.observed import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
+from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
 
 from tests.operator.harness.cluster import Cluster, State, condition
 

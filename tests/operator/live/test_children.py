@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from sluice_contract.labels import FIELD_MANAGER
-from sluice_operator.client import path as path_of
-from sluice_operator.fields import FieldSet, owned_fields
-from sluice_operator.observed import (
+from sluice_operator.apply.ssa_diff import FieldSet, owned_fields
+from sluice_operator.kube.client import path as path_of
+from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     INFERENCE_SERVICE,
@@ -22,7 +22,7 @@ from sluice_operator.observed import (
     Manifest,
     controller_uid,
 )
-from sluice_operator.transport import JSON_PATCH, Request
+from sluice_operator.kube.transport import JSON_PATCH, Request
 
 from tests.operator.harness.cluster import Cluster, State
 from tests.operator.harness.process import OperatorProcess

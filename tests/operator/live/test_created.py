@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from sluice_operator.observed import INFERENCE_SERVICE, POD
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD
 
 from e2e.cluster.controlplane_only import ControlPlane
 from e2e.kubectl import Kubectl

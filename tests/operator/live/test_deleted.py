@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from sluice_contract.labels import SERVICE
-from sluice_operator.observed import DEPLOYMENT, INFERENCE_SERVICE, SERVICE_CHILDREN
+from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SERVICE_CHILDREN
 
 from tests.operator.harness.cluster import Cluster, State
 from tests.operator.harness.process import OperatorProcess

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from sluice_operator.observed import INFERENCE_SERVICE, Manifest
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 
 from tests.operator.harness.cluster import Cluster, condition
 from tests.operator.harness.process import OperatorProcess
@@ -42,6 +42,13 @@ TEMPLATE: Final[dict[str, Any]] = {
     "volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1024Mi"}}],
     "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
     "sidecars": [{"name": "log", "image": "log:1", "args": ["-f"]}],
+    "initContainers": [{"name": "fetch", "image": "fetch:1"}],
+    "labels": {"team": "search"},
+    "schedulerName": "batch",
+    "fsGroup": 2000,
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    ],
 }
 """In an order in which each can be added to the ones before."""
 
@@ -75,6 +82,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.scheduleConservativeness": 0.5,
     "engine.priorityThreshold": 3,
     "engine.threads": 2,
+    "engine.strictRequests": True,
     "engine.toolCallFormat": "mistral",
     "engine.grammarCompileSeconds": 20,
     "engine.grammarCompileBytes": 1073741824,
@@ -82,8 +90,9 @@ EDITS: Final[dict[str, Any]] = {
     "engine.image": "sluice/engine:other",
     "engine.drainSeconds": 30,
     "engine.startupSeconds": 60,
-    "pools.mixed.replicas": 3,
     "pools.mixed.autoscaling": {"minReplicas": 1, "maxReplicas": 2},
+    "pools.mixed.replicas": 3,
+    "pools.mixed.engine": {"maxRunningRequests": 9},
     "pools.mixed.accelerator": {"product": "NVIDIA-A100-SXM4-40GB", "count": 1},
     "pools.mixed.resources": {"requests": {"cpu": "0.5", "memory": "1024Mi"}},
     **{f"pools.mixed.template.{name}": value for name, value in TEMPLATE.items()},
@@ -94,6 +103,7 @@ EDITS: Final[dict[str, Any]] = {
     "autoscaling.onMetricsLoss": "Floor",
     "autoscaling.provider": "External",
     "rollout.strategy": "InPlace",
+    "rollout.upgrade": "2026-01-02",
     "router.replicas": 3,
     "router.image": "sluice/router:other",
     "router.resources": {"limits": {"memory": "512Mi"}},

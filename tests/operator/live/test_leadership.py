@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import aiohttp
 import pytest
-from sluice_operator.lease import LEASE
-from sluice_operator.observed import INFERENCE_SERVICE
+from sluice_operator.kube.kinds import INFERENCE_SERVICE
+from sluice_operator.process.lease import LEASE
 
 from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.conftest import OPERATOR_NAMESPACE, OPERATOR_USER

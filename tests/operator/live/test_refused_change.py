@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from sluice_operator.observed import INFERENCE_SERVICE, Manifest
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 
 from tests.operator.harness.cluster import Cluster, condition
 from tests.operator.harness.process import OperatorProcess

@@ -6,11 +6,20 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from sluice_operator.observed import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
+from sluice_contract.labels import REVISION
+from sluice_operator.apply.events import EVENT
+from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
 
+from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
-from tests.operator.harness.scenery import chat_that_serves, is_ready, play_controllers
+from tests.operator.harness.rest import comes_to_rest
+from tests.operator.harness.scenery import (
+    chat_that_serves,
+    is_ready,
+    play_controllers,
+    settled,
+)
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -68,3 +77,78 @@ async def test_a_service_is_not_ready_when_the_former_revision_goes_too_early(
     )
     ready, updated = (condition(found["chat"], kind) for kind in ("Ready", "Updated"))
     assert ready["reason"] == updated["reason"]
+
+
+ENGINES = "serving.sluice.dev/role=mixed"
+
+
+def stable(services: State) -> str | None:
+    """The revision that was complete last."""
+    rollout: Manifest = services["chat"]["status"].get("rollout", {})
+    found: str | None = rollout.get("stable", {}).get("mixed")
+    return found
+
+
+async def engines(cluster: Cluster, namespace: str) -> dict[str, int]:
+    """The engines' Deployments, by revision, with their numbers of replicas."""
+    found = (await cluster.list(DEPLOYMENT, namespace, ENGINES)).values()
+    return {each["metadata"]["labels"][REVISION]: each["spec"]["replicas"] for each in found}
+
+
+async def edited(cluster: Cluster, namespace: str, engine: Manifest) -> None:
+    """Returns once everything is done that follows from other engine settings by itself."""
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"engine": engine}})
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
+
+
+async def evict_engines(cluster: Cluster, namespace: str) -> None:
+    """No engine is ready any more, and the Deployments say so."""
+    for name in await cluster.list(POD, namespace, ENGINES):
+        await cluster.delete(POD, namespace, name)
+    none = {"readyReplicas": 0, "availableReplicas": 0}
+    for name in await cluster.list(DEPLOYMENT, namespace, ENGINES):
+        await cluster.patch(DEPLOYMENT, namespace, name, {"status": none}, "status")
+    await comes_to_rest(cluster, namespace)
+
+
+async def test_a_stuck_roll_out_and_an_eviction_take_away_no_engine(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    operator = start_operator()
+    await chat_that_serves(cluster, namespace)
+    a = stable(await cluster.until(INFERENCE_SERVICE, namespace, stable))
+    assert a is not None
+    await edited(cluster, namespace, {"image": "nowhere/engine:1"})
+    b = next(iter((await engines(cluster, namespace)).keys() - {a}))
+    await evict_engines(cluster, namespace)
+    assert await engines(cluster, namespace) == {a: 1, b: 1}
+
+    operator.kill()
+    operator.start()
+    await edited(cluster, namespace, {"image": "nowhere/engine:2"})
+    c = next(iter((await engines(cluster, namespace)).keys() - {a}))
+    assert c != b
+    assert await engines(cluster, namespace) == {a: 1, c: 1}
+
+    await edited(cluster, namespace, {"image": None})
+    assert await engines(cluster, namespace) == {a: 1}
+
+
+async def test_a_stuck_roll_out_blocks_no_scaling(
+    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    start_operator()
+    await chat_that_serves(cluster, namespace)
+    a = stable(await cluster.until(INFERENCE_SERVICE, namespace, stable))
+    await edited(cluster, namespace, {"image": "nowhere/engine:1"})
+    for replicas in (2, 0, 3):
+        plane.kubectl("scale", "infsvc/chat", f"--replicas={replicas}", "-n", namespace)
+        await cluster.until(INFERENCE_SERVICE, namespace, settled())
+        await comes_to_rest(cluster, namespace)
+        found = await engines(cluster, namespace)
+        assert len(found) == 2
+        assert set(found.values()) == {replicas}
+        assert a in found
+    told = {event["reason"] for event in (await cluster.list(EVENT, namespace)).values()}
+    assert not told & {"ScaleReverted", "Repaired"}, "nobody has edited anything"

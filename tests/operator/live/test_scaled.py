@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 from sluice_operator.api.service import DISAGGREGATED
-from sluice_operator.client import path
-from sluice_operator.events import EVENT
-from sluice_operator.observed import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, POD, Manifest
-from sluice_operator.transport import Request
+from sluice_operator.apply.events import EVENT
+from sluice_operator.kube.client import path
+from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, POD, Manifest
+from sluice_operator.kube.transport import Request
 
 from e2e.cluster.controlplane_only import ControlPlane
 from e2e.cluster.errors import CommandFailedError
@@ -176,7 +176,7 @@ async def test_a_service_is_scaled_as_anything_else_is(
         ({"mode": "Disaggregated"}, f"{DISAGGREGATED} only the pools prefill and decode"),
         (
             {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
-            "change autoscaling.minReplicas",
+            "replicas or autoscaling, not both",
         ),
     ],
 )

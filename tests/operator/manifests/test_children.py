@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from sluice_contract import labels
-from sluice_operator.observed import Manifest
-from sluice_operator.owned import with_applied_fields
+from sluice_operator.cli.preview import preview
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.pool.plan import plan_pool
-from sluice_operator.preview import preview
 
 from tests.operator.api.invalid_specs import document
 from tests.operator.examples import FULL_SPEC, IMAGES, of, pool, pool_observed

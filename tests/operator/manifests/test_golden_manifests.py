@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sluice_operator.observed import Manifest
-from sluice_operator.preview import as_text, preview
-from sluice_operator.yaml_text import to_yaml_stream
+from sluice_operator.cli.preview import as_text, preview
+from sluice_operator.cli.yaml_text import to_yaml_stream
+from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.api.invalid_specs import document
 from tests.operator.examples import FULL_SPEC, IMAGES

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from sluice_contract import labels
+from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.network import MONITORING_LABEL
-from sluice_operator.observed import Manifest
 from sluice_operator.service.plan import plan_service
 
 from tests.operator.examples import service_observed, service_plan

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import yaml
-from sluice_operator.manifests.accounts import router_role
-from sluice_operator.manifests.metadata import owner
-from sluice_operator.observed import (
+from sluice_operator.kube.kinds import (
     ENGINE_POOL,
     INFERENCE_SERVICE,
+    OPTIONAL_CHILDREN,
     POD,
     POOL_CHILDREN,
     SERVICE_CHILDREN,
 )
+from sluice_operator.manifests.accounts import router_role
+from sluice_operator.manifests.metadata import owner
 
 from tests.operator.examples import pool_plan, service, service_plan
 
@@ -56,6 +57,11 @@ def test_whatever_a_plan_applies_may_be_applied_and_pruned(rules: list[dict[str,
     kinds = {kind.kind: kind for kind in (*SERVICE_CHILDREN, *POOL_CHILDREN)}
     for manifest in (*service_plan().apply, *pool_plan().apply):
         kind = kinds[manifest["kind"]]
+        assert _verbs(rules, _group(kind.api_version), kind.plural) == READ | WRITE, kind.kind
+
+
+def test_optional_kinds_may_be_applied_and_pruned(rules: list[dict[str, Any]]) -> None:
+    for kind in OPTIONAL_CHILDREN:
         assert _verbs(rules, _group(kind.api_version), kind.plural) == READ | WRITE, kind.kind
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.template import PodTemplate
-from sluice_operator.manifests.engine import revision
-from sluice_operator.observed import Manifest, PoolObserved
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.engine import revision, revision_of
+from sluice_operator.manifests.metadata import is_current
+from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 
 from tests.operator.examples import (
@@ -24,6 +26,7 @@ from tests.operator.examples import (
     pool,
     pool_observed,
     pool_plan,
+    pool_with,
     service,
 )
 
@@ -44,6 +47,7 @@ def _spec(**change: Any) -> EnginePoolSpec:
     return EnginePoolSpec.model_validate(pool()["spec"] | change)
 
 
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
 PROCESS_CHANGES: dict[str, dict[str, Any]] = {
     "image": {"image": "other:1"},
     "configuration": {"configRef": {"name": "chat-mixed-0123456789"}},
@@ -54,11 +58,18 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
     "environment": {"template": {"env": [{"name": "A", "value": "b"}]}},
     "volumes": {"template": {"volumes": [{"name": "a", "emptyDir": {}}]}},
     "sidecars": {"template": {"sidecars": [{"name": "a", "image": "b"}]}},
+    "init containers": {"template": {"initContainers": [{"name": "a", "image": "b"}]}},
+    "group": {"template": {"fsGroup": 5}},
     "runtime class": {"template": {"runtimeClassName": "nvidia"}},
 }
 OTHER_CHANGES: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 9},
+    "inputs": {"inputs": "0123456789"},
+    "roll-out": {"revisions": [{"name": "a", "replicas": 1}]},
     "patience": {"startupSeconds": 60},
+    "labels": {"template": {"labels": {"a": "b"}}},
+    "scheduler": {"template": {"schedulerName": "batch"}},
+    "spreading": {"template": {"topologySpreadConstraints": [SPREAD]}},
     "annotations": {"template": {"annotations": {"a": "b"}}},
     "tolerations": {"template": {"tolerations": [{"operator": "Exists"}]}},
     "node selector": {"template": {"nodeSelector": {"a": "b"}}},
@@ -110,30 +121,40 @@ def test_the_deployment_is_owned_by_the_pool() -> None:
     assert (reference["kind"], reference["uid"]) == ("EnginePool", POOL_UID)
 
 
-def test_an_old_revision_that_serves_stays_until_the_new_one_is_complete() -> None:
+@pytest.mark.parametrize("ready", [0, 1])
+def test_a_revision_that_the_roll_out_keeps_stays_whether_it_serves_or_not(ready: int) -> None:
     old, new = _deployment(OLD), _deployment(NEW)
-    both = [complete(old), live(new)]
-    during = plan_pool(pool_observed(pool(NEW), both, pods(old)))
-    assert during.prune == ()
-    after = plan_pool(pool_observed(pool(NEW), [complete(old), complete(new)], pods(old)))
-    assert [ref.name for ref in after.prune] == [old["metadata"]["name"]]
-    assert [event.reason for event in after.events] == ["Draining"]
-
-
-def test_an_old_revision_that_serves_nothing_goes_at_once() -> None:
-    old = _deployment(OLD)
-    starting = pods(old, phase="Running", conditions=[])
-    plan = plan_pool(pool_observed(pool(NEW), [live(old)], starting))
-    assert [ref.name for ref in plan.prune] == [old["metadata"]["name"]]
-    assert [event.reason for event in plan.events] == ["RollingOut", "Draining"]
-
-
-def test_a_complete_but_outdated_deployment_does_not_count() -> None:
-    old, new = _deployment(OLD), _deployment(NEW)
-    stale = complete(new)
-    stale["metadata"]["generation"] = 2
-    plan = plan_pool(pool_observed(pool(NEW), [complete(old), stale], pods(old)))
+    rolling = pool_with(NEW, **{revision_of(old): 1})
+    plan = plan_pool(pool_observed(rolling, [live(old), complete(new)], pods(old, ready)))
     assert plan.prune == ()
+    kept = of(plan.apply, "Deployment", old["metadata"]["name"])
+    assert kept == old, "exactly as it was applied"
+
+
+def test_a_revision_that_the_roll_out_keeps_gets_the_number_of_engines_planned_for_it() -> None:
+    old = _deployment(OLD)
+    plan = plan_pool(pool_observed(pool_with(NEW, **{revision_of(old): 4}), [live(old)], pods(old)))
+    kept = of(plan.apply, "Deployment", old["metadata"]["name"])
+    assert kept["spec"] == old["spec"] | {"replicas": 4}
+    assert not is_current(kept, old), "else it would look like an edit that is taken back"
+    back = plan_pool(
+        pool_observed(pool_with(NEW, **{revision_of(old): 1}), [live(kept)], pods(old))
+    )
+    assert of(back.apply, "Deployment", old["metadata"]["name"]) == old
+
+
+def test_a_revision_that_the_roll_out_does_not_name_goes_whatever_serves() -> None:
+    old, new = _deployment(OLD), _deployment(NEW)
+    plan = plan_pool(pool_observed(pool(NEW), [complete(old), live(new)], pods(old)))
+    assert [ref.name for ref in plan.prune] == [old["metadata"]["name"]]
+    assert [event.reason for event in plan.events] == ["Draining"]
+
+
+def test_without_a_roll_out_for_the_revision_that_is_asked_for_nothing_goes() -> None:
+    old = _deployment(OLD)
+    unplanned = pool(NEW)
+    unplanned["spec"] = unplanned["spec"] | {"revisions": [{"name": "other", "replicas": 1}]}
+    assert plan_pool(pool_observed(unplanned, [complete(old)], pods(old))).prune == ()
 
 
 def test_deployments_of_others_are_left_alone() -> None:

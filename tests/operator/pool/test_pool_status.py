@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from sluice_operator.conditions import find
-from sluice_operator.errors import ApiError
-from sluice_operator.observed import Manifest, PoolObserved
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.errors import ApiError
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
 
@@ -29,6 +31,7 @@ from tests.operator.statuses import (
     assert_a_person_is_called,
     assert_at_rest,
     assert_situation,
+    kstatus,
 )
 
 THREE = {"pools": {"mixed": {"replicas": 3}}}
@@ -154,18 +157,18 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
     "new": (_new, Told("False", "False", "Applying")),
     "starting": (_starting, Told("False", "False", "Starting")),
     "ready": (_ready, Told("True", "True", "AllReady")),
-    "unschedulable": (_unschedulable, Told("False", "False", "Unschedulable")),
+    "unschedulable": (_unschedulable, Told("True", "False", "Unschedulable")),
     "given-up": (_given_up, Told("False", "False", "Unschedulable")),
     "killed": (lambda: _killed(2), Told("False", "False", "OOMKilled")),
     "killed-in-a-loop": (lambda: _killed(3), Told("False", "False", "OOMKilled")),
     "model-missing": (_model_missing, Told("False", "False", "ModelLoadFailed")),
     "rolling-out": (_rolling_out, Told("True", "False", "RollingOut")),
     "rolling-out-in-vain": (_rolling_out_in_vain, Told("True", "False", "ModelLoadFailed")),
-    "rolling-out-short": (_rolling_out_short, Told("False", "False", "RollingOut")),
+    "rolling-out-short": (_rolling_out_short, Told("True", "False", "RollingOut")),
     "no-quota": (_no_quota, Told("False", "False", "ReplicaFailure")),
     "too-slow": (_too_slow, Told("False", "False", "ProgressDeadlineExceeded")),
-    "scaled-to-zero": (_scaled_to_zero, Told("False", "True", "ScaledToZero")),
-    "scaling-up": (_scaling_up, Told("False", "False", "Applying")),
+    "scaled-to-zero": (_scaled_to_zero, Told("True", "True", "ScaledToZero")),
+    "scaling-up": (_scaling_up, Told("True", "False", "Applying")),
     "paused": (_paused, Told("False", "False", "Paused")),
     "edited": (_edited, Told("True", "False", "Edited")),
     "orphaned": (_orphaned, Told("False", "False", "Orphaned")),
@@ -214,10 +217,28 @@ def test_a_child_that_is_refused_is_told_and_stalls() -> None:
 
 
 def test_the_failing_pod_is_named() -> None:
-    message = find(_status(_unschedulable()), "Ready")["message"]  # type: ignore[index]
+    message = find(_status(_unschedulable()), "Updated")["message"]  # type: ignore[index]
     pod = pods(_deployment())[2]["metadata"]["name"]
     assert message.startswith("2 of 3 engines ready; ")
     assert f"pod {pod}: 0/1 nodes are available" in message
+
+
+def _seen(observed: PoolObserved, status: Manifest, generation: int = 1) -> PoolObserved:
+    """What is observed of a pool that has had `status` before."""
+    metadata = observed.pool["metadata"] | {"generation": generation}
+    return replace(observed, pool=observed.pool | {"metadata": metadata, "status": status})
+
+
+def test_tools_wait_for_a_change_and_not_for_the_engine_of_a_drained_node() -> None:
+    assert kstatus(_seen(_starting(), _status(_starting())).pool) == "InProgress"
+    done = _status(_ready())
+    assert kstatus(_ready().pool | {"status": done}) == "Current"
+    drained = _seen(_unschedulable(), done)
+    drained = _seen(drained, _status(drained))
+    assert kstatus(drained.pool) == "Current"
+    assert find(drained.pool["status"], "Updated")["status"] == "False"  # type: ignore[index]
+    edited = _seen(_unschedulable(), drained.pool["status"], generation=2)
+    assert kstatus(_seen(edited, _status(edited), generation=2).pool) == "InProgress"
 
 
 def test_a_pool_that_is_going_keeps_its_status() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import aiohttp
 from sluice_contract.metrics import OPERATOR
-from sluice_operator.listeners import Health, listening
-from sluice_operator.metrics import OperatorMetrics
+from sluice_operator.process.listeners import Health, listening
+from sluice_operator.process.metrics import OperatorMetrics
 
+from tests.operator.examples import service
 from tests.operator.harness.process import free_ports
 
 
@@ -35,6 +36,7 @@ async def test_every_metric_of_the_contract_is_exposed() -> None:
     recorded.wrote("apply", "services")
     recorded.leads(True)
     recorded.watch_depth("EnginePool", lambda: 3)
+    recorded.statuses.record(service(), {"conditions": [{"type": "Ready", "status": "True"}]})
     probes, metrics = free_ports(2)
     async with listening("127.0.0.1", (probes, metrics), Health(), recorded.exposition):
         status, text = await fetch(metrics, "/metrics")
@@ -44,3 +46,5 @@ async def test_every_metric_of_the_contract_is_exposed() -> None:
         assert metric.help in text
     assert 'sluice_operator_queue_depth{kind="EnginePool"} 3.0' in text
     assert "sluice_operator_leader 1.0" in text
+    series = 'name="chat",namespace="default",status="True",type="Ready"'
+    assert f"sluice_operator_condition{{{series}}} 1.0" in text

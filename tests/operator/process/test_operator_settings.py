@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sluice_contract.base import ConfigError
 from sluice_contract.metrics import OPERATOR
-from sluice_operator.settings import Settings, variable_of
+from sluice_operator.process.settings import Settings, variable_of
 
 IMAGES = {"SLUICE_ENGINE_IMAGE": "engine:1", "SLUICE_ROUTER_IMAGE": "router:1"}
 

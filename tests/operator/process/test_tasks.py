@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from sluice_operator.tasks import until_one_ends
+from sluice_operator.process.tasks import until_one_ends
 
 
 async def first_of(*parts: Coroutine[Any, Any, None]) -> None:

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_contract.config import SloTargets, parse_engine_config
 from sluice_contract.router_config import parse_router_config
-from sluice_operator.observed import Manifest
+from sluice_operator.kube.kinds import POD_MONITOR, Kind, Manifest
+from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
+from sluice_operator.service.settings import settings_status
 
 from tests.operator.examples import (
     FULL_SPEC,
@@ -128,11 +130,29 @@ def test_what_others_own_is_not_pruned() -> None:
 
 def test_a_name_that_is_taken_refuses_everything() -> None:
     foreign = {"kind": "Service", "metadata": {"name": "chat", "namespace": "default"}}
-    plan = plan_service(service_observed(foreign=(foreign,)))
+    plan = plan_service(service_observed(name_conflicts=(foreign,)))
     assert plan.refusal is not None
     assert plan.refusal.reason == "NameTaken"
     assert "Service chat" in plan.refusal.message
     assert (plan.apply, plan.prune) == ((), ())
+
+
+@pytest.mark.parametrize("optional", [(), (POD_MONITOR,)])
+def test_every_name_is_known_before_the_plan_is_made(optional: tuple[Kind, ...]) -> None:
+    observed = service_observed(optional_kinds=optional)
+    planned = {
+        (manifest["kind"], manifest["metadata"]["name"])
+        for manifest in plan_service(observed).apply
+        if manifest["kind"] != "ConfigMap"
+    }
+    known = child_names(observed.service, optional)
+    assert {(kind.kind, name) for kind, name in known} == planned
+
+
+def test_what_is_paused_has_no_name_conflicts() -> None:
+    foreign = {"kind": "Service", "metadata": {"name": "chat", "namespace": "default"}}
+    item = service({"paused": True})
+    assert plan_service(service_observed(item, name_conflicts=(foreign,))).refusal is None
 
 
 def test_paused_writes_nothing() -> None:
@@ -165,6 +185,19 @@ def test_scaling_is_told_with_both_numbers() -> None:
     (event,) = plan_service(service_observed(changed, children)).events
     assert (event.reason, event.type) == ("Scaled", "Normal")
     assert "from 1 to 4" in event.message
+
+
+def test_a_roll_out_is_told_with_what_has_changed() -> None:
+    before = service_plan()
+    children = [live(m) for m in before.apply]
+    old = before.pools[0].manifest["spec"]["revisions"][0]["name"]
+    of(children, "EnginePool")["status"] = {"revisions": [{"name": old, "current": True}]}
+    assert plan_service(service_observed(children=children)).events == ()
+    plan = plan_service(service_observed(service({"engine": {"image": "new:2"}}), children))
+    (event,) = plan.events
+    new = plan.pools[0].manifest["spec"]["revisions"][0]["name"]
+    assert event.reason == "RollingOut"
+    assert f"revision {old} is replaced by {new} (changed: image)" in event.message
 
 
 def test_a_pool_that_somebody_scaled_was_not_scaled_by_the_plan() -> None:
@@ -221,3 +254,51 @@ def test_a_promise_that_the_settings_cannot_keep_is_refused_by_field(
     assert "slo.itlMilliseconds" in plan.refusal.message
     alone = service({"engine": {key: value}})
     assert plan_service(service_observed(alone)).refusal is None
+
+
+def _settings_of(spec: Manifest) -> Manifest:
+    return settings_status(service_plan(spec).pools[0].settings)
+
+
+def test_a_pools_own_settings_go_before_those_of_all_and_say_so() -> None:
+    spec = {
+        "engine": {"maxRunningRequests": 8, "chunkSize": 64, "image": "all:1"},
+        "pools": {"mixed": {"engine": {"maxRunningRequests": 9, "image": "own:1"}}},
+    }
+    found = _settings_of(spec)
+    assert found["maxRunningRequests"] == {
+        "value": 9, "source": "User", "from": "spec.pools.mixed.engine",
+    }  # fmt: skip
+    assert found["chunkSize"] == {"value": 64, "source": "User", "from": "spec"}
+    assert service_plan(spec).pools[0].manifest["spec"]["image"] == "own:1"
+
+
+def test_a_pools_own_setting_that_contradicts_is_refused_where_it_is() -> None:
+    refusal = service_plan({"pools": {"mixed": {"engine": {"maxPrefillTokens": 4}}}}).refusal
+    assert refusal is not None
+    assert refusal.field == "spec.pools.mixed.engine.maxPrefillTokens"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "others"), [("dtype", "float32", "auto"), ("pageSize", 8, 16)]
+)
+def test_pools_that_could_not_hand_over_the_kv_cache_are_refused(
+    key: str, value: object, others: object
+) -> None:
+    pools = {"prefill": {}, "decode": {"engine": {key: value}}}
+    refusal = service_plan({"mode": "Disaggregated", "pools": pools}).refusal
+    assert refusal is not None
+    (found,) = (each for each in refusal.each if each.reason == "InvalidSpec")
+    assert found.field == f"spec.pools.decode.engine.{key}"
+    told = f"{json.dumps(value)} in pool decode is not allowed beside {json.dumps(others)} in pool"
+    assert told in found.message
+
+
+def test_tensor_parallelism_takes_the_gpus_that_an_engine_has() -> None:
+    pool = {"accelerator": {"count": 4}}
+    spec: Manifest = {"engine": {"tensorParallelSize": 2}, "pools": {"mixed": pool}}
+    refusal = service_plan(spec).refusal
+    assert refusal is not None
+    found = next(each for each in refusal.each if each.reason == "InvalidSpec")
+    assert found.field == "spec.engine.tensorParallelSize"
+    assert "spec.pools.mixed.accelerator.count (4)" in found.message

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
+from sluice_contract.sizing import GENERAL
+from sluice_operator.api.conditions import Check
 from sluice_operator.api.crd import DEFAULT_STATUS
-from sluice_operator.conditions import Check, conditions, find, status_events
-from sluice_operator.errors import ApiError
-from sluice_operator.observed import Manifest, ServiceObserved
+from sluice_operator.conditions.conditions import conditions, find, status_events
+from sluice_operator.kube.errors import ApiError
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.config_map import RESOLVED
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
+from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.status import service_status
 
@@ -36,7 +41,7 @@ from tests.operator.statuses import (
 
 NO_ENGINES: Manifest = {"pools": {"mixed": {"replicas": 0}}}
 LATE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
-PINNED = {"value": 77, "source": "General", "from": "an earlier release"}
+PINNED = {"value": 77, "source": "General", "from": "default"}
 
 
 def _with_pool(
@@ -101,12 +106,11 @@ def _refused() -> ServiceObserved:
     return _changed(_ready(), SLO)
 
 
-def _sized_before(chunk_size: object = PINNED, **metadata: int) -> ServiceObserved:
-    """Its status says what an earlier release, with other defaults, has resolved."""
-    observed = service_observed()
-    status = _status(observed)
-    status["resolved"]["mixed"]["chunkSize"] = chunk_size
-    return replace(observed, service=service(**metadata) | {"status": status})
+def _sized_before(spec: Manifest | None = None) -> ServiceObserved:
+    """What a release with other sizes has made of a service, whose spec is `spec` now."""
+    with patch.dict(GENERAL, max_running_requests=77):
+        made = [live(item) for item in service_plan().apply]
+    return service_observed(service(spec, generation=2), made)
 
 
 def _routers_without_an_image(*conditions: Manifest) -> ServiceObserved:
@@ -165,7 +169,7 @@ SITUATIONS: dict[str, tuple[Callable[[], ServiceObserved], Told]] = {
     "engines-unschedulable": (_engines_unschedulable, Told("False", "False", "Unschedulable")),
     "outdated": (_outdated, Told("True", "False", "Applying")),
     "router-died-in-a-rollout": (_router_died_in_a_rollout, Told("False", "False", "Starting")),
-    "scaled-to-zero": (_scaled_to_zero, Told("False", "True", "ScaledToZero")),
+    "scaled-to-zero": (_scaled_to_zero, Told("True", "True", "ScaledToZero")),
     "paused": (_paused, Told("True", "True", "AllReady")),
     "paused-before-applying": (_paused_before_applying, Told("True", "False", "Paused")),
     "refused": (_refused, Told("True", "False", "NotImplemented")),
@@ -333,10 +337,10 @@ def test_a_refusal_keeps_the_settings_that_are_in_use() -> None:
 
 def test_a_name_that_is_taken_for_a_while_changes_no_size() -> None:
     taken = {"kind": "Service", "metadata": {"name": "chat", "namespace": "default"}}
-    status = _status(replace(_sized_before(), foreign=(taken,)))
+    status = _status(replace(_sized_before(), name_conflicts=(taken,)))
     assert condition(status, "Ready")["reason"] == "NameTaken"
-    again = plan_service(service_observed(service() | {"status": status}))
-    assert again.pools[0].settings["chunk_size"].value == 77
+    again = replace(_sized_before(), service=service() | {"status": status})
+    assert plan_service(again).pools[0].settings["max_running_requests"].value == 77
 
 
 @pytest.mark.parametrize("kept_from", ["paused", "failed"])
@@ -356,7 +360,7 @@ def test_a_first_spec_that_is_refused_leaves_nothing_serving() -> None:
 
 def test_a_refusal_of_the_generation_in_use_names_no_other() -> None:
     taken = {"kind": "Service", "metadata": {"name": "chat", "namespace": "default"}}
-    observed = replace(_changed(_ready(), {}, generation=1), foreign=(taken,))
+    observed = replace(_changed(_ready(), {}, generation=1), name_conflicts=(taken,))
     assert "generation" not in condition(_status(observed), "Ready")["message"]
 
 
@@ -386,30 +390,33 @@ def test_a_transition_has_its_own_time() -> None:
     assert moved["lastTransitionTime"] == "2026-01-02T03:04:05Z"
 
 
-def test_sizes_stay_with_the_generation() -> None:
-    observed = _sized_before()
-    plan = plan_service(observed)
-    assert plan.pools[0].settings["chunk_size"].value == 77
-    assert plan.pools[0].config_map != plan_service(service_observed()).pools[0].config_map
-    assert _status(observed)["resolved"]["mixed"]["chunkSize"] == PINNED
-
-
-def test_a_new_generation_is_sized_anew() -> None:
-    plan = plan_service(_sized_before(generation=2))
-    assert plan.pools == plan_service(service_observed()).pools
-
-
 @pytest.mark.parametrize(
-    "entry",
-    [
-        {"value": []},
-        {"value": "many", "source": "User", "from": "spec"},
-        {"value": 8, "source": "Nobody", "from": "spec"},
-    ],
+    "spec", [{}, {"pools": {"mixed": {"replicas": 5}}}, {"router": {"replicas": 1}}]
 )
-def test_a_status_that_somebody_broke_is_ignored(entry: Manifest) -> None:
-    broken = plan_service(_sized_before(entry))
-    assert broken.pools == plan_service(service_observed()).pools
+def test_sizes_stay_while_what_is_said_of_the_engines_is_the_same(spec: Manifest) -> None:
+    observed = _sized_before(spec)
+    plan, fresh = plan_service(observed), service_plan(spec)
+    assert plan.pools[0].settings["max_running_requests"].value == 77
+    assert plan.pools[0].config_map != fresh.pools[0].config_map
+    assert _status(observed)["resolved"]["mixed"]["maxRunningRequests"] == PINNED
+    waits = condition(_status(observed), "UpgradeAvailable")
+    assert "maxRunningRequests 77 to 256" in waits["message"]
+
+
+@pytest.mark.parametrize("spec", [{"engine": {"drainSeconds": 7}}, {"rollout": {"upgrade": "now"}}])
+def test_another_spec_of_the_engines_is_sized_anew(spec: Manifest) -> None:
+    observed = _sized_before(spec)
+    assert plan_service(observed).pools[0].settings == service_plan(spec).pools[0].settings
+    assert condition(_status(observed), "UpgradeAvailable")["status"] == "False"
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"chunkSize": {"value": 8, "source": "Nobody"}}'])
+def test_sources_that_somebody_broke_are_resolved_anew(note: str) -> None:
+    observed = _sized_before()
+    files = (item for item in observed.children if item["kind"] == "ConfigMap")
+    file = next(item for item in files if "engine.json" in item["data"])
+    file["metadata"]["annotations"] = {RESOLVED: note}
+    assert plan_service(observed).pools[0].settings == service_plan().pools[0].settings
 
 
 def test_a_pool_observed_without_status_does_not_count() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from sluice_runtime.engine import __main__ as engine_main
-from sluice_runtime.errors import OutOfMemoryError, StepOutOfMemoryError
+from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.messages import (
     Abort,
     EngineFailed,
@@ -92,7 +92,7 @@ async def test_a_failed_start_says_why(tmp_path: Path) -> None:
         assert await asyncio.to_thread(process.wait) == 2
 
 
-def test_what_libraries_are_told_comes_before_they_load() -> None:
+def test_library_variables_are_set_before_torch_is_loaded() -> None:
     """libgomp reads its variables once, when torch loads it."""
     script = "import sys, sluice_runtime.engine.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
@@ -105,7 +105,7 @@ def test_what_libraries_are_told_comes_before_they_load() -> None:
         ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", "model.revision"),
     ],
 )
-def test_what_is_wrong_with_the_configuration_is_one_line(
+def test_an_invalid_configuration_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], reason: str, part: str
 ) -> None:
     code, failed = end_of(tmp_path, monkeypatch, config)
@@ -118,11 +118,10 @@ def test_what_is_wrong_with_the_configuration_is_one_line(
     ("failure", "reason", "code"),
     [
         (OutOfMemoryError("the pool"), "OutOfMemory", 2),
-        (StepOutOfMemoryError("a step"), "StepOutOfMemory", 1),
         (ValueError("a bug"), "EngineCrashed", 1),
     ],
 )
-def test_what_ended_it_decides_the_exit_code(
+def test_the_exit_code_depends_on_the_error(
     failure: Exception, reason: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:

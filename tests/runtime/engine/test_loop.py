@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count, pairwise
 
+import msgspec
 import pytest
-from sluice_runtime.engine.clock import Clock
-from sluice_runtime.engine.device import device_of
+from sluice_runtime.engine.executor import executor_for
 from sluice_runtime.engine.log import StepLog
-from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.loop import Clock, EngineLoop
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.messages import (
     Abort,
@@ -19,6 +19,7 @@ from sluice_runtime.messages import (
     Drain,
     FlushCache,
     Generate,
+    Grammar,
     Heartbeat,
     Sampling,
     StepResult,
@@ -35,7 +36,7 @@ from tests.runtime.scheduler.fake_runner import FakeRunner, answer_to
 
 
 class FakeLink:
-    """Hands over one list of messages a poll; remembers what was sent and how long it may wait."""
+    """Returns one list of messages per poll; records sent messages and poll timeouts."""
 
     def __init__(self) -> None:
         self.coming: deque[list[ToEngine]] = deque()
@@ -74,8 +75,10 @@ def loop(link: FakeLink) -> EngineLoop:
     scheduler = Scheduler(settings, PageAllocator(2048))
     ticks = count()
     clock = Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
-    device = device_of(FakeRunner(2048, 16), overlap=False)
-    return EngineLoop(link, scheduler, device, no_grammars(), lambda pace: StepLog(16, pace), clock)
+    executor = executor_for(FakeRunner(2048, 16), overlap=False)
+    return EngineLoop(
+        link, scheduler, executor, no_grammars(), lambda pace: StepLog(16, pace), clock
+    )
 
 
 def ask(name: str, prompt: int, max_tokens: int, credit: int = 4096) -> Generate:
@@ -102,7 +105,7 @@ def test_one_message_a_step_carries_all_tokens_and_the_load(
     assert last.step_seconds > last.scheduler_seconds > 0
 
 
-def test_it_waits_for_messages_only_while_idle_and_shows_that_it_lives(
+def test_it_waits_for_messages_and_sends_heartbeats_only_while_idle(
     link: FakeLink, loop: EngineLoop
 ) -> None:
     turns(loop, 2)
@@ -112,7 +115,14 @@ def test_it_waits_for_messages_only_while_idle_and_shows_that_it_lives(
     assert link.waits == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
 
 
-def test_the_books_are_checked_once_in_a_rest_and_not_while_requests_come(
+def test_it_does_not_poll_for_a_grammar_that_is_compiled(link: FakeLink, loop: EngineLoop) -> None:
+    grammar = Grammar("regex", "a", [258], "response_format")
+    link.coming.append([msgspec.structs.replace(ask("a", 5, 3), grammar=grammar)])
+    turns(loop, 3)
+    assert link.waits == [1.0, 1.0, 1.0]
+
+
+def test_integrity_is_checked_once_per_idle_period_and_not_between_requests(
     link: FakeLink, loop: EngineLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Scheduler] = []
@@ -132,7 +142,7 @@ def test_an_abort_ends_the_request_once(link: FakeLink, loop: EngineLoop) -> Non
     assert link.steps[-1].load.kv_pages_free == 2048
 
 
-def test_credit_holds_tokens_back_and_lets_them_go_also_while_idle(
+def test_tokens_are_withheld_without_credit_and_released_even_while_idle(
     link: FakeLink, loop: EngineLoop
 ) -> None:
     link.coming.append([ask("a", 5, 6, credit=2)])
@@ -146,8 +156,8 @@ def test_credit_holds_tokens_back_and_lets_them_go_also_while_idle(
     assert link.ends("a") == [("length", None)]
 
 
-def test_a_reader_that_stopped_reading_is_ended(link: FakeLink, loop: EngineLoop) -> None:
-    loop._outbox = Outbox(most_withheld_tokens=64)
+def test_a_request_whose_client_stopped_reading_is_ended(link: FakeLink, loop: EngineLoop) -> None:
+    loop._outbox = Outbox(max_withheld_tokens=64)
     link.coming.append([ask("a", 5, 9000, credit=10)])
     turns(loop, 100)
     (end,) = link.ends("a")
@@ -157,11 +167,11 @@ def test_a_reader_that_stopped_reading_is_ended(link: FakeLink, loop: EngineLoop
     assert link.steps[-1].load.kv_pages_free == 2048
 
 
-def test_flushing_forgets_what_was_computed(caplog: pytest.LogCaptureFixture) -> None:
+def test_flushing_empties_the_prefix_cache(caplog: pytest.LogCaptureFixture) -> None:
     link = FakeLink()
     scheduler = Scheduler(settings_of(prefix_cache=True), PageAllocator(64))
-    device = device_of(FakeRunner(64, 4), overlap=False)
-    loop = EngineLoop(link, scheduler, device, no_grammars(), lambda pace: StepLog(4, pace))
+    executor = executor_for(FakeRunner(64, 4), overlap=False)
+    loop = EngineLoop(link, scheduler, executor, no_grammars(), lambda pace: StepLog(4, pace))
     link.coming += [[ask("a", 9, 1)], [ask("b", 9, 1)], [FlushCache()], [ask("c", 9, 1)]]
     with caplog.at_level(logging.INFO, "sluice.engine"):
         turns(loop, 4)
@@ -172,7 +182,7 @@ def test_flushing_forgets_what_was_computed(caplog: pytest.LogCaptureFixture) ->
     assert cached == ["0", "8", "0"]
 
 
-def test_draining_finishes_what_was_accepted_and_takes_nothing_new(
+def test_draining_finishes_accepted_requests_and_refuses_new_ones(
     link: FakeLink, loop: EngineLoop
 ) -> None:
     link.coming.append([ask("a", 5, 4), Drain()])
@@ -197,12 +207,12 @@ def test_the_prefill_rate_predicts_the_queued_work(link: FakeLink, loop: EngineL
     link.coming.append([ask("a", 200, 2)])
     turns(loop, 1)
     load = link.steps[0].load
-    # 64 tokens a tick, 136 to go.
+    # 64 tokens in two ticks, one of which it took to plan the step; 136 to go.
     assert load.queued_tokens == 136
-    assert load.queued_work_seconds == pytest.approx(136 / 64)
+    assert load.queued_work_seconds == pytest.approx(136 / 32)
 
 
-def test_log_lines_are_the_known_ones(
+def test_log_lines_have_the_form_that_operators_know(
     link: FakeLink, loop: EngineLoop, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "sluice.engine"):
@@ -231,7 +241,7 @@ def ticking(
     return EngineLoop(
         link,
         Scheduler(settings, PageAllocator(2048)),
-        device_of(FakeRunner(2048, 16), overlap=False),
+        executor_for(FakeRunner(2048, 16), overlap=False),
         no_grammars(),
         lambda pace: StepLog(16, pace),
         Clock(monotonic=monotonic, unix=lambda: 1.7e9),
@@ -250,7 +260,7 @@ def test_decode_lines_are_a_second_apart(link: FakeLink, caplog: pytest.LogCaptu
     assert seconds - 2 < len(lines) <= seconds + 1
 
 
-def test_with_a_target_the_prefill_line_says_what_was_chosen_and_why(
+def test_with_a_target_the_prefill_line_names_the_chunk_budget_and_its_reason(
     link: FakeLink, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = StepTarget(seconds=3.0, share=0.9, start_tokens=32)

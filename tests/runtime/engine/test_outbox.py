@@ -1,4 +1,4 @@
-"""Credit bounds what is sent, and what may wait; nothing is lost or reordered."""
+"""Credit bounds the tokens sent and withheld; none is lost or reordered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def delta(*tokens: int, reason: str | None = None) -> TokenDelta:
     return TokenDelta("a", tokens, reason)  # type: ignore[arg-type]
 
 
-def test_tokens_wait_once_credit_is_spent_and_go_with_the_next_grant() -> None:
+def test_tokens_are_withheld_once_credit_is_spent_and_sent_with_the_next_grant() -> None:
     outbox = Outbox()
     outbox.open("a", 2)
     assert outbox.pass_on(delta(1)) == delta(1)
@@ -25,7 +25,7 @@ def test_tokens_wait_once_credit_is_spent_and_go_with_the_next_grant() -> None:
     assert outbox.pass_on(delta(5)) == delta(5)
 
 
-def test_what_a_grant_set_free_is_paid_for() -> None:
+def test_released_tokens_use_up_credit() -> None:
     outbox = Outbox()
     outbox.open("a", 0)
     outbox.pass_on(delta(1))
@@ -35,7 +35,7 @@ def test_what_a_grant_set_free_is_paid_for() -> None:
     assert outbox.grant("a", 1) == delta(2)
 
 
-def test_the_terminal_delta_takes_what_waits_with_it() -> None:
+def test_the_last_delta_carries_all_withheld_tokens() -> None:
     outbox = Outbox()
     outbox.open("a", 1)
     outbox.pass_on(delta(1))
@@ -45,7 +45,7 @@ def test_the_terminal_delta_takes_what_waits_with_it() -> None:
 
 
 def test_a_reader_is_too_slow_beyond_the_bound() -> None:
-    outbox = Outbox(most_withheld_tokens=2)
+    outbox = Outbox(max_withheld_tokens=2)
     outbox.open("a", 0)
     for token in (1, 2):
         outbox.pass_on(delta(token))
@@ -54,7 +54,7 @@ def test_a_reader_is_too_slow_beyond_the_bound() -> None:
     assert outbox.overdrawn("a")
 
 
-def test_4096_tokens_may_wait() -> None:
+def test_4096_tokens_may_be_withheld() -> None:
     outbox = Outbox()
     outbox.open("a", 0)
     outbox.pass_on(delta(*range(4096)))

@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 import torch
 from sluice_runtime.engine.build import EngineHooks
-from sluice_runtime.engine.device import Beside, device_of
+from sluice_runtime.engine.executor import OverlapExecutor, executor_for
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.messages import Abort, StepResult
@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 5.0
 
 
 class HeldRunner(FakeRunner):
-    """Runs a batch only when it may."""
+    """Runs a batch once `may_run` is released."""
 
     def __init__(self) -> None:
         super().__init__(64, 4)
@@ -42,13 +42,13 @@ class HeldRunner(FakeRunner):
         return super().forward(batch)
 
 
-class Broken:
+class FailingRunner:
     def forward(self, batch: Batch) -> SampledTokens:
         raise ArithmeticError("broken on purpose")
 
 
-class Watched(Scheduler):
-    """Remembers which steps were in flight when a batch was made."""
+class RecordingScheduler(Scheduler):
+    """Records how many steps were pending when each batch was planned."""
 
     def __init__(self) -> None:
         super().__init__(settings_of(prefix_cache=True), PageAllocator(64))
@@ -82,36 +82,36 @@ def link() -> FakeLink:
 
 
 @pytest.fixture
-def scheduler() -> Watched:
-    return Watched()
+def scheduler() -> RecordingScheduler:
+    return RecordingScheduler()
 
 
 @pytest.fixture
-def loop(link: FakeLink, scheduler: Watched) -> Iterator[EngineLoop]:
-    with closing(device_of(FakeRunner(64, 4), overlap=True)) as device:
-        yield EngineLoop(link, scheduler, device, no_grammars(), lambda pace: StepLog(4, pace))
+def loop(link: FakeLink, scheduler: RecordingScheduler) -> Iterator[EngineLoop]:
+    with closing(executor_for(FakeRunner(64, 4), overlap=True)) as executor:
+        yield EngineLoop(link, scheduler, executor, no_grammars(), lambda pace: StepLog(4, pace))
     assert scheduler.status().pages_available == 64
 
 
 def test_a_batch_runs_at_once_and_one_after_the_other() -> None:
     runner = HeldRunner()
-    with closing(Beside(runner)) as device:
-        landings = [device.launch(Batch(step, ForwardMode.IDLE)) for step in (1, 2)]
+    with closing(OverlapExecutor(runner)) as executor:
+        results = [executor.launch(Batch(step, ForwardMode.IDLE)) for step in (1, 2)]
         runner.may_run.release(2)
-        assert [landing().step for landing in landings] == [1, 2]
+        assert [result().step for result in results] == [1, 2]
     assert runner.began == [1, 2]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_what_a_run_raises_comes_with_its_results(overlap: bool) -> None:
-    with closing(device_of(Broken(), overlap=overlap)) as device:
-        landing = device.launch(Batch(1, ForwardMode.IDLE))
+def test_an_exception_of_a_step_is_raised_when_its_result_is_requested(overlap: bool) -> None:
+    with closing(executor_for(FailingRunner(), overlap=overlap)) as executor:
+        result = executor.launch(Batch(1, ForwardMode.IDLE))
         with pytest.raises(ArithmeticError):
-            landing()
+            result()
 
 
 def test_steps_are_planned_ahead_and_answers_are_the_same(
-    link: FakeLink, loop: EngineLoop, scheduler: Watched
+    link: FakeLink, loop: EngineLoop, scheduler: RecordingScheduler
 ) -> None:
     link.coming.append([ask("a", 50, 9), ask("b", 7, 12), ask("c", 3, 1)])
     turns(loop, 40)
@@ -124,9 +124,7 @@ def test_steps_are_planned_ahead_and_answers_are_the_same(
     assert steps == sorted(steps)
 
 
-def test_a_row_that_met_its_stop_token_is_computed_once_more_and_not_told(
-    link: FakeLink, loop: EngineLoop
-) -> None:
+def test_the_extra_token_after_a_stop_token_is_not_sent(link: FakeLink, loop: EngineLoop) -> None:
     wanted = answer_to(range(5), 4)
     stopping = ask("a", 5, 20)
     stopping.stop_token_ids.append(wanted[3])
@@ -148,7 +146,9 @@ def test_an_abort_while_a_step_runs_ends_the_request_once(link: FakeLink, loop: 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 2}], ids=["plain", "scored"])
-def test_a_row_without_a_token_disturbs_no_other(overlap: bool, fields: dict[str, int]) -> None:
+def test_a_row_without_a_token_does_not_affect_other_rows(
+    overlap: bool, fields: dict[str, int]
+) -> None:
     """Its logits are not finite; when that is known, the next step is launched already."""
 
     def spoil(batch: Batch, logits: Tensor) -> None:

@@ -1,7 +1,8 @@
-"""Open settings become numbers; what does not fit ends in one line that names the setting."""
+"""Settings left out get their values; too little memory is an error that names the setting."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.plan import (
     GrammarRoom,
     HostBytes,
+    ReservedMemory,
     context_length,
     grammar_room,
     pool_pages,
@@ -21,7 +23,7 @@ from sluice_runtime.scheduler.settings import StepTarget
 MIB = 1 << 20
 GIB = 1 << 30
 HOST = HostBytes(total=1000 * MIB, available=900 * MIB)
-ROOM = GrammarRoom(compilers=1, bytes_each=50 * MIB)
+RESERVED = ReservedMemory(grammars=60 * MIB, sampling=30 * MIB, api_process=10 * MIB)
 
 
 def config(**settings: Any) -> EngineConfig:
@@ -39,12 +41,20 @@ def test_the_context_is_the_models_unless_a_shorter_one_is_asked_for() -> None:
 
 def test_the_pool_takes_what_the_memory_fraction_leaves() -> None:
     # 1000 x 0.5 - 100 used = 400 MiB of 4 KiB tokens.
-    assert pool_pages(config(memoryFraction=0.5), 4096, 4096, HOST, ROOM) == 400 * 256 // 16
+    assert pool_pages(config(memoryFraction=0.5), 4096, 4096, HOST, RESERVED) == 400 * 256 // 16
 
 
-def test_the_pool_leaves_room_for_compiling_grammars() -> None:
-    room = GrammarRoom(compilers=2, bytes_each=200 * MIB)
-    assert pool_pages(config(memoryFraction=0.9), 4096, 4096, HOST, room) == 300 * 256 // 16
+@pytest.mark.parametrize("part", ["grammars", "sampling", "api_process"])
+def test_the_pool_leaves_the_reserved_memory_free(part: str) -> None:
+    reserved = replace(RESERVED, **{part: 600 * MIB - (RESERVED.total - getattr(RESERVED, part))})
+    assert pool_pages(config(memoryFraction=0.9), 4096, 4096, HOST, reserved) == 300 * 256 // 16
+
+
+def test_a_configured_pool_must_leave_room_for_logits_and_penalties() -> None:
+    reserved = replace(RESERVED, sampling=100 * MIB)
+    assert pool_pages(config(kvPoolTokens=800 * 1024), 4096, 1024, HOST, reserved) == 800 * 64
+    with pytest.raises(OutOfMemoryError, match=r"at most 819200: .* maxRunningRequests want 100"):
+        pool_pages(config(kvPoolTokens=800 * 1024 + 16), 4096, 1024, HOST, reserved)
 
 
 @pytest.mark.parametrize(
@@ -59,41 +69,41 @@ def test_the_pool_leaves_room_for_compiling_grammars() -> None:
         ({"grammarCompileBytes": 3 * GIB}, 2 * GIB, GrammarRoom(2, 3 * GIB)),
     ],
 )
-def test_grammars_are_compiled_in_what_the_memory_fraction_leaves(
+def test_compile_processes_get_the_memory_that_the_memory_fraction_leaves(
     settings: dict[str, Any], host_bytes: int, room: GrammarRoom
 ) -> None:
     assert grammar_room(config(**settings), host_bytes) == room
 
 
 def test_the_pool_is_no_larger_than_what_all_rows_can_use() -> None:
-    assert pool_pages(config(maxRunningRequests=2), 1000, 1, HOST, ROOM) == 125
+    assert pool_pages(config(maxRunningRequests=2), 1000, 1, HOST, RESERVED) == 125
 
 
 def test_a_configured_pool_is_taken_as_it_is() -> None:
-    assert pool_pages(config(kvPoolTokens=992), 4096, 1024, HOST, ROOM) == 62
+    assert pool_pages(config(kvPoolTokens=992), 4096, 1024, HOST, RESERVED) == 62
 
 
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"kvPoolTokens": 10_000_000}, ["kvPoolTokens: 10000000", "900 MiB", "921600"]),
+        ({"kvPoolTokens": 10_000_000}, ["kvPoolTokens: 10000000", "900 MiB", "890880"]),
         (
             {"contextLength": 400_000},
-            ["contextLength", "KV pool", "400000", "memoryFraction 0.85, 100 MiB for"],
+            ["contextLength", "KV pool", "400000", "memoryFraction 0.85, 60 MiB for"],
         ),
     ],
 )
-def test_what_does_not_fit_names_phase_numbers_and_setting(
+def test_errors_about_memory_name_phase_numbers_and_setting(
     settings: dict[str, Any], parts: list[str]
 ) -> None:
     chosen = config(**settings)
     bytes_each = 4096 if "contextLength" in settings else 1024
     with pytest.raises(OutOfMemoryError) as caught:
-        pool_pages(chosen, chosen.context_length or 1, bytes_each, HOST, ROOM)
+        pool_pages(chosen, chosen.context_length or 1, bytes_each, HOST, RESERVED)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
-def test_chunking_off_is_none_to_the_scheduler() -> None:
+def test_chunking_off_is_none_in_the_schedulers_settings() -> None:
     assert scheduler_settings(config(chunkSize=-1), 4096, 10).chunk_size is None
     assert scheduler_settings(config(), 4096, 10).chunk_size == 512
     assert scheduler_settings(config(), 4096, 10).limits.kv_pool_tokens == 160
@@ -107,12 +117,12 @@ def test_chunking_off_is_none_to_the_scheduler() -> None:
         ({"chunkSize": 8, "pageSize": 16}, "chunkSize"),
     ],
 )
-def test_what_this_version_lacks_is_refused(settings: dict[str, Any], key: str) -> None:
+def test_settings_that_this_version_lacks_are_refused(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(InvalidConfigError, match=key):
         config(**settings)
 
 
-def test_a_promise_is_the_target_of_steps() -> None:
+def test_an_slo_becomes_the_target_of_steps() -> None:
     promised = config(slo={"itlMilliseconds": 50, "percentile": 95})
     made = scheduler_settings(promised, 4096, 10)
     assert made.target == StepTarget(0.05, 0.95, 128)
@@ -130,6 +140,6 @@ def test_a_promise_is_the_target_of_steps() -> None:
         ({"mixedChunk": False}, "mixedChunk: false .* true, as slo.itlMilliseconds"),
     ],
 )
-def test_a_promise_needs_chunks_and_mixed_batches(settings: dict[str, Any], line: str) -> None:
+def test_an_slo_needs_chunks_and_mixed_batches(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(InvalidConfigError, match=line):
         config(slo={"itlMilliseconds": 50}, **settings)

@@ -14,7 +14,7 @@ from sluice_runtime.grammar.native import (
 )
 
 SIZE, EOS = 129, 128
-MOST_TOKENS = 500
+MAX_TOKENS = 500
 ASCII = [bytes([value]) for value in range(128)] + [b""]
 TOKENIZER = TokenizerInfo(ASCII, RAW, SIZE, [], False)
 COMPILER = GrammarCompiler(TOKENIZER, 1, False, 0)
@@ -24,7 +24,7 @@ def answer(compiled: CompiledGrammar, draw: random.Random) -> str | None:
     """An answer drawn at random; None when it is still going on after many tokens."""
     matcher = GrammarMatcher(compiled, [EOS], False, -1, None)
     text = bytearray()
-    while len(text) < MOST_TOKENS:
+    while len(text) < MAX_TOKENS:
         words = np.zeros((1, -(-SIZE // 32)), np.int32)
         matcher.fill_next_token_bitmask(words, 0, False)
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:SIZE]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.device import device_of
+from sluice_runtime.engine.executor import executor_for
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
@@ -28,7 +28,7 @@ from sluice_runtime.model_files import resolve
 from tests.runtime.harness import engine_config
 
 EOS = 258
-MOST_TURNS = 20_000
+MAX_TURNS = 20_000
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Answers:
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
         coming, self.coming = self.coming, []
         if not coming:
-            time.sleep(timeout_seconds)  # as a socket without messages
+            time.sleep(min(timeout_seconds, 0.005))  # as a socket that a compiled grammar wakes
         return coming
 
     def send(self, message: ToApi) -> None:
@@ -103,15 +103,15 @@ def run(
     answers = Answers(coming=list(requests))
     page_size = engine.settings.page_size
     wanted = until or sum(isinstance(request, Generate) for request in requests)
-    with closing(device_of(engine.runner, overlap=overlap)) as device:
+    with closing(executor_for(engine.runner, overlap=overlap)) as executor:
         loop = EngineLoop(
             answers,
             engine.scheduler,
-            device,
+            executor,
             engine.grammars,
             lambda pace: StepLog(page_size, pace),
         )
-        for _ in range(MOST_TURNS):
+        for _ in range(MAX_TURNS):
             loop.step()
             if len(answers.ends) >= wanted:
                 return answers

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from sluice_runtime.grammar.compile.pool import Compiled
-from sluice_runtime.grammar.follow.following import Follower, Following
+from sluice_runtime.grammar.follow.mask_worker_pool import MaskWorker, MaskWorkerPool
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.grammar.waiting import GrammarQueue
 
 
 class FakeCompiler:
-    """Compiles when it is told to."""
+    """Compiles when a test says so."""
 
     def __init__(self) -> None:
         self.submitted: list[GrammarKey] = []
@@ -31,15 +31,15 @@ class FakeCompiler:
         return done
 
 
-def nobody() -> Following:
-    """Follows no grammar."""
+def no_workers() -> MaskWorkerPool:
+    """A pool without workers."""
 
-    def start(tokenizer: bytes) -> Follower:
+    def start(tokenizer: bytes) -> MaskWorker:
         raise AssertionError("nobody has a grammar")
 
-    return Following(start)
+    return MaskWorkerPool(start)
 
 
 def no_grammars() -> GrammarQueue:
-    """For engines that are asked for none."""
-    return GrammarQueue(FakeCompiler(), Matchers(0, nobody()))
+    """For engines without structured output."""
+    return GrammarQueue(FakeCompiler(), Matchers(0, no_workers()))

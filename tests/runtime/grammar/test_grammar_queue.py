@@ -1,4 +1,4 @@
-"""Who waits for a grammar, who passes, and what the queue remembers."""
+"""The grammar queue: waiting, passing, and what the cache keeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import Generate, Grammar, Sampling
 
-from tests.runtime.grammar.fake_compiler import FakeCompiler, nobody
+from tests.runtime.grammar.fake_compiler import FakeCompiler, no_workers
 
 COMPILED = cast(Any, object())
 
@@ -32,7 +32,7 @@ class Opened(Matchers):
     """Remembers which requests were opened and closed."""
 
     def __init__(self) -> None:
-        super().__init__(0, nobody())
+        super().__init__(0, no_workers())
         self.live: list[str] = []
         self.refuses: str | None = None
 
@@ -192,7 +192,7 @@ def test_a_grammar_that_compiles_after_an_accident_is_used(
 
 
 def test_the_cache_forgets_old_accidents() -> None:
-    cache = GrammarCache(most_entries=2)
+    cache = GrammarCache(max_entries=2)
     for text in "abc":
         cache.judged(Compiled(key(text), error="slow", accident=True))
     cache.judged(Compiled(key("a"), error="slow", accident=True))
@@ -201,7 +201,7 @@ def test_the_cache_forgets_old_accidents() -> None:
     assert cache.get(key("c")) is not None
 
 
-def test_what_is_compiled_for_nobody_is_waited_for_by_nobody(
+def test_a_warm_up_compilation_releases_no_request(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
     compiler.done += [Compiled(key("b"), failure="no process"), Compiled(key(), COMPILED)]
@@ -219,7 +219,7 @@ def test_an_aborted_request_leaves_and_the_others_stay(
         queue.add(ask(name))
     queue.abort("one")
     queue.abort("one")
-    queue.abort("never heard of")
+    queue.abort("never update_done of")
     (end,) = queue.released().ended
     assert (end.request_id, end.finish_reason) == ("one", "abort")
     compiler.done.append(Compiled(key(), COMPILED))
@@ -241,7 +241,7 @@ def test_a_request_is_aborted_between_its_coming_and_its_start(
     assert matchers.live == ["one", "three"]
 
 
-def test_a_compilation_that_nobody_waits_for_any_more_is_remembered(
+def test_a_compilation_without_waiting_requests_is_cached(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
     queue.add(ask("one"))
@@ -255,7 +255,7 @@ def test_a_compilation_that_nobody_waits_for_any_more_is_remembered(
     assert compiler.submitted == [key()]
 
 
-def test_a_compilation_that_nobody_waits_for_any_more_does_not_begin(
+def test_a_compilation_without_waiting_requests_does_not_begin(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
     for number in range(1000):
@@ -273,7 +273,7 @@ def test_a_compilation_that_nobody_waits_for_any_more_does_not_begin(
 
 
 @pytest.mark.parametrize("why", [SLOW_CALL, SLOW_ANSWER, BROKEN, CROWDED, STARVED, LOST])
-def test_who_is_slow_beside_others_is_no_mark_against_engine_or_grammar(
+def test_a_crowded_answer_ends_and_its_grammar_is_not_refused(
     queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened, why: TooSlow
 ) -> None:
     queue.add(ask("one"))
@@ -292,7 +292,7 @@ def test_who_is_slow_beside_others_is_no_mark_against_engine_or_grammar(
     assert bool(released.ended) is own_fault
 
 
-def test_nobody_runs_whose_grammar_nobody_can_follow(
+def test_no_request_is_released_without_a_mask_worker(
     queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened
 ) -> None:
     matchers.refuses = "being replaced"
@@ -316,8 +316,8 @@ def test_an_ended_request_gives_its_matcher_back(
     assert matchers.live == []
 
 
-def test_the_cache_forgets_what_was_not_used_for_longest() -> None:
-    cache = GrammarCache(most_bytes=30, most_entries=3)
+def test_the_cache_evicts_the_least_recently_used() -> None:
+    cache = GrammarCache(max_bytes=30, max_entries=3)
     for text in ("a", "b"):
         cache.put(Compiled(key(text), COMPILED, size_bytes=10))
     assert cache.get(key("a"))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.compile.compiling import MOST_WHITESPACE
+from sluice_runtime.grammar.compile.compiling import MAX_WHITESPACE
 from sluice_runtime.grammar.native import GrammarMatcher
 from sluice_runtime.grammar.schema.json_schema import usable_schema
 
@@ -62,7 +62,8 @@ LEAF = st.one_of(
     st.sampled_from([{"pattern": "^a+$"}, {"propertyNames": {"pattern": "^b$"}}]),
     of("array", minItems=SMALL, maxItems=SMALL),
     of("integer", **NUMBER_BOUNDS),
-    of("integer", multipleOf=st.integers(2, 5), **NUMBER_BOUNDS),
+    of("integer", multipleOf=st.sampled_from([2, 3, 5.0, 0.5, 0.01]), **NUMBER_BOUNDS),
+    of("number", multipleOf=st.integers(2, 5), **NUMBER_BOUNDS),
     of("number", **NUMBER_BOUNDS),
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {}, {"$ref": "#/$defs/d"}]),
     st.lists(st.sampled_from([1, "a", None, True, 2.5, 'x"\n', [1], {"b": 2}]), min_size=1).map(
@@ -101,7 +102,7 @@ def test_what_is_not_refused_is_kept(schema: Any, closed: bool, draw: random.Ran
     try:
         text = json.dumps(usable_schema(schema))
         compiled = COMPILER.compile_json_schema(
-            text, True, None, None, closed, MOST_WHITESPACE, False
+            text, True, None, None, closed, MAX_WHITESPACE, False
         )
     except (GrammarError, RuntimeError):
         assume(False)

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.errors import GrammarProcessError
-from sluice_runtime.grammar.follow.process import FollowerProcess
+from sluice_runtime.grammar.follow.process import MaskWorkerProcess
 from sluice_runtime.grammar.follow.turns import Turn, Turned
 from sluice_runtime.grammar.schema.json_schema import usable_schema
 from sluice_runtime.messages import Abort, Grammar, Sampling
@@ -130,19 +130,19 @@ def test_an_answer_that_loses_its_grammar_ends_as_an_error_whatever_it_draws_the
     """The end of the answer is drawn as soon as nothing forbids it."""
     wanted, turns = grammar("regex", "[xy]{300}"), count()
     run(engine, [ask("known", wanted, 2)])
-    following = engine.grammar_processes.following
-    while following.refusal():  # where the one of the test before is being replaced
+    mask_workers = engine.grammar_processes.mask_workers
+    while mask_workers.refusal():  # where the one of the test before is being replaced
         time.sleep(0.01)
-    follower = following._current
-    assert isinstance(follower, FollowerProcess)
-    follow = follower.turn
+    worker = mask_workers._current
+    assert isinstance(worker, MaskWorkerProcess)
+    follow = worker.turn
 
     def gone(turn: Turn) -> Turned:
         if next(turns) == 5:
             raise GrammarProcessError("gone")
         return follow(turn)
 
-    monkeypatch.setattr(follower, "turn", gone)
+    monkeypatch.setattr(worker, "turn", gone)
     ends_soon = Sampling(seed=1, logit_bias=[(EOS, 100.0)])
     answers = run(engine, [ask("lost", wanted, sampling=ends_soon)], overlap=overlap)
     end = answers.ends["lost"]
@@ -168,7 +168,7 @@ def test_an_answer_that_was_retracted_goes_on_where_it_was(overlap: bool) -> Non
         assert answers.tokens[name] == calm.tokens[name]
 
 
-def test_nobody_waits_for_a_grammar_that_is_not_his(engine: Engine) -> None:
+def test_requests_do_not_wait_for_the_grammar_of_another(engine: Engine) -> None:
     slow = ask("slow", grammar("json_schema", NEVER_DONE))
     free = ask("free", None, 16)
     quick = ask("quick", grammar("regex", "[a-f]{4}"))

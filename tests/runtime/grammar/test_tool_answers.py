@@ -45,7 +45,7 @@ SCHEMAS: dict[str, Any] = {
     "now": {"type": "object", "properties": {}, "additionalProperties": False},
 }
 EVERY = pytest.mark.parametrize(
-    "form", FORMATS, ids=[f"{form.name}-{type(form.imposed).__name__}" for form in FORMATS]
+    "form", FORMATS, ids=[f"{form.name}-{type(form.grammar).__name__}" for form in FORMATS]
 )
 
 
@@ -62,10 +62,12 @@ def planned(form: ToolFormat, special: dict[str, int], **fields: Any) -> tuple[T
     ]
     message = {"role": "user", "content": "a"}
     body = json.dumps({"model": "m", "messages": [message], "tools": tools, **fields})
-    plan = plan_tools(parse_request(ChatRequest, body.encode()), form, special.get)
+    plan = plan_tools(
+        parse_request(ChatRequest, body.encode(), strict=False).request, form, special.get
+    )
     assert plan is not None
-    assert plan.wish is not None
-    return plan, grammar(plan.wish.kind, plan.wish.text)
+    assert plan.spec is not None
+    return plan, grammar(plan.spec.kind, plan.spec.text)
 
 
 def answers(engine: Engine, held: Grammar, plan: ToolPlan, runs: int) -> Iterator[list[Any]]:

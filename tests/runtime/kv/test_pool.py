@@ -15,7 +15,7 @@ def test_a_page_is_one_contiguous_piece() -> None:
     assert pool.data[3].numel() * 4 == SHAPE.bytes_per_token * 2
 
 
-def test_what_is_written_is_gathered_in_token_order() -> None:
+def test_written_keys_and_values_are_gathered_in_token_order() -> None:
     pool = PagePool(SHAPE, pages=5, page_size=2)
     keys, values = torch.randn(3, 2, 4), torch.randn(3, 2, 4)
     # Tokens 0, 1 in page 4; token 2 in page 1.

@@ -143,7 +143,7 @@ def test_a_supervisor_that_is_killed_takes_both_with_it(termination_log: Path) -
         until(lambda: not any(map(alive, children)))
 
 
-def test_what_the_engine_says_of_its_failure_is_the_termination_message(
+def test_the_engines_error_is_the_termination_message(
     termination_log: Path,
 ) -> None:
     with supervised(termination_log, "--fail", "model.uri: no such file") as process:

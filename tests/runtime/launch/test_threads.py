@@ -1,4 +1,4 @@
-"""Threads follow the quota that holds for this process, and the file's word before that."""
+"""The number of threads is the configured one, else the one that the CPU quota allows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_threads_follow_the_cgroups_quota(
     assert set(thread_environment(None, tmp_path).values()) == {str(count)}
 
 
-def test_the_files_word_on_threads_reaches_every_library() -> None:
+def test_configured_threads_are_set_for_every_library() -> None:
     environment = thread_environment(3)
     assert set(environment.values()) == {"3"}
     assert {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} <= environment.keys()

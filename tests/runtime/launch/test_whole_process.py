@@ -19,6 +19,14 @@ def load(url: str) -> LoadReport:
     return LoadReport.model_validate_json(get(url, "/load").content)
 
 
+def test_a_load_report_has_the_resolved_type_of_keys_and_values(
+    engine: tuple[Process, str],
+) -> None:
+    fingerprint = load(engine[1]).kv_fingerprint
+    assert fingerprint is not None
+    assert fingerprint.kv_dtype in ("float32", "bfloat16")
+
+
 def generated_tokens(url: str) -> float:
     found = re.search(r"^sluice_generated_tokens_total (\S+)$", get(url, "/metrics").text, re.M)
     assert found

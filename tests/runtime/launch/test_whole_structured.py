@@ -28,7 +28,7 @@ NEVER_DONE = {
 }
 ENGINE = "sluice_runtime.engine"
 WORKER = "sluice_runtime.grammar.compile.worker"
-FOLLOWER = "sluice_runtime.grammar.follow.follower"
+MASK_WORKER = "sluice_runtime.grammar.follow.mask_worker"
 ENDLESS = "[xy]{80}(a{0,60}){0,60}b"
 """Compiles at once, and is followed for eighty letters; then one mask takes minutes."""
 
@@ -62,8 +62,8 @@ def user(text: str) -> list[Any]:
 
 def test_one_process_to_compile_and_one_to_follow_start_with_the_engine(client: Engine) -> None:
     process, _ = client
-    until(lambda: running(process, FOLLOWER))
-    assert len(running(process, WORKER)) == len(running(process, FOLLOWER)) == 1
+    until(lambda: running(process, MASK_WORKER))
+    assert len(running(process, WORKER)) == len(running(process, MASK_WORKER)) == 1
     assert "libxgrammar" not in Path(f"/proc/{process.child(ENGINE)}/maps").read_text()
 
 
@@ -137,7 +137,7 @@ def test_a_pattern_with_a_mistake_is_a_400(client: Engine) -> None:
 
 def test_a_grammar_that_cannot_be_followed_ends_its_request_alone(client: Engine) -> None:
     process, sdk = client
-    before = running(process, FOLLOWER)
+    before = running(process, MASK_WORKER)
 
     def ask(pattern: str) -> str:
         answer = sdk.completions.create(
@@ -154,5 +154,5 @@ def test_a_grammar_that_cannot_be_followed_ends_its_request_alone(client: Engine
         with pytest.raises(openai.BadRequestError, match="following it takes more than"):
             ask(ENDLESS)
         assert beside.result() == "a" * 150
-    until(lambda: not running(process, FOLLOWER) & before)
+    until(lambda: not running(process, MASK_WORKER) & before)
     assert ask("a[bc]a").startswith("a")

@@ -63,7 +63,7 @@ def test_kernels_that_were_built_are_used_and_named(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.usefixtures("no_library")
-def test_without_them_plain_torch_computes_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_kernels_plain_torch_is_used_and_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sluice.engine")
     model = load_model(resolve("dummy://qwen3-tiny"), "bfloat16", 0)
     assert model.backend is TORCH
@@ -72,7 +72,7 @@ def test_without_them_plain_torch_computes_and_says_so(caplog: pytest.LogCapture
 
 
 @needs_kernels
-def test_a_type_that_the_kernels_do_not_know_is_left_to_torch() -> None:
+def test_a_dtype_that_the_kernels_lack_is_computed_by_torch() -> None:
     choice = choose_backend(torch.float16)
     assert choice.backend is TORCH
     assert "torch.float16" in choice.message

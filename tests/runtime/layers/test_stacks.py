@@ -93,7 +93,9 @@ def test_stacks_agree(name: str, dtype: torch.dtype, head_norms: bool, page_size
 
 @pytest.mark.parametrize("inner", [1, 3, 5, 9])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_rows_that_do_not_come_out_even_are_dealt_out_too(dtype: torch.dtype, inner: int) -> None:
+def test_matrices_that_the_shards_do_not_divide_evenly_are_sharded_too(
+    dtype: torch.dtype, inner: int
+) -> None:
     weights = layers(dtype, inner=inner)
     wanted = computed(PlainStack(weights, SHAPE, TORCH.operators), dtype)
     seen = computed(ShardedStack(weights, SHAPE, 4), dtype)
@@ -142,8 +144,18 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize(("count", "kind"), [(1, ShardedStack), (2, ShardedStack), (3, PlainStack)])
-def test_heads_are_dealt_out_where_they_come_out_even(
+def test_heads_are_sharded_if_the_threads_divide_them(
     count: int, kind: type, threads: Callable[[int], None]
 ) -> None:
     threads(count)
     assert type(NATIVE.layers(layers(torch.float32), SHAPE)) is kind
+
+
+@pytest.mark.parametrize("make", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("head_norms", [True, False])
+def test_a_stack_of_the_first_layer_computes_that_layer(make: Make, head_norms: bool) -> None:
+    weights = layers(torch.float32, head_norms=head_norms)
+    first, pool = computed(make(weights).first_layer(), torch.float32)
+    wanted, wanted_pool = computed(make(weights[:1]), torch.float32)
+    assert torch.equal(first, wanted)
+    assert torch.equal(pool, wanted_pool)

@@ -12,6 +12,7 @@ from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.step_outcome import FinishedChunk
 
 from tests.runtime.scheduler.fake_runner import FakeRunner
 
@@ -62,6 +63,7 @@ class Bench:
         self.terminals: dict[str, list[TokenDelta]] = {}
         self.cached: dict[str, int] = {}
         self.deltas: list[TokenDelta] = []
+        self.chunks: list[FinishedChunk] = []
 
     def add(self, *requests: Generate) -> None:
         for one in requests:
@@ -83,7 +85,8 @@ class Bench:
     def land(self) -> None:
         """The second half, of the oldest step in flight."""
         batch = self.in_flight.popleft()
-        deltas = self.scheduler.process(batch, self.runner.forward(batch), 0.0)
+        deltas, chunks = self.scheduler.process(batch, self.runner.forward(batch), 0.0)
+        self.chunks += chunks
         self.deltas += deltas
         for delta in deltas:
             if delta.token_ids and delta.request_id not in self.answers:
@@ -93,10 +96,10 @@ class Bench:
                 self.terminals.setdefault(delta.request_id, []).append(delta)
         self.scheduler.check_integrity()
 
-    def run(self, most_steps: int = 10_000) -> list[Batch]:
+    def run(self, max_steps: int = 10_000) -> list[Batch]:
         """Steps until there is nothing left to do."""
         batches: list[Batch] = []
-        for _ in range(most_steps):
+        for _ in range(max_steps):
             flying = bool(self.in_flight)
             if batch := self.step():
                 batches.append(batch)
@@ -104,9 +107,9 @@ class Bench:
                 return batches
         raise AssertionError("requests never end")
 
-    def step_until(self, done: Any, most_steps: int = 1000) -> Batch:
+    def step_until(self, done: Any, max_steps: int = 1000) -> Batch:
         """Steps until `done(batch)`."""
-        for _ in range(most_steps):
+        for _ in range(max_steps):
             batch = self.step()
             assert batch is not None, "idle before it happened"
             if done(batch):

@@ -83,10 +83,15 @@ class FakeRunner:
         for added in batch.added_rows:
             assert added.row not in self.rows, "a row is added while another request has it"
             asked = added.prompt_logprobs >= 0
-            self.rows[added.row] = FakeRow(scored=added.history if asked else ())
+            row = self.rows[added.row] = FakeRow(scored=added.history if asked else ())
+            if added.computed_tokens:
+                row.length, row.last_token = added.computed_tokens, added.last_token
         starts = {extend.row: extend.start for extend in batch.extend_rows}
         for appended in batch.appended_pages:
             row = self.rows[appended.row]
+            if not row.pages and row.length:  # resumed: written already
+                row.pages += appended.page_ids
+                continue
             if not row.pages:
                 row.length = starts[appended.row]
             assert row.length % self._page_size == 0
@@ -96,6 +101,14 @@ class FakeRunner:
             assert not held & set(own), "a page is given to two rows"
             row.pages += appended.page_ids
             self._clear(own)
+
+    def receive(self, page_ids: Sequence[int], start: int, tokens: Sequence[int]) -> None:
+        """As a hand-over does: another process has computed these tokens, from `start` on."""
+        for position, token in enumerate(tokens, start):
+            page, offset = divmod(position, self._page_size)
+            slot = page_ids[page] * self._page_size + offset
+            assert self._slots[slot] is None, "a page that others may read is written"
+            self._slots[slot] = token
 
     def freed(self, page_ids: Sequence[int]) -> None:
         """For the allocator: nobody may read these pages any more."""

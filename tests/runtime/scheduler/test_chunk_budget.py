@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_runtime.messages import TokenDelta
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.chunk_budget import FixedChunk, StepView, TargetChunk
 from sluice_runtime.scheduler.cost_model import CostModel
+from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 from sluice_runtime.scheduler.step_shape import StepShape, context_products, shape_of
 
@@ -77,7 +77,7 @@ def test_it_starts_small(start: int, chunk: int, expected: int) -> None:
     computed=st.integers(0, 30_000),
     seed=st.integers(0, 20),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_budget_is_the_largest_that_keeps_the_target(
     milliseconds: float, rows: int, context: int, computed: int, seed: int
 ) -> None:
@@ -165,10 +165,8 @@ class Timed(Bench):
         shape = shape_of(batch)
         self.now += seconds(shape, self.slower)
         self.gaps.append((shape, seconds(shape, self.slower)))
-        deltas: list[TokenDelta] = self.scheduler.process(
-            batch, self.runner.forward(batch), self.now
-        )
-        for delta in deltas:
+        outcome = self.scheduler.process(batch, self.runner.forward(batch), self.now)
+        for delta in outcome.deltas:
             self.answers.setdefault(delta.request_id, []).extend(delta.token_ids)
         return batch
 
@@ -225,6 +223,15 @@ def test_the_status_says_what_was_chosen_and_why() -> None:
     # A prompt goes on at the rate of the last steps.
     assert 3000 * pace.token_seconds == pytest.approx(bench.now - bench.began, rel=0.3)
     assert pace.budgets.keys() >= {"Learning", "Target"}
+
+
+def test_a_query_for_a_budget_changes_no_status() -> None:
+    bench = Timed(targeted(20), 1.0)
+    beside_streams(bench, 3000)
+    before = bench.scheduler.status()
+    pacing = bench.scheduler._pacing
+    assert pacing.budget(Running(4), None).reason == "NothingDecodes"
+    assert bench.scheduler.status() == before
 
 
 def test_a_rest_is_no_part_of_a_step() -> None:

@@ -23,9 +23,9 @@ from sluice_runtime.scheduler.policies.ageing import (
     PASSED_OVER_SECONDS,
     AdmissionOrder,
 )
-from sluice_runtime.scheduler.policies.context import MOST_LOOKED_UP
+from sluice_runtime.scheduler.policies.context import MAX_LOOKED_UP
 from sluice_runtime.scheduler.request import Request, request_from
-from sluice_runtime.scheduler.waiting import WaitingQueue
+from sluice_runtime.scheduler.request_table import WaitingQueue
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
@@ -92,7 +92,7 @@ def test_longest_match_goes_first() -> None:
 def test_longest_match_gives_way_to_arrival_in_a_long_queue() -> None:
     asked: list[Request] = []
     context = replace(IDLE, matched_tokens=lambda r: len(asked.append(r) or asked))  # type: ignore[func-returns-value]
-    queue = [waiting(f"r{i}") for i in range(MOST_LOOKED_UP + 1)]
+    queue = [waiting(f"r{i}") for i in range(MAX_LOOKED_UP + 1)]
     assert list(POLICIES["lpm"](queue, context)) == queue
     assert not asked
     assert list(POLICIES["lpm"](queue[1:], context)) != queue[1:]
@@ -109,9 +109,9 @@ def test_a_long_queue_is_not_looked_up_as_a_whole(name: str) -> None:
     context = PolicyContext(
         now=1.0, load=0.9, matched_tokens=lambda r: len(looked_up(r)), matched_path=looked_up
     )
-    queue = [waiting(f"r{i}") for i in range(4 * MOST_LOOKED_UP)]
+    queue = [waiting(f"r{i}") for i in range(4 * MAX_LOOKED_UP)]
     assert len(list(POLICIES[name](queue, context))) == len(queue)
-    assert len(asked) <= MOST_LOOKED_UP
+    assert len(asked) <= MAX_LOOKED_UP
 
 
 def test_depth_first_finishes_the_heaviest_branch() -> None:
@@ -197,9 +197,7 @@ def test_adaptive_orders_by_prefix_where_a_tenth_is_cached_also_in_a_long_queue(
     cached: int, long: str, short: str
 ) -> None:
     """`a` and `b` are alike but for their paths, `c` is a short one."""
-    queue = [waiting("b" if i == 7 else "a", 100) for i in range(MOST_LOOKED_UP)] + [
-        waiting("c", 5)
-    ]
+    queue = [waiting("b" if i == 7 else "a", 100) for i in range(MAX_LOOKED_UP)] + [waiting("c", 5)]
     context = PolicyContext(
         now=9.0,
         load=0.9,
@@ -226,7 +224,7 @@ def test_a_request_sent_back_in_its_answer_goes_first_but_for_higher_priorities(
     expected = "ab" if name == "priority" else "ba"
     queue = WaitingQueue()
     queue.append(fresh)
-    queue.put_back(back)
+    queue.push_front(back)
     assert ordered(admission_order(name), list(queue)) == expected
 
 

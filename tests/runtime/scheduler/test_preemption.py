@@ -18,7 +18,7 @@ def bench_of(**changed: Any) -> Bench:
 
 
 def running_of(bench: Bench) -> set[str]:
-    return {request.request_id for request in bench.scheduler._roster.running}
+    return {request.request_id for request in bench.scheduler._table.running}
 
 
 def filled(bench: Bench, priorities: dict[str, int], answer: int = 40) -> None:

@@ -39,12 +39,12 @@ def _starts(running: Running, prompt: int, max_tokens: int, *, ignore_eos: bool)
 
 
 def _decode(running: Running) -> None:
-    for request in running.opening():
+    for request in running.rows_needing_page():
         request.page_ids.append(0)
     running.advance(running.ready())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(STARTS, LEAVES), min_size=1, max_size=30))
 def test_sums_and_openings_are_those_of_counting(
     steps: list[tuple[list[tuple[int, int, bool]], list[int]]],
@@ -115,7 +115,7 @@ def test_whoever_has_its_last_token_in_flight_is_not_ready() -> None:
     running = Running(PAGE_SIZE)
     last = _starts(running, 4, 2, ignore_eos=True)
     more = _starts(running, 4, 3, ignore_eos=True)
-    assert running.opening() == running.ready() == [last, more]
+    assert running.rows_needing_page() == running.ready() == [last, more]
     _decode(running)
     assert running.ready() == [more]
     assert list(running) == [last, more]

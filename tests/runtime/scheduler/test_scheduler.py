@@ -162,7 +162,7 @@ def test_a_row_without_a_token_ends_alone_and_says_why() -> None:
     assert batch
     drawn = bench.runner.forward(batch)
     result = SampledTokens(batch.step, (NO_TOKEN, drawn.token_ids[1]))
-    ended, going_on = bench.scheduler.process(batch, result, 0.0)
+    ended, going_on = bench.scheduler.process(batch, result, 0.0).deltas
     assert (ended.request_id, ended.token_ids, ended.finish_reason) == ("bad", (), "error")
     assert "not finite" in (ended.error or "")
     assert (going_on.token_ids, going_on.finish_reason) == ((drawn.token_ids[1],), None)
@@ -194,7 +194,7 @@ def test_the_first_token_tells_how_long_its_request_waited_and_no_other_does() -
     told: list[tuple[str, float | None]] = []
     now = 12.0
     while batch := bench.scheduler.next_batch(now):
-        deltas = bench.scheduler.process(batch, bench.runner.forward(batch), now + 0.5)
+        deltas = bench.scheduler.process(batch, bench.runner.forward(batch), now + 0.5).deltas
         told += [(delta.request_id, delta.queue_seconds) for delta in deltas]
         now += 1.0
     assert told == [("a", 2.0), ("a", None), ("b", 5.0)]  # three chunks, one token, then b

@@ -6,13 +6,12 @@ import typing
 
 import pytest
 from sluice_contract.config import SchedulingPolicy
-from sluice_runtime.scheduler.limits import Limits, fits_empty_pool, most_new_tokens, refusal
+from sluice_runtime.scheduler.limits import Limits, fits_empty_pool, max_new_tokens, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.scheduler.request import Request, request_from
-from sluice_runtime.scheduler.roster import Roster
-from sluice_runtime.scheduler.waiting import WaitingQueue
+from sluice_runtime.scheduler.request_table import RequestTable, WaitingQueue
 
 from tests.runtime.scheduler.building import request
 
@@ -21,7 +20,7 @@ from tests.runtime.scheduler.building import request
 @pytest.mark.parametrize("limits", [Limits(100, 64), Limits(64, 100)])
 def test_refusal_and_admission_are_one_formula(limits: Limits, prompt: int) -> None:
     assert (refusal(limits, prompt) is None) == fits_empty_pool(limits, prompt)
-    assert (most_new_tokens(limits, prompt) >= 1) == fits_empty_pool(limits, prompt)
+    assert (max_new_tokens(limits, prompt) >= 1) == fits_empty_pool(limits, prompt)
 
 
 def test_a_refusal_says_the_numbers() -> None:
@@ -49,23 +48,23 @@ def test_retracted_requests_wait_in_front() -> None:
     first, second, back = (request_from(request(n, 5, 1), 1) for n in ("a", "b", "c"))
     queue.append(first)
     queue.append(second)
-    queue.put_back(back)
+    queue.push_front(back)
     assert [waiting.request_id for waiting in queue] == ["c", "a", "b"]
     queue.remove(first)
     assert (len(queue), queue.tokens) == (2, 10)
 
 
 def test_of_one_that_was_sent_back_only_what_is_computed_anew_has_landed() -> None:
-    roster, sent_back = Roster(4), request_from(request("a", 8, 10), 10)
-    roster.join(sent_back)
-    roster.waiting.remove(sent_back)
-    roster.prefill(sent_back, 8, cut=False)
-    sent_back.token_ids += [1, 2, 3]
-    assert sent_back.landed_tokens == 10
-    sent_back.computed_tokens = 0  # as where it gave back what it held
-    roster.send_back(sent_back, 0.0)
-    sent_back.prefilled_tokens = 4
-    assert sent_back.landed_tokens == 4
+    table, requeued = RequestTable(4), request_from(request("a", 8, 10), 10)
+    table.add(requeued)
+    table.waiting.remove(requeued)
+    table.prefill(requeued, 8, cut=False)
+    requeued.token_ids += [1, 2, 3]
+    assert requeued.landed_tokens == 10
+    requeued.computed_tokens = 0  # as where it gave back what it held
+    table.requeue(requeued, 0.0)
+    requeued.prefilled_tokens = 4
+    assert requeued.landed_tokens == 4
 
 
 def test_the_ratio_falls_to_what_was_learnt_and_not_below_the_floor() -> None:

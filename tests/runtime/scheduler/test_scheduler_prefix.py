@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, SampledTokens
-from sluice_runtime.scheduler.holdings import Holdings
+from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request
 
@@ -250,13 +250,13 @@ def test_thousands_that_wait_for_one_prefix_are_not_matched_one_by_one(
     bench = Bench(settings_of(pool_tokens=4096, chunk_size=64, prefix_cache=True))
     document = [i % 50 for i in range(500)]
     matched: list[str] = []
-    match = Holdings.match
+    match = KvAllocator.match
 
-    def counted(holdings: Holdings, request: Request) -> Match:
+    def counted(kv: KvAllocator, request: Request) -> Match:
         matched.append(request.request_id)
-        return match(holdings, request)
+        return match(kv, request)
 
-    monkeypatch.setattr(Holdings, "match", counted)
+    monkeypatch.setattr(KvAllocator, "match", counted)
     bench.add(*(request(f"r{number}", [*document, number % 50], 2) for number in range(40)))
     bench.add(request("other", [3] * 20, 2))
     bench.step()

@@ -85,3 +85,17 @@ def test_answers_get_their_turn_however_many_prompts_exclude_them(
         longest = max(longest, waited)
     assert longest == prompts_in_a_row
     assert number >= 10
+
+
+def test_a_query_whether_rows_decode_beside_prompts_changes_nothing() -> None:
+    bench = Bench(settings_of(mixed=False))
+    bench.add(request("stream", 4, 30))
+    bench.step_until(lambda batch: batch.decode_rows)
+    bench.add(request("next", 4, 2))
+    planner = bench.scheduler._planner
+    for _ in range(20):
+        plan = planner.plan(0.0, (), admits=True)
+        assert not planner.mix_decode(plan)
+    batch = bench.step()
+    assert batch is not None
+    assert batch.mode is ForwardMode.EXTEND, "decode rows have waited for no step"

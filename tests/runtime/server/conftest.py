@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 from sluice_contract.labels import Role
 from sluice_runtime import model_files
 from sluice_runtime.chat_template import load_chat_template
@@ -28,6 +29,10 @@ from sluice_runtime.tokenizer import load_tokenizer
 from sluice_runtime.transport import ApiLink, private_endpoint
 
 from tests.runtime.server.fake_engine import EOS, FakeEngine
+
+# How long an example takes is the machine's affair, which other workers share.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 MODEL = "echo"
 MAX_BODY_BYTES = 64 * 1024
@@ -100,7 +105,7 @@ def service_over(link: ApiLink) -> Service:
     """The parts of an API process with the text of a dummy model."""
     metrics = EngineMetrics()
     client = EngineClient(link, time.monotonic, metrics)
-    identity = Identity(MODEL, Role.MIXED, MAX_BODY_BYTES, seed=0, started_unix=1)
+    identity = Identity(MODEL, Role.MIXED, MAX_BODY_BYTES, started_unix=1)
     service = Service(identity, client, Gate(), metrics, Clocks(time.monotonic, time.time))
     files = model_files.resolve("dummy://qwen3-tiny")
     service.text = ModelText(

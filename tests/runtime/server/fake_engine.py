@@ -49,6 +49,7 @@ READY = EngineReady(
     max_running_requests=MOST_RUNNING,
     max_queued_requests=MOST_QUEUED,
     vocabulary_size=259,
+    kv_dtype="float32",
 )
 
 

@@ -19,7 +19,7 @@ async def cached(server: Server, prompt: str | list[str], **more: Any) -> int:
     return details["cached_tokens"]
 
 
-async def test_a_prompt_that_comes_again_is_told_to_be_cached(server: Server) -> None:
+async def test_a_repeated_prompt_is_reported_as_cached(server: Server) -> None:
     assert await cached(server, "once more") == 0
     assert await cached(server, "once more") == 8
 
@@ -30,7 +30,7 @@ async def test_choices_of_one_prompt_count_it_once(server: Server) -> None:
     assert await cached(server, ["choices", "others"], n=2) == 6
 
 
-async def test_a_stream_says_it_in_its_last_chunk(server: Server) -> None:
+async def test_a_stream_reports_cached_tokens_in_its_last_chunk(server: Server) -> None:
     await cached(server, "streamed")
     stream = await server.openai.completions.create(
         model=MODEL, prompt="streamed", stream=True, stream_options={"include_usage": True}

@@ -51,7 +51,7 @@ def test_tokenizer_config_has_one_or_several(tmp_path: Path, config: dict[str, A
     assert rendered(model(tmp_path, config)) == "hi <b>!"
 
 
-def test_the_file_of_its_own_wins(tmp_path: Path) -> None:
+def test_chat_template_jinja_has_precedence(tmp_path: Path) -> None:
     assert rendered(model(tmp_path, {"chat_template": "old"}, "new")) == "new"
 
 
@@ -138,8 +138,16 @@ def test_a_request_gives_values_for_what_the_template_reads(tmp_path: Path) -> N
     assert template.render(MESSAGES, None, {"style": "terse"}) == "hi <b> terse"
 
 
-@pytest.mark.parametrize("name", ["thinking", "messages", "add_generation_prompt", "range", "self"])
-def test_what_it_does_not_read_is_refused_with_what_it_does(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["thinking", "range", "self"])
+def test_options_that_the_template_does_not_read_are_left_out(tmp_path: Path, name: str) -> None:
+    template = load_chat_template(model(tmp_path, jinja=THINKING))
+    assert template is not None
+    assert template.unread({name: 1, "style": "terse"}) == [name]
+    assert template.render(MESSAGES, None, {name: 1, "style": "terse"}) == "hi <b> terse"
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+def test_options_that_the_server_sets_are_refused(tmp_path: Path, name: str) -> None:
     template = load_chat_template(model(tmp_path, jinja=THINKING))
     assert template is not None
     with pytest.raises(InvalidRequestError, match=f'"{name}".*: enable_thinking, style') as refused:

@@ -54,7 +54,7 @@ TOKENIZERS: dict[str, tuple[Tokenizer, int]] = {
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
-def test_the_pieces_are_the_whole(name: str, data: st.DataObject) -> None:
+def test_the_pieces_together_are_the_whole_text(name: str, data: st.DataObject) -> None:
     tokenizer, vocabulary = TOKENIZERS[name]
     tokens = st.integers(0, 5) | st.integers(0, vocabulary - 1)  # words, or anything
     deltas = data.draw(st.lists(st.lists(tokens, max_size=4), max_size=80))

@@ -44,7 +44,7 @@ class ScriptedLink:
     ],
     ids=["gone without a word", "failed", "speaks another protocol"],
 )
-async def test_the_engines_end_is_the_end_of_every_request(
+async def test_every_request_ends_when_the_engine_ends(
     end: ToApi | TransportError | None, failure: EngineFailed
 ) -> None:
     link = ScriptedLink()
@@ -71,7 +71,7 @@ async def test_the_engines_end_is_the_end_of_every_request(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_engine_that_fails_before_the_first_token_is_a_503_of_its_own(
+async def test_an_engine_that_fails_before_the_first_token_is_a_503(
     endpoint: str, stream: bool
 ) -> None:
     async with running_server(endpoint) as server:

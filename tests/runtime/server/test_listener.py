@@ -70,14 +70,16 @@ async def test_a_head_that_does_not_end_is_a_408_that_ends_the_connection(
     writer.close()
 
 
-async def test_a_connection_that_says_nothing_is_closed(connect: Connect) -> None:
+async def test_a_connection_that_sends_nothing_is_closed(connect: Connect) -> None:
     reader, writer = await connect()
     assert await reader.read() == b""
     writer.close()
 
 
 @pytest.mark.parametrize("begin", [HEAD, b"\r\n"])
-async def test_the_head_of_a_later_request_has_as_long(connect: Connect, begin: bytes) -> None:
+async def test_the_head_of_a_later_request_has_the_same_time_limit(
+    connect: Connect, begin: bytes
+) -> None:
     reader, writer = await connect()
     writer.write(HEAD + b"\r\n")
     assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")

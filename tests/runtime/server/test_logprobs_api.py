@@ -49,19 +49,19 @@ async def test_the_bytes_of_all_tokens_are_the_answer(server: Server, stream: bo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_token_of_a_stop_string_is_told(server: Server, stream: bool) -> None:
+async def test_no_token_of_a_stop_string_is_sent(server: Server, stream: bool) -> None:
     text, entries = await chat_tokens(server, stream=stream, stop=["h€"])
     assert text == "user: "
     assert [entry.token for entry in entries] == list("user: ")
     assert entries[0].top_logprobs == []
 
 
-async def test_a_chat_that_does_not_ask_is_told_nothing(server: Server) -> None:
+async def test_a_chat_without_logprobs_has_none(server: Server) -> None:
     answer = await server.openai.chat.completions.create(model=MODEL, messages=CHAT)
     assert answer.choices[0].logprobs is None
 
 
-async def test_a_completions_lists_lie_side_by_side(server: Server) -> None:
+async def test_a_completions_logprobs_are_parallel_lists(server: Server) -> None:
     answer = await server.openai.completions.create(model=MODEL, prompt="a€b", logprobs=1)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -72,7 +72,7 @@ async def test_a_completions_lists_lie_side_by_side(server: Server) -> None:
     assert logprobs.top_logprobs[0] == {"`": -0.25, "a": -0.5}
 
 
-async def test_zero_logprobs_tell_the_token_alone(server: Server) -> None:
+async def test_zero_logprobs_give_only_the_tokens_own(server: Server) -> None:
     answer = await server.openai.completions.create(model=MODEL, prompt="ab", logprobs=0)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -129,7 +129,7 @@ async def test_an_echo_is_not_searched_for_stop_strings(server: Server) -> None:
     assert answer.choices[0].text == "abca"
 
 
-async def test_prompt_logprobs_are_told_by_token_id(server: Server) -> None:
+async def test_prompt_logprobs_are_keyed_by_token_id(server: Server) -> None:
     body = {"model": MODEL, "prompt": "ab", "prompt_logprobs": 1, "max_tokens": 1}
     response = await server.http.post("/v1/completions", json=body)
     (choice,) = response.json()["choices"]
@@ -151,7 +151,7 @@ async def test_prompt_logprobs_are_told_by_token_id(server: Server) -> None:
         ("/generate", {"text": "éb"}),
     ],
 )
-async def test_a_stream_tells_prompt_logprobs_once(
+async def test_a_stream_sends_prompt_logprobs_once(
     server: Server, path: str, asked: dict[str, Any]
 ) -> None:
     whole = await server.http.post(path, json={**asked, "prompt_logprobs": 1})

@@ -11,10 +11,18 @@ import pytest
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.messages import Abort, Generate
 from sluice_runtime.server.health import draw_token
+from sluice_runtime.server.protocol import MAX_PRIORITY
 
 from tests.runtime.server.conftest import MODEL, Server, until
+from tests.runtime.server.fake_engine import MOST_QUEUED, MOST_RUNNING
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PER_REQUEST = (
+    "sluice_prompt_", "sluice_time_to_first_token", "sluice_inter_token", "sluice_request",
+    "sluice_output_length", "sluice_queue_time", "sluice_generated_tokens",
+)  # fmt: skip
+"""How the names of metrics begin that count requests and their tokens."""
 
 
 @pytest.mark.parametrize("prompt", [{"text": "h€"}, {"input_ids": list("h€".encode())}])
@@ -81,7 +89,7 @@ async def test_a_request_is_aborted_by_its_id(server: Server, stream: bool) -> N
     assert again.json() == {"aborted": 0}
 
 
-async def test_requests_that_give_the_same_id_are_told_apart_and_aborted_together(
+async def test_requests_with_the_same_id_are_separate_and_aborted_together(
     server: Server,
 ) -> None:
     server.engine.paused.set()
@@ -138,6 +146,45 @@ async def test_health_generate_draws_a_token(server: Server) -> None:
     (asked,) = server.engine.of(Generate)
     assert isinstance(asked, Generate)
     assert asked.max_tokens == 1
+
+
+async def test_health_generate_is_less_urgent_than_any_request_and_in_no_metric(
+    server: Server,
+) -> None:
+    before = await _request_metrics(server)
+    await server.http.get("/health_generate")
+    (asked,) = server.engine.of(Generate)
+    assert isinstance(asked, Generate)
+    assert asked.priority == -MAX_PRIORITY
+    assert await _request_metrics(server) == before
+
+
+async def test_the_tokens_of_others_show_that_an_engine_with_a_full_queue_is_healthy(
+    server: Server,
+) -> None:
+    server.engine.step_seconds = 0.01
+    body = {
+        "model": MODEL,
+        "prompt": "x" * 100,
+        "max_tokens": 300,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    body["n"] = MOST_RUNNING + MOST_QUEUED
+    async with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.aiter_lines()  # the stream ends with what reads it
+        await anext(lines)
+        await until(lambda: len(server.engine.running) == body["n"])
+        server.engine.heard.clear()
+        await draw_token(server.service.client, 0.0)
+        assert server.engine.of(Generate) == []
+    server.engine.step_seconds = 0.0
+    await until(lambda: not server.service.client._unfinished)
+
+
+async def _request_metrics(server: Server) -> list[str]:
+    lines = (await server.http.get("/metrics")).text.splitlines()
+    return [line for line in lines if line.startswith(PER_REQUEST)]
 
 
 async def test_an_engine_that_draws_no_token_in_time_is_not_healthy(server: Server) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_runtime import model_files
 from sluice_runtime.chat_template import load_chat_template
@@ -17,7 +17,7 @@ from sluice_runtime.errors import InvalidRequestError, ModelLoadError, Unsupport
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.parse import parse_request
-from sluice_runtime.server.prompt_length import surely_exceeds
+from sluice_runtime.server.prompt_length import end_of, surely_exceeds
 from sluice_runtime.server.prompts import ChoicePlan, ModelText, Planner
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest
 from sluice_runtime.server.sampling_plan import Defaults, defaults_from
@@ -35,7 +35,7 @@ PLANNER = Planner(
 
 def plan(planner: Planner = PLANNER, **fields: Any) -> list[ChoicePlan]:
     body = json.dumps({"model": "m", "prompt": "abc", **fields}).encode()
-    return planner.plan_completion(parse_request(CompletionRequest, body))
+    return planner.plan_completion(parse_request(CompletionRequest, body, strict=False).request)
 
 
 def test_the_models_sampling_is_the_default() -> None:
@@ -59,7 +59,7 @@ def test_a_prompt_that_can_never_fit_is_refused(length: int, says: str) -> None:
         plan(prompt="x" * length)
 
 
-def test_a_prompt_that_is_far_too_long_is_refused_before_all_of_it_is_read() -> None:
+def test_a_prompt_that_is_far_too_long_is_refused_before_all_of_it_is_tokenised() -> None:
     read = 0
 
     class Counting(ByteTokenizer):
@@ -80,15 +80,51 @@ def test_a_prompt_that_is_far_too_long_is_refused_before_all_of_it_is_read() -> 
     most=st.integers(1, 400),
     name=st.sampled_from(sorted(TOKENIZERS)),
 )
-def test_no_prompt_that_fits_is_said_to_be_far_too_long(text: str, most: int, name: str) -> None:
+def test_no_prompt_that_fits_is_judged_too_long(text: str, most: int, name: str) -> None:
     tokenizer, _ = TOKENIZERS[name]
     tokens = len(tokenizer.encode(text, add_special_tokens=False))
     if surely_exceeds(tokenizer, text, most):
         assert tokens > most
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["ab", "€", "b€a", "a" * 30]), min_size=1, max_size=5),
+    kept=st.integers(1, 300),
+    name=st.sampled_from(sorted(TOKENIZERS)),
+)
+def test_the_end_of_a_long_text_has_the_tokens_of_its_end(
+    words: list[str], kept: int, name: str
+) -> None:
+    tokenizer, _ = TOKENIZERS[name]
+    text = " ".join(words) * 700
+    end = end_of(tokenizer, text, kept)
+    whole, part = (tokenizer.encode(one, add_special_tokens=False) for one in (text, end))
+    assert part[-kept:] == whole[-kept:]
+    assert len(end) <= max(60_000, 128 * kept)
+
+
+def test_of_a_long_text_only_the_end_is_tokenised_where_it_is_truncated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = 0
+    encode = ByteTokenizer.encode
+
+    def counted(self: ByteTokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+        nonlocal read
+        read += len(text)
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", counted)
+    text = "x" * 1_000_000 + "end"
+    assert plan(prompt=text, truncate_prompt_tokens=4)[0].prompt_ids == [*b"xend"]
+    with pytest.raises(InvalidRequestError, match="allowed: 1 to 63 in a prompt"):
+        plan(prompt=text, truncate_prompt_tokens=10**9)
+    assert read < 100_000
+
+
 @pytest.mark.parametrize("prompt", ["abc", ["abc"], [97, 98, 99]])
-def test_a_token_that_the_model_has_no_embedding_for_is_refused_whoever_made_it(
+def test_a_prompt_token_without_an_embedding_is_refused(
     prompt: object,
 ) -> None:
     small = dataclasses.replace(PLANNER, vocabulary_size=99)
@@ -103,7 +139,7 @@ def test_a_chat_whose_template_makes_an_unknown_token_is_refused() -> None:
     small = dataclasses.replace(PLANNER, text=text, vocabulary_size=99)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "z"}]}).encode()
     with pytest.raises(InvalidRequestError, match=r"messages: token id \d+ is not allowed"):
-        small.plan_chat(parse_request(ChatRequest, body))
+        small.plan_chat(parse_request(ChatRequest, body, strict=False).request)
 
 
 def test_values_for_the_template_are_in_the_prompt() -> None:
@@ -117,7 +153,48 @@ def test_values_for_the_template_are_in_the_prompt() -> None:
     planner = dataclasses.replace(PLANNER, text=dataclasses.replace(PLANNER.text, template=reading))
     fields = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
     told = json.dumps({**fields, "chat_template_kwargs": {"mood": "b"}}).encode()
-    assert planner.plan_chat(parse_request(ChatRequest, told))[0].prompt_ids == [97, 98]
+    request = parse_request(ChatRequest, told, strict=False).request
+    assert planner.plan_chat(request)[0].prompt_ids == [97, 98]
+
+
+def test_the_reasoning_effort_is_the_templates_where_it_reads_it() -> None:
+    template = load_chat_template(model_files.resolve("dummy://qwen3-tiny"))
+    assert template is not None
+    reading = dataclasses.replace(
+        template,
+        template=jinja2.Template("{{ reasoning_effort }}"),
+        options=frozenset({"reasoning_effort"}),
+    )
+    planner = dataclasses.replace(PLANNER, text=dataclasses.replace(PLANNER.text, template=reading))
+    fields: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    fields["reasoning_effort"] = "ab"
+    for more, prompt in (({}, "ab"), ({"chat_template_kwargs": {"reasoning_effort": "c"}}, "c")):
+        body = json.dumps({**fields, **more}).encode()
+        request = parse_request(ChatRequest, body, strict=False).request
+        assert bytes(planner.plan_chat(request)[0].prompt_ids) == prompt.encode()
+
+
+class WithBos(ByteTokenizer):
+    """Adds a special token where it is asked to."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [256] * add_special_tokens + super().encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "completion", "chat"), [({}, True, False), (True, True, True), (False, False, False)]
+)
+def test_special_tokens_are_added_to_prompts_and_not_to_chats_unless_asked(
+    given: Any, completion: bool, chat: bool
+) -> None:
+    template = load_chat_template(model_files.resolve("dummy://qwen3-tiny"))
+    text = dataclasses.replace(PLANNER.text, tokenizer=WithBos(), template=template)
+    planner = dataclasses.replace(PLANNER, text=text)
+    fields = {} if given == {} else {"add_special_tokens": given}
+    assert (plan(planner, **fields)[0].prompt_ids[0] == 256) == completion
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}
+    request = parse_request(ChatRequest, json.dumps(body).encode(), strict=False).request
+    assert (planner.plan_chat(request)[0].prompt_ids[0] == 256) == chat
 
 
 def test_every_field_of_sampling_reaches_it() -> None:
@@ -157,7 +234,7 @@ def test_end_tokens_join_the_clients_own() -> None:
     assert plan(ignore_eos=True, stop_token_ids=[7])[0].stop_token_ids == [7]
 
 
-def test_a_form_knows_where_an_answer_may_end() -> None:
+def test_a_grammar_knows_min_tokens_and_end_tokens() -> None:
     (asked,) = plan(guided_regex="a+", min_tokens=5, max_tokens=9)
     assert asked.grammar is not None
     assert (asked.grammar.min_tokens, asked.grammar.ends_late) == (5, False)
@@ -181,7 +258,7 @@ def test_choices_are_numbered_prompt_by_prompt() -> None:
 def test_a_chat_needs_a_template() -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}]}).encode()
     with pytest.raises(UnsupportedFieldError, match="no chat template; allowed: /v1/comp"):
-        PLANNER.plan_chat(parse_request(ChatRequest, body))
+        PLANNER.plan_chat(parse_request(ChatRequest, body, strict=False).request)
 
 
 @pytest.mark.parametrize(

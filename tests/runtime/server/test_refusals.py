@@ -50,7 +50,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, completion(prompt=[259]), "prompt", "0 to 258"),
     (COMPLETIONS, completion(prompt=[-1]), "prompt[0]", "-1"),
     (COMPLETIONS, completion(prompt=["a", 1]), "prompt", "a list of token ids"),
-    (COMPLETIONS, completion(prompt="a\0b"), "prompt", "NUL"),
+    (COMPLETIONS, completion(guided_regex="a\0b"), "guided_regex", "NUL"),
     (COMPLETIONS, completion(prompt="a" * 512), "prompt", "context length of 512"),
     (COMPLETIONS, completion(max_tokens=0), "max_tokens", "1 or more, or 0 with echo"),
     (COMPLETIONS, completion(max_tokens=10**9), "max_tokens", "at most 511"),
@@ -70,7 +70,12 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, completion(stop=7), "stop", "a string or a list"),
     (COMPLETIONS, completion(stream_options={}), "stream_options", "stream"),
     (COMPLETIONS, completion(stream="yes"), "stream", "true or false"),
-    (COMPLETIONS, completion(temprature=1), "temprature", "temperature"),
+    (COMPLETIONS, completion(truncate_prompt_tokens=0), "truncate_prompt_tokens", "1 or more, or"),
+    (COMPLETIONS, completion(use_beam_search=True), "use_beam_search", "true is not implemented"),
+    (COMPLETIONS, completion(allowed_token_ids=[1]), "allowed_token_ids", "is not implemented yet"),
+    (CHAT, chat(modalities=["audio"]), "modalities[0]", '"text"'),
+    (CHAT, chat(audio={"voice": "a"}), "audio", "is not implemented yet; allowed: leaving it out"),
+    (CHAT, chat(chat_template_kwargs={"tools": []}), "chat_template_kwargs", "given by the server"),
     (COMPLETIONS, completion(logprobs=6), "logprobs", "0 to 5"),
     (COMPLETIONS, completion(logprobs=True), "logprobs", "integer"),
     (COMPLETIONS, completion(prompt_logprobs=21), "prompt_logprobs", "0 to 20"),
@@ -81,10 +86,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
         "suffix",
         'suffix: "x" is not implemented yet; allowed: ""',
     ),
-    (COMPLETIONS, completion(store=True), "store", "store: true is not implemented"),
-    (COMPLETIONS, completion(metadata={"a": "b"}), "metadata", 'metadata: {"a":"b"} is not'),
     (CHAT, chat(functions=[{"name": "f"}]), "functions", 'functions: [{"name":"f"}] is not'),
-    (CHAT, chat(reasoning_effort="low"), "reasoning_effort", 'reasoning_effort: "low" is not'),
     (
         COMPLETIONS,
         completion(best_of=2),
@@ -99,23 +101,18 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, completion(min_p=1.1), "min_p", "0 to 1"),
     (COMPLETIONS, completion(min_tokens=-1), "min_tokens", "0 or more"),
     (COMPLETIONS, completion(min_tokens=9, max_tokens=8), "min_tokens", "at most 8"),
-    (COMPLETIONS, completion(messages=_USER), "messages", "not a known field"),
     (CHAT, chat(messages=[]), "messages", "at least 1"),
     (CHAT, chat(messages=[{"role": "tool", "content": "a"}]), "messages[0]", "tool_call_id"),
     (CHAT, chat(messages=[{"role": "user"}]), "messages[0]", "a message with content"),
     (CHAT, chat(messages=[{"role": "judge", "content": "a"}]), "messages[0].role", '"user"'),
-    (CHAT, chat(messages=[{"role": "user", "content": "\0"}]), "messages[0].content", "NUL"),
     (
         CHAT,
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         "messages[0].content[0].type",
         '"text"',
     ),
-    (CHAT, chat(messages=[*_USER, {**_USER[0], "x": 1}]), "messages[1].x", "not a known field"),
-    (CHAT, chat(chat_template_kwargs={"x": 1}), "chat_template_kwargs", "leaving it out"),
-    (CHAT, chat(chat_template_kwargs={"x": ["\0"]}), "chat_template_kwargs", "without NUL"),
+    (CHAT, chat(guided_choice=["a", "\0"]), "guided_choice[1]", "NUL"),
     (CHAT, chat(chat_template_kwargs="x"), "chat_template_kwargs", "an object"),
-    (COMPLETIONS, completion(chat_template_kwargs={}), "chat_template_kwargs", "not a known field"),
     (CHAT, chat(max_completion_tokens=600), "max_completion_tokens", "after a prompt of"),
     (CHAT, chat(tools=[{"type": "function"}]), "tools[0].function", "required"),
     (CHAT, chat(tools=[{"type": "custom"}]), "tools[0].type", '"function"'),
@@ -161,8 +158,8 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, chat(guided_json='{"const": NaN}'), "guided_json", r'{\"const\": NaN}" is no JSON ('),
     (CHAT, chat(structured_outputs={"json": HALF}), "structured_outputs.json", "is no JSON (un"),
     *(
-        (CHAT, replayed(arguments), ARGUMENTS, "allowed: a JSON object, as text, without NUL")
-        for arguments in (HALF, '{"a": NaN}', '{"a": [1e400]}', r'{"\u0000": 1}', "[]", "{")
+        (CHAT, replayed(arguments), ARGUMENTS, "allowed: a JSON object, as text, without hal")
+        for arguments in (HALF, '{"a": NaN}', '{"a": [1e400]}', "[]", "{")
     ),
     (CHAT, chat(response_format={"type": "xml"}), "response_format.type", '"json_object"'),
     (CHAT, chat(max_tokens=0), "max_tokens", "1 or more"),
@@ -258,7 +255,7 @@ PLACE = "properties.x.enum[1]: so large a number is not allowed; allowed: -1.8e3
         ),
     ],
 )
-async def test_a_number_beyond_a_floats_in_a_schema_is_a_400_that_says_where(
+async def test_a_number_in_a_schema_that_fits_no_float_is_a_400_with_its_path(
     server: Server, monkeypatch: pytest.MonkeyPatch, fields: str, param: str, says: str
 ) -> None:
     assert server.service.text is not None
@@ -296,7 +293,7 @@ async def test_a_number_of_many_digits_is_cut_short_in_its_refusal(
     assert len(error["message"]) < 250
 
 
-async def test_both_bounds_of_a_chats_answer_may_say_the_same(server: Server) -> None:
+async def test_both_limits_of_a_chats_answer_may_be_equal(server: Server) -> None:
     response = await server.http.post(CHAT, json=chat(max_tokens=2, max_completion_tokens=2))
     assert response.json()["usage"]["completion_tokens"] == 2
 
@@ -371,7 +368,7 @@ async def test_a_full_queue_is_a_429_with_retry_after(server: Server) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_more_answers_than_ever_run_and_wait_are_a_400_and_not_a_429(
+async def test_more_choices_than_the_engine_can_ever_hold_are_a_400_and_not_a_429(
     server: Server, stream: bool
 ) -> None:
     most = MOST_RUNNING + MOST_QUEUED
@@ -383,7 +380,7 @@ async def test_more_answers_than_ever_run_and_wait_are_a_400_and_not_a_429(
     assert (await server.http.post(COMPLETIONS, json=completion(n=most))).status_code == 200
 
 
-async def test_as_many_as_run_and_wait_are_taken_at_once_and_one_more_is_a_429(
+async def test_requests_up_to_the_limit_are_accepted_at_once_and_one_more_is_a_429(
     server: Server,
 ) -> None:
     """The engine has said nothing since it was idle: what was sent counts until it has ended."""
@@ -397,7 +394,7 @@ async def test_as_many_as_run_and_wait_are_taken_at_once_and_one_more_is_a_429(
     refused = await server.http.post(COMPLETIONS, json=completion())
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     waiting.pop().cancel()
-    await until(lambda: len(client._held) == most - 2)
+    await until(lambda: len(client._unfinished) == most - 2)
     waiting.append(asyncio.ensure_future(server.http.post(COMPLETIONS, json=completion(n=2))))
     await until(lambda: len(server.engine.running) == most)
     server.engine.paused.clear()
@@ -439,7 +436,7 @@ async def test_what_the_engine_refuses_has_a_status_also_when_streamed(
     assert response.json()["error"]["message"] == "no pages"
 
 
-async def test_a_bug_of_ours_is_a_500_that_tells_nothing(
+async def test_an_unexpected_error_is_a_500_without_details(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:

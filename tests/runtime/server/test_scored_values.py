@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sluice_runtime.messages import Generate
-from sluice_runtime.server import answers, scored_values
+from sluice_runtime.server import answers, sampling_plan
 from sluice_runtime.server.streaming import EventStream, WholeAnswer
 from starlette.types import Message
 
@@ -58,7 +58,7 @@ USER = [{"role": "user", "content": "hi"}]
         ),
     ],
 )
-async def test_more_scored_values_than_are_told_are_a_400_before_anything_runs(
+async def test_too_many_prompt_logprobs_are_a_400_before_anything_runs(
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -66,7 +66,7 @@ async def test_more_scored_values_than_are_told_are_a_400_before_anything_runs(
     param: str | None,
     says: str,
 ) -> None:
-    monkeypatch.setattr(scored_values, "MOST_SCORED_VALUES", 100)
+    monkeypatch.setattr(sampling_plan, "MAX_SCORED_VALUES", 100)
     response = await server.http.post(path, json=fields)
     if param is None:
         assert response.status_code == 200, response.text

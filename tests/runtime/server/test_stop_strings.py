@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.server.stop_strings import StopStrings
+from sluice_runtime.server.answer_text import StopStrings
 
 
 def run(

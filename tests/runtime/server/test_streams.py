@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
+from sluice_contract.load import LoadReport
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.messages import Abort, Credit, Drain, EngineFailed, ToEngine, TokenDelta
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, TokenStream
 from sluice_runtime.server.streaming import EventStream
 
-from tests.runtime.server.conftest import MODEL, running_server, until
+from tests.runtime.server.conftest import MODEL, Server, running_server, until
 
 COMPLETIONS = "/v1/completions"
 
@@ -35,7 +37,7 @@ async def test_a_stream_ends_with_done_once(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_aborts_its_request(endpoint: str, stream: bool) -> None:
+async def test_a_client_that_disconnects_aborts_its_request(endpoint: str, stream: bool) -> None:
     async with running_server(endpoint) as server:
         server.engine.step_seconds = 0.01
         body = {"model": MODEL, "prompt": "x" * 250, "stream": stream, "n": 2}
@@ -47,7 +49,29 @@ async def test_a_client_that_goes_aborts_its_request(endpoint: str, stream: bool
         await asyncio.wait_for(server.service.gate.emptied(), 2)
 
 
-async def test_a_client_that_goes_before_the_first_token_aborts_its_request(
+async def test_a_client_that_disconnects_after_one_of_its_choices_counts_as_an_abort(
+    endpoint: str,
+) -> None:
+    async with running_server(endpoint) as server:
+        server.engine.step_seconds = 0.01
+        body = streamed("a") | {"prompt": ["a", "b" * 400]}
+        async with server.http.stream("POST", COMPLETIONS, json=body) as response:
+            async for line in response.aiter_lines():
+                if '"finish_reason":"stop"' in line:
+                    break
+        await until(lambda: "outcome" in ended(server))
+        assert ended(server) == 'sluice_requests_total{outcome="abort"} 1.0'
+        await until(lambda: not server.engine.running)
+
+
+def ended(server: Server) -> str:
+    """The lines of the outcomes that there were."""
+    lines = server.service.metrics.render().decode().splitlines()
+    found = [line for line in lines if line.startswith("sluice_requests_total{")]
+    return "\n".join(line for line in found if not line.endswith(" 0.0"))
+
+
+async def test_a_client_that_disconnects_before_the_first_token_aborts_its_request(
     endpoint: str,
 ) -> None:
     async with running_server(endpoint) as server:
@@ -120,16 +144,27 @@ async def test_a_closed_gate_refuses_work_and_lets_streams_finish(endpoint: str)
         await until(lambda: server.engine.of(Drain) == [Drain()])
 
 
+async def test_the_load_report_says_which_pages_the_engine_computes(endpoint: str) -> None:
+    async with running_server(endpoint) as server:
+        identity = server.service.identity
+        server.service.identity = replace(identity, model_uri="file:///m", pool_revision="r7")
+        report = LoadReport.model_validate_json((await server.http.get("/load")).content)
+    assert report.revision == "r7"
+    assert str(report.kv_fingerprint) == (
+        f"file:///m float32 page={report.page_size_tokens} tp=1 page-layer-kv-token-head-dim"
+    )
+
+
 async def test_a_silent_engine_fails_health(endpoint: str) -> None:
     async with running_server(endpoint) as server:
         client = server.service.client
-        client._heard_seconds -= 31
+        client._last_message_seconds -= 31
         health = await server.http.get("/health")
         assert health.status_code == 503
         assert "silent" in health.json()["error"]["message"]
 
 
-async def test_load_and_metrics_show_what_the_engine_said(endpoint: str) -> None:
+async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
     async with running_server(endpoint) as server:
         await server.http.post(COMPLETIONS, json=streamed("abc"))
         await server.http.post(COMPLETIONS, json={"model": MODEL, "prompt": 1})
@@ -162,7 +197,7 @@ async def test_load_and_metrics_show_what_the_engine_said(endpoint: str) -> None
             assert line in text.splitlines(), line
 
 
-async def test_a_client_that_does_not_read_is_given_up() -> None:
+async def test_a_client_that_does_not_read_is_disconnected() -> None:
     closed = asyncio.Event()
 
     async def endless():  # type: ignore[no-untyped-def]
@@ -186,7 +221,7 @@ async def test_a_client_that_does_not_read_is_given_up() -> None:
     assert closed.is_set()
 
 
-async def test_a_server_in_a_hurry_ends_streams_with_an_error(endpoint: str) -> None:
+async def test_a_drain_that_is_cut_short_ends_streams_with_an_error(endpoint: str) -> None:
     async with running_server(endpoint) as server:
         server.engine.step_seconds = 0.01
         async with server.http.stream("POST", COMPLETIONS, json=streamed("x" * 250)) as response:

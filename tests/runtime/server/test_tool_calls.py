@@ -52,16 +52,16 @@ def tool(name: str, **function: Any) -> dict[str, Any]:
 
 def plan(form: ToolFormat | None = HERMES, **fields: Any) -> ToolPlan | None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-    request = parse_request(ChatRequest, msgspec.json.encode(body))
+    request = parse_request(ChatRequest, msgspec.json.encode(body), strict=False).request
     return plan_tools(request, form, {"[TOOL_CALLS]": 5}.get)
 
 
 def held_to(**fields: Any) -> dict[str, Any]:
     planned = plan(**fields)
     assert planned is not None
-    assert planned.wish is not None
-    assert (planned.wish.field, planned.wish.kind) == ("tools", "tags")
-    value: dict[str, Any] = json.loads(planned.wish.text)["format"]
+    assert planned.spec is not None
+    assert (planned.spec.field, planned.spec.kind) == ("tools", "tags")
+    value: dict[str, Any] = json.loads(planned.spec.text)["format"]
     return value
 
 
@@ -78,13 +78,13 @@ def test_without_tools_or_with_none_there_is_no_plan() -> None:
 def test_auto_leaves_the_model_free() -> None:
     planned = plan(tools=[F])
     assert planned is not None
-    assert planned.wish is None
+    assert planned.spec is None
     assert planned.shown == [F]
     with pytest.raises(InvalidRequestError, match="format of tool calls is not known"):
         plan(None, tools=[F])
 
 
-def test_strict_tools_and_single_calls_hold_the_calls_of_a_free_text() -> None:
+def test_strict_tools_and_single_calls_constrain_calls_inside_text() -> None:
     strict = held_to(tools=[tool("f", strict=True), G])
     assert (strict["type"], strict["stop_after_first"]) == ("triggered_tags", False)
     single = held_to(tools=[F], parallel_tool_calls=False)
@@ -111,9 +111,9 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD}}
 
 def grammar_beside_tools(**fields: Any) -> Grammar | None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [F, G]}
-    request = parse_request(ChatRequest, msgspec.json.encode(body | fields))
+    request = parse_request(ChatRequest, msgspec.json.encode(body | fields), strict=False).request
     planned = plan_tools(request, HERMES, {}.get)
-    return grammar_of(request, [9], planned.wish if planned else None)
+    return grammar_of(request, [9], planned.spec if planned else None)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def grammar_beside_tools(**fields: Any) -> Grammar | None:
     ],
 )
 @pytest.mark.parametrize("parallel", [True, False])
-def test_beside_tools_an_answer_is_json_of_the_form_or_calls(
+def test_with_tools_and_a_schema_an_answer_is_json_or_calls(
     fields: dict[str, Any], field: str, schema: Any, parallel: bool
 ) -> None:
     held = grammar_beside_tools(**fields, parallel_tool_calls=parallel)
@@ -142,7 +142,7 @@ def test_beside_tools_an_answer_is_json_of_the_form_or_calls(
     assert [tag["begin"][21:24] for tag in calls["tags"]] == ['"f"', '"g"']
 
 
-def test_text_is_no_form_and_without_tools_to_call_a_form_stands_alone() -> None:
+def test_format_text_constrains_nothing_and_without_callable_tools_a_format_applies() -> None:
     assert grammar_beside_tools(response_format={"type": "text"}) is None
     for fields in ({"tool_choice": "none"}, {"tools": []}):
         held = grammar_beside_tools(response_format=FORMAT, **fields)
@@ -178,7 +178,7 @@ NAMED = {"type": "function", "function": {"name": "f"}}
         ),
     ],
 )
-def test_a_form_that_does_not_go_with_tools_is_refused_by_both_fields(
+def test_a_format_that_contradicts_tools_is_refused_by_both_fields(
     fields: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as error:
@@ -216,7 +216,9 @@ DEFS = {"$defs": {"a": {"type": "object", "properties": {"x": {}}}, "n": {"type"
         ),
     ],
 )
-def test_parameters_are_held_to_objects(parameters: dict[str, Any], held: dict[str, Any]) -> None:
+def test_parameters_are_restricted_to_objects(
+    parameters: dict[str, Any], held: dict[str, Any]
+) -> None:
     form = held_to(tools=[tool("f", parameters=parameters)], tool_choice="required")
     assert form["tags"][0]["content"]["json_schema"] == held
 
@@ -253,7 +255,9 @@ def test_earlier_calls_are_shown_with_their_arguments_as_objects() -> None:
         {"role": "tool", "tool_call_id": "c", "content": "two"},
     ]
     body = msgspec.json.encode({"model": "m", "messages": messages})
-    _, assistant, result = [m.for_template() for m in parse_request(ChatRequest, body).messages]
+    _, assistant, result = [
+        m.for_template() for m in parse_request(ChatRequest, body, strict=False).request.messages
+    ]
     function = {"name": "f", "arguments": {"x": 1}}
     assert assistant["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
     assert result == {"role": "tool", "content": "two", "tool_call_id": "c"}

@@ -88,16 +88,16 @@ SPELLINGS: dict[ToolFormat, Spelling] = {
         lambda name, given: f"<tool_call>\n<function={name}>\n{xml(given)}</function>\n</tool_call>"
     ),
 }
-IDS = [f"{form.name}-{type(form.imposed).__name__}" for form in FORMATS]
+IDS = [f"{form.name}-{type(form.grammar).__name__}" for form in FORMATS]
 EVERY = pytest.mark.parametrize("form", FORMATS, ids=IDS)
 
 
 def parsed(
-    form: ToolFormat, parts: Sequence[str], *, imposed: bool = False
+    form: ToolFormat, parts: Sequence[str], *, calls_only: bool = False
 ) -> tuple[str, list[tuple[str, str]]]:
     """The text, and each call's name and arguments; ids are drawn once a call."""
     ids = count()
-    parser = CallParser(form.read, SCHEMAS, lambda: f"id{next(ids)}", imposed=imposed)
+    parser = CallParser(form.read, SCHEMAS, lambda: f"id{next(ids)}", calls_only=calls_only)
     results = [*(parser.push(part) for part in parts), parser.finish()]
     calls = whole_calls(part for result in results for part in result.calls)
     assert [call.index for call in calls] == list(range(parser.calls))
@@ -166,7 +166,7 @@ def test_it_does_not_matter_how_the_text_is_cut(
     ),
     size=st.integers(1, 7),
 )  # fmt: skip
-def test_nonsense_is_read_the_same_in_any_parts(
+def test_random_text_parses_the_same_however_it_is_cut(
     form: ToolFormat, words: list[str], size: int
 ) -> None:
     text = "".join(words)
@@ -175,7 +175,7 @@ def test_nonsense_is_read_the_same_in_any_parts(
 
 
 @EVERY
-def test_arguments_are_told_as_they_come(form: ToolFormat) -> None:
+def test_arguments_are_passed_on_as_they_come(form: ToolFormat) -> None:
     parser = CallParser(form.read, SCHEMAS, lambda: "id")
     spelled = SPELLINGS[form].spelled([ROME])
     told = [part for character in spelled for part in parser.push(character).calls]
@@ -191,10 +191,10 @@ def test_arguments_are_told_as_they_come(form: ToolFormat) -> None:
 
 
 @EVERY
-def test_a_call_that_is_cut_is_told_as_far_as_it_came(form: ToolFormat) -> None:
+def test_a_call_that_is_cut_off_is_sent_as_far_as_it_came(form: ToolFormat) -> None:
     spelled = SPELLINGS[form].spelled([ROME])
     for end in range(len(spelled)):
-        text, calls = parsed(form, [spelled[:end]], imposed=True)
+        text, calls = parsed(form, [spelled[:end]], calls_only=True)
         assert text == ""
         assert len(calls) <= 1
         for name, arguments in calls:
@@ -203,7 +203,7 @@ def test_a_call_that_is_cut_is_told_as_far_as_it_came(form: ToolFormat) -> None:
 
 
 @EVERY
-def test_a_second_call_that_never_began_is_nothing(form: ToolFormat) -> None:
+def test_a_second_call_that_never_began_is_dropped(form: ToolFormat) -> None:
     spelling = SPELLINGS[form]
     spelled = spelling.spelled([ROME, ROME])
     begun = spelled.rindex("weather") + 3
@@ -255,7 +255,7 @@ def test_models_spell_loosely(form: ToolFormat, text: str, arguments: Arguments)
     assert read(form, text) == ("", [("now", arguments)])
 
 
-def test_text_is_out_as_soon_as_it_is_no_call() -> None:
+def test_text_is_sent_as_soon_as_it_is_surely_no_call() -> None:
     parser = CallParser(HERMES.read, {}, lambda: "id")
     assert parser.push("a <tool").text == "a"
     assert parser.push("box").text == " <toolbox"
@@ -280,7 +280,7 @@ def test_mistrals_templates_take_its_ids() -> None:
 
 
 def read_beside_form(form: ToolFormat, said: str, *, whole: bool) -> tuple[str, list[Any]]:
-    parser = CallReading(form, SCHEMAS, beside_form=True).parser()
+    parser = CallReading(form, SCHEMAS, calls_or_format=True).parser()
     found = [parser.push(part) for part in ([said] if whole else said)] + [parser.finish()]
     calls = whole_calls(part for one in found for part in one.calls)
     return "".join(one.text for one in found), [
@@ -302,7 +302,7 @@ def read_beside_form(form: ToolFormat, said: str, *, whole: bool) -> tuple[str, 
         None,
     ],
 )
-def test_json_of_a_form_is_text_whatever_is_in_it(
+def test_json_of_the_requested_format_is_text_whatever_is_in_it(
     form: ToolFormat, value: Any, whole: bool
 ) -> None:
     for said in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value)[:-1]):
@@ -311,7 +311,7 @@ def test_json_of_a_form_is_text_whatever_is_in_it(
 
 @EVERY
 @pytest.mark.parametrize("whole", [True, False])
-def test_calls_beside_a_form_are_calls(form: ToolFormat, whole: bool) -> None:
+def test_calls_in_place_of_the_format_are_calls(form: ToolFormat, whole: bool) -> None:
     made: list[tuple[str, Arguments]] = [("weather", {"city": "Rome", "days": 3}), ("now", {})]
     said = SPELLINGS[form].spelled(made)
     assert read_beside_form(form, said, whole=whole) == ("", made)

@@ -13,10 +13,10 @@ import pytest
 from openai import BadRequestError
 from sluice_runtime.chat_template import ChatTemplate
 from sluice_runtime.messages import Generate
-from sluice_runtime.server.openapi import document
 from sluice_runtime.server.tools.formats import HERMES
 
 from tests.runtime.server.conftest import MODEL, Server
+from tests.runtime.server.test_openapi import document
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -89,7 +89,7 @@ async def test_only_calls_are_no_text(calling: Server) -> None:
     assert answer.choices[0].message.content is None
 
 
-async def test_a_stream_tells_each_call_once(calling: Server) -> None:
+async def test_a_stream_sends_each_call_once(calling: Server) -> None:
     async with calling.openai.chat.completions.stream(
         model=MODEL, messages=user(f"So: {TWO_CALLS}"), tools=[WEATHER]
     ) as stream:
@@ -115,7 +115,7 @@ async def test_arguments_are_streamed_as_they_come(calling: Server) -> None:
     assert json.loads(told) == {"city": "Rome"}
 
 
-async def test_the_events_of_calls_are_what_the_document_says(calling: Server) -> None:
+async def test_events_of_calls_match_the_document(calling: Server) -> None:
     body = {"model": MODEL, "messages": user(TWO_CALLS), "tools": [WEATHER], "stream": True}
     response = await calling.http.post("/v1/chat/completions", json=body)
     *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
@@ -147,7 +147,7 @@ async def test_a_required_call_that_is_cut_is_a_call(calling: Server) -> None:
         assert [call.function.arguments for call in calls] == ([arguments] if arguments else [])  # type: ignore[union-attr]
 
 
-async def test_an_answer_that_is_cut_says_so(calling: Server) -> None:
+async def test_an_answer_that_is_cut_off_has_finish_reason_length(calling: Server) -> None:
     answer = await calling.openai.chat.completions.create(
         model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER], max_tokens=80
     )
@@ -156,7 +156,7 @@ async def test_an_answer_that_is_cut_says_so(calling: Server) -> None:
     assert len(choice.message.tool_calls or []) == 1
 
 
-async def test_a_conversation_goes_on_with_what_the_client_was_given(calling: Server) -> None:
+async def test_a_message_with_calls_can_be_sent_back_as_it_was_received(calling: Server) -> None:
     sdk = calling.openai.chat.completions
     first = await sdk.create(model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER])
     message = first.choices[0].message
@@ -176,7 +176,7 @@ async def test_none_shows_no_tools_and_reads_no_calls(calling: Server) -> None:
     assert answer.choices[0].message.content == TWO_CALLS
 
 
-async def test_a_model_that_must_call_is_held_to_it(calling: Server) -> None:
+async def test_a_required_call_is_enforced_by_a_grammar(calling: Server) -> None:
     await calling.openai.chat.completions.create(
         model=MODEL, messages=user("a"), tools=[WEATHER], tool_choice="required"
     )
@@ -185,7 +185,7 @@ async def test_a_model_that_must_call_is_held_to_it(calling: Server) -> None:
     assert asked.grammar.kind == "tags"
 
 
-async def test_a_family_that_is_not_known_is_refused_by_name(server: Server) -> None:
+async def test_auto_is_refused_where_the_format_of_calls_is_unknown(server: Server) -> None:
     with pytest.raises(BadRequestError) as error:
         await server.openai.chat.completions.create(
             model=MODEL, messages=user("a"), tools=[WEATHER]

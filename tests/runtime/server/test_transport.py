@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ import zmq
 from sluice_runtime.messages import (
     PROTOCOL_VERSION,
     Abort,
+    ApiReady,
     Credit,
     Drain,
     EngineFailed,
@@ -26,13 +28,15 @@ from sluice_runtime.messages import (
     Sampling,
     StepResult,
     ToApi,
+    ToEngine,
     TokenDelta,
     TokenLogprob,
 )
 from sluice_runtime.transport import ApiLink, EngineLink, TransportError, _decode, private_endpoint
+from sluice_runtime.wakeup import Wakeup
 
 LOAD = Load(1.0, 0, 0, 0, 8, 8, 0, 0.0, 0.7, 0, 0, {"DECODE": 3})
-READY = EngineReady(PROTOCOL_VERSION, "epoch", 128, 256, 16, 8, 8, 259)
+READY = EngineReady(PROTOCOL_VERSION, "epoch", 128, 256, 16, 8, 8, 259, "float32")
 
 
 async def next_message(link: ApiLink) -> ToApi:
@@ -101,7 +105,9 @@ def test_an_engine_that_was_asked_to_stop_leaves_at_once(endpoint: str) -> None:
     assert time.monotonic() - began < 5
 
 
-async def test_an_api_process_that_comes_late_hears_why_the_engine_ended(endpoint: str) -> None:
+async def test_an_api_process_that_connects_late_receives_the_engines_failure(
+    endpoint: str,
+) -> None:
     engine = EngineLink(endpoint)
     engine.send(EngineFailed("R", "why"))
     closing = asyncio.create_task(asyncio.to_thread(engine.close))
@@ -140,6 +146,40 @@ async def test_another_protocol_version_is_refused_with_both_named(endpoint: str
         await next_message(api)
     api.close()
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "error"),
+    [
+        (ApiReady(99), f"API process speaks 99; allowed: {PROTOCOL_VERSION}"),
+        (Drain(), f"not sent its own; allowed: {PROTOCOL_VERSION}"),
+    ],
+)
+def test_the_engine_refuses_an_api_process_of_another_protocol_version(
+    endpoint: str, first: ToEngine, error: str
+) -> None:
+    with zmq.Context() as context, context.socket(zmq.PAIR) as stranger:
+        stranger.bind(endpoint)
+        engine = EngineLink(endpoint)
+        stranger.send(msgspec.msgpack.encode(first))
+        with pytest.raises(TransportError, match=error):
+            engine.poll(2.0)
+        engine.close()
+
+
+def test_a_thread_ends_the_wait_for_messages(endpoint: str) -> None:
+    wakeup = Wakeup()
+    engine = EngineLink(endpoint, wakeup)
+    began = time.monotonic()
+    with ThreadPoolExecutor() as threads:
+        polled = threads.submit(engine.poll, 60.0)
+        wakeup.set()
+        assert polled.result() == []
+    assert time.monotonic() - began < 30
+    wakeup.set()
+    assert engine.poll(60.0) == [], "also when it came before the wait"
+    engine.close()
+    wakeup.close()
 
 
 @pytest.mark.parametrize(

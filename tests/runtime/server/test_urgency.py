@@ -35,7 +35,7 @@ async def test_priority_and_routing_key_reach_the_engine(
 
 
 @pytest.mark.parametrize("priority", [1_000_001, 1.5, "high", True])
-async def test_a_priority_that_is_none_is_refused(priority: object, server: Server) -> None:
+async def test_a_malformed_priority_is_refused(priority: object, server: Server) -> None:
     answer = await server.http.post("/v1/completions", json=BODY | {"priority": priority})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "priority"

@@ -1,4 +1,4 @@
-"""What is added to single logits of a row: its logit_bias, and -inf for tokens it may not end with
+"""Changes of single logits of a row: its logit_bias, and -inf for tokens it may not end with
 yet.
 
 All rows' edits lie in flat columns, so a step costs the same however many rows have some; a step of
@@ -35,7 +35,7 @@ class LogitBias:
         self._of_row: dict[int, list[_Edits]] = {}
         self._all: _Edits | None = None
         self._outdated = False
-        """Whether rows came or went since `_all` was joined."""
+        """Whether rows were added or dropped since `_all` was joined."""
         self._index = torch.full((rows,), -1)
         """Scratch: where each row is in the step's batch."""
 
@@ -46,12 +46,12 @@ class LogitBias:
             self._keep(row, tokens, torch.tensor(values), _ALWAYS)
 
     def forbid(self, row: int, tokens: Sequence[int], until: int) -> None:
-        """No draw of `tokens` before position `until`."""
+        """`tokens` are not sampled before position `until`."""
         if tokens:
             self._keep(row, tokens, torch.full((len(tokens),), float("-inf")), until)
 
     def drop(self, row: int) -> None:
-        """The row has no edits from now on."""
+        """Removes the row's edits."""
         if self._of_row.pop(row, None):
             self._outdated = True
 

@@ -1,7 +1,7 @@
-"""The next token of each row from its logits: restrict, then draw.
+"""The next token of each row from its logits: restrict, then sample.
 
-A row whose logits are no numbers gets NO_TOKEN and disturbs no other. Knows no request, and nothing
-of what was drawn before.
+A row with logits that are not finite gets NO_TOKEN and does not affect other rows. Knows no request
+and no earlier token.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class SamplingRows:
     position: Tensor
     """Of the token to be drawn."""
     restrictions: Restrictions | None = None
-    """None: every row may draw all tokens."""
+    """None: no row leaves tokens out."""
 
 
 def sample(logits: Tensor, rows: SamplingRows, backend: Backend = TORCH) -> Tensor:
     """logits: [m, vocabulary], float32, -inf from now on for tokens that are left out → [m] token
-    ids, NO_TOKEN where no distribution is."""
+    ids, NO_TOKEN for rows without a distribution."""
     if (left_out := rows.restrictions) is not None:
         restrict(logits, rows.temperature, left_out.top_k, left_out.top_p, left_out.min_p)
     return backend.draw(logits, rows.temperature, uniform(rows.seed, rows.position))

@@ -1,8 +1,8 @@
-"""What the model thinks of tokens: of those drawn, and of a prompt's own.
+"""Log-probabilities of sampled tokens and of prompt tokens.
 
-Always of the model's distribution itself, before bias, penalties, grammar and temperature: so
-scores do not depend on how a request samples, and those of a prompt and of an answer compare.
-Rows that ask for nothing cost nothing. Knows no request.
+They are those of the model's own distribution, before bias, penalties, grammar and temperature: so
+they do not depend on how a request samples, and those of prompt and answer are comparable. Rows
+that do not ask for logprobs cost nothing. Knows no request.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch import Tensor
 from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, RowAdded
 
-MOST_TOP: Final = 20
-"""Computed for every row, so that which of equal tokens are told does not depend on the others."""
-LEAST_LOGPROB: Final = -9999.0
-"""In place of anything less, which JSON could not carry."""
+MAX_TOP_LOGPROBS: Final = 20
+"""Computed for every row, so that the choice among equally probable tokens does not depend on the
+other rows of the step."""
+MIN_LOGPROB: Final = -9999.0
+"""Replaces lower values: JSON has no -inf."""
 _PROMPT_TOKENS: Final = 64
-"""Scored at a time: a chunk's logits at once may be larger than the pool."""
+"""Scored at once: the logits of a whole chunk may be larger than the KV pool."""
 
 
 @dataclass(frozen=True)
@@ -35,31 +36,31 @@ class _Prompt:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The model's thoughts of a step, kept while its logits are changed."""
+class StepLogprobs:
+    """Logprobs of one step, taken before its logits are changed."""
 
     places: Tensor
-    """[k] which of the step's rows asked."""
+    """[k] indices of the step's sampling rows that asked for logprobs."""
     top: list[int]
     logprobs: Tensor
     """[k, vocabulary]"""
 
     def of(self, tokens: Tensor) -> dict[int, TokenLogprob]:
-        """By place, what it thinks of the tokens drawn: [m]."""
+        """Logprobs of the sampled tokens [m], by index among the step's sampling rows."""
         drawn = tokens[self.places].clamp(min=0)
         scores = scored(self.logprobs, drawn, self.top)
         return dict(zip(self.places.tolist(), scores, strict=True))
 
 
 class Logprobs:
-    """Which rows ask, and prompts on their way."""
+    """Knows which rows ask for logprobs, and the prompts that are partly scored."""
 
     def __init__(self) -> None:
         self._top: dict[int, int] = {}
         self._prompts: dict[int, _Prompt] = {}
 
     def add(self, added: RowAdded) -> None:
-        """A row that may ask."""
+        """Notes what the row asks for."""
         if added.logprobs >= 0:
             self._top[added.row] = added.logprobs
         if added.prompt_logprobs >= 0:
@@ -67,12 +68,12 @@ class Logprobs:
             self._prompts[added.row] = _Prompt(prompt, added.prompt_logprobs)
 
     def drop(self, row: int) -> None:
-        """The row asks for nothing from now on."""
+        """Forgets the row."""
         self._top.pop(row, None)
         self._prompts.pop(row, None)
 
-    def see(self, logits: Tensor, rows: tuple[int, ...]) -> Seen | None:
-        """Before the logits of `rows`, [m, vocabulary], are changed; None when none asks."""
+    def capture(self, logits: Tensor, rows: tuple[int, ...]) -> StepLogprobs | None:
+        """logits: [m, vocabulary] of `rows`, not changed yet; None when no row asks."""
         if not self._top:
             return None
         asking = [(place, self._top[row]) for place, row in enumerate(rows) if row in self._top]
@@ -80,10 +81,10 @@ class Logprobs:
             return None
         places = torch.tensor([place for place, _ in asking])
         top = [top for _, top in asking]
-        return Seen(places, top, torch.log_softmax(logits[places], -1))
+        return StepLogprobs(places, top, torch.log_softmax(logits[places], -1))
 
     def read(self, batch: Batch, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> None:
-        """Scores what the step reads of prompts. hidden: [n, h], of the step's tokens."""
+        """Scores the prompt tokens of the step. hidden: [n, h], of the step's tokens."""
         begin = 0
         for extend in batch.extend_rows if self._prompts else ():
             end = begin + len(extend.token_ids)
@@ -92,7 +93,7 @@ class Logprobs:
             begin = end
 
     def finished(self, batch: Batch) -> dict[int, list[TokenLogprob]]:
-        """By row, the prompts that the step has read to their ends; they are told once."""
+        """By row, the scores of prompts that end in this step; each is returned once."""
         done = [e.row for e in batch.extend_rows if e.samples and e.row in self._prompts]
         return {row: self._prompts.pop(row).scores for row in done}
 
@@ -100,7 +101,7 @@ class Logprobs:
 def _read(
     prompt: _Prompt, extend: ExtendRow, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]
 ) -> None:
-    """Each token predicts the one after it, which may belong to the next chunk."""
+    """Each token predicts the next one, which may be in the next chunk."""
     predicted = torch.tensor(prompt.token_ids[extend.start + 1 :][: len(hidden)])
     for first in range(0, len(predicted), _PROMPT_TOKENS):
         targets = predicted[first : first + _PROMPT_TOKENS]
@@ -110,12 +111,12 @@ def _read(
 
 
 def scored(logprobs: Tensor, tokens: Tensor, top: list[int]) -> list[TokenLogprob]:
-    """logprobs: [k, vocabulary]; tokens, and how many best ones to tell: [k]."""
+    """logprobs: [k, vocabulary]; tokens [k], and how many of the most probable to return: [k]."""
     own = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > own).sum(-1) + 1
-    best = logprobs.topk(min(MOST_TOP, logprobs.shape[1]))
-    best_ids, best_values = best.indices.tolist(), best.values.clamp(min=LEAST_LOGPROB).tolist()
-    values = own.squeeze(1).clamp(min=LEAST_LOGPROB).tolist()
+    best = logprobs.topk(min(MAX_TOP_LOGPROBS, logprobs.shape[1]))
+    best_ids, best_values = best.indices.tolist(), best.values.clamp(min=MIN_LOGPROB).tolist()
+    values = own.squeeze(1).clamp(min=MIN_LOGPROB).tolist()
     return [
         TokenLogprob(token, value, rank, list(zip(ids, others, strict=True))[:count])
         for token, value, rank, ids, others, count in zip(

@@ -1,7 +1,7 @@
-"""Which tokens may be drawn: top_k, top_p and min_p, each a least logit that a token must have.
+"""top_k, top_p and min_p, each computed as the least logit that a token must have.
 
-The least logit is a value of the row's own, so equal logits stay or go together, and what a row
-keeps does not depend on the rows beside it. top_k applies before top_p. Knows no randomness.
+The least logit is a value from the same row, so equal logits are kept or left out together, and the
+result for a row does not depend on other rows. top_k applies before top_p. Knows no randomness.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _TRIAL_TOKENS: Final = 1024
-"""The mass of top_p is nearly always reached by so many; sorting the vocabulary is slow."""
+"""So many tokens nearly always reach the mass of top_p; sorting the whole vocabulary is slow."""
 
 
 def restrict(

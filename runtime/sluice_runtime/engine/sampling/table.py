@@ -1,8 +1,8 @@
-"""What is remembered of each row for sampling, and the one call of a step that samples.
+"""The sampling state of each row, and the sampling of a step.
 
-A row's parameters come with the batch that adds it; its counts grow with what is drawn for it, and
-come back with the row of a request that was retracted. Logits are changed in this order: bias,
-penalties, then temperature and restrictions. Knows no request and no model.
+A row's parameters come with the batch that adds it. Its token counts grow with each sampled token;
+those of a retracted request are restored when it gets a row again. Logits are changed in this
+order: bias, penalties, then temperature and restrictions. Knows no request and no model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from sluice_runtime.engine.sampling.bias import LogitBias
 from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
 from sluice_runtime.engine.sampling.logprobs import Logprobs
+from sluice_runtime.engine.sampling.memory import rows_at_once
 from sluice_runtime.engine.sampling.penalties import Penalties
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.scheduler.batch import Batch, RowAdded
@@ -28,7 +29,7 @@ class SamplingTable:
         self._top_ks = torch.zeros(rows, dtype=torch.int64)
         self._min_ps = torch.zeros(rows)
         self._restricted: set[int] = set()
-        """Rows that leave tokens out."""
+        """Rows with top_k, top_p or min_p."""
         self._seeds = torch.zeros(rows, dtype=torch.int64)
         self._bias = LogitBias(rows)
         self._penalties = Penalties(rows, vocabulary_size)
@@ -45,8 +46,16 @@ class SamplingTable:
             self._add(added)
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """logits: [m, v] float32, changed in place; rows and positions of the tokens to be drawn:
-        [m] → [m] tokens."""
+        """logits: [m, v] float32, changed in place; rows, and positions of the tokens to be
+        sampled: [m] → [m] tokens."""
+        at_once = rows_at_once(logits.shape[1])
+        if len(rows) <= at_once:
+            return self._sample(logits, rows, positions)
+        parts = [slice(first, first + at_once) for first in range(0, len(rows), at_once)]
+        sampled = [self._sample(logits[part], rows[part], positions[part]) for part in parts]
+        return torch.cat(sampled)
+
+    def _sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         self._bias.apply(logits, rows, positions)
         self._penalties.apply(logits, rows)
         tokens = sample(logits, self._parameters_of(rows, positions), self._backend)

@@ -1,11 +1,10 @@
-"""From the text of a grammar to the compiled one, or to the refusal that names its place.
+"""Compiles the text of one grammar, or says why it is refused.
 
-Runs in the compile process: what it is given may take any time and any memory.
+Runs in the compile process: a grammar may take any time and any memory.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -14,39 +13,24 @@ import numpy as np
 
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.allowance import Allowance
-from sluice_runtime.grammar.compile.parts import parts_of
-from sluice_runtime.grammar.compile.said import (
-    errors_caught,
-    first_warning,
-    plain_words,
-    refusal,
-    regex_refusal,
-    schema_refusal,
-)
-from sluice_runtime.grammar.native import (
-    RAW,
-    CompiledGrammar,
-    GrammarCompiler,
-    GrammarMatcher,
-    TokenizerInfo,
-)
+from sluice_runtime.grammar.compile.xgrammar_errors import captured_stderr, first_line, refusal
+from sluice_runtime.grammar.native import CompiledGrammar, GrammarCompiler, GrammarMatcher
 from sluice_runtime.messages import GrammarKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_WHITESPACE: Final = 32
-"""Characters of white space between two words of JSON: enough to indent; a weak model that is
-allowed more writes nothing else."""
+MAX_WHITESPACE: Final = 32
+"""Characters of white space between two tokens of JSON: enough to indent; a weak model that may
+write more writes nothing else."""
 _REHEARSED_TOKENS: Final = 64
 _END: Final = 0
-"""Stands for the end of an answer where a grammar is rehearsed."""
-_BYTES: Final = [bytes([value]) for value in range(256)]
+"""The token that stands for the end of an answer in a rehearsal."""
 _SIMPLER: Final = "; write it without repeats within repeats such as (a{0,60}){0,60}"
 
 
 def _json_schema(compiler: GrammarCompiler, text: str, strict: bool) -> CompiledGrammar:
-    return compiler.compile_json_schema(text, True, None, None, strict, MOST_WHITESPACE, False)
+    return compiler.compile_json_schema(text, True, None, None, strict, MAX_WHITESPACE, False)
 
 
 _KINDS: Final[Mapping[GrammarKind, Callable[[GrammarCompiler, str], CompiledGrammar]]] = {
@@ -61,59 +45,35 @@ _KINDS: Final[Mapping[GrammarKind, Callable[[GrammarCompiler, str], CompiledGram
 def compile_grammar(
     compiler: GrammarCompiler, kind: GrammarKind, text: str, token_bytes: NDArray[np.int64]
 ) -> str:
-    """The compiled grammar, written down; an answer to it can begin. `token_bytes`: how many each
-    token of the vocabulary stands for.
+    """The compiled grammar, serialized. `token_bytes`: length of each token of the vocabulary.
 
     Raises:
-        GrammarError: the text is no such grammar, or the library cannot do what it asks for.
+        GrammarError: the text is no such grammar, no answer can begin with it, or the library would
+            ignore a part of it.
         MemoryError: there is not enough for it.
     """
     try:
-        with errors_caught() as warned:
+        with captured_stderr() as warnings:
             compiled = _KINDS[kind](compiler, text)
             can_begin = _rehearse(compiled, token_bytes)
     except (RuntimeError, ValueError) as error:
-        raise _refused(kind, text, _words(error)) from None
-    if warning := first_warning(warned.getvalue()):
-        raise _refused(kind, text, warning)
+        raise _refused(kind, text, error) from None
+    if warning := first_line(warnings.getvalue().decode(errors="replace")):
+        raise refusal(kind, text, warning)
     if not can_begin:
         raise refusal(kind, text, "no answer of this model can begin as it demands")
-    return _written(compiled)
+    return _serialized(compiled)
 
 
-def _words(error: Exception) -> str:
+def _refused(kind: GrammarKind, text: str, error: Exception) -> GrammarError:
     """Raises MemoryError if that is what it is."""
-    said = plain_words(str(error))
-    if said in ("", "std::bad_alloc"):
+    reason = first_line(str(error))
+    if reason in ("", "std::bad_alloc"):
         raise MemoryError from None
-    return said
+    return refusal(kind, text, reason)
 
 
-def _refused(kind: GrammarKind, text: str, said: str) -> GrammarError:
-    """With the place in a schema, where one part of it is not taken by itself either."""
-    if kind in ("regex", "ebnf"):
-        return refusal(kind, text, said)
-    compiler = GrammarCompiler(TokenizerInfo(_BYTES, RAW, len(_BYTES), [], False), 1, False, 0)
-    for part in parts_of(text, tagged=kind == "tags"):
-        if not (why := _complaint(compiler, json.dumps(part.schema))):
-            continue
-        if part.pattern is not None:
-            return regex_refusal(part.place, part.pattern, why)
-        return schema_refusal(kind, part.place, part.value, why)
-    return refusal(kind, text, said)
-
-
-def _complaint(compiler: GrammarCompiler, schema: str) -> str:
-    """What the library says of a schema; empty: nothing."""
-    try:
-        with errors_caught() as warned:
-            _json_schema(compiler, schema, strict=True)
-    except (RuntimeError, ValueError) as error:
-        return _words(error)
-    return first_warning(warned.getvalue())
-
-
-def _written(compiled: CompiledGrammar) -> str:
+def _serialized(compiled: CompiledGrammar) -> str:
     try:
         return str(compiled.serialize_json())
     except RuntimeError:
@@ -121,8 +81,8 @@ def _written(compiled: CompiledGrammar) -> str:
 
 
 def _rehearse(compiled: CompiledGrammar, token_bytes: NDArray[np.int64]) -> bool:
-    """Follows the grammar for some tokens, the longest that it allows, which cost most; whether an
-    answer can begin. What takes forever does so within the limits of this process.
+    """Matches some tokens, the longest allowed, as they cost most; returns whether an answer can
+    begin. What never ends does so within the limits of this process.
 
     Raises:
         GrammarError: it is too slow to follow.

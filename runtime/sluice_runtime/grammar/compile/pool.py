@@ -1,6 +1,6 @@
-"""Compiles grammars beside the engine's loop: a few threads, each with a compile process.
+"""Compiles grammars outside the engine's loop: a few threads, each with a compile process.
 
-The loop hands texts in and collects results between steps; neither waits. A thread is started when
+The loop submits texts and collects results between steps, without waiting. A thread is started when
 all others are busy.
 """
 
@@ -27,19 +27,19 @@ from sluice_runtime.grammar.keys import GrammarKey, KeptGrammar
 
 _log = logging.getLogger(__name__)
 
-MOST_PROCESSES: Final = 2
-"""One grammar that never compiles holds up one process, and not all."""
+MAX_PROCESSES: Final = 2
+"""So that a grammar whose compilation never ends does not hold up all others."""
 
 
-_FOR_NOBODY: Final = GrammarKey("regex", "warm")
-"""This very one; a request's is another."""
+_WARM_UP: Final = GrammarKey("regex", "warm")
+"""Compared by identity: a request may have an equal one."""
 
 CompileOutcome = Literal["compiled", "refused", "limit", "killed", "failed"]
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The end of a compilation: a grammar, or its error, or a failure that is not its own."""
+    """The result of a compilation: a grammar, its error, or a failure that is not its fault."""
 
     key: GrammarKey
     grammar: KeptGrammar | None = None
@@ -47,9 +47,9 @@ class Compiled:
     error: str = ""
     failure: str = ""
     accident: bool = False
-    """Whether the error or failure may not come again; if it does, it is the grammar's."""
+    """Whether the error or failure may be chance; if it repeats, it is the grammar's fault."""
     seconds: float = 0.0
-    """That its compilation took, by the clock."""
+    """Wall-clock time of the compilation."""
 
     @property
     def outcome(self) -> CompileOutcome:
@@ -61,34 +61,37 @@ class Compiled:
 
 
 class CompilePool:
-    """`submit` and `finished` belong to one thread, the engine's. `keep`: hands a compiled grammar,
-    with the tokenizer, to who will follow it."""
+    """`submit` and `finished` are called by the engine's thread. `keep`: loads a compiled grammar,
+    with the tokenizer, into the mask worker. `on_finished`: called by other threads after each
+    result."""
 
     def __init__(
         self,
         process: Callable[[], CompileProcess],
         keep: Callable[[bytes, bytes], KeptGrammar],
-        most_processes: int = MOST_PROCESSES,
+        max_processes: int = MAX_PROCESSES,
+        on_finished: Callable[[], None] = lambda: None,
     ) -> None:
         self._process = process
         self._keep = keep
-        self._most_processes = most_processes
+        self._max_processes = max_processes
+        self._on_finished = on_finished
         self._jobs: deque[GrammarKey | None] = deque()
-        """None: the thread that takes it ends."""
+        """None ends the thread that takes it."""
         self._turn = threading.Condition()
-        """Held by whoever touches the jobs."""
+        """Guards the jobs."""
         self._finished: deque[Compiled | None] = deque()
-        """None: what was for nobody."""
+        """None: the warm-up."""
         self._threads: list[threading.Thread] = []
         self._processes: list[CompileProcess] = []
-        """One of each thread's."""
+        """One for each thread."""
         self._closed = False
         self._unfinished = 0
 
     def submit(self, key: GrammarKey) -> None:
-        """To be compiled; the result comes with a later `finished`."""
+        """Queues a grammar; a later `finished` returns the result."""
         self._unfinished += 1
-        if self._unfinished > len(self._threads) < self._most_processes:
+        if self._unfinished > len(self._threads) < self._max_processes:
             process = self._process()
             thread = threading.Thread(
                 target=self._run, args=(process,), name="grammars", daemon=True
@@ -101,7 +104,7 @@ class CompilePool:
             self._turn.notify()
 
     def withdraw(self, key: GrammarKey) -> bool:
-        """Takes back what nobody has begun to compile; False: its result will come, or has."""
+        """Takes back a job that has not begun; False: it has begun or ended."""
         with self._turn:
             if key not in self._jobs:
                 return False
@@ -110,22 +113,22 @@ class CompilePool:
         return True
 
     def warm_up(self) -> None:
-        """Starts one thread and its process, with a grammar for nobody."""
-        self.submit(_FOR_NOBODY)
+        """Starts one thread and its process, with a grammar that no request asked for."""
+        self.submit(_WARM_UP)
 
     def finished(self) -> list[Compiled]:
-        """What came since the last call; never waits."""
+        """Results since the last call; never waits."""
         done = [self._finished.popleft() for _ in range(len(self._finished))]
         self._unfinished -= len(done)
         return [compiled for compiled in done if compiled is not None]
 
     def close(self) -> None:
-        """Ends the threads and their processes at once, whatever they compile."""
+        """Ends the threads and their processes at once."""
         self.stop()
         self.join()
 
     def stop(self) -> None:
-        """Nothing is compiled any more."""
+        """Kills the processes and drops all jobs."""
         self._closed = True
         for process in self._processes:
             process.close()
@@ -135,7 +138,7 @@ class CompilePool:
             self._turn.notify_all()
 
     def join(self) -> None:
-        """Waits for the threads to end, of which one may be in `keep`."""
+        """Waits for the threads; one may be in `keep`."""
         for thread in self._threads:
             thread.join()
 
@@ -143,7 +146,8 @@ class CompilePool:
         try:
             while (key := self._next_job()) is not None:
                 compiled = self._compiled(process, key)
-                self._finished.append(None if key is _FOR_NOBODY else compiled)
+                self._finished.append(None if key is _WARM_UP else compiled)
+                self._on_finished()
         finally:
             process.stop()
 
@@ -166,7 +170,7 @@ class CompilePool:
                 _log.warning("a grammar could not be compiled: %s", error)
             killed = isinstance(error, CompileKilledError)
             failed = Compiled(key, failure=str(error), accident=killed)
-        except Exception as error:  # whatever it is, somebody waits for an answer
+        except Exception as error:  # a request waits for a result, whatever happens
             _log.exception("a grammar could not be compiled")
             process.stop()
             failed = Compiled(key, failure=f"its grammar could not be compiled: {error}")

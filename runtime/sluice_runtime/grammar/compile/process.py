@@ -1,6 +1,6 @@
-"""The engine's end of one compile process: started when there is work, killed when it takes long.
+"""The engine's side of one compile process: started when there is work, killed when it takes long.
 
-Blocks its caller, who is a thread of `pool`. Knows frames, and no request.
+Blocks its caller, a thread of `pool`. Knows frames, not requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice_runtime.errors import (
 from sluice_runtime.grammar.bounds import SHARE
 from sluice_runtime.grammar.frames import (
     DONE,
-    MOST_BYTES,
+    MAX_BYTES,
     TOO_LARGE,
     BrokenFrameError,
     LargeFrameError,
@@ -34,22 +34,22 @@ from sluice_runtime.grammar.frames import (
 _LESS: Final = "; fewer optional properties and choices, and smaller repeats, take less"
 _ENDED: Final = "the engine has ended"
 _CPUCLOCK_SCHED: Final = 2
-"""Linux names the clock of a process by its number and this one."""
+"""Linux: a process's clock id is made of its pid and this."""
 
 
 @dataclass(frozen=True)
 class CompileLimits:
-    """What a compile process may take."""
+    """Limits of a compile process."""
 
     start_seconds: float = 60.0
     compile_seconds: float = 5.0
-    """Of a processor's time, so that a busy machine is not held against a grammar."""
+    """Processor time, so that a busy machine does not fail a grammar."""
     memory_bytes: int = 2 << 30
-    """For the process to bound, and for this one to say."""
+    """Set by the process for itself; here only for messages."""
 
 
 class CompileProcess:
-    """One process at a time; the next one starts when the one before it was killed or died."""
+    """One process at a time; the next job starts a new one if it was killed or died."""
 
     def __init__(self, command: Sequence[str], limits: CompileLimits) -> None:
         self._command = command
@@ -58,7 +58,7 @@ class CompileProcess:
         self._closed = False
         self._starting = threading.Lock()
         self.tokenizer = b""
-        """The tokenizer as the first process described it; empty before."""
+        """Serialized by the first process; empty before it has started."""
 
     def compile(self, job: bytes) -> bytes:
         """The compiled grammar.
@@ -66,8 +66,8 @@ class CompileProcess:
         Raises:
             GrammarError: it is refused.
             GrammarLimitError: it took too much time or memory; the process is gone.
-            CompileKilledError: its process was killed, by whomever.
-            GrammarProcessError: there is no process, or no processor, that could compile it.
+            CompileKilledError: its process was killed from outside.
+            GrammarProcessError: no process can be started, or the machine is too busy.
         """
         process = self._living()
         before = processor_seconds(process.pid)
@@ -78,7 +78,7 @@ class CompileProcess:
         except LargeFrameError:
             self.stop()
             raise GrammarError(
-                f"compiled it has too many bytes; allowed: at most {MOST_BYTES >> 20} MiB{_LESS}"
+                f"compiled it has too many bytes; allowed: at most {MAX_BYTES >> 20} MiB{_LESS}"
             ) from None
         except BrokenFrameError:
             raise self._died() from None
@@ -87,7 +87,7 @@ class CompileProcess:
         return _result(answer)
 
     def stop(self) -> int:
-        """Kills the process, if there is one, and reaps it; returns what it exited with."""
+        """Kills and reaps the process, if there is one; returns its exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -98,15 +98,14 @@ class CompileProcess:
         return process.wait()
 
     def close(self) -> None:
-        """From any thread: whoever waits for the process hears that it is gone, and none starts
-        any more."""
+        """Kills the process for good; a pending `compile` fails. From any thread."""
         with self._starting:
             self._closed, process = True, self._process
         if process is not None:
             process.kill()
 
     def _living(self) -> subprocess.Popen[bytes]:
-        """The process. One that died between two grammars is started again: neither is at fault."""
+        """The process; one that died between two jobs is started again, as neither is at fault."""
         if self._process is not None and self._process.poll() is not None:
             self.stop()
         return self._process or self._start()
@@ -150,7 +149,7 @@ class CompileProcess:
         return read_frame(process.stdout.fileno(), patience)
 
     def _patience(self, process: subprocess.Popen[bytes]) -> Patience:
-        """Until the process had its time of a processor, or is kept from it."""
+        """Until the process has used its processor time, or gets too little of it."""
         most = self._limits.compile_seconds
         used_until, ends = processor_seconds(process.pid) + most, time.monotonic() + most / SHARE
         return lambda: min(used_until - processor_seconds(process.pid), ends - time.monotonic())
@@ -169,7 +168,7 @@ class CompileProcess:
         )
 
     def _out_of_memory(self) -> GrammarLimitError:
-        self.stop()  # what it still holds would be missing for the next one
+        self.stop()  # memory that it still holds would be missing for the next job
         most = self._limits.memory_bytes >> 20
         return GrammarLimitError(
             f"compiling it takes more than {most} MiB of memory; "
@@ -189,7 +188,7 @@ class CompileProcess:
 
 
 def processor_seconds(pid: int) -> float:
-    """That all threads of a process have used; it may have ended, but not have been waited for."""
+    """Processor time of all threads of a process that has not been reaped."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 

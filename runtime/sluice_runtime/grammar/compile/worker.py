@@ -1,9 +1,9 @@
-"""The compile process: grammars in, compiled ones out, one at a time, until its input ends.
+"""The compile process: reads grammars and writes compiled ones, one at a time.
 
 `python -m sluice_runtime.grammar.compile.worker --model URI --vocabulary-size N --memory-bytes N`.
-Its first frame is the tokenizer's, each other answers a frame that it read. It bounds its own
-memory and is the first that the kernel ends when a pod has none left. The engine bounds its time.
-Imports no torch.
+Its first frame is the tokenizer, each other one replies to a frame that it read; it ends with its
+input. It limits its own memory and is the first that the kernel kills when a pod has none left. The
+engine limits its time. Imports no torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NICE: Final = 5
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What a frame to this process holds, as JSON."""
+    """A frame to this process, as JSON."""
 
     kind: GrammarKind
     text: str
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     bound_this_process(options.memory_bytes, _OOM_SCORE)
     os.nice(_NICE)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it may be busy
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it may be too busy to read
     without_torch()
     try:
         _serve(options.model, options.vocabulary_size)

@@ -1,1 +1,1 @@
-"""What may follow in an answer, token by token, by a process that may be killed."""
+"""Masks over the next token of answers, made by a process that can be killed."""

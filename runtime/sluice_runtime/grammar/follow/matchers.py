@@ -1,11 +1,10 @@
 """One matcher for each live request with a grammar, and the mask of a step's logits.
 
-A matcher is moved by the tokens that the runner draws, in the order of its steps, so results need
-not have been read before the next step is launched. It stays with its request over a retraction:
-each step tells how many tokens the answer has, and a matcher that is ahead is taken back. Rows
-without a grammar are not touched. Another process follows the grammars (`following`), and is told
-of all rows of a step at once; a row whose grammar is too slow to follow is let go, and told of with
-the next `take_slow`. Knows no scheduler.
+A matcher takes the tokens that the runner draws, in the order of its steps, so the next step can be
+launched before results have been read. It outlives a retraction of its request: each step carries
+the length of the answer, and a matcher that is ahead is rolled back. Rows without a grammar are not
+touched. A mask worker (`mask_worker_pool`) does the matching, once a step for all rows; a row whose
+grammar is too slow is given up and returned by the next `take_slow`. Knows no scheduler.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from sluice_runtime.grammar.allowance import (
     BROKEN,
     CROWDED,
     LOST,
-    MOST_CALL_SECONDS,
-    MOST_MEAN_SECONDS,
+    MAX_CALL_SECONDS,
+    MAX_MEAN_SECONDS,
     SLOW_CALL,
     STARVED,
     STUCK,
@@ -36,7 +35,7 @@ from sluice_runtime.grammar.allowance import (
     TooSlow,
     crowding,
 )
-from sluice_runtime.grammar.follow.following import Follower, Following
+from sluice_runtime.grammar.follow.mask_worker_pool import MaskWorker, MaskWorkerPool
 from sluice_runtime.grammar.follow.turns import LeftReason, Line, Opened, Turn, Turned
 from sluice_runtime.grammar.keys import GrammarKey, KeptGrammar
 from sluice_runtime.messages import Generate
@@ -56,12 +55,12 @@ _LEFT: Final[Mapping[LeftReason, TooSlow]] = {
 
 @dataclass(frozen=True)
 class Slow:
-    """A request that must end, since its grammar takes too long to follow."""
+    """A request that must end because its grammar cannot be followed any further."""
 
     request_id: str
     key: GrammarKey
     field: str
-    """That asked for the grammar."""
+    """The request's field that asked for the grammar."""
     why: TooSlow
 
 
@@ -81,45 +80,45 @@ class Matcher:
         self._stops = _bits(message.stop_token_ids)
         self._late_ends = _bits(message.grammar.end_token_ids if message.grammar.ends_late else [])
         self._tokens: list[int] = []
-        """Of the answer, as far as it was drawn."""
-        self._told = 0
-        """Of them, to the follower."""
-        self._follower: Follower | None = None
-        """Where the answer was opened."""
-        self._next: tuple[Follower, int | None] | None = None
-        """Who was told of it beside, and of how many tokens; None: it did not go well."""
+        """Of the answer, as drawn so far."""
+        self._sent = 0
+        """How many of them the worker has."""
+        self._worker: MaskWorker | None = None
+        """That has the answer open."""
+        self._next: tuple[MaskWorker, int | None] | None = None
+        """A replacement and how many tokens it has; None: sending them failed."""
         self.replayed = False
-        """Whether its last line had more tokens than one, of which it has the time."""
+        """Whether its last line had several tokens; its time is that of all of them."""
 
     def accept(self, token: int) -> None:
         """The token that was drawn with the last mask; the next mask takes it in."""
         self._tokens.append(token)
 
-    def opened(self, follower: Follower) -> Opened | None:
-        """What the follower has to know before a line, if anything."""
-        if self._follower is follower:
+    def opened(self, worker: MaskWorker) -> Opened | None:
+        """What the worker needs before a line; None: it has the answer open."""
+        if self._worker is worker:
             return None
         known, self._next = self._next, None
-        self._follower = follower
-        if known is not None and known[0] is follower and known[1] is not None:
-            self._told = known[1]
+        self._worker = worker
+        if known is not None and known[0] is worker and known[1] is not None:
+            self._sent = known[1]
             return None
-        self._told = 0
+        self._sent = 0
         return self._opening()
 
-    def told_beside(self, follower: Follower) -> Turn | None:
-        """What one that will take over does not know yet."""
-        opened, told = [self._opening()], 0
-        if self._next is not None and self._next[0] is follower:
+    def update_for(self, worker: MaskWorker) -> Turn | None:
+        """What a replacement does not have yet."""
+        opened, sent = [self._opening()], 0
+        if self._next is not None and self._next[0] is worker:
             if self._next[1] is None:
                 return None
-            opened, told = [], self._next[1]
-        drawn = self._tokens[told:]
-        self._next = follower, told + len(drawn)
-        return Turn([], [], opened, [Line(self.number, told, drawn, _most_seconds(drawn))])
+            opened, sent = [], self._next[1]
+        drawn = self._tokens[sent:]
+        self._next = worker, sent + len(drawn)
+        return Turn([], [], opened, [Line(self.number, sent, drawn, _max_seconds(drawn))])
 
-    def failed_beside(self) -> None:
-        """It is told anew when its turn comes."""
+    def update_failed(self) -> None:
+        """The answer is opened anew when the replacement has taken over."""
         if self._next is not None:
             self._next = self._next[0], None
 
@@ -127,17 +126,17 @@ class Matcher:
         """For the mask behind the row's first `context_tokens` tokens."""
         answered = context_tokens - self._prompt_tokens
         assert answered <= len(self._tokens), "a token was drawn behind the matcher's back"
-        kept = min(self._told, answered)
+        kept = min(self._sent, answered)
         drawn = self._tokens[kept:answered]
         del self._tokens[answered:]
-        self._told = answered
+        self._sent = answered
         if self._next is not None and self._next[1] is not None:
             self._next = self._next[0], min(self._next[1], answered)
         self.replayed = len(drawn) > 1
-        return Line(self.number, kept, drawn, _most_seconds(drawn))
+        return Line(self.number, kept, drawn, _max_seconds(drawn))
 
     def limit(self, mask: NDArray[np.int32]) -> None:
-        """Takes out of a mask what may follow by the grammar, and not by the request."""
+        """Takes tokens out of a mask that the grammar allows, but not the request (yet)."""
         _forbid(mask, self._late_ends)
         if len(self._tokens) < self._min_tokens:
             _forbid(mask, self._stops)
@@ -153,17 +152,17 @@ class Matcher:
         return Opened(self.number, self._kept.number, self._grammar.end_token_ids)
 
     def give_up(self, why: TooSlow) -> None:
-        """Its request is about to end; what is drawn until then is dropped."""
+        """Its request is about to end; tokens drawn until then are dropped."""
         key = GrammarKey(self._grammar.kind, self._grammar.text)
         self.slow = Slow(self._request_id, key, self._grammar.field, why)
 
 
-def _most_seconds(drawn: Sequence[int]) -> float:
-    return MOST_CALL_SECONDS + MOST_MEAN_SECONDS * max(0, len(drawn) - 1)
+def _max_seconds(drawn: Sequence[int]) -> float:
+    return MAX_CALL_SECONDS + MAX_MEAN_SECONDS * max(0, len(drawn) - 1)
 
 
 def _bits(tokens: Iterable[int]) -> dict[int, int]:
-    """By word of a mask, all bits but those of `tokens`."""
+    """By word of a mask, its bits without those of `tokens`."""
     bits: dict[int, int] = {}
     for token in tokens:
         word, bit = divmod(token, _WORD_BITS)
@@ -172,7 +171,7 @@ def _bits(tokens: Iterable[int]) -> dict[int, int]:
 
 
 def _forbid(words: NDArray[np.int32], bits: Mapping[int, int]) -> None:
-    """Takes tokens out of a mask, unless it has no others."""
+    """Takes tokens out of a mask, unless that would leave none."""
     if not bits:
         return
     left = words.copy()
@@ -185,26 +184,26 @@ def _forbid(words: NDArray[np.int32], bits: Mapping[int, int]) -> None:
 class Matchers:
     """Matchers by request, and by the rows that run now."""
 
-    def __init__(self, vocabulary_size: int, following: Following) -> None:
+    def __init__(self, vocabulary_size: int, pool: MaskWorkerPool) -> None:
         self._vocabulary_size = vocabulary_size
-        self._following = following
+        self._pool = pool
         self._numbers = count()
         self._closed: deque[int] = deque()
-        """Numbers of matchers that neither a request nor a row refers to any more."""
+        """Numbers of matchers that no request and no row refers to any more."""
         self._slow: deque[tuple[int, Slow]] = deque()
-        """With the step in which each was let go."""
+        """With the step in which each was given up."""
         self._step = 0
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
-        self._follower: Follower | None = None
-        """Whose turn the last one was."""
-        self._told_beside: dict[int, Matcher] = {}
-        """Those that the next follower knows: they are not closed before it has taken over."""
-        following.answers = self
+        self._worker: MaskWorker | None = None
+        """Of the last turn."""
+        self._updated: dict[int, Matcher] = {}
+        """Matchers that a replacement has: kept alive until it has taken over."""
+        pool.answers = self
 
     def refusal(self) -> str | None:
         """Why no request may be opened now, if so."""
-        return self._following.refusal()
+        return self._pool.refusal()
 
     def open(self, message: Generate, kept: KeptGrammar) -> None:
         """Before the request joins the scheduler."""
@@ -217,7 +216,7 @@ class Matchers:
         self._requests.pop(request_id, None)
 
     def follow(self, batch: Batch) -> None:
-        """Rows dropped and rows added, as the batch says."""
+        """Applies the rows that a batch drops and adds."""
         self._step = batch.step
         if not (self._requests or self._rows):
             return
@@ -228,7 +227,7 @@ class Matchers:
                 self._rows[added.row] = matcher
 
     def mask(self, logits: Tensor, rows: Sequence[int], context_tokens: Tensor) -> None:
-        """Sets what may not follow to -inf. logits: [m, vocabulary] of `rows`, [m]."""
+        """Sets tokens that a grammar forbids to -inf. logits: [m, vocabulary] of `rows`, [m]."""
         if not self._rows:
             return
         found = [(place, self._rows.get(row)) for place, row in enumerate(rows)]
@@ -251,31 +250,31 @@ class Matchers:
                 matcher.accept(token)
 
     def take_slow(self, step: int) -> list[Slow]:
-        """Requests that were let go up to this step, since the last call; from any thread. Of those
-        let go in a later one, which may be running, this step's tokens still count."""
+        """Requests given up in this step or before, since the last call; from any thread. Those of
+        a later step, which may be running, stay: their tokens of this step still count."""
         taken = []
         while self._slow and self._slow[0][0] <= step:
             taken.append(self._slow.popleft()[1])
         return taken
 
-    def told_to(self, follower: Follower) -> list[Turn]:
-        """For `following`."""
+    def updates_for(self, worker: MaskWorker) -> list[Turn]:
+        """For `mask_worker_pool`."""
         running = [matcher for matcher in list(self._rows.values()) if not matcher.slow]
-        self._told_beside |= {matcher.number: matcher for matcher in running}
-        return [turn for matcher in running if (turn := matcher.told_beside(follower))]
+        self._updated |= {matcher.number: matcher for matcher in running}
+        return [turn for matcher in running if (turn := matcher.update_for(worker))]
 
-    def heard(self, turn: Turn, turned: Turned) -> None:
-        """For `following`. Who could not be told in time is told with the next line."""
-        matcher = self._told_beside.get(turn.lines[0].answer)
+    def update_done(self, turn: Turn, turned: Turned) -> None:
+        """For the pool. What a replacement did not take in time is sent with the next line."""
+        matcher = self._updated.get(turn.lines[0].answer)
         if turned.left and matcher is not None:
-            matcher.failed_beside()
+            matcher.update_failed()
 
     def _filled(self, matched: Sequence[tuple[Matcher, int]]) -> NDArray[np.int32]:
-        """The masks of matchers whose rows have so many tokens. All is allowed to those that are
-        given up here."""
+        """The masks of matchers, each with the length of its row. A matcher that is given up here
+        gets a mask that allows all tokens."""
         matchers = [matcher for matcher, _ in matched]
         try:
-            turned, masks = self._following.turn(partial(self._turn, matched))
+            turned, masks = self._pool.turn(partial(self._turn, matched))
         except GrammarProcessError:
             words = np.empty((len(matched), -(-self._vocabulary_size // _WORD_BITS)), np.int32)
             for matcher in matchers:
@@ -294,29 +293,29 @@ class Matchers:
         return words
 
     def _turn(
-        self, matched: Sequence[tuple[Matcher, int]], follower: Follower, forgotten: list[int]
+        self, matched: Sequence[tuple[Matcher, int]], worker: MaskWorker, forgotten: list[int]
     ) -> Turn:
-        if follower is not self._follower:
-            self._follower, self._told_beside = follower, {}
+        if worker is not self._worker:
+            self._worker, self._updated = worker, {}
         closed = [self._closed.popleft() for _ in range(len(self._closed))]
-        opened = [new for matcher, _ in matched if (new := matcher.opened(follower))]
+        opened = [new for matcher, _ in matched if (new := matcher.opened(worker))]
         return Turn(
             closed, forgotten, opened, [matcher.line(tokens) for matcher, tokens in matched]
         )
 
 
 def _judge(matchers: Sequence[Matcher], turned: Turned) -> None:
-    """Gives up those whose masks took too long, by themselves or together."""
+    """Gives up matchers whose masks took too long, alone or together."""
     for left in turned.left:
         matcher, why = matchers[left.place], _LEFT[left.reason]
         matcher.give_up(STARVED if matcher.replayed and why.own_fault else why)
     for matcher, seconds in zip(matchers, turned.seconds, strict=True):
         if not matcher.slow:
             matcher.took(seconds)
-    following = [
+    on_time = [
         (matcher, seconds)
         for matcher, seconds in zip(matchers, turned.seconds, strict=True)
         if not (matcher.slow or matcher.replayed)
     ]
-    for chosen in crowding([seconds for _, seconds in following]):
-        following[chosen][0].give_up(CROWDED)
+    for chosen in crowding([seconds for _, seconds in on_time]):
+        on_time[chosen][0].give_up(CROWDED)

@@ -1,5 +1,4 @@
-"""The engine's end of one process that follows grammars. Knows pipes, and neither requests nor who
-comes after it."""
+"""The engine's side of one mask worker. Knows pipes, neither requests nor replacements."""
 
 from __future__ import annotations
 
@@ -33,30 +32,30 @@ ENDED: Final = "the process that follows grammars has ended"
 SILENT: Final = "the process that follows grammars does not answer"
 _START_SECONDS: Final = 60.0
 _TURN_SECONDS: Final = 10.0
-"""Beyond what a turn may take: the process itself leaves what is slow."""
+"""More than a turn may take: the worker itself abandons calls that are slow."""
 _SMALL: Final = {"OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-"""Each thread else takes 64 MiB of the addresses that the process may have."""
+"""Otherwise each thread reserves 64 MiB of the address space that the process may have."""
 
 
 @dataclass(frozen=True)
-class FollowerSizes:
-    """`lines`: masks of one turn, at most. `words`: of 32 tokens."""
+class MaskWorkerSizes:
+    """`lines`: masks of one turn, at most. `words`: of 32 tokens each, in a mask."""
 
     lines: int
     words: int
     memory_bytes: int
 
 
-class FollowerProcess:
-    """`turn` belongs to one thread, `keep` to one at a time."""
+class MaskWorkerProcess:
+    """`turn` is called by one thread, `keep` by one thread at a time."""
 
-    def __init__(self, sizes: FollowerSizes, tokenizer: bytes) -> None:
-        """Starts it; that it cannot start shows when a grammar is kept.
+    def __init__(self, sizes: MaskWorkerSizes, tokenizer: bytes) -> None:
+        """Starts the process; `keep` waits until it is up.
 
         Raises:
-            GrammarProcessError: there is no process.
+            GrammarProcessError: no process can be started.
         """
-        self._keeping = threading.Lock()
+        self._keep_lock = threading.Lock()
         with ExitStack() as theirs, ExitStack() as ours:
             masks = _closed_by(theirs, os.memfd_create("masks"))
             os.ftruncate(masks, sizes.lines * sizes.words * 4)
@@ -70,7 +69,7 @@ class FollowerProcess:
             self.masks: NDArray[np.int32] = np.frombuffer(shared, np.int32).reshape(
                 sizes.lines, sizes.words
             )
-            command = [sys.executable, "-m", "sluice_runtime.grammar.follow.follower"]
+            command = [sys.executable, "-m", "sluice_runtime.grammar.follow.mask_worker"]
             command += ["--memory-bytes", str(sizes.memory_bytes), "--lines", str(sizes.lines)]
             command += ["--words", str(sizes.words), "--masks", str(masks)]
             command += ["--turns", str(turns), "--turned", str(turned)]
@@ -79,14 +78,14 @@ class FollowerProcess:
         self._tokenizer: bytes | None = tokenizer
 
     def keep(self, grammar: int, text: bytes) -> str:
-        """Waits until turns can open answers with it; what is wrong with it, if anything.
+        """Waits until turns can open answers of this grammar; returns its error, or "".
 
         Raises:
             GrammarProcessError: the process has ended, or does not start.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with self._keeping:
+        with self._keep_lock:
             try:
                 patience, to = _within(_START_SECONDS), self._process.stdin.fileno()
                 if self._tokenizer is not None:
@@ -102,7 +101,7 @@ class FollowerProcess:
         return msgspec.msgpack.decode(kept, type=Kept).error
 
     def turn(self, turn: Turn) -> Turned:
-        """Its masks are the first of `masks` then.
+        """Runs one turn; the masks of its lines are then the first rows of `masks`.
 
         Raises:
             GrammarProcessError: the process has ended.
@@ -118,14 +117,13 @@ class FollowerProcess:
         return msgspec.msgpack.decode(turned, type=Turned)
 
     def kill(self) -> None:
-        """Ends it at once, whatever it does; whoever waits for it hears of that. From any
-        thread."""
+        """Ends it at once; calls that wait for it raise GrammarProcessError. From any thread."""
         self._process.kill()
 
     def close(self) -> None:
-        """Kills it, and gives back what it had. Not to be called twice, nor beside a turn."""
+        """Kills it and closes its pipes. Called once, and never during a turn."""
         self.kill()
-        with self._keeping:
+        with self._keep_lock:
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
                 pipe.close()

@@ -1,8 +1,8 @@
-"""What the engine and the process that follows its grammars say to each other.
+"""Messages between the engine and a mask worker.
 
-Over one pair of pipes grammar by grammar, its number and its text, and `Kept` for an answer; over
-another `Turn` and `Turned`, one of each for a step. Masks are not in them: they lie in memory that
-both have mapped, the mask of a turn's n-th line at the n-th place.
+One pair of pipes carries grammars, each a number and a text, with `Kept` as the reply; another
+carries `Turn` and `Turned`, one of each a step. Masks are in shared memory, the mask of a turn's
+n-th line in row n.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LeftReason = Literal["slow", "starved", "crowded", "broken"]
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
-    """A grammar can be opened by turns now, or has an error."""
+    """Turns can open answers of a grammar now, or it has an error."""
 
     error: str
 
@@ -29,14 +29,14 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):
-    """An answer whose next mask is wanted. It has `kept` of the tokens that were told before, and
-    then `drawn`."""
+    """An answer whose next mask is wanted. Its tokens are the first `kept` that were sent before,
+    and then `drawn`."""
 
     answer: int
     kept: int
     drawn: list[int]
-    most_seconds: float
-    """Of a processor; after that it is not waited for."""
+    max_seconds: float
+    """Processor time, after which the line is abandoned."""
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
@@ -50,7 +50,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeftLine(msgspec.Struct, frozen=True, array_like=True):
-    """A line without a mask; its answer must not be asked for again."""
+    """A line without a mask; later turns must not have lines of its answer."""
 
     place: int
     reason: LeftReason
@@ -60,7 +60,7 @@ class Turned(msgspec.Struct, frozen=True, array_like=True):
     """The masks of a turn's lines have been written."""
 
     seconds: list[float]
-    """Of a processor, by line."""
+    """Processor time, by line."""
     left: list[LeftLine]
     stuck: int
-    """Threads that are still at work with lines that were left."""
+    """Threads that are still busy with abandoned lines."""

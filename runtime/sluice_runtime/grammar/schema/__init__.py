@@ -1,1 +1,1 @@
-"""What of JSON schemas can be kept, and what a schema says by leaving out. Runs anywhere."""
+"""JSON schemas, checked and rewritten for the grammar library. Runs in any process."""

@@ -1,9 +1,9 @@
-"""JSON schemas as clients send them, made into what the grammar library does right; pure.
+"""Clients' JSON schemas, rewritten so that the grammar library enforces them; pure.
 
-What it would ignore is refused, by the place in the schema; what it does wrong is written another
-way: it lets control characters into strings of bounded length, and does not into patterns, and it
-takes `anyOf` where it refuses the same `oneOf`. Does not import that library, so that the API
-process can refuse before anything is sent.
+Keywords that the library would ignore are refused, with their place in the schema. What it gets
+wrong is rewritten: a bound on a string's length becomes a pattern, because the library would allow
+control characters, and `oneOf` becomes `anyOf`. Does not import the library, so the API process can
+refuse before anything is sent.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from sluice_runtime.grammar.schema.keywords import (
     refuse_malformed,
     refused,
 )
-from sluice_runtime.grammar.schema.misspelt import Spelling
 from sluice_runtime.grammar.schema.references import refuse_unresolvable
 
-MOST_DEPTH: Final = 64
-MOST_BOUNDED_MULTIPLES: Final = 10_000
-"""Integers between bounds that stand beside `multipleOf`: the library goes through them all."""
+MAX_DEPTH: Final = 64
+MAX_BOUNDED_MULTIPLES: Final = 10_000
+"""Integers between bounds beside `multipleOf`: the library enumerates them."""
 
 IGNORED: Final = frozenset(
     {
@@ -50,70 +49,51 @@ IGNORED: Final = frozenset(
         "uniqueItems",
     }
 )
-"""Keywords that restrict values and that the library reads over or takes for others, unless their
-value is false."""
-ANNOTATIONS: Final = frozenset(
-    {
-        "$anchor",
-        "$comment",
-        "$defs",
-        "$id",
-        "$schema",
-        "default",
-        "definitions",
-        "deprecated",
-        "description",
-        "discriminator",
-        "example",
-        "examples",
-        "nullable",
-        "readOnly",
-        "strict",
-        "title",
-        "writeOnly",
-    }
-)
-"""Keywords that restrict nothing."""
-RESTRICTING: Final = (KEYWORDS.keys() | IMPLIED.keys() | IGNORED | {"$ref"}) - ANNOTATIONS
-"""Whatever else is no keyword, and so an annotation."""
+"""Keywords that restrict values and that the library ignores or misreads, unless their value is
+false."""
+RESTRICTING: Final = (KEYWORDS.keys() | IMPLIED.keys() | IGNORED | {"$ref"}) - {
+    "$defs",
+    "definitions",
+}
+"""Any other key is an annotation."""
 NOT_BESIDE: Final[Mapping[str, frozenset[str]]] = {
     "patternProperties": frozenset({"properties", "required", "minProperties", "maxProperties"}),
     "propertyNames": frozenset({"properties", "required"}),
     "pattern": frozenset({"format", "minLength", "maxLength"}),
     "format": frozenset({"minLength", "maxLength"}),
 }
-"""Of two such keywords the library keeps one."""
+"""Of two such keywords the library enforces one."""
 ALONE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-"""The library takes the first of these and reads over whatever else restricts the value."""
+"""The library enforces the first of these and ignores all other restrictions beside it."""
 
 _OBJECT_KEYWORDS: Final = frozenset(
     {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties"}
 )
 _ARRAY_KEYWORDS: Final = frozenset({"items", "prefixItems", "unevaluatedItems"})
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
-"""What JSON escapes; the library's pattern for all other names goes wrong with it."""
+"""What JSON escapes; the library's pattern for additional names is wrong for such names."""
+_INT64: Final = 2**63
 _LENGTHS: Final = frozenset({"minLength", "maxLength"})
-_SPELLING: Final = Spelling(RESTRICTING)
 
 
 def usable_schema(schema: object) -> Any:
-    """The schema as the library gets it.
+    """The schema for the library.
 
     Raises:
-        GrammarError: it asks for something that would not be kept; says where.
+        GrammarError: a part of it would not be enforced; says where.
     """
     return _usable(schema, schema, "", 0)
 
 
 def _usable(schema: object, root: object, path: str, depth: int) -> Any:
-    if depth > MOST_DEPTH:
-        raise GrammarError(f"the schema is nested too deeply; allowed: {MOST_DEPTH} deep")
+    if depth > MAX_DEPTH:
+        raise GrammarError(f"the schema is nested too deeply; allowed: {MAX_DEPTH} deep")
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
         raise refused(path or "the schema", schema, "an object, true or false", "is no schema")
     refuse_malformed(schema, path)
-    _SPELLING.refuse_misspelt(schema, path)
+    schema = _with_whole_multiples(schema)
     _refuse_ignored(schema, path)
     if "$ref" in schema:
         refuse_unresolvable(schema["$ref"], root, path)
@@ -133,9 +113,24 @@ def _usable(schema: object, root: object, path: str, depth: int) -> Any:
                 name: _usable(part, root, f"{below}.{name}", depth + 1)
                 for name, part in value.items()
             }
-    if "oneOf" in usable:  # alone: beside anyOf it has been refused
+    if "oneOf" in usable:  # beside anyOf it has been refused
         usable["anyOf"] = usable.pop("oneOf")
     return _with_required_properties(usable, path)
+
+
+def _with_whole_multiples(schema: dict[str, Any]) -> dict[str, Any]:
+    """With `multipleOf` as the library supports it: an integer, beside the type integer. Multiples
+    of an integer are integers; all integers are multiples of a fraction of 1 such as 0.01."""
+    step, kind = schema.get("multipleOf"), schema.get("type")
+    if step is None or kind not in ("integer", "number"):
+        return schema
+    if step == int(step):
+        bounds = [schema[key] for key in BOUNDS if key in schema]
+        whole_bounds = all(bound == int(bound) and abs(bound) < _INT64 for bound in bounds)
+        return schema | {"multipleOf": int(step), "type": "integer" if whole_bounds else kind}
+    if kind == "integer" and (1 / step).is_integer():
+        return {key: value for key, value in schema.items() if key != "multipleOf"}
+    return schema | {"type": "number"}
 
 
 def _refuse_ignored(schema: Mapping[str, Any], path: str) -> None:
@@ -145,7 +140,8 @@ def _refuse_ignored(schema: Mapping[str, Any], path: str) -> None:
     if len(schema.get("allOf", ())) > 1:
         raise _unimplemented(schema, path, "allOf", "a list of one schema")
     if "multipleOf" in schema and schema.get("type") != "integer":
-        raise _unimplemented(schema, path, "multipleOf", 'beside type "integer"')
+        allowed = 'an integer, beside type "integer" or "number"; or a part of 1 beside "integer"'
+        raise _unimplemented(schema, path, "multipleOf", allowed)
     _refuse_multiples(schema, path)
     for key, others in NOT_BESIDE.items():
         if key in schema and (beside := sorted(schema.keys() & others)):
@@ -153,16 +149,16 @@ def _refuse_ignored(schema: Mapping[str, Any], path: str) -> None:
 
 
 def _refuse_multiples(schema: Mapping[str, Any], path: str) -> None:
-    """Those in a range that is open, or too wide."""
+    """Refuses `multipleOf` within an open or too wide range."""
     bounds = sorted(schema.keys() & BOUNDS)
     if "multipleOf" not in schema or not bounds:
         return
     least = [int(schema[key]) + (key != "minimum") for key in bounds if "inimum" in key]
     most = [int(schema[key]) - (key != "maximum") for key in bounds if "aximum" in key]
-    if not least or not most or min(most) - max(least) >= MOST_BOUNDED_MULTIPLES:
+    if not least or not most or min(most) - max(least) >= MAX_BOUNDED_MULTIPLES:
         allowed = (
             f"without bounds, or beside a least and a greatest value with at most "
-            f"{MOST_BOUNDED_MULTIPLES} integers from one to the other"
+            f"{MAX_BOUNDED_MULTIPLES} integers from one to the other"
         )
         raise _unimplemented(schema, path, "multipleOf", allowed, " and ".join(bounds))
 
@@ -180,13 +176,13 @@ def _refuse_names_and_counts(schema: Mapping[str, Any], path: str) -> None:
         allowed = "names without quotes, backslashes and control characters"
         raise refused(at(path, "properties"), escaped, allowed, "is not implemented")
     if schema.get("minProperties", 0) > 1 and schema.get("additionalProperties") is not False:
-        # Of names that are not mentioned one may come twice, and then counts twice.
+        # The same additional name may come twice, and then counts twice.
         allowed = "0 or 1; more beside additionalProperties: false"
         raise _unimplemented(schema, path, "minProperties", allowed)
 
 
 def _refuse_contradiction(schema: Mapping[str, Any], path: str) -> None:
-    """Whatever would be read over because of a keyword that is to stand alone."""
+    """Refuses restrictions that would be ignored beside a keyword of `ALONE`."""
     first = next((key for key in ALONE if key in schema), None)
     if first is None:
         return
@@ -210,8 +206,8 @@ def _has_type(value: object, kinds: str | Sequence[str]) -> bool:
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
-    """With the types that its keywords are about, where it has none: the library reads over most
-    keywords without. And with any contents, where none are said: it takes that for empty."""
+    """With the types that its keywords apply to, if it has none: the library ignores most keywords
+    without a type. And with any contents, if it says nothing of them: the library allows none."""
     if any(key in schema for key in ALONE):
         return schema
     given = schema.get("type", sorted({IMPLIED[key] for key in schema.keys() & IMPLIED.keys()}))
@@ -234,7 +230,7 @@ def _bounded_string(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_required_properties(schema: dict[str, Any], path: str) -> dict[str, Any]:
-    """With every required name among the properties: the library asks for no other."""
+    """With every required name among the properties: the library requires no others."""
     properties = schema.get("properties", {})
     missing = [name for name in schema.get("required", ()) if name not in properties]
     if not missing:

@@ -1,6 +1,6 @@
-"""What the keywords of a JSON schema may be set to, and the words of a refusal; pure.
+"""Allowed values of the keywords of a JSON schema, and the message of a refusal; pure.
 
-The types are the specification's; ranges are narrower where the grammar library's are.
+Types follow the specification; ranges are narrower where the grammar library's are.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import GrammarError
 
-MOST_COUNT: Final = 2**31 - 1
-MOST_MULTIPLE: Final = 1024
+MAX_COUNT: Final = 2**31 - 1
+MAX_MULTIPLE: Final = 1024
 _INTEGERS: Final = range(-(2**63), 2**63)
 
 IS: Final[Mapping[str, Callable[[object], bool]]] = {
@@ -25,11 +25,11 @@ IS: Final[Mapping[str, Callable[[object], bool]]] = {
     "object": lambda value: isinstance(value, dict),
     "string": lambda value: isinstance(value, str),
 }
-"""Whether a value has a type, by the type's name."""
+"""Tests of a value's type, by the type's name."""
 
 
 class Values(NamedTuple):
-    """Those that a keyword may be set to; `allowed` is for a person."""
+    """Allowed values of a keyword; `allowed` is for a person."""
 
     fits: Callable[[Any], bool]
     allowed: str
@@ -41,7 +41,7 @@ def _is_type(value: object) -> bool:
 
 
 def _is_exact(value: object) -> bool:
-    """Whether an answer can have all its integers to the last digit."""
+    """Whether the library can represent all its integers exactly."""
     if isinstance(value, dict):
         return all(_is_exact(part) for part in value.values())
     if isinstance(value, list):
@@ -50,8 +50,8 @@ def _is_exact(value: object) -> bool:
 
 
 _COUNT: Final = Values(
-    lambda value: IS["integer"](value) and 0 <= value <= MOST_COUNT,
-    f"an integer from 0 to {MOST_COUNT}",
+    lambda value: IS["integer"](value) and 0 <= value <= MAX_COUNT,
+    f"an integer from 0 to {MAX_COUNT}",
 )
 _NUMBER: Final = Values(IS["number"], "a number")
 _OBJECT: Final = Values(IS["object"], "an object")
@@ -83,8 +83,8 @@ KEYWORDS: Final[Mapping[str, Values]] = {
     "minProperties": _COUNT,
     "minimum": _NUMBER,
     "multipleOf": Values(
-        lambda value: IS["integer"](value) and 1 <= value <= MOST_MULTIPLE,
-        f'an integer from 1 to {MOST_MULTIPLE}, beside type "integer"',
+        lambda value: IS["number"](value) and 0 < value <= MAX_MULTIPLE,
+        f"a number above 0, to {MAX_MULTIPLE}",
     ),
     "oneOf": _PARTS,
     "pattern": _STRING,
@@ -97,7 +97,7 @@ KEYWORDS: Final[Mapping[str, Values]] = {
     ),
     "type": Values(_is_type, f"one of {', '.join(sorted(IS))}, or a list of at least one of them"),
 }
-"""Keywords whose values are no schemas themselves."""
+"""Keywords whose values are not schemas themselves."""
 
 SCHEMAS: Final = (
     "additionalProperties",
@@ -138,11 +138,10 @@ _PAIRS: Final = (
 
 
 def refuse_malformed(schema: Mapping[str, Any], path: str) -> None:
-    """Looks at the schema's own keywords, and not at those of its parts.
+    """Checks the schema's own keywords, not those of its subschemas.
 
     Raises:
-        GrammarError: one of them is set to what means nothing; names place, value and what is
-            allowed.
+        GrammarError: one has a value that is not allowed; names place, value and what is allowed.
     """
     for key in schema.keys() & KEYWORDS.keys():
         if not KEYWORDS[key].fits(schema[key]):
@@ -159,7 +158,7 @@ def refuse_malformed(schema: Mapping[str, Any], path: str) -> None:
 
 
 def refused(place: str, value: object, allowed: str, why: str = "is not allowed") -> GrammarError:
-    """For a value that a keyword is set to."""
+    """The error for a keyword's value."""
     return GrammarError(f"{place}: {shown_json(value)} {why}; allowed: {allowed}")
 
 

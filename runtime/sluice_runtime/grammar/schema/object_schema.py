@@ -1,7 +1,7 @@
-"""A function's parameters as a schema of objects: calls carry nothing else; pure.
+"""A function's parameters as a schema of objects, which is all that calls can carry; pure.
 
-What does not say its type is held to objects, alternatives that are none are left out, and what can
-be no object is refused by its place.
+A schema without a type becomes one of objects, alternatives of other types are left out, and a
+schema that no object fits is refused, with its place.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sluice_runtime.grammar.schema.json_schema import RESTRICTING
 
 _OBJECT: Final = '"object"'
 _REFERRED: Final = 'a reference to a schema of type "object"'
-_MOST_SHOWN: Final = 60
+_MAX_SHOWN: Final = 60
 
 Schema = Mapping[str, Any]
 
 
 def object_schema(schema: Schema, path: str) -> dict[str, Any]:
-    """`schema`, with no value left that is not an object.
+    """`schema`, restricted to objects.
 
     Raises:
         GrammarError: no object is one of its values; names `path`, the value and what is allowed.
@@ -35,23 +35,23 @@ def object_schema(schema: Schema, path: str) -> dict[str, Any]:
             raise _no_object(f"{path}.$ref", reference, _REFERRED)
         seen.add(reference)
         schema = target
-    return _held(schema, path, root) | {
+    return _restricted(schema, path, root) | {
         key: root[key] for key in ("$defs", "definitions") if key in root
     }
 
 
-def _held(schema: Schema, path: str, root: Schema) -> dict[str, Any]:
+def _restricted(schema: Schema, path: str, root: Schema) -> dict[str, Any]:
     _check_type(schema, path)
-    held: dict[str, Any] = dict(schema)
+    result: dict[str, Any] = dict(schema)
     rest = {key: value for key, value in schema.items() if key != "type"}
     for key in ("enum", "const", "anyOf", "oneOf", "allOf"):
         if key in schema:
-            held = rest = rest | {key: _objects(key, schema[key], f"{path}.{key}", root)}
-    return held if "$ref" in held or held is rest else held | {"type": "object"}
+            result = rest = rest | {key: _objects(key, schema[key], f"{path}.{key}", root)}
+    return result if "$ref" in result or result is rest else result | {"type": "object"}
 
 
 def _objects(key: str, given: Any, path: str, root: Schema) -> Any:
-    """Those of a keyword's values or schemas that are objects."""
+    """A keyword's values or schemas, without those that are not objects."""
     if key == "const":
         if not isinstance(given, Mapping):
             raise _no_object(path, given, "an object")
@@ -74,7 +74,7 @@ def _objects(key: str, given: Any, path: str, root: Schema) -> Any:
 
 
 def _alternative(part: object, path: str, root: Schema) -> dict[str, Any]:
-    """One part held to objects. References in it stay: what they lead to must say its type."""
+    """One alternative, restricted to objects. A reference stays; its target must be an object."""
     if part is True:
         return {"type": "object"}
     if not isinstance(part, Mapping):
@@ -84,11 +84,11 @@ def _alternative(part: object, path: str, root: Schema) -> dict[str, Any]:
         if not isinstance(target, Mapping) or target.get("type") != "object":
             raise _no_object(f"{path}.$ref", part["$ref"], _REFERRED)
         return {key: value for key, value in part.items() if key != "type"}
-    return _held(part, path, root)
+    return _restricted(part, path, root)
 
 
 def _is_none(part: object, root: Schema) -> bool:
-    """Whether no object is a value of it, by its own type or that of what it refers to."""
+    """Whether no object fits it, by its own type or that of its reference's target."""
     if isinstance(part, Mapping) and _is_reference(part):
         part = _target(part["$ref"], root)
     if not isinstance(part, Mapping):
@@ -101,7 +101,7 @@ def _is_none(part: object, root: Schema) -> bool:
 
 
 def _is_reference(schema: Schema) -> bool:
-    """One that stands alone and stays in the schema; any other is refused where grammars are."""
+    """A reference that stands alone and within the schema; `usable_schema` refuses others."""
     reference = schema.get("$ref")
     return (
         isinstance(reference, str)
@@ -111,7 +111,7 @@ def _is_reference(schema: Schema) -> bool:
 
 
 def _target(reference: str, root: Schema) -> object:
-    """The part of the schema that a reference names; None: there is none."""
+    """The target of a reference; None: there is none."""
     found: object = root
     for step in reference.removeprefix("#").split("/")[1:]:
         if not isinstance(found, Mapping):
@@ -131,5 +131,5 @@ def _may_be_object(kind: object) -> bool:
 
 def _no_object(path: str, value: object, allowed: str) -> GrammarError:
     text = json.dumps(value, ensure_ascii=False)
-    cut = text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+    cut = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
     return GrammarError(f"{path}: {cut} is not allowed; allowed: {allowed}")

@@ -1,6 +1,6 @@
-"""Where a reference in a JSON schema leads, in the library's eyes; pure.
+"""Checks that the grammar library resolves a reference in a JSON schema; pure.
 
-It takes names as they are written: no escapes, no numbers of a list's items, no anchors.
+The library takes names as they are written: no escapes, no list indexes, no anchors.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def _is_schema(steps: Sequence[str], root: object, *, by_number: bool = False) -
 
 
 def _is_checked(steps: Sequence[str]) -> bool:
-    """Whether keywords lead there: what annotations hold is not read as schemas, nor mended."""
+    """Whether the path goes through keywords: the content of annotations is not checked."""
     left = iter(steps)
     return all(key in SCHEMAS or (key in MAPS and next(left, None) is not None) for key in left)
 
 
 def _unescaped(step: str) -> str:
-    """As the specification reads it."""
+    """As the specification resolves it."""
     return unquote(step).replace("~1", "/").replace("~0", "~")
 
 
 def _example(root: object) -> str:
-    """One that would be allowed, of the definitions that there are."""
+    """An allowed reference, from the schema's own definitions if it has any."""
     for key in ("$defs", "definitions"):
         definitions = root.get(key) if isinstance(root, Mapping) else None
         if isinstance(definitions, Mapping) and definitions:

@@ -17,7 +17,7 @@ from typing import Final
 
 from sluice_runtime.scheduler.policies.by_prefix import depth_first_by_weight, longest_prefix_match
 from sluice_runtime.scheduler.policies.by_size import highest_response_ratio_next
-from sluice_runtime.scheduler.policies.context import MOST_LOOKED_UP, Policy, PolicyContext
+from sluice_runtime.scheduler.policies.context import MAX_LOOKED_UP, Policy, PolicyContext
 from sluice_runtime.scheduler.policies.simple import (
     first_come_first_served,
     highest_priority_first,
@@ -45,7 +45,7 @@ def policy_for(waiting: Sequence[Request], context: PolicyContext) -> Policy:
     if context.load > HEAVY:
         if not _prefixes_are_cached(waiting, context):
             return highest_response_ratio_next
-        long = len(waiting) > MOST_LOOKED_UP
+        long = len(waiting) > MAX_LOOKED_UP
         return depth_first_by_weight if long else longest_prefix_match
     if len({request.priority for request in waiting}) > 1:
         return highest_priority_first
@@ -57,6 +57,6 @@ def _prefixes_are_cached(waiting: Sequence[Request], context: PolicyContext) -> 
     matched = context.matched_tokens
     if matched is None:
         return False
-    looked_up = waiting[:MOST_LOOKED_UP]
+    looked_up = waiting[:MAX_LOOKED_UP]
     tokens = sum(request.uncomputed_tokens for request in looked_up)
     return sum(map(matched, looked_up)) > WORTH_FINDING * tokens

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sluice_runtime.scheduler.policies.context import MOST_LOOKED_UP, PolicyContext
+from sluice_runtime.scheduler.policies.context import MAX_LOOKED_UP, PolicyContext
 from sluice_runtime.scheduler.request import Request
 
 LAST: Final = (1, 0)
@@ -19,7 +19,7 @@ LAST: Final = (1, 0)
 def longest_prefix_match(waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
     """Good for chats and shared system prompts: what is cached is used before it is evicted."""
     matched = context.matched_tokens
-    if matched is None or len(waiting) > MOST_LOOKED_UP:
+    if matched is None or len(waiting) > MAX_LOOKED_UP:
         return waiting
     lengths = {request.request_id: matched(request) for request in waiting}
     return sorted(waiting, key=lambda request: -lengths[request.request_id])
@@ -31,7 +31,7 @@ def depth_first_by_weight(waiting: Sequence[Request], context: PolicyContext) ->
     path_of = context.matched_path
     if path_of is None:
         return waiting
-    looked_up, rest = waiting[:MOST_LOOKED_UP], waiting[MOST_LOOKED_UP:]
+    looked_up, rest = waiting[:MAX_LOOKED_UP], waiting[MAX_LOOKED_UP:]
     paths = {request.request_id: path_of(request) for request in looked_up}
     weight = Counter(node for path in paths.values() for node in path)
     # Who ends at a node comes after those who go on below it, who have more in the cache. So those

@@ -8,7 +8,7 @@ from typing import Final
 
 from sluice_runtime.scheduler.request import Request
 
-MOST_LOOKED_UP: Final = 128
+MAX_LOOKED_UP: Final = 128
 """Above so many waiting requests, looking each of them up in the prefix cache would cost more than
 it gains."""
 
@@ -41,7 +41,7 @@ class PolicyContext:
         """Tells of each of `waiting` the tokens to compute before its next one: less those that are
         cached, where so many can be looked up."""
         matched = self.matched_tokens
-        if matched is None or len(waiting) > MOST_LOOKED_UP:
+        if matched is None or len(waiting) > MAX_LOOKED_UP:
             return lambda request: request.uncomputed_tokens
         return lambda request: request.uncomputed_tokens - matched(request)
 

@@ -1,1 +1,2 @@
-"""Tool calls in chat: what a request offers, how a model family writes one, and how it is read."""
+"""Tool calls in chat: what a request offers, how a model family writes a call, and how calls are
+parsed."""

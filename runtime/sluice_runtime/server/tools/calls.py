@@ -1,7 +1,7 @@
-"""Finds tool calls in growing text; what is no call stays text. Pure, and knows no tokens.
+"""Parses tool calls from growing text; everything else stays text.
 
-A call's name is told when it is complete, and its arguments as they come. White space around calls
-is nobody's.
+Pure; knows no tokens. A call's name is passed on when complete, its arguments as they come. White
+space around calls is dropped.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ class CallPart:
     index: int
     """Number of the call in its choice."""
     arguments: str = ""
-    """A JSON object, as text; of an answer that was cut, the beginning of one."""
+    """JSON text of the arguments; incomplete if the answer was cut off."""
     call_id: str | None = None
     name: str | None = None
-    """Set, as `call_id`, on a call's first part and on no other."""
+    """Set, like `call_id`, only on a call's first part."""
 
 
 class Parsed(NamedTuple):
-    """What a piece of text came to."""
+    """The text and the calls found in a piece."""
 
     text: str
     calls: tuple[CallPart, ...] = ()
 
 
 class Calls:
-    """Where a reader puts what it finds."""
+    """Collects what a reader finds."""
 
     def __init__(self, schemas: Mapping[str, Any], draw_id: Callable[[], str]) -> None:
         self.schemas = schemas
-        """Of the arguments of each function that was offered."""
+        """Schema of the arguments, by function."""
         self.begun = 0
         self._draw_id = draw_id
         self._texts: list[str] = []
         self._parts: list[CallPart] = []
 
     def text(self, text: str) -> None:
-        """Text that is no call's."""
+        """Adds text outside calls."""
         self._texts.append(text)
 
     def begin(self, name: str) -> None:
-        """One call more."""
+        """Begins the next call."""
         self._parts.append(CallPart(self.begun, "", self._draw_id(), name))
         self.begun += 1
 
     def arguments(self, text: str) -> None:
-        """More of the last call's arguments."""
+        """Adds to the last call's arguments."""
         if text:
             self._parts.append(CallPart(self.begun - 1, text))
 
     def taken(self) -> Parsed:
-        """What was put here since the last time."""
+        """Returns and forgets what was collected."""
         parsed = Parsed("".join(self._texts), whole_calls(self._parts))
         self._texts, self._parts = [], []
         return parsed
 
 
 def whole_calls(parts: Iterable[CallPart]) -> tuple[CallPart, ...]:
-    """Parts of the same call as one."""
+    """Joins the parts of each call."""
     calls: dict[int, CallPart] = {}
     arguments: dict[int, list[str]] = {}
     for part in parts:
@@ -78,13 +78,13 @@ def whole_calls(parts: Iterable[CallPart]) -> tuple[CallPart, ...]:
 
 
 class Reader(Protocol):
-    """Reads a source to its end, and puts what it finds into calls."""
+    """Reads a source to its end and reports what it finds to `calls`."""
 
     def __call__(self, source: Source, calls: Calls) -> Generator[None, None, None]: ...
 
 
 class CallParser:
-    """The calls of one choice. `imposed`: the answer is held to calls, and so has no text."""
+    """Parses one choice. `calls_only`: a grammar allows calls only, so there is no text."""
 
     def __init__(
         self,
@@ -92,33 +92,33 @@ class CallParser:
         schemas: Mapping[str, Any],
         draw_id: Callable[[], str],
         *,
-        imposed: bool = False,
+        calls_only: bool = False,
     ) -> None:
         self._source = Source()
         self._found = Calls(schemas, draw_id)
         self._reading = read(self._source, self._found)
-        self._imposed = imposed
+        self._calls_only = calls_only
 
     @property
     def calls(self) -> int:
-        """How many have begun."""
+        """How many calls have begun."""
         return self._found.begun
 
     def push(self, text: str) -> Parsed:
-        """The text that is certain to be none of a call's, and what is told of calls now."""
+        """What more text yields: text that is surely outside calls, and parts of calls."""
         self._source.add(text)
         return self._read_on()
 
     def finish(self) -> Parsed:
-        """What was held back."""
+        """What was held back until the end."""
         self._source.ended = True
         parsed = self._read_on()
         rest = self._source.rest()
-        if self._imposed or (self.calls and rest.isspace()):
+        if self._calls_only or (self.calls and rest.isspace()):
             return parsed
         return parsed._replace(text=parsed.text + rest)
 
     def _read_on(self) -> Parsed:
         next(self._reading, None)
         parsed = self._found.taken()
-        return parsed._replace(text="") if self._imposed else parsed
+        return parsed._replace(text="") if self._calls_only else parsed

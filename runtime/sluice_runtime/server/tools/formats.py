@@ -1,7 +1,7 @@
-"""How model families write a tool call: a registry, known by the model's chat template, or named by
-the configuration (`toolCallFormat`).
+"""How model families write tool calls: a registry; the format is recognised by the model's chat
+template or set in the configuration (`toolCallFormat`).
 
-A format reads the text of calls (`readers`) and holds a model to it (`imposed`).
+A format reads the text of calls (`readers`) and makes a grammar of them (`call_grammars`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 from sluice_contract.config import ToolCallFormat
 
 from sluice_runtime.server.tools import readers
-from sluice_runtime.server.tools.calls import Reader
-from sluice_runtime.server.tools.imposed import (
-    Imposed,
+from sluice_runtime.server.tools.call_grammars import (
+    CallGrammar,
     JsonList,
     JsonTag,
     NamedTag,
     XmlTag,
 )
+from sluice_runtime.server.tools.calls import Reader
 
 _ID_CHARACTERS: Final = string.ascii_letters + string.digits
 
@@ -32,24 +32,24 @@ def _long_id() -> str:
 
 
 def _nine_characters() -> str:
-    """The templates of Mistral's models refuse any other id."""
+    """Mistral's chat templates refuse any other id."""
     return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """One way to write calls."""
+    """One format of tool calls."""
 
     name: ToolCallFormat
     families: str
-    """Models that write calls so."""
+    """Model families that use it."""
     read: Reader
-    imposed: Imposed
-    """What a grammar of calls is made of."""
+    grammar: CallGrammar
+    """Builds grammars for it."""
     known_by: Callable[[str], bool]
-    """Whether a chat template asks the model for this format."""
+    """Whether a chat template uses this format."""
     markers: tuple[str, ...] = ()
-    """What may be special tokens of the model, and is to be read none the less."""
+    """Markers that may be special tokens and must be decoded as text."""
     draw_id: Callable[[], str] = field(default=_long_id)
 
 
@@ -57,7 +57,7 @@ HERMES: Final = ToolFormat(
     name="hermes",
     families="Hermes, Qwen2.5 and Qwen3",
     read=readers.read_hermes,
-    imposed=JsonTag(
+    grammar=JsonTag(
         begin='<tool_call>\n{"name": "%s", "arguments": ',
         end="}\n</tool_call>",
         separator="\n",
@@ -70,7 +70,7 @@ QWEN3_CODER: Final = ToolFormat(
     name="qwen3-coder",
     families="Qwen3-Coder",
     read=readers.read_qwen3_coder,
-    imposed=XmlTag(),
+    grammar=XmlTag(),
     known_by=lambda template: "<function=" in template,
     markers=(readers.CALL, readers.CALL_END),
 )
@@ -78,7 +78,7 @@ MISTRAL: Final = ToolFormat(
     name="mistral",
     families="Mistral's models up to version 7 of their tokenizer",
     read=readers.read_mistral,
-    imposed=JsonList(),
+    grammar=JsonList(),
     known_by=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" not in template,
     markers=(readers.TOOL_CALLS,),
     draw_id=_nine_characters,
@@ -88,7 +88,7 @@ MISTRAL_NAMED: Final = ToolFormat(
     name="mistral",
     families="those from version 11 on",
     read=readers.read_mistral,
-    imposed=NamedTag(),
+    grammar=NamedTag(),
     known_by=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
     markers=(readers.TOOL_CALLS, readers.CALL_ID, readers.ARGS),
     draw_id=_nine_characters,
@@ -98,7 +98,7 @@ LLAMA3: Final = ToolFormat(
     name="llama3-json",
     families="Llama 3.1 to 3.3",
     read=readers.read_llama3,
-    imposed=JsonTag(
+    grammar=JsonTag(
         begin='{"name": "%s", "parameters": ', end="}", separator="; ", trigger='{"name": "'
     ),
     known_by=lambda template: (
@@ -109,12 +109,12 @@ LLAMA3: Final = ToolFormat(
 
 FORMATS: Final = (HERMES, QWEN3_CODER, MISTRAL, MISTRAL_NAMED, LLAMA3)
 WRAPPING: Final = HERMES
-"""What a model of an unknown family is held to when it must call."""
+"""The format for models of an unknown family, when a call is required."""
 
 
 def format_of(template: str, named: ToolCallFormat | None = None) -> ToolFormat | None:
-    """The format that a chat template asks for, if it is a known one; of `named` ones, the one
-    that fits best."""
+    """The format that a chat template uses, if known; if `named` is given, the best fit among those
+    of that name."""
     of_name = [form for form in FORMATS if named in (None, form.name)]
     known = next((form for form in of_name if form.known_by(template)), None)
     return of_name[0] if known is None and named is not None else known

@@ -1,6 +1,6 @@
-"""Reads JSON out of a growing text, and a call that is written as a JSON object.
+"""Reads JSON from growing text, and calls written as JSON objects.
 
-Finds where values end; whether they are right inside is not asked. Knows no format of calls.
+Finds where values end; does not validate them. Knows no format of calls.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _CLOSING: Final = ",}]"
 
 
 def read_call(source: Source, calls: Calls, names: Collection[str] | None = None) -> Reading[bool]:
-    """Reads an object of `name` and `arguments`, which are told as they come; whether a call was
-    told. `names`: which there are; None: any."""
+    """Reads an object of `name` and `arguments` and reports it as it comes; returns whether it was
+    a call. `names`: the allowed names; None: any."""
     if not (yield from source.take("{")):
         return False
     name, early, told = "", "", False
@@ -45,7 +45,7 @@ def read_call(source: Source, calls: Calls, names: Collection[str] | None = None
 
 
 def read_object(source: Source, sink: Callable[[str], None]) -> Reading[bool]:
-    """Passes on an object or a list as it comes; whether its end came."""
+    """Passes on an object or a list as it comes; returns whether it is complete."""
     depth, quoted, escaped = 0, False, False
     while (yield from source.peek()):
         part = source.rest()
@@ -75,7 +75,7 @@ def _tell(calls: Calls, name: str, arguments: str = "") -> bool:
 
 
 def _key(source: Source) -> Reading[str | None]:
-    """A name of an object, with its colon."""
+    """The next key of an object, with its colon."""
     yield from source.skip_space()
     key = yield from _string(source)
     yield from source.skip_space()
@@ -86,7 +86,7 @@ def _key(source: Source) -> Reading[str | None]:
 
 
 def _string(source: Source) -> Reading[str | None]:
-    """A text's value; None: none comes next, or not as a whole."""
+    """The value of a string; None if no complete string comes next."""
     if not (yield from source.take('"')):
         return None
     raw, escaped = '"', False

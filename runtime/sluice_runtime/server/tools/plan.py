@@ -1,4 +1,4 @@
-"""What a request's tools mean for its prompt, its grammar and the reading of its answer; pure."""
+"""What a request's tools mean for its prompt, its grammar and the parsing of its answer; pure."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ from sluice_contract.http_errors import shown, shown_json
 from sluice_runtime.errors import GrammarError, InvalidRequestError
 from sluice_runtime.grammar.schema.object_schema import object_schema
 from sluice_runtime.server.protocol import ChatRequest
-from sluice_runtime.server.structured import Wish, asked_forms, checked_schema, refuse_infinite
+from sluice_runtime.server.structured import (
+    StructuredOutputSpec,
+    checked_schema,
+    format_specs,
+    refuse_infinite,
+)
+from sluice_runtime.server.tools.call_grammars import either
 from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat
-from sluice_runtime.server.tools.imposed import either
 from sluice_runtime.server.tools.readers import calls_alone
 from sluice_runtime.server.tools.request import Function, NamedTool
 
 
 @dataclass(frozen=True)
 class CallReading:
-    """How the calls of an answer are read."""
+    """How the calls of an answer are parsed."""
 
     form: ToolFormat
     schemas: Mapping[str, Any]
-    """Of the arguments of each function that was offered."""
-    imposed: bool = False
-    """Whether the answer is held to calls, and so has no text."""
-    beside_form: bool = False
-    """Whether the answer is held to calls or to a form, and so is text that holds no call, or calls
-    without text."""
+    """Schema of the arguments, by offered function."""
+    calls_only: bool = False
+    """Whether a grammar allows calls only, so that there is no text."""
+    calls_or_format: bool = False
+    """Whether a grammar allows either calls or the requested format, so that an answer has either
+    text or calls."""
     shown_tokens: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that are text to it."""
+    """Special tokens that are decoded as text, with their text."""
 
     def parser(self) -> CallParser:
-        """For one choice."""
+        """A parser for one choice."""
         read = self.form.read
-        if self.beside_form:
-            read = calls_alone(read, self.form.imposed.begins(self.schemas))
-        return CallParser(read, self.schemas, self.form.draw_id, imposed=self.imposed)
+        if self.calls_or_format:
+            read = calls_alone(read, self.form.grammar.begins(self.schemas))
+        return CallParser(read, self.schemas, self.form.draw_id, calls_only=self.calls_only)
 
 
 @dataclass(frozen=True)
@@ -48,17 +53,17 @@ class ToolPlan:
     """Tools that the model may, or must, call."""
 
     shown: Sequence[dict[str, Any]]
-    """For the chat template."""
+    """The tools, for the chat template."""
     reading: CallReading
-    wish: Wish | None
-    """What the answer is held to; None where the model chooses and nothing is strict."""
+    spec: StructuredOutputSpec | None
+    """The constraint on the answer; None: the model chooses and nothing is strict."""
 
 
 def plan_tools(
     request: ChatRequest, known: ToolFormat | None, special_id: Callable[[str], int | None]
 ) -> ToolPlan | None:
-    """None when no tool may be called. `known`: the model's format; `special_id`: the special
-    token that is called so.
+    """None when no tool may be called. `known`: the model's format; `special_id`: a special token's
+    id by name.
 
     Raises:
         InvalidRequestError: the choice does not fit the tools, or needs a format not known; or
@@ -66,13 +71,7 @@ def plan_tools(
     """
     choice = request.tool_choice
     if not request.tools:
-        if choice not in (None, "none", "auto"):
-            given = choice if isinstance(choice, str) else choice.model_dump()
-            raise InvalidRequestError(
-                f'tool_choice: {shown_json(given)} is not allowed without tools; allowed: "none" '
-                'or "auto"',
-                "tool_choice",
-            )
+        _refuse_choice_without_tools(request)
         return None
     if choice == "none":
         return None
@@ -91,13 +90,24 @@ def plan_tools(
     reading = CallReading(
         form,
         schemas,
-        imposed=choice not in (None, "auto"),
+        calls_only=choice not in (None, "auto"),
         shown_tokens={token: text for text, token in tokens.items()},
     )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
-    wish = _wish(request, functions, reading, tokens)
-    beside_form = wish is not None and wish.holds_form
-    return ToolPlan(shown, replace(reading, beside_form=beside_form), wish)
+    spec = _call_spec(request, functions, reading, tokens)
+    calls_or_format = spec is not None and spec.includes_format
+    return ToolPlan(shown, replace(reading, calls_or_format=calls_or_format), spec)
+
+
+def _refuse_choice_without_tools(request: ChatRequest) -> None:
+    choice = request.tool_choice
+    if choice not in (None, "none", "auto"):
+        given = choice if isinstance(choice, str) else choice.model_dump()
+        raise InvalidRequestError(
+            f'tool_choice: {shown_json(given)} is not allowed without tools; allowed: "none" or '
+            '"auto"',
+            "tool_choice",
+        )
 
 
 def _check_names(functions: Sequence[Function]) -> None:
@@ -109,7 +119,7 @@ def _check_names(functions: Sequence[Function]) -> None:
 
 
 def _arguments(function: Function) -> dict[str, Any]:
-    """The schema of a call's arguments, which are an object."""
+    """The schema of a call's arguments, which must be an object."""
     field = f"tools.{function.name}"
     refuse_infinite(field, {"parameters": function.arguments})
     try:
@@ -118,13 +128,14 @@ def _arguments(function: Function) -> dict[str, Any]:
         raise InvalidRequestError(f"{field}: {error}", field) from None
 
 
-def _wish(
+def _call_spec(
     request: ChatRequest,
     functions: Sequence[Function],
     reading: CallReading,
     tokens: Mapping[str, int],
-) -> Wish | None:
-    """A grammar of calls: of one function, of any, of any or a form, or of text with calls."""
+) -> StructuredOutputSpec | None:
+    """A grammar of calls: of one function, of any, of any or the requested format, or of text with
+    calls."""
     choice, one = request.tool_choice, request.parallel_tool_calls is False
     form, schemas = reading.form, reading.schemas
     if isinstance(choice, NamedTool):
@@ -136,22 +147,22 @@ def _wish(
                 "tool_choice.function.name",
             )
         return _structural_tag(
-            form.imposed.calls(_checked({name: schemas[name]}), tokens, one=True)
+            form.grammar.calls(_checked({name: schemas[name]}), tokens, one=True)
         )
     if choice == "required":
-        return _structural_tag(form.imposed.calls(_checked(schemas), tokens, one=one))
-    if len(forms := asked_forms(request)) == 1:  # several are refused where grammars are made
+        return _structural_tag(form.grammar.calls(_checked(schemas), tokens, one=one))
+    if len(forms := format_specs(request)) == 1:  # several are refused where grammars are made
         asked = _schema_beside_calls(forms[0])
-        calls = form.imposed.calls(_checked(schemas), tokens, one=one)
-        wish = _structural_tag(either(asked, calls))
-        return wish._replace(field=f"tools, {forms[0].field}", holds_form=True)
+        calls = form.grammar.calls(_checked(schemas), tokens, one=one)
+        spec = _structural_tag(either(asked, calls))
+        return spec._replace(field=f"tools, {forms[0].field}", includes_format=True)
     if one or any(function.strict for function in functions):
-        return _structural_tag(form.imposed.text_with_calls(_checked(schemas), tokens, one=one))
+        return _structural_tag(form.grammar.text_with_calls(_checked(schemas), tokens, one=one))
     return None
 
 
-def _schema_beside_calls(asked: Wish) -> Any:
-    """The schema that an answer without calls is held to."""
+def _schema_beside_calls(asked: StructuredOutputSpec) -> Any:
+    """The schema for answers without calls."""
     if asked.kind != "json_schema":
         how = " whose strict is false" if asked.kind == "open_json_schema" else ""
         raise InvalidRequestError(
@@ -163,9 +174,11 @@ def _schema_beside_calls(asked: Wish) -> Any:
 
 
 def _checked(schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """Schemas by function, as the library gets them."""
+    """Schemas by function, in the form for the grammar library."""
     return {name: checked_schema(f"tools.{name}", schema) for name, schema in schemas.items()}
 
 
-def _structural_tag(form: dict[str, Any]) -> Wish:
-    return Wish("tools", "tags", json.dumps({"type": "structural_tag", "format": form}))
+def _structural_tag(form: dict[str, Any]) -> StructuredOutputSpec:
+    return StructuredOutputSpec(
+        "tools", "tags", json.dumps({"type": "structural_tag", "format": form})
+    )

@@ -1,6 +1,6 @@
-"""How the calls of each model family are read; a generator a family, over the text as it comes.
+"""Parsers for the calls of each model family: a generator each, over the text as it comes.
 
-What looks like a call and is none is text, unless the answer ends in it after others.
+What looks like a call but is none stays text, unless it ends the answer after other calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARAMETER: Final = "<parameter="
 
 
 def calls_alone(read: Reader, begins: Sequence[str]) -> Reader:
-    """Reads calls in an answer that begins as they do. Any other is text, whatever is in it."""
+    """Reads calls if the answer begins like one; otherwise all of it is text."""
 
     def read_all(source: Source, calls: Calls) -> Reading[None]:
         while not source.ended and _may_begin(source.rest(), begins):
@@ -45,7 +45,7 @@ def calls_alone(read: Reader, begins: Sequence[str]) -> Reader:
 
 
 def _may_begin(text: str, begins: Sequence[str]) -> bool:
-    """Whether more text would tell."""
+    """Whether the text may still become the beginning of a call."""
     return any(len(text) < len(begin) and begin.startswith(text) for begin in begins)
 
 
@@ -101,7 +101,7 @@ def read_qwen3_coder(source: Source, calls: Calls) -> Reading[None]:
 
 
 def _no_call(source: Source, calls: Calls) -> None:
-    """What was read since the mark is text."""
+    """Treats what was read since the mark as text."""
     text = source.since_mark()
     if not (calls.begun and (source.ended or text.isspace())):
         calls.text(text)

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from sluice_runtime.server.json_within import is_plain, json_within
-from sluice_runtime.server.request_model import RequestModel, Text
+from sluice_runtime.server.json_within import infinite_at, json_within
+from sluice_runtime.server.request_model import RequestModel
 
-MOST_TOOLS: Final = 128
+MAX_TOOLS: Final = 128
 
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -19,10 +19,9 @@ def _json_object(text: str) -> str:
         value = json_within(text)
     except ValueError:
         value = None
-    if not (isinstance(value, dict) and is_plain(value)):
+    if not isinstance(value, dict) or infinite_at(value) is not None:
         raise ValueError(
-            "a JSON object, as text, without NUL, halves of surrogate pairs and numbers beyond "
-            "1.8e308"
+            "a JSON object, as text, without halves of surrogate pairs and numbers beyond 1.8e308"
         )
     return text
 
@@ -31,11 +30,12 @@ class Function(RequestModel):
     """A function that the model may call."""
 
     name: FunctionName
-    description: Text | None = None
+    description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema of an object; None: it takes none."""
+    """A JSON schema of an object; None: no arguments."""
     strict: bool | None = None
-    """Whether a call's arguments must validate, also where the model chooses whether to call."""
+    """Whether arguments are constrained by the schema, even if the model chooses whether to
+    call."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class NamedTool(RequestModel):
 class ToolFields(RequestModel):
     """The fields of a chat request that are about tools."""
 
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -75,18 +75,18 @@ class CalledFunction(RequestModel):
     """`tool_calls[].function` of a message."""
 
     name: FunctionName
-    arguments: Annotated[Text, AfterValidator(_json_object)]
+    arguments: Annotated[str, AfterValidator(_json_object)]
 
 
 class MadeCall(RequestModel):
     """A call that the assistant made earlier in the conversation."""
 
-    id: Text
+    id: str
     type: Literal["function"]
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates know it: arguments are an object."""
+        """As chat templates expect it: arguments as an object."""
         arguments = json_within(self.function.arguments)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}

@@ -1,7 +1,7 @@
-"""The text of an answer as it comes, for a generator that reads it: where it needs more, it yields.
+"""Growing text, for parsers written as generators: they yield when they need more.
 
-What was read since the last `mark` is kept, since it may turn out to be text like any other. Knows
-no format.
+Text read since the last `mark` is kept, because it may turn out to be ordinary text. Knows no
+format.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from typing import TypeVar
 ResultT = TypeVar("ResultT")
 
 Reading = Generator[None, None, ResultT]
-"""Reads of a source; yields while the text does not suffice."""
+"""A parser step; yields while the text does not suffice."""
 
 
 class Source:
-    """One growing text, and how far it has been read."""
+    """Growing text and the position up to which it has been read."""
 
     def __init__(self) -> None:
         self._text = ""
-        """From the mark on."""
+        """The text from the mark on."""
         self._at = 0
         self.ended = False
 
     def add(self, text: str) -> None:
-        """More text has come."""
+        """Appends text."""
         self._text += text
 
     def mark(self) -> None:
-        """What was read up to here is done with."""
+        """Forgets what was read so far."""
         self._text = self._text[self._at :]
         self._at = 0
 
     def since_mark(self) -> str:
-        """What was read since the mark, and is now done with, too."""
+        """Returns and forgets what was read since the mark."""
         text = self._text[: self._at]
         self.mark()
         return text
 
     def rest(self) -> str:
-        """What has come and is not read."""
+        """What has not been read yet."""
         return self._text[self._at :]
 
     def advance(self, characters: int) -> None:
-        """So much of the rest is read."""
+        """Skips so many characters."""
         self._at += characters
 
     def peek(self) -> Reading[str]:
@@ -65,7 +65,7 @@ class Source:
         return True
 
     def take_while(self, belongs: Callable[[str], bool]) -> Reading[str]:
-        """The characters that come next and belong."""
+        """Reads characters while `belongs` holds."""
         taken = ""
         while (character := (yield from self.peek())) and belongs(character):
             taken += character
@@ -77,7 +77,7 @@ class Source:
         yield from self.take_while(str.isspace)
 
     def skip_past(self, literal: str) -> Reading[None]:
-        """Reads up to the end of `literal`, or of all."""
+        """Reads to the end of `literal`, or of the text."""
         searched = self._at
         while (at := self._text.find(literal, searched)) < 0 and not self.ended:
             searched = max(self._at, len(self._text) - len(literal) + 1)
@@ -90,9 +90,9 @@ class Source:
         sink: Callable[[str], None],
         strip: Callable[[str], str] = str.rstrip,
     ) -> Reading[str | None]:
-        """Passes on what comes before the first of `literals`, less what `strip` takes off its
-        end; reads that one, which begins at the mark, and returns it. None at the end: what is not
-        read then would have been stripped, or begins one of `literals`."""
+        """Passes to `sink` what comes before the first of `literals`, without what `strip` removes
+        from its end. Reads that literal, which then begins at the mark, and returns it; None at the
+        end of the text."""
         while True:
             rest = self.rest()
             found = min(
@@ -104,7 +104,7 @@ class Source:
                 self.mark()
                 self._at = len(found[1])
                 return found[1]
-            held = _possible_start(rest, literals)
+            held = possible_start(rest, literals)
             certain = strip(rest[: len(rest) - held])
             sink(certain)
             self._at += len(certain)
@@ -114,8 +114,8 @@ class Source:
             yield
 
 
-def _possible_start(text: str, literals: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins one of `literals`."""
+def possible_start(text: str, literals: Sequence[str]) -> int:
+    """Length of the longest suffix of `text` that is a prefix of one of `literals`."""
     longest = min(len(text), max(map(len, literals)) - 1)
     for length in range(longest, 0, -1):
         if any(literal.startswith(text[-length:]) for literal in literals):

@@ -1,5 +1,6 @@
-"""Arguments that are written as plain text between tags, told as JSON of the type that the schema
-has for them. Knows no call.
+"""Arguments written as plain text between tags, converted to JSON of the type in the schema.
+
+Knows no call.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from sluice_runtime.server.tools.source import Reading, Source
 
 END: Final = "</parameter>"
 _LITERALS: Final = {"True": "true", "False": "false", "None": "null"}
-"""As Python spells them, and models do."""
+"""Python's spelling, which models use."""
 _NO_JSON: Final = ("NaN", "Infinity", "-Infinity")
 
 
 def read_value(
     source: Source, calls: Calls, separator: str, key: str, schema: object
 ) -> Reading[bool]:
-    """Tells one argument, a text as it comes; whether its end came."""
+    """Passes on one argument, a string as it comes; returns whether it is complete."""
     lead = f"{separator}{_text(key)}: "
     kinds = kinds_of(schema)
     yield from source.take("\n")
@@ -39,7 +40,7 @@ def read_value(
 
 
 def kinds_of(schema: object) -> set[str]:
-    """The types that a schema allows; empty: it does not say."""
+    """The types that a schema allows; empty: it names none."""
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")
@@ -53,7 +54,7 @@ def kinds_of(schema: object) -> set[str]:
 
 
 def as_json(text: str, kinds: set[str]) -> str:
-    """A value of one of `kinds`; text where it is none."""
+    """The text as JSON of one of `kinds`; a string if it fits none."""
     word = _LITERALS.get(text.strip(), text.strip())
     if "string" in kinds and not ("null" in kinds and word == "null"):
         return _text(text)

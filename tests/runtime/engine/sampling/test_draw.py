@@ -54,7 +54,7 @@ def test_a_tiny_temperature_is_greedy_whatever_the_logits(
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("restricted", [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}])
-def test_a_row_without_a_distribution_gets_no_token_and_disturbs_no_other(
+def test_a_row_without_a_distribution_gets_no_token_and_does_not_affect_others(
     value: float, temperature: float, restricted: dict[str, float]
 ) -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2))
@@ -92,7 +92,7 @@ def test_top_k_applies_before_top_p() -> None:
     assert shares(LOGITS, rows(2_000, top_k=2, top_p=0.7))[1] == 1.0
 
 
-def test_min_p_keeps_what_is_not_much_less_probable_than_the_best() -> None:
+def test_min_p_keeps_tokens_close_to_the_most_probable() -> None:
     shares_of_best = torch.softmax(LOGITS, -1) / torch.softmax(LOGITS, -1).max()
     for min_p, kept in ((0.3, {1, 2}), (0.1, {0, 1, 2}), (1.0, {1})):
         assert set((shares_of_best >= min_p).nonzero().flatten().tolist()) == kept
@@ -127,7 +127,7 @@ def test_a_draw_depends_on_seed_and_position_alone() -> None:
     assert not torch.equal(sample(logits, rows(64, seed=6)), all_at_once)
 
 
-def test_unlike_rows_share_a_batch() -> None:
+def test_rows_with_different_parameters_share_a_batch() -> None:
     mixed = SamplingRows(
         temperature=torch.tensor([0.0, 1.0, 1.0]),
         seed=torch.tensor([1, 2, 3]),
@@ -147,7 +147,7 @@ def test_masked_tokens_are_never_drawn() -> None:
     assert set(shares(logits, rows(2_000)).nonzero().flatten().tolist()) == {1, 3}
 
 
-def test_uniform_is_uniform_and_unlike_for_neighbours() -> None:
+def test_uniform_is_uniform_and_independent_for_neighbours() -> None:
     numbers = uniform(torch.arange(50_000) // 250, torch.arange(50_000) % 250)
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -156,7 +156,7 @@ def test_uniform_is_uniform_and_unlike_for_neighbours() -> None:
     assert len(numbers.unique()) == 50_000
 
 
-def test_uniform_is_fixed_for_ever() -> None:
+def test_the_values_of_uniform_never_change() -> None:
     """Changing these would change what a seed gives a client."""
     extremes = torch.tensor([0, 1, 2**63 - 1])
     got = uniform(extremes, torch.tensor([0, 7, 4096])).tolist()

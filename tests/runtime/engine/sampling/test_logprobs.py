@@ -1,10 +1,10 @@
-"""Scores are the model's own, whatever a request does to its logits, for rows that ask."""
+"""Logprobs are those of the unchanged logits, and only for rows that ask."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from sluice_runtime.engine.sampling.logprobs import LEAST_LOGPROB, Logprobs, scored
+from sluice_runtime.engine.sampling.logprobs import MIN_LOGPROB, Logprobs, scored
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
 
@@ -15,7 +15,7 @@ def logits_of(rows: int) -> torch.Tensor:
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(4)) * 2
 
 
-def test_a_score_has_the_tokens_logprob_its_rank_and_the_best_ones() -> None:
+def test_a_token_has_its_logprob_its_rank_and_the_most_probable_tokens() -> None:
     logprobs = torch.log_softmax(logits_of(2), -1)
     order = logprobs[1].argsort(descending=True).tolist()
     _, score = scored(logprobs, torch.tensor([0, order[6]]), [0, 3])
@@ -25,30 +25,30 @@ def test_a_score_has_the_tokens_logprob_its_rank_and_the_best_ones() -> None:
     assert [value for _, value in score.top] == pytest.approx(logprobs[1][order[:3]].tolist())
 
 
-def test_what_json_cannot_carry_is_a_number() -> None:
+def test_minus_infinity_becomes_a_finite_number() -> None:
     logprobs = torch.tensor([[0.0, float("-inf")]])
     (score,) = scored(logprobs, torch.tensor([1]), [2])
-    assert score.logprob == LEAST_LOGPROB
-    assert score.top == [(0, 0.0), (1, LEAST_LOGPROB)]
+    assert score.logprob == MIN_LOGPROB
+    assert score.top == [(0, 0.0), (1, MIN_LOGPROB)]
 
 
-def test_rows_that_ask_are_seen_before_their_logits_are_changed() -> None:
+def test_logprobs_are_taken_before_logits_are_changed() -> None:
     table = Logprobs()
     table.add(RowAdded(5, "r", Sampling(), logprobs=2))
     logits = logits_of(3)
     wanted = torch.log_softmax(logits[1], -1)
-    seen = table.see(logits, (4, 5, 6))
+    seen = table.capture(logits, (4, 5, 6))
     logits.fill_(0)
     assert seen is not None
     scores = seen.of(torch.tensor([1, 2, 3]))
     assert list(scores) == [1]
     assert scores[1].logprob == pytest.approx(float(wanted[2]))
     table.drop(5)
-    assert table.see(logits, (4, 5, 6)) is None
+    assert table.capture(logits, (4, 5, 6)) is None
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 65, 200])
-def test_a_prompt_is_scored_whole_however_it_is_cut(chunk: int) -> None:
+def test_a_prompt_is_scored_whole_in_chunks_of_any_size(chunk: int) -> None:
     prompt = torch.randint(VOCABULARY, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     hidden = logits_of(150)  # a model whose head passes everything on
     table = Logprobs()

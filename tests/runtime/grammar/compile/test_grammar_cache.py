@@ -1,4 +1,4 @@
-"""How much is kept, and what goes."""
+"""Sizes and eviction of the grammar cache."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def entry(text: str, size_bytes: int) -> Compiled:
 
 
 def test_one_that_is_put_again_is_counted_once() -> None:
-    cache = GrammarCache(most_bytes=1000)
+    cache = GrammarCache(max_bytes=1000)
     cache.put(entry("kept", 400))
     for _ in range(5):
         cache.put(entry("again", 400))
     assert cache.get(GrammarKey("regex", "kept")) is not None
 
 
-def test_what_was_not_used_for_longest_goes_first() -> None:
-    cache = GrammarCache(most_bytes=1000)
+def test_the_least_recently_used_is_evicted() -> None:
+    cache = GrammarCache(max_bytes=1000)
     for text in ("first", "second"):
         cache.put(entry(text, 400))
     cache.get(GrammarKey("regex", "first"))

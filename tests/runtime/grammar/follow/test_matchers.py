@@ -12,8 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
-from sluice_runtime.grammar.allowance import FREE_SECONDS, MOST_STEP_SECONDS, crowding
-from sluice_runtime.grammar.follow.following import Following
+from sluice_runtime.grammar.allowance import FREE_SECONDS, MAX_STEP_SECONDS, crowding
+from sluice_runtime.grammar.follow.mask_worker_pool import MaskWorkerPool
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.keys import KeptGrammar
 from sluice_runtime.grammar.native import (
@@ -26,7 +26,7 @@ from sluice_runtime.grammar.native import (
 from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 
-from tests.runtime.grammar.follow.followed_here import FollowerHere, followed_here
+from tests.runtime.grammar.follow.mask_worker_here import MaskWorkerHere, mask_workers_here
 
 WORDS = [bytes([value]) for value in range(256)] + [b"ab", b"abc", b"12", b"", b""]
 """A vocabulary with tokens of several bytes, then two special ones."""
@@ -59,17 +59,17 @@ def batch(added: Sequence[tuple[int, str]] = (), dropped: Sequence[int] = ()) ->
     return Batch(1, ForwardMode.DECODE, dropped_rows=tuple(dropped), added_rows=rows)
 
 
-def kept(following: Following, compiled: CompiledGrammar) -> KeptGrammar:
+def kept(pool: MaskWorkerPool, compiled: CompiledGrammar) -> KeptGrammar:
     text, tokenizer = compiled.serialize_json(), TOKENIZER.serialize_json()
-    return following.keep(text.encode(), tokenizer.encode())
+    return pool.keep(text.encode(), tokenizer.encode())
 
 
 def matchers_of(**names: int) -> Matchers:
     """One row for each name, with the pattern of that number."""
-    following = followed_here(SIZE)
-    matchers = Matchers(SIZE, following)
+    pool = mask_workers_here(SIZE)
+    matchers = Matchers(SIZE, pool)
     for name, pattern in names.items():
-        matchers.open(request(name), kept(following, COMPILED[pattern]))
+        matchers.open(request(name), kept(pool, COMPILED[pattern]))
     matchers.follow(batch(list(enumerate(names))))
     return matchers
 
@@ -97,13 +97,14 @@ ROW = st.tuples(
 def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
     rows: list[tuple[int | None, float, float, int]], seed: int, broken: int
 ) -> None:
-    """`broken`: the row whose logits are no numbers."""
-    following, torch_seed = followed_here(SIZE), torch.Generator().manual_seed(seed)
-    matchers = Matchers(SIZE, following)
+    """`broken`: the row whose logits are no numbers. A row whose grammar was given up, as it may be
+    on a busy machine, has no mask any more, and its request ends."""
+    pool, torch_seed = mask_workers_here(SIZE), torch.Generator().manual_seed(seed)
+    matchers = Matchers(SIZE, pool)
     answers: dict[int, list[int]] = {}
     for row, (pattern, *_) in enumerate(rows):
         if pattern is not None:
-            matchers.open(request(str(row)), kept(following, COMPILED[pattern]))
+            matchers.open(request(str(row)), kept(pool, COMPILED[pattern]))
             answers[row] = []
     matchers.follow(batch([(row, str(row)) for row in range(len(rows))]))
     live = list(range(len(rows)))
@@ -124,8 +125,11 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
         )
         drawn = sample(logits.clone(), parameters).tolist()
         matchers.advance(live, drawn)
+        given_up = {int(slow.request_id) for slow in matchers.take_slow(step=10**9)}
         for place, (row, token) in enumerate(zip(live, drawn, strict=True)):
             pattern = rows[row][0]
+            if row in given_up:
+                continue
             if row == broken:
                 assert token == NO_TOKEN
             elif pattern is None:
@@ -133,7 +137,9 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
             else:
                 assert token in allowed_after(COMPILED[pattern], answers[row])
                 answers[row].append(token)
-        live = [row for row, token in zip(live, drawn, strict=True) if token not in (EOS, NO_TOKEN)]
+        going_on = zip(live, drawn, strict=True)
+        ended = {row for row, token in going_on if token in (EOS, NO_TOKEN)} | given_up
+        live = [row for row in live if row not in ended]
         if not live:
             return
 
@@ -147,7 +153,7 @@ def test_a_complete_answer_may_only_end() -> None:
     assert masked(matchers, 0, 2) == {EOS}
 
 
-def test_a_row_in_flight_after_its_end_is_let_go() -> None:
+def test_a_row_in_flight_after_its_end_is_unconstrained() -> None:
     matchers = matchers_of(one=3)
     for token in (ord("a"), EOS):
         matchers.advance([0], [token])
@@ -158,7 +164,7 @@ def test_a_row_in_flight_after_its_end_is_let_go() -> None:
     assert len(masked(matchers, 0, 0)) == SIZE
 
 
-def test_a_row_that_drew_nothing_is_let_go() -> None:
+def test_a_row_that_drew_nothing_is_unconstrained() -> None:
     matchers = matchers_of(one=0)
     matchers.advance([0], [NO_TOKEN])
     assert len(masked(matchers, 0, 1)) == SIZE
@@ -175,7 +181,7 @@ def test_a_matcher_follows_its_request_into_another_row() -> None:
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_tokens_that_were_drawn_and_not_kept_are_taken_back(number: int) -> None:
+def test_tokens_that_were_drawn_and_not_kept_are_rolled_back(number: int) -> None:
     matchers, answer = matchers_of(one=0), tokens_of("ab12ab")
     for step, token in enumerate(answer):
         masked(matchers, 0, step)
@@ -184,31 +190,31 @@ def test_tokens_that_were_drawn_and_not_kept_are_taken_back(number: int) -> None
     assert masked(matchers, 2, number) == allowed_after(COMPILED[0], answer[:number])
 
 
-def test_also_the_end_is_taken_back() -> None:
+def test_the_end_is_rolled_back_too() -> None:
     matchers = matchers_of(one=3)
     for token in (ord("a"), EOS):
         matchers.advance([0], [token])
     assert masked(matchers, 0, 1) == {ord("b"), EOS}
 
 
-def test_grammars_that_nobody_uses_are_forgotten() -> None:
-    followers: list[FollowerHere] = []
+def test_unused_grammars_are_forgotten() -> None:
+    workers: list[MaskWorkerHere] = []
 
-    def start(tokenizer: bytes) -> FollowerHere:
-        followers.append(FollowerHere(tokenizer, SIZE, time.thread_time))
-        return followers[-1]
+    def start(tokenizer: bytes) -> MaskWorkerHere:
+        workers.append(MaskWorkerHere(tokenizer, SIZE, time.thread_time))
+        return workers[-1]
 
-    following = Following(start)
-    matchers = Matchers(SIZE, following)
-    matchers.open(request("one"), kept(following, COMPILED[0]))
+    pool = MaskWorkerPool(start)
+    matchers = Matchers(SIZE, pool)
+    matchers.open(request("one"), kept(pool, COMPILED[0]))
     matchers.follow(batch([(0, "one")]))
     for number in (1, 2):
-        grammar = kept(following, COMPILED[number])
+        grammar = kept(pool, COMPILED[number])
         masked(matchers, 0, 0)
-        assert len(followers[0].grammars) == 2
+        assert len(workers[0].grammars) == 2
         del grammar
     masked(matchers, 0, 0)
-    assert len(followers[0].grammars) == 1
+    assert len(workers[0].grammars) == 1
 
 
 def drawn(pattern: str, least: int, **fields: Any) -> bytes:
@@ -216,9 +222,9 @@ def drawn(pattern: str, least: int, **fields: Any) -> bytes:
     compiled = COMPILER.compile_regex(pattern)
     grammar = Grammar("regex", "", [EOS], "field", **fields)
     message = Generate("a", PROMPT, 50, Sampling(), stop_token_ids=[EOS], grammar=grammar)
-    following = followed_here(SIZE)
-    matchers = Matchers(SIZE, following)
-    matchers.open(message, kept(following, compiled))
+    pool = mask_workers_here(SIZE)
+    matchers = Matchers(SIZE, pool)
+    matchers.open(message, kept(pool, compiled))
     matchers.follow(batch([(0, "a")]))
     answer: list[int] = []
     while not answer or answer[-1] != EOS:
@@ -232,7 +238,7 @@ def drawn(pattern: str, least: int, **fields: Any) -> bytes:
     return b"".join(WORDS[token] for token in answer)
 
 
-def test_an_answer_may_be_held_open_for_as_long_as_it_can_go_on() -> None:
+def test_an_answer_may_be_kept_open_while_it_can_go_on() -> None:
     assert drawn("a{1,30}", 0) == b"a"
     assert drawn("[ab]{1,9}", 5, min_tokens=5) == b"aaaaa"
     assert drawn("a|[0-9]", 1, min_tokens=5) == b"0"
@@ -255,10 +261,10 @@ class Stopwatch:
 
 def timed(rows: int) -> tuple[Matchers, Stopwatch]:
     clock = Stopwatch()
-    following = followed_here(SIZE, clock)
-    matchers = Matchers(SIZE, following)
+    pool = mask_workers_here(SIZE, clock)
+    matchers = Matchers(SIZE, pool)
     for row in range(rows):
-        matchers.open(request(str(row)), kept(following, COMPILED[1]))
+        matchers.open(request(str(row)), kept(pool, COMPILED[1]))
     matchers.follow(batch([(row, str(row)) for row in range(rows)]))
     return matchers, clock
 
@@ -271,7 +277,7 @@ def step(matchers: Matchers, rows: int, answered: int) -> list[int]:
     return [int(count) for count in logits.isfinite().sum(1)]
 
 
-def test_a_row_whose_grammar_is_slow_is_let_go_and_no_other() -> None:
+def test_a_row_whose_grammar_is_slow_is_given_up_alone() -> None:
     matchers, clock = timed(3)
     allowed = step(matchers, 3, 0)[0]
     clock.costs = [0, 0.051, 0]
@@ -283,7 +289,7 @@ def test_a_row_whose_grammar_is_slow_is_let_go_and_no_other() -> None:
     assert matchers.take_slow(step=10**9) == []
 
 
-def test_who_is_let_go_in_a_step_ahead_is_not_told_before_it_landed() -> None:
+def test_a_row_given_up_in_a_later_step_is_not_reported_early() -> None:
     """What the step before it drew still counts."""
     matchers, clock = timed(1)
     for number in (1, 2):
@@ -294,7 +300,7 @@ def test_who_is_let_go_in_a_step_ahead_is_not_told_before_it_landed() -> None:
     assert [slow.request_id for slow in matchers.take_slow(step=2)] == ["0"]
 
 
-def test_a_row_is_let_go_for_its_mean_and_not_for_one_slow_token() -> None:
+def test_a_row_is_given_up_for_its_mean_and_not_for_one_slow_token() -> None:
     matchers, clock = timed(1)
     answered = 0
     for cost in (0.049, *[0.014] * 40):
@@ -310,7 +316,7 @@ def test_a_row_is_let_go_for_its_mean_and_not_for_one_slow_token() -> None:
     assert "15 ms of a processor a token" in slow[0].why.error
 
 
-def test_of_many_rows_that_are_slow_together_the_dearest_are_let_go() -> None:
+def test_of_many_slow_rows_the_slowest_are_given_up() -> None:
     matchers, clock = timed(10)
     clock.costs = [0.0099, 0.015, *[0.0099] * 7, 0.04]
     step(matchers, 10, 0)
@@ -320,11 +326,11 @@ def test_of_many_rows_that_are_slow_together_the_dearest_are_let_go() -> None:
 
 
 @given(st.lists(st.floats(0, 0.05), max_size=300))
-def test_a_step_is_as_short_as_it_may_be_or_all_its_rows_are_cheap(seconds: list[float]) -> None:
+def test_a_step_keeps_its_limit_or_all_its_rows_are_cheap(seconds: list[float]) -> None:
     chosen = crowding(seconds)
     left = [cost for place, cost in enumerate(seconds) if place not in chosen]
     assert len(set(chosen)) == len(chosen)
-    assert sum(left) <= MOST_STEP_SECONDS or max(left) < FREE_SECONDS
+    assert sum(left) <= MAX_STEP_SECONDS or max(left) < FREE_SECONDS
     if chosen:
-        assert sum(left) + seconds[chosen[-1]] > MOST_STEP_SECONDS - 1e-9
+        assert sum(left) + seconds[chosen[-1]] > MAX_STEP_SECONDS - 1e-9
         assert min(seconds[place] for place in chosen) >= max([*left, FREE_SECONDS])

@@ -1,4 +1,4 @@
-"""What is no keyword stays allowed, as long as it is not one by a slip of the pen."""
+"""Keys that are no keywords are annotations, as JSON Schema has it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.schema.json_schema import RESTRICTING, usable_schema
-from sluice_runtime.grammar.schema.misspelt import Spelling
+from sluice_runtime.grammar.schema.json_schema import usable_schema
 
 ANNOTATED: dict[str, Any] = {
     "$comment": "c", "$vocabulary": {}, "$type": "t", "@type": "Person", "_enum": ["a"], "id": "i",
@@ -24,8 +22,9 @@ ANNOTATED: dict[str, Any] = {
     "defaultSnippets": [], "tsType": "string", "optional": True,
     "ui:order": ["a"], "maxLines": 3, "maxTokens": 5, "formatMinimum": "a", "propertyOrder": 1,
     "when": {}, "subtype": "s", "content": {}, "contents": {}, "options": ["a"], "value": 1,
+    "requierd": ["a"],
 }  # fmt: skip
-"""Annotations of other tools, some of them much like a keyword."""
+"""Annotations of other tools, and a misspelt keyword."""
 
 
 def test_what_is_no_keyword_is_an_annotation() -> None:
@@ -82,27 +81,3 @@ COOKBOOK: dict[str, Any] = {
 )
 def test_schemas_as_they_are_written_elsewhere_are_taken(schema: Any) -> None:
     usable_schema(schema)
-
-
-@pytest.mark.parametrize("keyword", sorted(word for word in RESTRICTING if len(word) > 5))
-def test_a_slip_in_a_keyword_is_seen_wherever_it_is(keyword: str) -> None:
-    spelling = Spelling(RESTRICTING)
-    swapped = {
-        f"{keyword[:i]}{keyword[i + 1]}{keyword[i]}{keyword[i + 2 :]}"
-        for i in range(1, len(keyword) - 1)
-    }
-    missing = {keyword[:i] + keyword[i + 1 :] for i in range(1, len(keyword))}
-    wrong = {f"{keyword[:i]}q{keyword[i + 1 :]}" for i in range(1, len(keyword))}
-    for slip in (swapped | missing | wrong) - RESTRICTING:
-        if keyword.startswith("$"):
-            assert spelling.meant(slip) is None, "tools begin their own keys so"
-        else:
-            assert spelling.meant(slip) == keyword
-
-
-def test_what_is_set_to_something_else_than_the_keyword_would_be_is_no_slip() -> None:
-    usable_schema({"type": "string", "enums": "none", "formats": ["a"]})
-    with pytest.raises(
-        GrammarError, match=r"^items\.formats: .*\(did you mean format\?\); allowed: "
-    ):
-        usable_schema({"items": {"formats": "date"}})

@@ -1,0 +1,130 @@
+"""containerd: its configuration, the pods' network plugin, the pause image, loading images.
+
+Knows nothing of the kubelet. Its client `ctr` reaches it from the host by the socket's path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from pathlib import Path
+
+from e2e.cluster.bare.layout import Layout
+from e2e.cluster.command import run
+from e2e.cluster.loaded_images import are_loaded
+
+PAUSE_IMAGE = "sluice.local/pause:1"
+KUBERNETES_NAMESPACE = "k8s.io"
+CNI_PLUGINS = "/usr/lib/cni"
+# As `uname -m` has it → as images have it.
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+# Not `version = 3`: containerd 1.6 and 1.7 do not read it, and 2.x reads this.
+CONFIG = """\
+version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+oom_score = 0
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.internal.v1.opt",
+  "io.containerd.tracing.processor.v1.otlp",
+]
+
+[grpc]
+  address = "{socket}"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  # Without CAP_SYS_RESOURCE no score can be lowered, and sandboxes fail that try.
+  restrict_oom_score_adj = true
+  # A profile would stay in the kernel after `down`.
+  disable_apparmor = true
+
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni_plugins}"
+    conf_dir = "{cni}"
+"""
+
+
+def render_config(layout: Layout) -> str:
+    return CONFIG.format(
+        socket=layout.in_node(layout.containerd_socket),
+        pause=PAUSE_IMAGE,
+        cni_plugins=CNI_PLUGINS,
+        cni=layout.in_node(layout.state / "config" / "cni"),
+    )
+
+
+def render_network(layout: Layout) -> str:
+    """Point-to-point links, no bridge: pods reach each other through the node's routing, where
+    kube-proxy's rules see both directions of a Service's connections."""
+    addresses = {
+        "type": "host-local",
+        "dataDir": "/run/cni",
+        "ranges": [[{"subnet": layout.pod_subnet}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+    }
+    plugins = [
+        {"type": "ptp", "ipMasq": False, "ipam": addresses},
+        {"type": "portmap", "capabilities": {"portMappings": True}},
+    ]
+    return json.dumps({"cniVersion": "0.4.0", "name": "sluice", "plugins": plugins}, indent=2)
+
+
+def write_static_image(program: Path, image: str, archive: Path) -> None:
+    """An image archive (the `docker save` format) that holds one static program and runs it."""
+    layer = _tar({program.name: (program.read_bytes(), 0o755)})
+    config = {
+        "architecture": ARCHITECTURES[platform.machine()],
+        "os": "linux",
+        "config": {"Entrypoint": [f"/{program.name}"], "User": "65535:65535"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [image], "Layers": ["layer.tar"]}]
+    files = {
+        "layer.tar": (layer, 0o644),
+        "config.json": (json.dumps(config).encode(), 0o644),
+        "manifest.json": (json.dumps(manifest).encode(), 0o644),
+    }
+    archive.write_bytes(_tar(files))
+
+
+def ctr_argv(layout: Layout, *words: str | Path) -> list[str | Path]:
+    """A command of containerd's client in the namespace that the kubelet uses."""
+    socket = layout.containerd_socket
+    return ["ctr", "--address", socket, "--namespace", KUBERNETES_NAMESPACE, *words]
+
+
+def import_image(layout: Layout, archive: Path) -> None:
+    """Loads an image archive (docker-archive or OCI) under the names it carries, unless its
+    images are there already."""
+    if not are_loaded(ctr_argv(layout), archive):
+        run(ctr_argv(layout, "images", "import", archive))
+
+
+def _tar(files: dict[str, tuple[bytes, int]]) -> bytes:
+    """A tar of files (content, mode), the same bytes every time."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, (content, mode) in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            entry.mode = mode
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()

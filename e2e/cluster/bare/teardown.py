@@ -1,0 +1,37 @@
+"""Takes a bare cluster off this machine, whatever state it was left in. Every step is harmless
+when there is nothing to do, so a run that was killed is cleaned up in the same way."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from e2e.cluster.bare.cgroups import remove_cgroups
+from e2e.cluster.bare.layout import Layout
+from e2e.cluster.bare.network import disconnect
+from e2e.cluster.bare.node_process import end_node
+from e2e.cluster.errors import ClusterError
+
+
+def end(layout: Layout) -> None:
+    """Ends the node. Its mounts and its network go with its namespaces; its data stays."""
+    end_node(layout)
+    disconnect(layout)
+    remove_cgroups(layout.cgroup)
+
+
+def remove(layout: Layout) -> None:
+    """Ends the node and deletes its data."""
+    end(layout)
+    mounted = mounts_below(layout.state, Path("/proc/self/mountinfo").read_text())
+    if mounted:
+        # None of ours: those were private to the node. Deleting through one would be a disaster.
+        raise ClusterError(f"still mounted, unmount first: {', '.join(map(str, mounted))}")
+    if layout.state.exists():
+        shutil.rmtree(layout.state)
+
+
+def mounts_below(directory: Path, mountinfo: str) -> list[Path]:
+    """Mount points at or below a directory, from the text of /proc/self/mountinfo."""
+    points = (Path(line.split(" ")[4]) for line in mountinfo.splitlines())
+    return [point for point in points if point.is_relative_to(directory)]

@@ -1,0 +1,121 @@
+"""Provider `kind`: a cluster in containers of Docker or Podman.
+
+The host has no route to pods and Services here: `kubectl port-forward` is the way in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from e2e.cluster.command import run, succeeds
+from e2e.cluster.errors import ClusterError, CommandFailedError
+from e2e.cluster.loaded_images import are_loaded, present_images
+from e2e.cluster.progress import Step
+from e2e.cluster.provider import Status
+from e2e.cluster.toolchain.binaries import ensure_binaries
+from e2e.cluster.toolchain.cache import cache_directory
+from e2e.cluster.toolchain.golang import ensure_go
+
+ENGINES = ("docker", "podman")
+KIND_MODULE = "sigs.k8s.io/kind@v0.30.0"
+READY_TIMEOUT = "180s"
+
+
+def running_engine() -> str | None:
+    """The first container engine whose daemon answers; a client alone is not enough."""
+    return next((one for one in ENGINES if shutil.which(one) and succeeds([one, "info"])), None)
+
+
+class KindCluster:
+    """One kind cluster, by name."""
+
+    kind = "kind"
+    registry = None
+
+    def __init__(self, name: str, engine: str | None) -> None:
+        if engine is None:
+            raise ClusterError("kind needs Docker or Podman, and neither answers here")
+        self._name = name
+        self._engine = engine
+        self._state = cache_directory() / f"kind-{name}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self._state / "admin.kubeconfig"
+
+    def up(self) -> None:
+        if self._exists() and not self._usable():
+            self._kind("delete", "cluster", f"--name={self._name}")
+        if not self._exists():
+            self._create()
+        self._kind("export", "kubeconfig", f"--name={self._name}", *self._kubeconfig_flag())
+
+    def down(self) -> None:
+        with Step(f"Removing the kind cluster {self._name}"):
+            self._kind("delete", "cluster", f"--name={self._name}", *self._kubeconfig_flag())
+            shutil.rmtree(self._state, ignore_errors=True)
+
+    def status(self) -> Status:
+        running = self._exists()
+        details = {"kubeconfig": str(self.kubeconfig), "engine": self._engine} if running else {}
+        return Status(self.kind, self._name, running=running, details=details)
+
+    def present_images(self) -> Collection[str]:
+        return present_images(self._ctr())
+
+    def load_image(self, archive: Path) -> None:
+        if not are_loaded(self._ctr(), archive):
+            self._kind("load", "image-archive", str(archive), f"--name={self._name}")
+
+    def kubectl_argv(self, *words: str) -> list[str]:
+        return [*kubectl_command(), f"--kubeconfig={self.kubeconfig}", *words]
+
+    def _ctr(self) -> list[str]:
+        """containerd's client, in the one node."""
+        node = f"{self._name}-control-plane"
+        return [self._engine, "exec", node, "ctr", "--namespace=k8s.io"]
+
+    def _create(self) -> None:
+        self._state.mkdir(parents=True, exist_ok=True)
+        with Step(f"Creating the kind cluster {self._name} with {self._engine}"):
+            words = [f"--name={self._name}", f"--wait={READY_TIMEOUT}"]
+            self._kind("create", "cluster", *words, *self._kubeconfig_flag())
+
+    def _exists(self) -> bool:
+        return self._name in self._kind("get", "clusters").split()
+
+    def _usable(self) -> bool:
+        """Whether its API server answers; after an interrupted `up` or a reboot it may not."""
+        try:
+            self._kind("export", "kubeconfig", f"--name={self._name}", *self._kubeconfig_flag())
+            run(self.kubectl_argv("get", "--raw=/readyz", "--request-timeout=20s"))
+        except CommandFailedError:
+            return False
+        return True
+
+    def _kubeconfig_flag(self) -> list[str]:
+        return [f"--kubeconfig={self.kubeconfig}"]
+
+    def _kind(self, *words: str) -> str:
+        environment = {**os.environ, "KIND_EXPERIMENTAL_PROVIDER": self._engine}
+        return run([ensure_kind(), *words], env=environment)
+
+
+def ensure_kind() -> Path:
+    """kind as installed, else built from its public module into the cache."""
+    installed = shutil.which("kind")
+    if installed:
+        return Path(installed)
+    folder = cache_directory() / KIND_MODULE.replace("/", "-")
+    if not (folder / "kind").exists():
+        with Step(f"Building {KIND_MODULE} (about a minute)"):
+            run([ensure_go(), "install", KIND_MODULE], env={**os.environ, "GOBIN": str(folder)})
+    return folder / "kind"
+
+
+def kubectl_command() -> list[str]:
+    """kubectl as installed, else our own build."""
+    return [shutil.which("kubectl") or str(ensure_binaries().program("kubectl"))]

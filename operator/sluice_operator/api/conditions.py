@@ -1,0 +1,33 @@
+"""The types of the conditions in a status, and what one condition says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+READY: Final = "Ready"
+"""It serves: every pool has an engine that answers, of whatever revision, and a router does; or no
+engine is asked for."""
+UPDATED: Final = "Updated"
+"""It is what the spec asks for now, all of it. Says why not, also where Ready is False."""
+PROGRESSING: Final = "Progressing"
+RECONCILING: Final = "Reconciling"
+STALLED: Final = "Stalled"
+MODEL_AVAILABLE: Final = "ModelAvailable"
+ROUTER_READY: Final = "RouterReady"
+SCALING_ACTIVE: Final = "ScalingActive"
+ACCELERATOR_VERIFIED: Final = "AcceleratorVerified"
+UPGRADE_AVAILABLE: Final = "UpgradeAvailable"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one check: the content of a condition."""
+
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+
+    @property
+    def is_true(self) -> bool:
+        return self.status == "True"

@@ -1,0 +1,1 @@
+"""What a plan becomes: server-side apply, status, events."""

@@ -1,0 +1,108 @@
+"""Kubernetes events, as `kubectl describe` shows them.
+
+The name of an event is made from what it says and from the ten minutes in which it says so:
+repeating it, also after a restart, adds nothing. Knows no reason to speak: plans and statuses
+give those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from sluice_contract.labels import FIELD_MANAGER, SERVICE
+
+from sluice_operator.apply.plan import Event
+from sluice_operator.clock import Clock, micro_time
+from sluice_operator.kube.errors import ConflictError, OperatorError
+from sluice_operator.kube.kinds import Kind, Manifest
+from sluice_operator.log import fields
+
+EVENT: Final = Kind("events.k8s.io/v1", "Event", "events")
+REPEAT_SECONDS: Final = 600
+REMEMBERED_EVENTS: Final = 10_000
+NOTE_BYTES: Final = 1024
+"""The API's limit."""
+
+logger = logging.getLogger(__name__)
+
+
+class EventClient(Protocol):
+    """The request that recording needs."""
+
+    async def create(self, kind: Kind, manifest: Manifest) -> Manifest: ...
+
+
+class EventRecorder:
+    """Writes events. Best effort: an event that cannot be written stops nothing."""
+
+    def __init__(self, client: EventClient, clock: Clock, instance: str) -> None:
+        self._client = client
+        self._clock = clock
+        self._instance = instance
+        self._written: OrderedDict[str, None] = OrderedDict()
+
+    async def record(self, regarding: Manifest, event: Event) -> None:
+        """Writes `event` about the object `regarding`, and a line of the log; repeats neither."""
+        now = self._clock.now().astimezone(UTC)
+        name = _name(regarding, event, now)
+        if name in self._written:
+            return
+        _log(regarding, event)
+        try:
+            await self._client.create(EVENT, self._manifest(regarding, event, name, now))
+        except ConflictError:
+            pass  # written before the last restart
+        except OperatorError as error:
+            logger.warning("event not written", extra=fields(error=error))
+            return
+        self._written[name] = None
+        if len(self._written) > REMEMBERED_EVENTS:
+            self._written.popitem(last=False)
+
+    def _manifest(self, regarding: Manifest, event: Event, name: str, now: datetime) -> Manifest:
+        metadata = regarding["metadata"]
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "regarding": {
+                "apiVersion": regarding["apiVersion"],
+                "kind": regarding["kind"],
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "note": event.message.encode()[:NOTE_BYTES].decode(errors="ignore"),
+            "action": "Reconcile",
+            "eventTime": micro_time(now),
+            "reportingController": FIELD_MANAGER,
+            "reportingInstance": self._instance,
+        }
+
+
+def _log(regarding: Manifest, event: Event) -> None:
+    metadata = regarding["metadata"]
+    logger.log(
+        logging.WARNING if event.type == "Warning" else logging.INFO,
+        event.reason,
+        extra=fields(
+            service=(metadata.get("labels") or {}).get(SERVICE, metadata["name"]),
+            kind=regarding["kind"],
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            message=event.message,
+        ),
+    )
+
+
+def _name(regarding: Manifest, event: Event, now: datetime) -> str:
+    period = str(int(now.timestamp()) // REPEAT_SECONDS)
+    told = (regarding["metadata"]["uid"], event.type, event.reason, event.message, period)
+    digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    return f"{regarding['metadata']['name']}.{digest}"

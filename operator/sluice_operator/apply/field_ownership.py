@@ -1,0 +1,99 @@
+"""Which part of an EnginePool its owner has applied, and which part others have edited.
+
+Pure. The server's `managedFields` say what is still the owner's: an edit takes the field from it,
+also one that only removes. So the owner leaves a hash of which fields there were, and as long as
+what it owns has that hash, the values are its own. A hash of the values would not do: a webhook
+may alter them, and they are the owner's all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sluice_contract.labels import FIELD_MANAGER
+
+from sluice_operator.apply.ssa_diff import FieldSet, owned_fields
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.applied_fields import APPLIED_FIELDS, fields_hash
+
+
+def applied_spec(live: Manifest) -> Manifest | None:
+    """The spec as its owner has applied it, without what others have added; None when somebody
+    has changed or removed a part of it since."""
+    if "managedFields" not in live["metadata"]:
+        found = live["spec"]  # a manifest that is not in a cluster yet
+    else:
+        owned = (owned_fields(live, FIELD_MANAGER) or {}).get("f:spec")
+        found = _part(owned, live["spec"], atomic_maps=False) if owned else {}
+    noted = (live["metadata"].get("annotations") or {}).get(APPLIED_FIELDS)
+    return found if noted == fields_hash(found) else None
+
+
+def applied_manifest(live: Manifest) -> Manifest:
+    """What its owner has applied of an object, with what names it. What others have added or taken
+    over is not in it."""
+    head = {"apiVersion": live["apiVersion"], "kind": live["kind"]}
+    names = {key: live["metadata"][key] for key in ("name", "namespace")}
+    if "managedFields" not in live["metadata"]:  # a manifest that is not in a cluster yet
+        ours = {"labels", "annotations", "ownerReferences"}
+        metadata = {key: value for key, value in live["metadata"].items() if key in ours}
+        return head | {"metadata": names | metadata, "spec": live["spec"]}
+    owned = owned_fields(live, FIELD_MANAGER) or {}
+    parts = {
+        section: _part(owned.get(f"f:{section}") or {}, live[section], atomic_maps=True)
+        for section in ("metadata", "spec")
+        if f"f:{section}" in owned
+    }
+    return head | parts | {"metadata": names | parts.get("metadata", {})}
+
+
+def edits(live: Manifest) -> tuple[str, ...]:
+    """Which fields of the spec others than the owner have set, and as which manager."""
+    return tuple(
+        f"spec.{key.removeprefix('f:')} by {entry['manager']}"
+        for entry in live["metadata"].get("managedFields") or ()
+        if entry["manager"] != FIELD_MANAGER
+        for key in (entry.get("fieldsV1") or {}).get("f:spec", {})
+        if key != "."
+    )
+
+
+def managers_of(live: Manifest, name: str) -> frozenset[str]:
+    """Who owns a field of the spec, however he has written it."""
+    return frozenset(
+        entry["manager"]
+        for entry in live["metadata"].get("managedFields") or ()
+        if f"f:{name}" in (entry.get("fieldsV1") or {}).get("f:spec", {})
+    )
+
+
+def _part(owned: FieldSet, live: Any, *, atomic_maps: bool) -> Any:
+    """The part of `live` that is in `owned`, in the order of `live`. A map that is owned without
+    its fields is atomic, and owned as a whole, or was applied empty."""
+    below = {key: inner for key, inner in owned.items() if key != "."}
+    if not below:
+        return {} if isinstance(live, Mapping) and not atomic_maps else live
+    if isinstance(live, Mapping):
+        named = ((key.removeprefix("f:"), inner) for key, inner in below.items())
+        return {
+            name: _part(inner, live[name], atomic_maps=atomic_maps)
+            for name, inner in named
+            if name in live
+        }
+    return list(_items(below, live, atomic_maps)) if isinstance(live, list) else live
+
+
+def _items(owned: FieldSet, live: list[Any], atomic_maps: bool) -> Iterator[Any]:
+    names = [(*_named(key), inner) for key, inner in owned.items()]
+    for item in live:
+        for by_key, wanted, inner in names:
+            if (wanted.items() <= item.items()) if by_key else (wanted == item):
+                yield _part(inner, item, atomic_maps=atomic_maps)
+
+
+def _named(key: str) -> tuple[bool, Any]:
+    """Whether a list item is identified by its key fields or by its value, and these."""
+    kind, _, text = key.partition(":")
+    return kind == "k", json.loads(text)

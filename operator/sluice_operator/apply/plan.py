@@ -1,0 +1,56 @@
+"""The decision of a reconcile: what to write, what to delete, and which events to record.
+
+Everything here is frozen. The planners make these, the executor carries them out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sluice_contract.labels import FIELD_MANAGER
+
+from sluice_operator.kube.kinds import Manifest, Reference
+from sluice_operator.validation.refusal import Refusal
+
+REPLICAS_MANAGER: Final = f"{FIELD_MANAGER}-replicas"
+"""The field manager that holds the replicas of pools that their InferenceService does not set."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A Kubernetes event."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+    about: Manifest | None = None
+    """The object it is recorded on; None: the reconciled one."""
+
+
+@dataclass(frozen=True)
+class Overwritten:
+    """An existing object, `live`, that was changed to what is `desired`."""
+
+    desired: Manifest
+    live: Manifest
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to write. Level-triggered: equal observations give equal plans."""
+
+    apply: tuple[Manifest, ...] = ()
+    """Full desired objects without status, owner references set; to be applied in this order."""
+    take_over: tuple[Manifest, ...] = ()
+    """Live values that `REPLICAS_MANAGER` takes over before `apply` lets go of them."""
+    let_go: tuple[Manifest, ...] = ()
+    """What `REPLICAS_MANAGER` is to have left of an object after `apply` has set the rest."""
+    prune: tuple[Reference, ...] = ()
+    """Owned by us and no longer desired; to be deleted after everything was applied."""
+    events: tuple[Event, ...] = ()
+    """Recorded when this plan is carried out; empty at rest."""
+    refusal: Refusal | None = None
+    """Set: nothing is written but status, what exists stays as it is."""
+    paused: bool = False
+    """Set: nothing is written but status."""

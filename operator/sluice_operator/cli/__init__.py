@@ -1,0 +1,1 @@
+"""`sluice`: previews and translations, without a cluster."""

@@ -1,0 +1,168 @@
+"""`sluice plan|render -f service.yaml`: what the operator would do, without a cluster.
+
+Reads files and prints; every decision is the operator's own. `sluice simulate` is the simulator's
+command: another program, since nothing of the operator knows the runtime. `sluice translate`
+is `translate.command`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from typing import Final
+
+from sluice_contract.base import ConfigError
+from sluice_contract.version import VERSION
+
+from sluice_operator.api.findings import InvalidSpecError
+from sluice_operator.cli import document_errors
+from sluice_operator.cli.document_errors import DocumentErrors
+from sluice_operator.cli.documents import Document, UnusableFileError, read_documents
+from sluice_operator.cli.image_options import add_images, images_of
+from sluice_operator.cli.preview import Preview, as_json, as_text, preview
+from sluice_operator.cli.translate import command as translate
+from sluice_operator.cli.yaml_text import to_yaml_stream
+from sluice_operator.service.observe import Images
+
+REFUSED: Final = 1
+UNUSABLE: Final = 2
+SIMULATE: Final = "simulate"
+TRANSLATE: Final = "translate"
+SIMULATOR: Final = "sluice_simulator"
+STATUSES: Final = (
+    "Exit status: 0; 1 where a service would be refused; 2 where a file or an option is unusable. "
+    "Every file and every document is checked, and nothing is shown of the others where one is "
+    "refused. With -o json, errors are JSON too: each has refusal.findings, a list of field and "
+    "message (plan writes it to stdout, render to stderr)."
+)
+
+
+Result = Preview | DocumentErrors
+"""The preview of one document, or its errors."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command. 0: done; 1: a service would be refused; 2: a file is unusable."""
+    if arguments is None:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, and not a traceback
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == [SIMULATE]:
+        return _simulate(words[1:])
+    if words[:1] == [TRANSLATE]:
+        return translate.run(words[1:])
+    options = _parser().parse_args(words)
+    try:
+        images = images_of(options, os.environ)
+    except ConfigError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return UNUSABLE
+    results = [item for file in options.file for item in _results(file, images)]
+    command: Callable[[Sequence[Result], str], None] = options.command
+    command(results, options.output)
+    return _status(results)
+
+
+def _results(file: str, images: Images) -> list[Result]:
+    try:
+        return [_result(document, images) for document in read_documents(file)]
+    except UnusableFileError as error:
+        return [document_errors.unreadable(file, str(error))]
+
+
+def _result(document: Document, images: Images) -> Result:
+    try:
+        found = preview(document.value, images)
+    except InvalidSpecError as error:
+        return document_errors.invalid(document, error)
+    if found.plan.refusal is not None:
+        return document_errors.refused(document, found.plan.refusal)
+    return found
+
+
+def _plan(results: Sequence[Result], output: str) -> None:
+    if output == "json":
+        each = [
+            document_errors.as_json(i) if isinstance(i, DocumentErrors) else as_json(i)
+            for i in results
+        ]
+        print(json.dumps(each, indent=2))
+    elif wrong := _refused(results):
+        _complain(wrong)
+    else:
+        print("\n".join(as_text(item) for item in results if isinstance(item, Preview)), end="")
+
+
+def _render(results: Sequence[Result], output: str) -> None:
+    if wrong := _refused(results):
+        if output == "json":
+            print(
+                json.dumps([document_errors.as_json(item) for item in wrong], indent=2),
+                file=sys.stderr,
+            )
+        else:
+            _complain(wrong)
+        return
+    manifests = [m for item in results if isinstance(item, Preview) for m in item.manifests]
+    if output == "json":
+        print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
+    else:
+        print(to_yaml_stream(manifests), end="")
+
+
+def _refused(results: Iterable[Result]) -> list[DocumentErrors]:
+    return [item for item in results if isinstance(item, DocumentErrors)]
+
+
+def _complain(wrong: Iterable[DocumentErrors]) -> None:
+    for item in wrong:
+        print(document_errors.as_text(item), end="", file=sys.stderr)
+
+
+def _status(results: Iterable[Result]) -> int:
+    reasons = {item.reason for item in _refused(results)}
+    if document_errors.UNREADABLE in reasons:
+        return UNUSABLE
+    return REFUSED if reasons else 0
+
+
+def _simulate(words: Sequence[str]) -> int:
+    """Replaces this process by the simulator, which reports missing requirements itself. Does not
+    return then."""
+    if find_spec(SIMULATOR) is None:
+        missing = "sluice simulate: the simulator is not installed; it comes with the extra"
+        had = "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
+        print(f"{missing} `simulate`: {had}", file=sys.stderr)
+        return UNUSABLE
+    return os.execv(sys.executable, [sys.executable, "-m", SIMULATOR, *words])  # noqa: S606
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sluice", description="Preview InferenceServices, simulate engines, translate flags."
+    )
+    parser.add_argument("--version", action="version", version=f"sluice {VERSION}")
+    commands = parser.add_subparsers(required=True)
+    for name, command, outputs, text in (
+        ("plan", _plan, ("text", "json"), "what would be made of a service, and why"),
+        ("render", _render, ("yaml", "json"), "the manifests that would be applied"),
+    ):
+        sub = commands.add_parser(name, help=text, description=text, epilog=STATUSES)
+        sub.set_defaults(command=command)
+        text = "InferenceServices; - is stdin. Given several times: all of them, in that order"
+        sub.add_argument("-f", "--file", required=True, action="append", help=text)
+        sub.add_argument("-o", "--output", choices=outputs, default=outputs[0])
+        add_images(sub)
+    text = "what an engine would make of a trace (extra `simulate`); see its --help"
+    commands.add_parser(SIMULATE, help=text, add_help=False)
+    text = "the service that another engine's flags ask for, explained; see its --help"
+    commands.add_parser(TRANSLATE, help=text, add_help=False)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

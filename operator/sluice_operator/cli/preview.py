@@ -1,0 +1,180 @@
+"""The plans for an InferenceService, without a cluster: what applying it would create.
+
+Pure. Nodes are not known here, so accelerators are what the spec says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+from sluice_contract.sizing import Source
+
+from sluice_operator.api.findings import InvalidSpecError
+from sluice_operator.api.validate import ServiceDocument, parse_service
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.pool.observe import PoolObserved
+from sluice_operator.pool.plan import PoolPlan, plan_pool
+from sluice_operator.service.observe import Images, ServiceObserved
+from sluice_operator.service.plan import PlannedPool, ServicePlan, plan_service
+from sluice_operator.service.settings import settings_status
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The plans of one InferenceService and of its pools."""
+
+    service: Manifest
+    plan: ServicePlan
+    pool_plans: tuple[PoolPlan, ...]
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Everything that would be made, in order."""
+        return (*self.plan.apply, *(m for plan in self.pool_plans for m in plan.apply))
+
+
+def preview(document: Any, images: Images) -> Preview:
+    """The plans of an InferenceService that is not in a cluster yet.
+
+    Raises:
+        InvalidSpecError: the document's types do not hold. Of one that breaks rules alone there is
+            a plan, which refuses it.
+    """
+    parsed = _read(document)
+    metadata = {"namespace": "default", **parsed.metadata.to_json_dict()}
+    # As the API server would store it: with defaults. Not paused, as nothing is planned then.
+    stored = parsed.spec.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude_unset=True
+    )
+    service = {**document, "metadata": metadata, "spec": stored | {"paused": False}}
+    plan = plan_service(ServiceObserved(service, images))
+    pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
+    return Preview(service, plan, pools)
+
+
+def _read(document: Any) -> ServiceDocument:
+    try:
+        return parse_service(document)
+    except InvalidSpecError as error:
+        if isinstance(error.parsed, ServiceDocument):
+            return error.parsed
+        raise
+
+
+def as_text(shown: Preview) -> str:
+    """A text for people. The plan must not be a refusal."""
+    return "\n".join(_lines(shown)) + "\n"
+
+
+def as_json(shown: Preview) -> Manifest:
+    """JSON for programs. The plan must not be a refusal."""
+    plan = shown.plan
+    pools = zip(plan.pools, shown.pool_plans, strict=True)
+    return {
+        "name": shown.service["metadata"]["name"],
+        "namespace": shown.service["metadata"]["namespace"],
+        "refusal": None,
+        "slo": _slo(plan),
+        "pools": {pool.role.value: _pool(pool, below, plan) for pool, below in pools},
+        "objects": [_identity(manifest) for manifest in shown.manifests],
+    }
+
+
+def _slo(plan: ServicePlan) -> Manifest:
+    """The SLO, value by value with its source; empty where there is none."""
+    slo = plan.spec.slo if plan.spec else None
+    if slo is None:
+        return {}
+    user, general = (Source.USER.value, "spec"), (Source.GENERAL.value, "default")
+    return {
+        to_camel(name): {"value": value, "source": source, "from": origin}
+        for name, value in slo
+        if value is not None
+        for source, origin in [user if name in slo.model_fields_set else general]
+    }
+
+
+def _pool(pool: PlannedPool, below: PoolPlan, plan: ServicePlan) -> Manifest:
+    return {
+        "replicas": pool.replicas,
+        "image": {"name": _image(below), "assumed": _is_assumed(plan)},
+        "revision": below.revision,
+        "accelerator": pool.accelerator.text,
+        "memoryLimit": _memory_limit(below),
+        "settings": settings_status(pool.settings),
+    }
+
+
+def _image(plan: PoolPlan) -> str:
+    assert plan.spec is not None
+    return plan.spec.image
+
+
+def _memory_limit(plan: PoolPlan) -> int | str | None:
+    """The memory limit of one engine; None: the memory of its node."""
+    resources = plan.spec.resources if plan.spec else None
+    return (resources.limits or {}).get("memory") if resources else None
+
+
+def _is_assumed(plan: ServicePlan) -> bool:
+    """Whether the engines' image is not the spec's, but a default, which clusters differ in."""
+    engine = plan.spec.engine if plan.spec else None
+    return engine is None or engine.image is None
+
+
+def _identity(manifest: Manifest) -> Manifest:
+    return {"kind": manifest["kind"], "name": manifest["metadata"]["name"]}
+
+
+def _lines(shown: Preview) -> Iterator[str]:
+    plan, meta = shown.plan, shown.service["metadata"]
+    head = f"InferenceService {meta['namespace']}/{meta['name']}"
+    assert plan.spec is not None
+    yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
+    yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
+    yield from _promise(plan)
+    for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
+        yield ""
+        yield f"Pool {pool.role}: replicas {pool.replicas}, each on {pool.accelerator.text}"
+        yield f"  revision {below.revision} of image {_image(below)}"
+        if _is_assumed(plan):
+            yield "  That image is assumed, since the spec names none: the operator uses its own"
+            yield "  default (SLUICE_ENGINE_IMAGE), and with another image comes another revision."
+            yield "  A service that runs keeps its image, sizes and pods until an upgrade is taken."
+        if _memory_limit(below) is None and pool.accelerator.accelerator.is_cpu:
+            key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
+            yield f"  No memory limit ({key}): each engine sizes its KV"
+            yield "  pool from the memory of its whole node, as if it were alone there."
+        yield from _table(_rows(settings_status(pool.settings)))
+    yield ""
+    yield f"{len(shown.manifests)} objects:"
+    yield from _table((item["kind"], item["metadata"]["name"]) for item in shown.manifests)
+
+
+def _promise(plan: ServicePlan) -> Iterator[str]:
+    if not (slo := _slo(plan)):
+        return
+    yield ""
+    yield "Promise: the chunk of each step is chosen to keep it, and is chunkSize at most"
+    yield from _table(_rows({f"slo.{key}": entry for key, entry in slo.items()}))
+
+
+def _rows(settings: Manifest) -> Iterator[tuple[str, ...]]:
+    yield ("setting", "value", "source", "from")
+    for key, entry in settings.items():
+        yield (key, _value(entry["value"]), entry["source"], entry["from"])
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    listed = list(rows)
+    widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
+    for row in listed:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  " + "  ".join(cells).rstrip()

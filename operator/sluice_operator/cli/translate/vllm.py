@@ -1,0 +1,68 @@
+"""vLLM's flags (`vllm serve`), as of 0.19."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sluice_operator.cli.translate.rows import COMMON, Flag, needless, sets, switch
+from sluice_operator.cli.translate.values import number, one_of
+
+FLAGS: Final = (
+    *COMMON,
+    sets("model.uri", "model"),
+    sets("engine.contextLength", "max-model-len"),
+    sets("engine.maxRunningRequests", "max-num-seqs"),
+    sets("engine.memoryFraction", "gpu-memory-utilization"),
+    sets("engine.pageSize", "block-size"),
+    sets("engine.tensorParallelSize", "tensor-parallel-size", "tp"),
+    switch(
+        "enable-chunked-prefill",
+        "",
+        None,
+        "nothing to set: chunks are on unless engine.chunkSize is -1",
+    ),
+    switch("no-enable-chunked-prefill", "engine.chunkSize", -1, "prompts are not cut"),
+    Flag(
+        ("max-num-batched-tokens",),
+        "engine.chunkSize",
+        "tokens of one step, those of running requests included",
+        number,
+    ),
+    switch("enforce-eager", "engine.cudaGraphMaxBatch", 0, "no CUDA graphs"),
+    needless(
+        "swap-space",
+        says="no meaning here: a request that gave its pages up is computed again",
+    ),
+    Flag(
+        ("scheduling-policy", "schedule-policy"),
+        "engine.schedulingPolicy",
+        "order of admission; mind that Sluice serves the largest priority first, vLLM the smallest",
+        one_of({"fcfs": "fcfs", "priority": "priority"}),
+    ),
+    switch(
+        "enable-prefix-caching", "engine.prefixCache", True, "computed prefixes are kept and shared"
+    ),
+    switch("no-enable-prefix-caching", "engine.prefixCache", False, "no prefix is kept"),
+    switch("async-scheduling", "engine.overlap", True, "scheduling runs beside the device's step"),
+    switch("no-async-scheduling", "engine.overlap", False, "scheduling waits for the step"),
+    Flag(
+        ("tool-call-parser",),
+        "engine.toolCallFormat",
+        "how the model writes tool calls; found out from its chat template when left out",
+        one_of(
+            {
+                "hermes": "hermes",
+                "llama3_json": "llama3-json",
+                "mistral": "mistral",
+                "qwen3_coder": "qwen3-coder",
+                "qwen3_xml": "qwen3-coder",
+            }
+        ),
+    ),
+    switch(
+        "enable-auto-tool-choice",
+        "",
+        None,
+        "nothing to set: the model may choose where its format of calls is known",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Ordered pure checks, each with a reason and a message."""

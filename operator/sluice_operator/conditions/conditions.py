@@ -1,0 +1,128 @@
+"""Builds conditions from checks, keeping the time of their last transition.
+
+Knows the form of conditions and what Ready and Updated mean, and no kind in particular.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from sluice_operator.api.conditions import UPDATED, Check
+from sluice_operator.apply.executor import Report
+from sluice_operator.apply.plan import Event, Plan
+from sluice_operator.conditions import reasons
+from sluice_operator.kube.errors import ApiError
+from sluice_operator.kube.kinds import Manifest
+
+
+def conditions(
+    before: Iterable[Mapping[str, Any]], checks: Mapping[str, Check], generation: int, now: datetime
+) -> list[Manifest]:
+    """The conditions that say what `checks` found, in their order. A condition whose status is
+    the same as in `before` keeps its lastTransitionTime."""
+    known = {condition["type"]: condition for condition in before}
+    return [
+        {
+            "type": kind,
+            "status": check.status,
+            "observedGeneration": generation,
+            "reason": check.reason,
+            "message": check.message,
+            "lastTransitionTime": _transition(known.get(kind), check, now),
+        }
+        for kind, check in checks.items()
+    ]
+
+
+def _transition(before: Mapping[str, Any] | None, check: Check, now: datetime) -> str:
+    if before is not None and before["status"] == check.status:
+        return str(before["lastTransitionTime"])
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def answering(ready: int, asked: int, what: str, updated: Check) -> Check:
+    """Ready, of `what` there are several of: one that answers will do. `updated` says why none
+    does; that none is asked for is no fault."""
+    if ready:
+        count = f"As many {what} answer as are asked for."
+        if ready < asked:
+            count = f"{ready} of {asked} {what} answer."
+        return Check("True", reasons.SERVING, count)
+    if not asked:
+        return Check("True", reasons.SCALED_TO_ZERO, f"No {what} are asked for.")
+    return replace(updated, status="False")
+
+
+def reconciling(progressing: Check, is_done: bool) -> Check:
+    """kstatus's Reconciling: whether tools should wait for the spec. `is_done`: it was carried out
+    once. What is repaired after that, say the engine of a drained node, is not waited for."""
+    if progressing.is_true and is_done:
+        text = f"The spec was carried out; since then: {progressing.message}"
+        return Check("False", "Recovering", text)
+    return progressing
+
+
+def not_stalled(checks: Mapping[str, Check]) -> Check:
+    """The check of Stalled while nothing is given up. It says that nothing needs a person only if
+    every one of `checks` (by condition) is True or has a reason in `reasons.HEALTHY`."""
+    for kind, check in checks.items():
+        if not check.is_true and check.reason not in reasons.HEALTHY:
+            text = f"Not given up yet, but {check.reason} may need a person: see {kind}."
+            return Check("False", "NotStalled", text)
+    return Check("False", "NotStalled", "Nothing needs a person.")
+
+
+def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
+    """The condition of one type in a status."""
+    found = (status or {}).get("conditions") or ()
+    return next((dict(c) for c in found if c["type"] == kind), None)
+
+
+def apply_failed(error: ApiError, before: Manifest | None, generation: int) -> Check:
+    """The check of Updated and Stalled when the API server refuses a child.
+
+    The words of the status `before` stay while the same request is refused for the same spec: some
+    webhooks number theirs, and each change of status is a cause to try again at once."""
+    told = find(before, UPDATED) or {}
+    same = (told.get("reason"), told.get("observedGeneration")) == (
+        reasons.APPLY_FAILED,
+        generation,
+    )
+    if same and told["message"].startswith(error.summary):
+        return Check("False", reasons.APPLY_FAILED, told["message"])
+    return Check("False", reasons.APPLY_FAILED, str(error))
+
+
+def report_of(
+    plan: Plan,
+    refused: ApiError | None,
+    before: Manifest | None,
+    status: Manifest,
+    notable: frozenset[str] = frozenset(),
+) -> Report:
+    """The report once `plan` was carried out, or `refused`; `before`: the last status,
+    `notable`: ordinary reasons of Updated that are worth an event all the same."""
+    return Report(status, outcome_events(plan, refused), status_events(before, status, notable))
+
+
+def outcome_events(plan: Plan, refused: ApiError | None) -> tuple[Event, ...]:
+    """The events of a plan that was carried out, or that the API server refused."""
+    if refused is None:
+        return plan.events
+    return (Event("Warning", reasons.APPLY_FAILED, str(refused)),)
+
+
+def status_events(
+    before: Manifest | None, after: Manifest, notable: frozenset[str] = frozenset()
+) -> tuple[Event, ...]:
+    """The event about a change of status: Updated has another status or reason now."""
+    was, now = find(before, UPDATED), find(after, UPDATED)
+    if now is None or (was and (was["status"], was["reason"]) == (now["status"], now["reason"])):
+        return ()
+    healthy = now["status"] == "True" or now["reason"] in reasons.HEALTHY
+    if healthy and now["status"] != "True" and now["reason"] not in notable:
+        return ()
+    return (Event("Normal" if healthy else "Warning", now["reason"], now["message"]),)

@@ -1,0 +1,70 @@
+"""The progress of a Deployment, from its status, and what holds it up, from its pods too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_operator.api.conditions import Check
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.pods import first_failure
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.metadata import is_current
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A Deployment's progress towards what is desired of it."""
+
+    applied: bool
+    """The live object was made from the desired one, and its controller has seen that."""
+    complete: bool
+    """Every replica is of the newest template and available, and no other is left."""
+    deadline_exceeded: bool
+    failure: str | None
+    """Why no pod can even be created, e.g. a quota."""
+
+
+def shortfall(
+    reached: Progress, pods: Iterable[Manifest], count: str, reason: str = reasons.STARTING
+) -> Check:
+    """Why a Deployment that was applied is not complete: its pods' failures, its controller's
+    message, or that the rest are starting (`reason`). `count` says how many there are."""
+    if failure := first_failure(pods):
+        return Check("False", failure.reason, f"{count}; {failure}")
+    if reached.failure:
+        return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
+    if reached.deadline_exceeded:
+        text = f"{count}; no progress within the deadline."
+        return Check("False", reasons.PROGRESS_DEADLINE_EXCEEDED, text)
+    return Check("False", reason, f"{count}; the others are starting.")
+
+
+def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
+    """Whether only a person helps a Deployment that is not complete: a pod's failure is one that
+    waiting does not cure, or the Deployment's own deadline has passed."""
+    failure = first_failure(pods)
+    lasting = failure is not None and failure.lasting
+    return lasting or (reached.applied and reached.deadline_exceeded)
+
+
+def progress(desired: Manifest, live: Manifest | None) -> Progress:
+    """The progress of `live` towards `desired`; both stamped."""
+    if live is None or not is_current(desired, live):
+        return Progress(applied=False, complete=False, deadline_exceeded=False, failure=None)
+    status = live.get("status") or {}
+    seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
+    wanted = desired["spec"]["replicas"]
+    counts = [status.get(k, 0) for k in ("replicas", "updatedReplicas", "availableReplicas")]
+    failure, moving = _condition(status, "ReplicaFailure"), _condition(status, "Progressing")
+    return Progress(
+        applied=seen,
+        complete=seen and all(count == wanted for count in counts),
+        deadline_exceeded=seen and moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED,
+        failure=failure.get("message") if failure.get("status") == "True" else None,
+    )
+
+
+def _condition(status: Manifest, kind: str) -> dict[str, Any]:
+    return next((c for c in status.get("conditions") or () if c["type"] == kind), {})

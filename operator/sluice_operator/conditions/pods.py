@@ -1,0 +1,177 @@
+"""Why a pod is not ready: ordered pure checks, each naming the pod, a reason and a message.
+
+Reads what kubelet and scheduler left in the pod's status, and the JSON that our own processes
+leave as termination message. Knows nothing of pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+from sluice_contract.termination import TerminationMessage
+
+from sluice_operator.kube.kinds import Manifest
+
+IMAGE_REASONS: Final = frozenset(
+    {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"}
+)
+START_REASONS: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)
+MODEL_REASONS: Final = frozenset({"ModelLoadFailed"})
+LASTING_REASONS: Final = MODEL_REASONS | {"InvalidConfig", "OutOfMemory", "InvalidImageName"}
+"""Failures that no amount of waiting cures, beside an `OOMKilled` that repeats. `OutOfMemory` is an
+engine that cannot start; one whose step finds no memory ends that step's requests and goes on."""
+REPEATS: Final = 3
+"""Restarts of a container after which one more `OOMKilled` is no accident. The count only grows, so
+what is said of it does not alternate with kubelet's back-off."""
+
+
+@dataclass(frozen=True)
+class PodFailure:
+    """What keeps one pod from being ready."""
+
+    pod: str
+    reason: str
+    message: str
+    repeats: bool = False
+    """It has happened so often that another attempt will fail too."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether only a change of the spec helps."""
+        return self.repeats or self.reason in LASTING_REASONS
+
+    def __str__(self) -> str:
+        """The text for a condition, which shows the reason separately."""
+        return f"pod {self.pod}: {self.message}"
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether the pod is ready and not being deleted."""
+    return not is_draining(pod) and _condition(pod, "Ready").get("status") == "True"
+
+
+def is_draining(pod: Manifest) -> bool:
+    """Whether the pod is being deleted."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def is_finished(pod: Manifest) -> bool:
+    """Whether the pod ended for good, e.g. evicted; its controller makes another."""
+    return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")
+
+
+def first_failure(pods: Iterable[Manifest]) -> PodFailure | None:
+    """The most important failure: a lasting one, else that of the first pod by name."""
+    found = [failure for pod in sorted(pods, key=_name) if (failure := failure_of(pod))]
+    return next((failure for failure in found if failure.lasting), found[0] if found else None)
+
+
+def failure_of(pod: Manifest) -> PodFailure | None:
+    """What keeps the pod from being ready; None when it is ready, starting or going away."""
+    if is_ready(pod) or is_draining(pod) or is_finished(pod):
+        return None
+    return next((failure for check in CHECKS if (failure := check(pod))), None)
+
+
+def _unschedulable(pod: Manifest) -> PodFailure | None:
+    scheduled = _condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
+        return PodFailure(_name(pod), "Unschedulable", _line(scheduled.get("message")))
+    return None
+
+
+def _image(pod: Manifest) -> PodFailure | None:
+    return _waiting(pod, IMAGE_REASONS, "ImagePullBackOff")
+
+
+def _start(pod: Manifest) -> PodFailure | None:
+    return _waiting(pod, START_REASONS, None)
+
+
+def _told(pod: Manifest) -> PodFailure | None:
+    """The reason in the process's termination message."""
+    for _, ended in _terminations(pod):
+        if message := _termination_message(ended):
+            return PodFailure(_name(pod), message.reason, _line(message.message))
+    return None
+
+
+def _out_of_memory(pod: Manifest) -> PodFailure | None:
+    for container, ended in _terminations(pod):
+        if ended.get("reason") == "OOMKilled":
+            repeats = _restarts(pod, container) >= REPEATS
+            text = f"container {container} used more memory than its limit"
+            return PodFailure(_name(pod), "OOMKilled", text, repeats)
+    return None
+
+
+def _crash(pod: Manifest) -> PodFailure | None:
+    for container, ended in _terminations(pod):
+        if ended.get("exitCode", 0) != 0:
+            text = f"container {container} exited with code {ended['exitCode']}"
+            last = _line(ended.get("message"))
+            return PodFailure(_name(pod), "CrashLoopBackOff", f"{text}: {last}" if last else text)
+    return None
+
+
+CHECKS: Final[tuple[Callable[[Manifest], PodFailure | None], ...]] = (
+    _unschedulable, _image, _start, _told, _out_of_memory, _crash,
+)  # fmt: skip
+"""In the order of a pod's start."""
+
+
+def _waiting(pod: Manifest, reasons: frozenset[str], shown: str | None) -> PodFailure | None:
+    for container in _containers(pod):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason")
+        if reason in reasons:
+            name = "InvalidImageName" if reason == "InvalidImageName" else shown or reason
+            text = _line(waiting.get("message")) or f"image {container.get('image')}"
+            return PodFailure(_name(pod), name, text)
+    return None
+
+
+def _terminations(pod: Manifest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """How each container that is not ready ended last."""
+    for container in _containers(pod):
+        if container.get("ready"):
+            continue
+        for state in (container.get("state"), container.get("lastState")):
+            if ended := (state or {}).get("terminated"):
+                yield container["name"], ended
+                break
+
+
+def _restarts(pod: Manifest, container: str) -> int:
+    found = (each.get("restartCount", 0) for each in _containers(pod) if each["name"] == container)
+    return next(found, 0)
+
+
+def _termination_message(ended: dict[str, Any]) -> TerminationMessage | None:
+    try:
+        return TerminationMessage.model_validate_json(ended.get("message") or "")
+    except ValidationError:
+        return None
+
+
+def _containers(pod: Manifest) -> list[dict[str, Any]]:
+    return (pod.get("status") or {}).get("containerStatuses") or []
+
+
+def _condition(pod: Manifest, kind: str) -> dict[str, Any]:
+    found = (pod.get("status") or {}).get("conditions") or ()
+    return next((c for c in found if c["type"] == kind), {})
+
+
+def _name(pod: Manifest) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def _line(text: str | None) -> str:
+    """One line, without what changes on every attempt."""
+    return " ".join((text or "").split())[:1024]

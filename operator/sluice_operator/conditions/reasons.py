@@ -1,0 +1,34 @@
+"""The reasons of Ready and Updated that more than one module has to know, and what they mean.
+
+Other reasons are defined beside the only check that uses them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SERVING: Final = "Serving"
+"""Of Ready, where it is True."""
+ALL_READY: Final = "AllReady"
+"""Of Updated, where it is True and engines are asked for."""
+SCALED_TO_ZERO: Final = "ScaledToZero"
+APPLYING: Final = "Applying"
+STARTING: Final = "Starting"
+ROLLING_OUT: Final = "RollingOut"
+"""The former revision still serves."""
+PAUSED: Final = "Paused"
+EDITED: Final = "Edited"
+"""Somebody has edited a pool, and its service has not reverted that yet."""
+NAME_TAKEN: Final = "NameTaken"
+APPLY_FAILED: Final = "ApplyFailed"
+"""The API server refuses a child."""
+PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
+"""As Deployments call it."""
+
+HEALTHY: Final = frozenset(
+    {ALL_READY, SCALED_TO_ZERO, APPLYING, STARTING, ROLLING_OUT, PAUSED, EDITED}
+)
+"""Expected in normal operation; all others cause a warning event. (The event about an edit is
+recorded when it is reverted.)"""
+STALLING: Final = frozenset({APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED})
+"""They need a person, whatever else there is."""

@@ -1,0 +1,1 @@
+"""Every event of a watched kind becomes a key; workers reconcile keys."""

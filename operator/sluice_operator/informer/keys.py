@@ -1,0 +1,77 @@
+"""Keys of reconciled objects, and which keys a changed object concerns.
+
+Knows labels and owner references; knows no cluster and no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from sluice_contract import labels
+
+from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind
+
+RECONCILED: Final = (INFERENCE_SERVICE, ENGINE_POOL)
+
+
+class Key(NamedTuple):
+    """Names one object of a reconciled kind."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+def keys_of(kind: Kind, item: Mapping[str, Any]) -> frozenset[Key]:
+    """The keys to reconcile when `item`, an object of `kind`, has changed or gone."""
+    metadata = item["metadata"]
+    namespace, name = metadata["namespace"], metadata["name"]
+    if kind == INFERENCE_SERVICE:
+        # A pool reads `paused` from its service, without being changed itself.
+        pools = (_pool(namespace, name, role) for role in _roles(item))
+        return frozenset({Key(kind.kind, namespace, name), *pools})
+    # By owner and by labels: if somebody edited one of the two, the other still leads here.
+    concerned = _owner(metadata) | _by_labels(metadata)
+    if kind == ENGINE_POOL:
+        return concerned | {Key(kind.kind, namespace, name), *_service_of(metadata)}
+    return concerned
+
+
+def _roles(service: Mapping[str, Any]) -> tuple[labels.Role, ...]:
+    if service.get("spec", {}).get("mode", "Mixed") == "Mixed":
+        return (labels.Role.MIXED,)
+    return (labels.Role.PREFILL, labels.Role.DECODE)
+
+
+def _pool(namespace: str, service: str, role: str) -> Key:
+    return Key(ENGINE_POOL.kind, namespace, f"{service}-{role}")
+
+
+def _owner(metadata: Mapping[str, Any]) -> frozenset[Key]:
+    """The controlling owner, when it is of a reconciled kind."""
+    kinds = {(kind.api_version, kind.kind) for kind in RECONCILED}
+    return frozenset(
+        Key(owner["kind"], metadata["namespace"], owner["name"])
+        for owner in metadata.get("ownerReferences") or ()
+        if owner.get("controller") and (owner["apiVersion"], owner["kind"]) in kinds
+    )
+
+
+def _service_of(metadata: Mapping[str, Any]) -> frozenset[Key]:
+    service = (metadata.get("labels") or {}).get(labels.SERVICE)
+    if service is None:
+        return frozenset()
+    return frozenset({Key(INFERENCE_SERVICE.kind, metadata["namespace"], service)})
+
+
+def _by_labels(metadata: Mapping[str, Any]) -> frozenset[Key]:
+    """For pods, which a ReplicaSet owns, and for children that have lost their owner."""
+    found = metadata.get("labels") or {}
+    service, role = found.get(labels.SERVICE), found.get(labels.ROLE)
+    if service is not None and role in set(labels.Role):
+        return frozenset({_pool(metadata["namespace"], service, role)})
+    return _service_of(metadata)

@@ -1,0 +1,1 @@
+"""HTTP to the API server, and the kinds of objects there."""

@@ -1,0 +1,202 @@
+"""Objects of the API server: get, list, apply, delete, and what the Lease and events need.
+
+Writes name this operator as field manager. Knows no policy: what to write is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from sluice_contract.labels import FIELD_MANAGER
+
+from sluice_operator.kube.errors import (
+    ApiError,
+    Cause,
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+)
+from sluice_operator.kube.kinds import Kind, Manifest, Reference
+from sluice_operator.kube.transport import APPLY, JSON_PATCH, Request, Response, Transport
+
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+PAGE_ITEMS: Final = 500
+
+CountWrite = Callable[[str, str], None]
+"""Called with verb and plural before every write request."""
+
+
+class ApiClient:
+    """One method per verb. All raise `ApiError` or `UnavailableError`."""
+
+    def __init__(self, transport: Transport, count_write: CountWrite) -> None:
+        self._transport = transport
+        self._count_write = count_write
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+        """The object, or None when it does not exist."""
+        try:
+            return await self._send(Request("GET", path(kind, namespace, name)))
+        except NotFoundError:
+            return None
+
+    async def list_objects(
+        self, kind: Kind, namespace: str | None, label_selector: str = ""
+    ) -> tuple[Manifest, ...]:
+        """Every object of `kind` that matches, in all namespaces when `namespace` is None."""
+        items, _ = await self._pages(kind, namespace, label_selector, "application/json")
+        return tuple({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in items)
+
+    async def list_with_version(
+        self, kind: Kind, part: Callable[[Manifest], Manifest]
+    ) -> tuple[list[Manifest], str]:
+        """The `part` of every object of a cluster-wide `kind`, and the version to watch from."""
+        return await self._pages(kind, None, "", "application/json", part)
+
+    async def list_kinds(
+        self, kinds: Iterable[Kind], namespace: str, label_selector: str
+    ) -> tuple[Manifest, ...]:
+        """Every object of each of `kinds` that matches, read at the same time."""
+        listings = (self.list_objects(kind, namespace, label_selector) for kind in kinds)
+        return tuple(item for items in await asyncio.gather(*listings) for item in items)
+
+    async def names(self, kind: Kind, namespace: str | None) -> tuple[tuple[str, str], ...]:
+        """Namespace and name of every object of `kind`, without their contents."""
+        items, _ = await self._pages(kind, namespace, "", METADATA_ONLY)
+        return tuple((item["metadata"]["namespace"], item["metadata"]["name"]) for item in items)
+
+    async def apply(
+        self,
+        kind: Kind,
+        manifest: Manifest,
+        subresource: str = "",
+        manager: str = FIELD_MANAGER,
+        *,
+        force: bool = True,
+    ) -> Manifest:
+        """Server-side apply of all that `manager` wants of an object. Fields to which others have
+        given other values are taken over, or, without `force`, a `ConflictError`."""
+        metadata = manifest["metadata"]
+        self._count_write("apply", kind.plural)
+        return await self._send(
+            Request(
+                "PATCH",
+                path(kind, metadata["namespace"], metadata["name"], subresource),
+                {
+                    "fieldManager": manager,
+                    "force": "true" if force else "false",
+                    "fieldValidation": "Strict",
+                },
+                manifest,
+                APPLY,
+            )
+        )
+
+    async def patch(
+        self, kind: Kind, live: Manifest, operations: list[dict[str, Any]], manager: str
+    ) -> Manifest:
+        """A JSON patch of the object, as field manager `manager`."""
+        metadata = live["metadata"]
+        self._count_write("patch", kind.plural)
+        target = path(kind, metadata["namespace"], metadata["name"])
+        query = {"fieldManager": manager}
+        return await self._send(Request("PATCH", target, query, operations, JSON_PATCH))
+
+    async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
+        """Creates the object; `ConflictError` when there is one already."""
+        self._count_write("create", kind.plural)
+        collection = path(kind, manifest["metadata"]["namespace"])
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._send(Request("POST", collection, query, manifest))
+
+    async def replace(self, kind: Kind, manifest: Manifest) -> Manifest:
+        """Compare and swap: `ConflictError` unless `resourceVersion` is still the current one."""
+        metadata = manifest["metadata"]
+        self._count_write("update", kind.plural)
+        target = path(kind, metadata["namespace"], metadata["name"])
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._send(Request("PUT", target, query, manifest))
+
+    async def delete(self, reference: Reference) -> None:
+        """Deletes the object if it still has the reference's uid."""
+        self._count_write("delete", reference.kind.plural)
+        target = path(reference.kind, reference.namespace, reference.name)
+        options: dict[str, Any] = {"propagationPolicy": "Background"}
+        if reference.uid is not None:
+            options["preconditions"] = {"uid": reference.uid}
+        try:
+            await self._send(Request("DELETE", target, body=options))
+        except NotFoundError:
+            return
+
+    async def serves(self, kind: Kind) -> bool:
+        """Whether `kind`, of a named group, is served according to both discovery documents (the
+        index of groups lags behind)."""
+        group = kind.api_version.partition("/")[0]
+        index = await self._send(Request("GET", "/apis"))
+        if all(each["name"] != group for each in index["groups"]):
+            return False
+        try:
+            listing = await self._send(Request("GET", _group_path(kind)))
+        except NotFoundError:
+            return False
+        return any(resource["name"] == kind.plural for resource in listing["resources"])
+
+    async def _pages(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        label_selector: str,
+        accept: str,
+        part: Callable[[Manifest], Manifest] = lambda item: item,
+    ) -> tuple[list[Manifest], str]:
+        query = {"limit": str(PAGE_ITEMS)}
+        if label_selector:
+            query["labelSelector"] = label_selector
+        items: list[Manifest] = []
+        while True:
+            request = Request("GET", path(kind, namespace), query, accept=accept)
+            page = await self._send(request)
+            items += map(part, page["items"] or ())  # null where a list of metadata is empty
+            if not (token := page["metadata"].get("continue")):
+                return items, page["metadata"].get("resourceVersion", "")
+            query = {**query, "continue": token}
+
+    async def _send(self, request: Request) -> Manifest:
+        response = await self._transport.send(request)
+        if response.status < 300:
+            assert isinstance(response.body, dict)
+            return response.body
+        raise _error(request, response)
+
+
+def path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
+    """The URL path of a collection, an object or a subresource."""
+    parts = [_group_path(kind)]
+    if namespace is not None:
+        parts += ["namespaces", namespace]
+    parts += [part for part in (kind.plural, name, subresource) if part]
+    return "/".join(parts)
+
+
+def _group_path(kind: Kind) -> str:
+    root = "/apis" if "/" in kind.api_version else "/api"
+    return f"{root}/{kind.api_version}"
+
+
+def _error(request: Request, response: Response) -> Exception:
+    status = response.body if isinstance(response.body, dict) else {}
+    reason, message = status.get("reason", ""), status.get("message", "")
+    if response.status == 429 or response.status >= 500:
+        cause = f"{response.status} {reason}: {message}"
+        return UnavailableError(str(request), cause, response.retry_after_seconds)
+    kinds: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError}
+    failure = kinds.get(response.status, ApiError)
+    return failure(str(request), response.status, reason, message, _causes(status))
+
+
+def _causes(status: Manifest) -> tuple[Cause, ...]:
+    found = (status.get("details") or {}).get("causes") or ()
+    return tuple(Cause(each.get("reason", ""), each.get("field", "")) for each in found)

@@ -1,0 +1,61 @@
+"""What can go wrong between the operator and the API server, as one tree of exceptions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class OperatorError(Exception):
+    """The root: everything the operator raises itself."""
+
+
+class RequestError(OperatorError):
+    """A request to the API server failed, or it is unknown whether it succeeded."""
+
+
+class Cause(NamedTuple):
+    """One reason why the API server refused an object as invalid."""
+
+    reason: str
+    field: str
+    """Path of the field, e.g. `spec.ports[1].name`."""
+
+
+class ApiError(RequestError):
+    """The API server refused a request. `str()` names the request and the server's reason."""
+
+    def __init__(
+        self, request: str, status: int, reason: str, message: str, causes: tuple[Cause, ...] = ()
+    ) -> None:
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.causes = causes
+        self.summary = f"{request}: {status} {reason}"
+        """What was refused, without the server's message."""
+        super().__init__(f"{self.summary}: {message}")
+
+
+class NotFoundError(ApiError):
+    """404: the object, or its kind, is not there."""
+
+
+class ConflictError(ApiError):
+    """409: the object exists already, or has changed since it was read."""
+
+
+class UnavailableError(RequestError):
+    """No usable response (no connection, time-out, 429, 5xx): the same request may be retried."""
+
+    def __init__(self, request: str, cause: str, retry_after_seconds: float | None = None) -> None:
+        self.retry_after_seconds = retry_after_seconds
+        """From the response's Retry-After header, if it had one."""
+        super().__init__(f"{request}: {cause}")
+
+
+class LeaseLostError(OperatorError):
+    """Another replica holds the Lease, or may hold it: this process must not write any more."""
+
+
+class DefinitionsMissingError(OperatorError):
+    """The API server does not serve Sluice's kinds."""

@@ -1,0 +1,82 @@
+"""Kubernetes objects as plain dicts, the kinds the operator knows, and what names an object.
+
+Knows no client, and nothing of what an object contains beyond its metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sluice_contract import labels
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as a plain dict, treated as read-only."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A resource type, with what a client needs to address it."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+
+INFERENCE_SERVICE: Final = Kind(labels.API_VERSION, "InferenceService", "inferenceservices")
+ENGINE_POOL: Final = Kind(labels.API_VERSION, "EnginePool", "enginepools")
+SERVICE: Final = Kind("v1", "Service", "services")
+CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
+SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
+POD: Final = Kind("v1", "Pod", "pods")
+NODE: Final = Kind("v1", "Node", "nodes")
+DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
+ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
+ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+POD_DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+POD_MONITOR: Final = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
+
+SERVICE_CHILDREN: Final = (
+    SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, DEPLOYMENT, POD_DISRUPTION_BUDGET,
+    NETWORK_POLICY, ENGINE_POOL,
+)  # fmt: skip
+"""Kinds an InferenceService's plan applies or prunes."""
+OPTIONAL_CHILDREN: Final = (POD_MONITOR,)
+"""Further kinds of an InferenceService's plan, where the cluster has them."""
+POOL_CHILDREN: Final = (DEPLOYMENT, POD_DISRUPTION_BUDGET)
+"""Kinds an EnginePool's plan applies or prunes."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One object of a namespace; `uid`, when known, is the precondition of its deletion."""
+
+    kind: Kind
+    namespace: str
+    name: str
+    uid: str | None = None
+
+
+def controller_uid(manifest: Manifest) -> str | None:
+    """The uid of the object's controlling owner."""
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+
+
+def of_kind(manifests: tuple[Manifest, ...], kind: Kind) -> Iterator[Manifest]:
+    """The objects of one kind, in the order given."""
+    return (m for m in manifests if m.get("kind") == kind.kind)
+
+
+def reference_to(manifest: Manifest, kinds: tuple[Kind, ...]) -> Reference:
+    """The reference that names `manifest`, whose kind is one of `kinds`."""
+    kind = next(k for k in kinds if k.kind == manifest["kind"])
+    meta = manifest["metadata"]
+    return Reference(kind, meta["namespace"], meta["name"], meta.get("uid"))
+
+
+def is_being_deleted(item: Manifest) -> bool:
+    """Whether somebody has deleted the object, which may still wait for finalizers."""
+    return item["metadata"].get("deletionTimestamp") is not None

@@ -1,0 +1,66 @@
+"""The log: one line an occurrence, as `key=value` pairs or as JSON.
+
+What a line is about has keys of its own: `logger.info("Scaled", extra=fields(service="chat"))`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+Format = Literal["text", "json"]
+
+_PLAIN: Final = re.compile(r"[^\s\"=\\]+")
+_FIELDS: Final = "fields"
+
+
+def fields(**values: object) -> dict[str, object]:
+    """The argument `extra` of a call to a logger: more keys of its line."""
+    return {_FIELDS: values}
+
+
+def log_to_stderr(level: str, form: Format) -> None:
+    """Has every logger of this process write to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(form))
+    logging.basicConfig(level=level, handlers=[handler])
+    # Kopf logs every event it hands on.
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
+
+
+class LineFormatter(logging.Formatter):
+    """Makes one line of a record, also where it has a traceback."""
+
+    def __init__(self, form: Format) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        values = self._values(record)
+        if self._form == "json":
+            return json.dumps(values, default=str)
+        return " ".join(f"{key}={_text(value)}" for key, value in values.items())
+
+    def _values(self, record: logging.LogRecord) -> Mapping[str, Any]:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        values = {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            values["traceback"] = self.formatException(record.exc_info)
+        return values
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,195 @@
+"""Leader election with a Lease object: one replica writes, the others stand by.
+
+A standby trusts its own clock only: it takes over when the Lease has not changed for as long as
+the Lease itself says, however the holder's clock is set. The holder gives up earlier than that.
+Knows nothing of what the leader does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from sluice_operator.clock import Clock, micro_time
+from sluice_operator.kube.errors import ConflictError, LeaseLostError, RequestError
+from sluice_operator.kube.kinds import Kind, Manifest
+from sluice_operator.log import fields
+
+LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
+
+logger = logging.getLogger(__name__)
+
+
+class LeaseClient(Protocol):
+    """The requests that leadership needs."""
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None: ...
+
+    async def create(self, kind: Kind, manifest: Manifest) -> Manifest: ...
+
+    async def replace(self, kind: Kind, manifest: Manifest) -> Manifest: ...
+
+
+@dataclass(frozen=True)
+class LeaseName:
+    """Which Lease, and the name this process has in it."""
+
+    namespace: str
+    name: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class LeaseTiming:
+    """In seconds. A holder that could not renew for two thirds of `duration` stops: the rest is a
+    margin for requests in flight and for clocks of different speed."""
+
+    duration: int = 15
+
+    @property
+    def give_up(self) -> float:
+        return self.duration * 2 / 3
+
+    @property
+    def renew_every(self) -> float:
+        return self.duration / 5
+
+    @property
+    def retry_every(self) -> float:
+        return self.duration / 15
+
+    @property
+    def look_every(self) -> float:
+        return min(2.0, self.duration / 5)
+
+
+class Leadership:
+    """Leader election for this process: call `acquire`, then `hold`, at the end `release`."""
+
+    def __init__(
+        self, client: LeaseClient, name: LeaseName, timing: LeaseTiming, clock: Clock
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._timing = timing
+        self._clock = clock
+        self._held: Manifest | None = None
+        self._seen: Manifest | None = None
+        self._seen_at = 0.0
+
+    async def acquire(self) -> None:
+        """Returns once this process is the leader."""
+        while not await self._try_acquire_safely():
+            await self._clock.sleep(self._timing.look_every)
+
+    async def hold(self) -> None:
+        """Renews the Lease until it is lost.
+
+        Raises:
+            LeaseLostError: another process holds it, or it could not be renewed in time.
+        """
+        renewed_at, pause_seconds = self._clock.monotonic(), self._timing.renew_every
+        while True:
+            await self._clock.sleep(pause_seconds)
+            started_at = self._clock.monotonic()
+            left_seconds = renewed_at + self._timing.give_up - started_at
+            if left_seconds <= 0:
+                raise LeaseLostError(f"could not renew for {self._timing.give_up:.0f} seconds")
+            try:
+                # One request that hangs must leave time for another attempt.
+                async with asyncio.timeout(min(left_seconds, self._timing.renew_every)):
+                    await self._renew()
+            except (RequestError, TimeoutError) as error:
+                logger.warning("lease not renewed", extra=fields(error=repr(error)))
+                pause_seconds = self._timing.retry_every
+            else:
+                renewed_at, pause_seconds = started_at, self._timing.renew_every
+
+    async def release(self) -> bool:
+        """Lets the next replica lead at once; whether there was something to release. Best effort:
+        the Lease runs out by itself."""
+        if self._held is None:
+            return False
+        try:
+            await self._client.replace(LEASE, self._body(self._held, holder=""))
+        except RequestError as error:
+            logger.info("lease not released", extra=fields(error=error))
+        self._held = None
+        return True
+
+    async def try_acquire(self) -> bool:
+        """One look at the Lease, and an attempt to take it if it is free."""
+        lease = await self._client.get(LEASE, self._name.namespace, self._name.name)
+        try:
+            if lease is None:
+                self._held = await self._client.create(LEASE, self._body(None, self._identity))
+            elif self._is_free(lease):
+                self._held = await self._client.replace(LEASE, self._body(lease, self._identity))
+            else:
+                return False
+        except ConflictError:
+            return False
+        return True
+
+    async def _try_acquire_safely(self) -> bool:
+        try:
+            return await self.try_acquire()
+        except RequestError as error:
+            logger.warning("lease not read", extra=fields(error=error))
+            return False
+
+    def _is_free(self, lease: Manifest) -> bool:
+        spec = lease["spec"]
+        if spec.get("holderIdentity", "") in ("", self._identity):
+            return True
+        if self._seen is None or self._seen["spec"]["holderIdentity"] != spec["holderIdentity"]:
+            logger.info("standing by", extra=fields(leader=spec["holderIdentity"]))
+        if self._seen is None or self._seen["spec"] != spec:
+            self._seen, self._seen_at = lease, self._clock.monotonic()
+        unchanged_seconds = self._clock.monotonic() - self._seen_at
+        return unchanged_seconds >= float(spec.get("leaseDurationSeconds", 0))
+
+    async def _renew(self) -> None:
+        assert self._held is not None
+        try:
+            self._held = await self._client.replace(LEASE, self._body(self._held, self._identity))
+        except ConflictError:
+            current = await self._still_ours()
+            self._held = await self._client.replace(LEASE, self._body(current, self._identity))
+
+    async def _still_ours(self) -> Manifest:
+        """The current Lease, when our copy is out of date: a response was lost, somebody edited the
+        Lease, or another process took it. Raises in the last case."""
+        lease = await self._client.get(LEASE, self._name.namespace, self._name.name)
+        holder = None if lease is None else lease["spec"].get("holderIdentity")
+        if lease is None or holder != self._identity:
+            self._held = None
+            raise LeaseLostError(f"the lease is held by {holder!r}")
+        return lease
+
+    @property
+    def _identity(self) -> str:
+        return self._name.identity
+
+    def _body(self, current: Manifest | None, holder: str) -> Manifest:
+        now = micro_time(self._clock.now())
+        spec: dict[str, Any] = dict(current["spec"]) if current else {}
+        if spec.get("holderIdentity") != holder:
+            spec["leaseTransitions"] = spec.get("leaseTransitions", -1) + 1
+            spec["acquireTime"] = now
+        spec |= {
+            "holderIdentity": holder,
+            "renewTime": now,
+            "leaseDurationSeconds": self._timing.duration,
+        }
+        metadata = {"name": self._name.name, "namespace": self._name.namespace}
+        if current is not None:
+            metadata["resourceVersion"] = current["metadata"]["resourceVersion"]
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.kind,
+            "metadata": metadata,
+            "spec": spec,
+        }

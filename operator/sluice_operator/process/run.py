@@ -1,0 +1,207 @@
+"""The operator's main loop: stand by, lead, stop. Creates the parts and runs them.
+
+Knows which parts there are, not how they work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from sluice_operator.apply.executor import executor
+from sluice_operator.clock import Clock
+from sluice_operator.informer.dispatch import Dispatcher, Reconcile
+from sluice_operator.informer.keys import RECONCILED, Key
+from sluice_operator.informer.nodes import Nodes, NodeWatch, Streams
+from sluice_operator.informer.optional_kinds import OptionalKinds
+from sluice_operator.informer.watch import inform, take_signals
+from sluice_operator.informer.workqueue import WorkQueue
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.errors import DefinitionsMissingError, OperatorError, RequestError
+from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind
+from sluice_operator.kube.transport import Transport
+from sluice_operator.log import fields
+from sluice_operator.pool.observe import PoolObserver
+from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.process.lease import Leadership, LeaseName, LeaseTiming
+from sluice_operator.process.listeners import Health, listening
+from sluice_operator.process.metrics import OperatorMetrics
+from sluice_operator.process.settings import Settings
+from sluice_operator.process.tasks import until_one_ends
+from sluice_operator.service.nodes import NodeReactions
+from sluice_operator.service.observe import Images, ServiceObserver
+from sluice_operator.service.reconcile import ServiceReconcile
+
+DEFINITIONS_SECONDS: Final = 20.0
+"""How long to wait for the CRDs, which may be installed together with the operator."""
+
+LOOK_SECONDS: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one process."""
+
+    settings: Settings
+    client: ApiClient
+    lease_client: ApiClient
+    nodes: Nodes
+    optional_kinds: OptionalKinds
+    streams: Streams
+    clock: Clock
+    metrics: OperatorMetrics
+    health: Health
+    stop: asyncio.Event
+
+
+@dataclass(frozen=True)
+class Connections:
+    """Connection pools to the API server. The Lease has its own, so that it is renewed even when
+    the workers use every connection of theirs."""
+
+    work: Transport
+    lease: Transport
+    watches: Streams
+
+
+async def run(settings: Settings, connections: Connections, clock: Clock) -> None:
+    """Runs until SIGTERM or SIGINT.
+
+    Raises:
+        Exception: the process cannot go on, and should be started again.
+    """
+    metrics = OperatorMetrics()
+    client = ApiClient(connections.work, metrics.wrote)
+    lease_client = ApiClient(connections.lease, metrics.wrote)
+    parts = Parts(
+        settings=settings,
+        client=client,
+        lease_client=lease_client,
+        nodes=Nodes(client),
+        optional_kinds=OptionalKinds(client, clock),
+        streams=connections.watches,
+        clock=clock,
+        metrics=metrics,
+        health=Health(),
+        stop=asyncio.Event(),
+    )
+    take_signals(parts.stop.set)
+    ports = (settings.health_port, settings.metrics_port)
+    async with listening(settings.pod_ip, ports, parts.health, metrics.exposition):
+        await _first_of(parts.stop.wait(), _serve(parts))
+
+
+async def _serve(parts: Parts) -> None:
+    await _await_definitions(parts)
+    parts.health.state, parts.health.ready = "standing by", True
+    leadership = _leadership(parts)
+    try:
+        await leadership.acquire()
+        logger.info("leading", extra=_lease_fields(parts))
+        parts.health.state = "leading"
+        parts.metrics.leads(True)
+        await _lead(parts, leadership)
+    finally:
+        parts.metrics.leads(False)
+        if await leadership.release():
+            logger.info("leadership given up", extra=_lease_fields(parts))
+
+
+async def _lead(parts: Parts, leadership: Leadership) -> None:
+    """Everything that only the leader does. When one part fails, the others are stopped."""
+    optional = await parts.optional_kinds.served()
+    queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
+    dispatcher = _dispatcher(parts, queue)
+    namespaces = parts.settings.namespaces
+    reactions = NodeReactions(parts.client, namespaces, parts.clock, queue.add)
+    node_watch = NodeWatch(parts.nodes, parts.streams, parts.clock, reactions.changed)
+    await _first_of(
+        leadership.hold(),
+        *(dispatcher.work() for _ in range(parts.settings.workers)),
+        _resync(parts, queue),
+        node_watch.run(),
+        reactions.run(),
+        inform(queue.add, namespaces, optional, parts.stop.set),
+    )
+
+
+async def _resync(parts: Parts, queue: WorkQueue[Key]) -> None:
+    """Puts every object into the queue at regular intervals, in case an event was missed."""
+    while True:
+        await parts.clock.sleep(parts.settings.resync_seconds)
+        try:
+            for namespace in parts.settings.namespaces or (None,):
+                for kind in RECONCILED:
+                    for where, name in await parts.client.names(kind, namespace):
+                        queue.add(Key(kind.kind, where, name))
+        except OperatorError as error:
+            logger.warning("resync failed", extra=fields(error=error))
+
+
+async def _await_definitions(parts: Parts) -> None:
+    """Waits until the API server is reachable and serves our kinds.
+
+    Raises:
+        DefinitionsMissingError: they are still not installed after `DEFINITIONS_SECONDS`.
+    """
+    deadline = parts.clock.monotonic() + DEFINITIONS_SECONDS
+    while missing := await _missing_definitions(parts):
+        if parts.clock.monotonic() >= deadline:
+            names = ", ".join(f"{k.plural}.{k.api_version.partition('/')[0]}" for k in missing)
+            raise DefinitionsMissingError(f"not installed: {names}; apply Sluice's crds/ first")
+        await parts.clock.sleep(LOOK_SECONDS)
+
+
+async def _missing_definitions(parts: Parts) -> list[Kind]:
+    while True:
+        try:
+            return [kind for kind in RECONCILED if not await parts.client.serves(kind)]
+        except RequestError as error:
+            # Shortly after its start an API server may refuse requests that it will allow later.
+            logger.warning("waiting for the API server", extra=fields(error=error))
+            await parts.clock.sleep(LOOK_SECONDS)
+
+
+def _lease_fields(parts: Parts) -> dict[str, object]:
+    settings = parts.settings
+    return fields(
+        lease=f"{settings.pod_namespace}/{settings.lease_name}", identity=settings.pod_name
+    )
+
+
+def _leadership(parts: Parts) -> Leadership:
+    settings = parts.settings
+    name = LeaseName(settings.pod_namespace, settings.lease_name, settings.pod_name)
+    return Leadership(parts.lease_client, name, LeaseTiming(settings.lease_seconds), parts.clock)
+
+
+def _dispatcher(parts: Parts, queue: WorkQueue[Key]) -> Dispatcher:
+    settings, clock = parts.settings, parts.clock
+    images = Images(settings.engine_image, settings.router_image)
+    services = ServiceObserver(
+        parts.client, images, parts.nodes, parts.optional_kinds, settings.api_server_ports
+    )
+    carrying_out = executor(parts.client, clock, settings.pod_name, parts.metrics.statuses)
+    reconciles: dict[str, Reconcile] = {
+        INFERENCE_SERVICE.kind: ServiceReconcile(services, carrying_out, clock),
+        ENGINE_POOL.kind: PoolReconcile(PoolObserver(parts.client), carrying_out, clock),
+    }
+    for kind in reconciles:
+        parts.metrics.watch_depth(kind, partial(_depth, queue, kind))
+    return Dispatcher(queue, reconciles, parts.metrics, clock, random.random)
+
+
+def _depth(queue: WorkQueue[Key], kind: str) -> int:
+    return sum(key.kind == kind for key in queue.waiting())
+
+
+async def _first_of(*parts: Coroutine[Any, Any, Any]) -> None:
+    """Runs all of `parts` until one ends or fails, then cancels the others; raises its error."""
+    await until_one_ends([asyncio.create_task(part) for part in parts])

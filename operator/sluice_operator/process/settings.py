@@ -1,0 +1,88 @@
+"""The operator's settings, read once from its environment.
+
+Knows the variables and their defaults; nothing else reads the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from sluice_contract import ports
+from sluice_contract.base import ConfigError
+
+from sluice_operator.log import Format
+from sluice_operator.service.observe import API_SERVER_PORTS
+
+PREFIX: Final = "SLUICE_"
+IDENTITY: Final = {"pod_name": "POD_NAME", "pod_namespace": "POD_NAMESPACE", "pod_ip": "POD_IP"}
+
+
+def _split(value: Any) -> Any:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Settings(BaseModel):
+    """Each field is read from `SLUICE_<FIELD>`; identity comes from the Downward API."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    engine_image: str = Field(min_length=1)
+    router_image: str = Field(min_length=1)
+    namespaces: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    """Namespaces to serve; none: the whole cluster."""
+    api_server_ports: Annotated[tuple[Port, ...], BeforeValidator(_split), Field(min_length=1)] = (
+        API_SERVER_PORTS
+    )
+    """Ports at which the routers' NetworkPolicy lets them reach the API server: those it listens
+    on itself, behind its Service."""
+    workers: int = Field(default=8, ge=1, le=256)
+    """How many reconciles may run at once."""
+    resync_seconds: float = Field(default=600.0, ge=0.1)
+    """How often every object is reconciled again, in case an event was missed."""
+    request_timeout_seconds: float = Field(default=10.0, gt=0)
+    lease_name: str = Field(default="sluice-operator", min_length=1)
+    lease_seconds: int = Field(default=15, ge=1)
+    """How long a leader may be silent before a standby takes over."""
+    metrics_port: int = Field(default=ports.OPERATOR_METRICS, ge=0, le=65535)
+    health_port: int = Field(default=ports.OPERATOR_HEALTH, ge=0, le=65535)
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Format = "text"
+    """`text`: key=value pairs; `json`: an object a line."""
+    pod_name: str = Field(default="sluice-operator", min_length=1)
+    """Our name in the Lease: replicas must differ in it."""
+    pod_namespace: str = Field(default="default", min_length=1)
+    pod_ip: str = Field(default="127.0.0.1", min_length=1)
+    """The address to listen on."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Reads the variables.
+
+        Raises:
+            ConfigError: one is missing or not allowed; it names the variable.
+        """
+        variables = {name: variable_of(name) for name in cls.model_fields}
+        values = {
+            name: environment[variable]
+            for name, variable in variables.items()
+            if environment.get(variable)
+        }
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            finding = error.errors(include_url=False)[0]
+            name = str(finding["loc"][0])
+            value = environment.get(variables[name])
+            raise ConfigError(variables[name], value, finding["msg"]) from None
+
+
+def variable_of(field: str) -> str:
+    """The environment variable of a field."""
+    return IDENTITY.get(field, PREFIX + field.upper())

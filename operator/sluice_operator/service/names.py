@@ -1,0 +1,61 @@
+"""The names that a service's children have: known before anything is planned.
+
+Pure. The names of ConfigMaps are hashes of their content, which nobody else's objects have.
+"""
+
+from __future__ import annotations
+
+from sluice_contract.labels import Role
+
+from sluice_operator.api.service import roles_of
+from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    NETWORK_POLICY,
+    POD_DISRUPTION_BUDGET,
+    POD_MONITOR,
+    ROLE,
+    ROLE_BINDING,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+    Manifest,
+    of_kind,
+)
+from sluice_operator.manifests.metadata import ENGINE, ROUTER
+from sluice_operator.manifests.pods import mounted_config_maps
+
+Name = tuple[Kind, str]
+
+_OF_ENGINES = (SERVICE_ACCOUNT, NETWORK_POLICY)
+_OF_ROUTERS = (
+    SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, DEPLOYMENT, POD_DISRUPTION_BUDGET,
+)  # fmt: skip
+_OF_EACH_POOL = (SERVICE, ENGINE_POOL)
+
+
+def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozenset[Name]:
+    """Kind and name of every child of an InferenceService but its ConfigMaps."""
+    name, roles = service["metadata"]["name"], _roles(service)
+    monitors = (POD_MONITOR,) if POD_MONITOR in optional_kinds else ()
+    return frozenset(
+        (
+            (SERVICE, name),
+            *((kind, f"{name}-{ENGINE}") for kind in (*_OF_ENGINES, *monitors)),
+            *((kind, f"{name}-{ROUTER}") for kind in (*_OF_ROUTERS, *monitors)),
+            *((kind, f"{name}-{role}") for role in roles for kind in _OF_EACH_POOL),
+        )
+    )
+
+
+def config_maps_in_use(children: tuple[Manifest, ...]) -> frozenset[Name]:
+    """The ConfigMaps that live children refer to."""
+    found = {pool["spec"]["configRef"]["name"] for pool in of_kind(children, ENGINE_POOL)}
+    for deployment in of_kind(children, DEPLOYMENT):
+        found |= mounted_config_maps(deployment)
+    return frozenset((CONFIG_MAP, name) for name in found)
+
+
+def _roles(service: Manifest) -> tuple[Role, ...]:
+    return roles_of((service.get("spec") or {}).get("mode", "Mixed"))

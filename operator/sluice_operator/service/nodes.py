@@ -1,0 +1,91 @@
+"""Which services a change of nodes concerns: those whose accelerators one of the nodes has.
+
+Changes are collected for a moment, so that a group of new nodes causes one listing of the
+services. Services without an accelerator are never concerned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sluice_operator.accelerators import has_accelerator
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.clock import Clock
+from sluice_operator.informer.keys import Key
+from sluice_operator.informer.nodes import NodeChange
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.errors import OperatorError
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.log import fields
+
+COLLECT_SECONDS: Final = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class NodeReactions:
+    """Queues the services that changed nodes concern."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        namespaces: tuple[str, ...],
+        clock: Clock,
+        add: Callable[[Key], None],
+    ) -> None:
+        self._client = client
+        self._namespaces = namespaces
+        self._clock = clock
+        self._add = add
+        self._changes: list[NodeChange] = []
+        self._news = asyncio.Event()
+
+    def changed(self, changes: Iterable[NodeChange]) -> None:
+        """Adds changes; those of nodes without devices are dropped, as they concern no service."""
+        self._changes += filter(_has_devices, changes)
+        if self._changes:
+            self._news.set()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            await self._news.wait()
+            await self._clock.sleep(COLLECT_SECONDS)
+            try:
+                await self._react(tuple(self._changes))
+            except OperatorError as error:
+                logger.warning("services not listed, nodes have changed", extra=fields(error=error))
+
+    async def _react(self, changes: tuple[NodeChange, ...]) -> None:
+        for namespace in self._namespaces or (None,):
+            for service in await self._client.list_objects(INFERENCE_SERVICE, namespace):
+                if concerns(service, changes):
+                    metadata = service["metadata"]
+                    key = Key(INFERENCE_SERVICE.kind, metadata["namespace"], metadata["name"])
+                    self._add(key)
+        del self._changes[: len(changes)]
+        if not self._changes:
+            self._news.clear()
+
+
+def concerns(service: Manifest, changes: Iterable[NodeChange]) -> bool:
+    """Whether one of the nodes has, or had, what a pool of the service asks for."""
+    try:
+        spec = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
+    except InvalidSpecError as error:
+        if not isinstance(error.parsed, InferenceServiceSpec):
+            return False
+        spec = error.parsed
+    pools = [spec.pool(role) for role in spec.roles]
+    nodes = [node for change in changes for node in change if node is not None]
+    return any(has_accelerator(node, pool) for pool in pools for node in nodes)
+
+
+def _has_devices(change: NodeChange) -> bool:
+    """Resources of devices have a domain in their names, as `nvidia.com/gpu`."""
+    nodes = (node for node in change if node is not None)
+    return any("/" in name for node in nodes for name in node["status"]["allocatable"])

@@ -1,0 +1,121 @@
+"""Reads one InferenceService and all that concerns it, straight from the API server.
+
+No cache: what is read is never older than the event that led to the reconcile, so a reconcile
+needs to know nothing about what earlier ones did. Reads only; decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract import labels
+
+from sluice_operator.informer.keys import Key
+from sluice_operator.informer.nodes import Nodes
+from sluice_operator.informer.optional_kinds import OptionalKinds
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.kinds import (
+    INFERENCE_SERVICE,
+    POD,
+    SERVICE_CHILDREN,
+    Kind,
+    Manifest,
+    controller_uid,
+    is_being_deleted,
+)
+from sluice_operator.service.names import Name, child_names, config_maps_in_use
+
+API_SERVER_PORTS: Final = (443, 6443)
+"""Where an API server usually listens. Elsewhere, the operator is told."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Container images used where the spec names none."""
+
+    engine: str
+    router: str
+
+
+@dataclass(frozen=True)
+class ServiceObserved:
+    """One InferenceService and all that its plan and its status depend on."""
+
+    service: Manifest
+    """The InferenceService as read, status included."""
+    images: Images
+    children: tuple[Manifest, ...] = ()
+    """Every object of the kinds in `SERVICE_CHILDREN` and `optional_kinds` that carries the label
+    `serving.sluice.dev/service: NAME` in the namespace, whoever owns it (also the Deployments
+    that EnginePools own), and those of the service's own that have lost it; each with apiVersion
+    and kind filled in."""
+    pods: tuple[Manifest, ...] = ()
+    """The router's pods."""
+    nodes: tuple[Manifest, ...] | None = None
+    """None when the operator may not read nodes."""
+    name_conflicts: tuple[Manifest, ...] = ()
+    """Objects that have the name of a child and that this service does not control. The plan then
+    refuses the spec, instead of taking them over."""
+    optional_kinds: tuple[Kind, ...] = ()
+    """Those of `OPTIONAL_CHILDREN` that the cluster has."""
+    api_server_ports: tuple[int, ...] = API_SERVER_PORTS
+    """Where routers may reach the API server."""
+
+
+@dataclass(frozen=True)
+class ServiceObserver:
+    """Observes InferenceServices through one client."""
+
+    client: ApiClient
+    images: Images
+    nodes: Nodes
+    optional_kinds: OptionalKinds
+    api_server_ports: tuple[int, ...] = API_SERVER_PORTS
+
+    async def observe(self, key: Key) -> ServiceObserved | None:
+        """All about one InferenceService; None when it is gone or being deleted."""
+        service = await self.client.get(INFERENCE_SERVICE, key.namespace, key.name)
+        if service is None or is_being_deleted(service):
+            return None
+        selector = f"{labels.SERVICE}={key.name}"
+        routers = f"{selector},{labels.ROLE}={labels.ROUTER_ROLE}"
+        optional = await self.optional_kinds.served()
+        children, pods, nodes = await asyncio.gather(
+            self.client.list_kinds((*SERVICE_CHILDREN, *optional), key.namespace, selector),
+            self.client.list_objects(POD, key.namespace, routers),
+            self.nodes.list(),
+        )
+        names = child_names(service, optional)
+        children, conflicts = await self._unlabelled(service, children, names)
+        # A lost EnginePool says which ConfigMaps are in use.
+        in_use = config_maps_in_use(children)
+        children, _ = await self._unlabelled(service, children, in_use)
+        return ServiceObserved(
+            service,
+            self.images,
+            children,
+            pods,
+            nodes,
+            conflicts,
+            optional_kinds=optional,
+            api_server_ports=self.api_server_ports,
+        )
+
+    async def _unlabelled(
+        self, service: Manifest, children: tuple[Manifest, ...], names: Iterable[Name]
+    ) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
+        """`children` with what else `service` controls under `names`, and what it does not."""
+        known = {(child["kind"], child["metadata"]["name"]) for child in children}
+        lacking = sorted(
+            (each for each in names if (each[0].kind, each[1]) not in known),
+            key=lambda each: (each[0].plural, each[1]),
+        )
+        namespace, uid = service["metadata"]["namespace"], service["metadata"]["uid"]
+        gets = (self.client.get(kind, namespace, name) for kind, name in lacking)
+        found = [item for item in await asyncio.gather(*gets) if item is not None]
+        ours = (item for item in found if controller_uid(item) == uid)
+        theirs = (item for item in found if controller_uid(item) != uid)
+        return (*children, *ours), tuple(theirs)

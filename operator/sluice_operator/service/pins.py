@@ -1,0 +1,110 @@
+"""What an operator's release has decided about a pool, and stays while the user's part is the same.
+
+Pure. The inputs of a pool are all that its InferenceService says of its engines; of the routers,
+all that it says of them. Numbers of replicas are not among them, and neither is what nodes have: a
+node that joins restarts nothing. What was decided for equal inputs is read from the live objects:
+from the EnginePool, else from a Deployment, which is still there when a change is taken back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from sluice_contract.labels import Role
+
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.apply.field_ownership import applied_spec
+from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, Manifest, of_kind
+from sluice_operator.manifests.config_map import ENGINE_FILE, RESOLVED
+from sluice_operator.manifests.digest import digest
+from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
+from sluice_operator.manifests.metadata import note_of
+from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.settings import Settings, settings_from
+
+
+class Pin(NamedTuple):
+    """What was decided for a pool."""
+
+    fields: Manifest
+    """`PINNED_FIELDS` of the EnginePool's spec."""
+    text: str
+    """The engine's file."""
+    settings: Settings
+
+
+def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
+    """Hash of all that a service says of the engines of a pool."""
+    numbers = {"replicas", "autoscaling"}
+    pool = {k: v for k, v in _given(spec.pool(role)).items() if k not in numbers}
+    parts = {"model": _given(spec.model), "engine": _given(spec.engine), "slo": _given(spec.slo)}
+    return _hash(spec, {**parts, "pool": pool, "role": role.value})
+
+
+def router_inputs(spec: InferenceServiceSpec) -> str:
+    """Hash of all that a service says of its routers."""
+    router = {k: v for k, v in _given(spec.router).items() if k != "replicas"}
+    given = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
+    drain = max(given, default=None)
+    return _hash(spec, {"router": router, "drainSeconds": drain, "mode": spec.mode})
+
+
+def find_pin(observed: ServiceObserved, role: Role, inputs: str) -> Pin | None:
+    """What was decided for a pool whose inputs had the hash `inputs`; None when that is not known
+    any more."""
+    for fields in _decided(observed, role):
+        if fields.get("inputs") == inputs and (pin := _pin(observed, fields)):
+            return pin
+    return None
+
+
+def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
+    """`fresh` with what was decided before."""
+    own = {k: v for k, v in fresh.to_json_dict().items() if k not in PINNED_FIELDS}
+    return EnginePoolSpec.model_validate(own | pin.fields)
+
+
+def _hash(spec: InferenceServiceSpec, parts: Mapping[str, Any]) -> str:
+    upgrade = spec.rollout.upgrade if spec.rollout else None
+    return digest({key: value for key, value in {**parts, "upgrade": upgrade}.items() if value})
+
+
+def _given(part: BaseModel | None) -> Manifest:
+    """What was said, without defaults, which a release may add to."""
+    if part is None:
+        return {}
+    return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+
+
+def _decided(observed: ServiceObserved, role: Role) -> Iterator[Manifest]:
+    for pool in of_kind(observed.children, ENGINE_POOL):
+        if pool["spec"]["role"] == role and (applied := applied_spec(pool)):
+            yield {name: applied[name] for name in PINNED_FIELDS if name in applied}
+    for deployment in of_kind(observed.children, DEPLOYMENT):
+        if found := _json(note_of(deployment, PINNED)):
+            yield found
+
+
+def _pin(observed: ServiceObserved, fields: Manifest) -> Pin | None:
+    name = (fields.get("configRef") or {}).get("name")
+    for item in of_kind(observed.children, CONFIG_MAP):
+        if item["metadata"]["name"] == name and ENGINE_FILE in (item.get("data") or {}):
+            try:
+                settings = settings_from(_json(note_of(item, RESOLVED)))
+            except ValueError:
+                return None
+            return Pin(fields, item["data"][ENGINE_FILE], settings) if settings else None
+    return None
+
+
+def _json(text: str) -> Manifest:
+    """The map in an annotation, which anybody may have edited; empty where there is none."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

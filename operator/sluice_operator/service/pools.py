@@ -1,0 +1,164 @@
+"""One pool of a service: resolved by this release, or as it was resolved for the same inputs.
+
+Pure. Says what this release would change of a pool that stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic.alias_generators import to_camel
+from sluice_contract.base import ConfigError
+from sluice_contract.http_errors import shown_json
+from sluice_contract.labels import Role
+from sluice_contract.sizing import resolved_values
+
+from sluice_operator.accelerators import AcceleratorFinding, find_accelerator, gpu_count
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
+from sluice_operator.manifests.config_map import engine_config_map
+from sluice_operator.manifests.engine_pool import pool_spec
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.pins import Pin, engine_inputs, find_pin, pinned_spec
+from sluice_operator.service.replicas import Replicas, plan_replicas
+from sluice_operator.service.settings import (
+    EngineFile,
+    Settings,
+    engine_file,
+    pool_settings,
+    settings_status,
+)
+from sluice_operator.validation.errors import INVALID
+from sluice_operator.validation.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class ResolvedPool:
+    """A pool without its roll-out."""
+
+    spec: EnginePoolSpec
+    accelerator: AcceleratorFinding
+    settings: Settings
+    config_map: Manifest
+    replicas: Replicas
+    upgrade: tuple[str, ...] = ()
+    """What this release would change."""
+
+
+def resolve_pool(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, role: Role
+) -> ResolvedPool:
+    """The pool of `role`, of a spec without contradictions."""
+    inputs = engine_inputs(spec, role)
+    accelerator = find_accelerator(spec.pool(role), observed.nodes)
+    pin = find_pin(observed, role, inputs)
+    try:
+        file = engine_file(spec, role, accelerator.accelerator)
+    except ConfigError as error:
+        assert pin is not None, "contradictions are refused before"
+        file = EngineFile(pin.settings, pin.text)
+        refused: tuple[str, ...] = (f"pool {role} would be refused: {error}",)
+    else:
+        refused = ()
+    config, image = _config_map(top, role, file), observed.images.engine
+    replicas = plan_replicas(spec, role, _live(observed, role))
+    name = config["metadata"]["name"]
+    fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
+    if pin is None:
+        return ResolvedPool(fresh, accelerator, file.settings, config, replicas)
+    kept = EngineFile(pin.settings, pin.text)
+    return ResolvedPool(
+        spec=pinned_spec(fresh, pin),
+        accelerator=accelerator,
+        settings=pin.settings,
+        config_map=_config_map(top, role, kept),
+        replicas=replicas,
+        upgrade=refused or tuple(_changes(fresh, file, pin)),
+    )
+
+
+def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """Engine settings that contradict each other once they are resolved. What is in use was
+    accepted, whatever this release would make of it."""
+    found: dict[Role, Settings] = {}
+    for role in spec.roles:
+        pin = find_pin(observed, role, engine_inputs(spec, role))
+        accelerator = find_accelerator(spec.pool(role), observed.nodes).accelerator
+        try:
+            found[role] = pin.settings if pin else pool_settings(spec, role, accelerator)
+        except ConfigError as error:
+            for each in error.each:
+                path = _path(spec, role, each.key)
+                yield Refusal(INVALID, f"{path}.{each.key}", f"{path}.{each}")
+    for role, settings in found.items():
+        yield from _against_accelerator(spec, role, settings)
+    if len(found) > 1:
+        yield from _between(spec, found)
+
+
+SHARED: Final = ("dtype", "kv_cache_dtype", "page_size", "tensor_parallel_size")
+"""What two pools must have alike to hand each other the KV cache."""
+
+
+def _between(spec: InferenceServiceSpec, found: Mapping[Role, Settings]) -> Iterator[Refusal]:
+    """What the pools of a service must have alike, and have not."""
+    (first, settings), *others = found.items()
+    for other, theirs in others:
+        for name in SHARED:
+            if settings[name].value != theirs[name].value:
+                key = to_camel(name)
+                field = f"{_path(spec, other, key)}.{key}"
+                yield Refusal(
+                    INVALID,
+                    field,
+                    f"{field}: {shown_json(theirs[name].value)} in pool {other} is not allowed "
+                    f"beside {shown_json(settings[name].value)} in pool {first}; allowed: the same "
+                    "in both, which hand each other the KV cache",
+                )
+
+
+def _against_accelerator(
+    spec: InferenceServiceSpec, role: Role, settings: Settings
+) -> Iterator[Refusal]:
+    """Tensor parallelism takes all GPUs of an engine."""
+    accelerator, size = spec.pool(role).accelerator, settings["tensor_parallel_size"].value
+    if accelerator is not None and size != (count := gpu_count(accelerator)):
+        path = f"{_path(spec, role, 'tensorParallelSize')}.tensorParallelSize"
+        text = (
+            f"{path}: {size} is not allowed; allowed: spec.pools.{role}.accelerator.count ({count})"
+        )
+        yield Refusal(INVALID, path, text)
+
+
+def _path(spec: InferenceServiceSpec, role: Role, key: str) -> str:
+    """Where a person has set, or would set, an engine's setting."""
+    own = spec.pool(role).engine
+    given = own.to_json_dict() if own else {}
+    return f"spec.pools.{role}.engine" if key in given else "spec.engine"
+
+
+def _live(observed: ServiceObserved, role: Role) -> Manifest | None:
+    pools = of_kind(observed.children, ENGINE_POOL)
+    return next((pool for pool in pools if pool["spec"]["role"] == role), None)
+
+
+def _config_map(top: Owner, role: Role, file: EngineFile) -> Manifest:
+    return engine_config_map(top, file.text, role, settings_status(file.settings))
+
+
+def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]:
+    """What differs between the two, for a person."""
+    kept = pinned_spec(fresh, pin)
+    names = ("image", "drain_seconds", "startup_seconds")
+    pairs = [(to_camel(name), getattr(kept, name), getattr(fresh, name)) for name in names]
+    before, after = resolved_values(pin.settings), resolved_values(file.settings)
+    for name in sorted(before.keys() | after.keys()):
+        pairs.append((to_camel(name), before.get(name), after.get(name)))
+    told = [f"{name} {old} to {new}" for name, old, new in pairs if old != new]
+    if not told and file.text != pin.text:
+        told = ["the engine's file"]
+    yield from (f"pool {fresh.role}: {each}" for each in told)

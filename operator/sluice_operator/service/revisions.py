@@ -1,0 +1,73 @@
+"""The revisions of a service's pools as they are now: what the roll-out planner starts from.
+
+Pure. Reads Deployments and the service's status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.apply.field_ownership import applied_manifest
+from sluice_operator.kube.kinds import (
+    DEPLOYMENT,
+    ENGINE_POOL,
+    Manifest,
+    controller_uid,
+    is_being_deleted,
+    of_kind,
+)
+from sluice_operator.manifests.deployments import kept
+from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.rollout import PoolState, Revision, Revisions
+
+
+def pool_state(observed: ServiceObserved, spec: EnginePoolSpec) -> PoolState:
+    """The pool that should be as `spec` says, with all revisions that it has."""
+    name, uids = revision(spec), _pool_uids(observed, spec)
+    found = {
+        revision_of(item): _revision(item)
+        for item in of_kind(observed.children, DEPLOYMENT)
+        if controller_uid(item) in uids and not is_being_deleted(item)
+    }
+    wanted = found.pop(name, Revision(name))
+    return PoolState(spec.role, spec.replicas, wanted, tuple(found.values()))
+
+
+def pod_changes(observed: ServiceObserved, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:
+    """Whether this release would write the pods of a pool otherwise, made of the same inputs."""
+    built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
+    stays = any(
+        revision_of(item) == revision(spec) and kept(built, applied_manifest(item)) is not built
+        for item in of_kind(observed.children, DEPLOYMENT)
+    )
+    return (f"pool {spec.role}: its pods",) if stays else ()
+
+
+def stable_revisions(service: Manifest) -> Revisions:
+    """The revisions that were complete last, as status says."""
+    rollout = (service.get("status") or {}).get("rollout") or {}
+    return dict(rollout.get("stable") or {})
+
+
+def _pool_uids(observed: ServiceObserved, spec: EnginePoolSpec) -> set[str]:
+    return {
+        pool["metadata"]["uid"]
+        for pool in of_kind(observed.children, ENGINE_POOL)
+        if pool["spec"]["role"] == spec.role
+    }
+
+
+def _revision(deployment: Manifest) -> Revision:
+    spec, status = deployment["spec"], deployment.get("status") or {}
+    replicas = spec.get("replicas", 1)
+    seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
+    counts = (status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas"))
+    return Revision(
+        name=revision_of(deployment),
+        replicas=replicas,
+        ready=status.get("readyReplicas", 0),
+        settled=seen and all(count == replicas for count in counts),
+    )

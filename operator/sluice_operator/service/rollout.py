@@ -1,0 +1,182 @@
+"""How many engines each revision of each pool should have: one plan for all pools of a service.
+
+Pure. Knows counts; no Deployments, no pods. The revisions that the pools are wanted in together
+are a set, and one set replaces another as a whole:
+
+- the wanted revisions get all their engines at once, beside those that serve (surge);
+- the stable ones keep all theirs, however unready they are at the moment, until the wanted ones are
+  complete in every pool and the service's status says so;
+- any other revision goes, unless its engines serve while those above are too few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.labels import Role
+
+COMPLETE: Final = "Complete"
+WAITS_FOR_POOL: Final = "WaitsForPool"
+ROLLING_OUT: Final = "RollingOut"
+STARTING: Final = "Starting"
+
+Revisions = Mapping[Role, str]
+"""The name of one revision of each pool."""
+Shares = dict[str, int]
+"""Engines by revision of one pool."""
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One revision of a pool, as it is now."""
+
+    name: str
+    replicas: int = 0
+    """Engines that its Deployment is asked for."""
+    ready: int = 0
+    settled: bool = False
+    """All that was asked of the Deployment is done: every engine is of its newest template, and
+    ready."""
+    fingerprint: str = ""
+    """Engines of two pools work together only if theirs are equal."""
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """One pool: what is asked of it, and what is there."""
+
+    role: Role
+    replicas: int
+    wanted: Revision
+    others: tuple[Revision, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the wanted revision has shown, with all engines, that it works. Of a pool that is
+        asked for no engine nothing is known."""
+        return self.replicas > 0 and self.wanted.settled and self.wanted.replicas == self.replicas
+
+    @property
+    def all(self) -> tuple[Revision, ...]:
+        return (self.wanted, *self.others)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What every pool should have, and why."""
+
+    shares: Mapping[Role, Shares]
+    """The wanted revision comes first. One that is not listed goes."""
+    stable: Revisions
+    """To be noted in status. What is noted there already decides, so that a revision is noted to
+    be complete before another one goes for it."""
+    reason: str
+    message: str
+
+
+def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
+    """The plan for all pools; `stable`: the set that was complete last, as noted in status. Until
+    one was complete, the first that served stands for it."""
+    wanted = {pool.role: pool.wanted.name for pool in pools}
+    complete = all(pool.is_complete for pool in pools)
+    reason, message = _reason(pools)
+    if complete and stable == wanted:
+        shares = {pool.role: {pool.wanted.name: pool.replicas} for pool in pools}
+        return Rollout(shares, wanted, reason, message)
+    kept = {
+        pool.role: [r for r in pool.others if r.name == stable.get(pool.role)] for pool in pools
+    }
+    shares = {
+        pool.role: dict.fromkeys(
+            (pool.wanted.name, *(r.name for r in kept[pool.role])), pool.replicas
+        )
+        for pool in pools
+    }
+    _keep_serving(pools, shares)
+    unknown = not any(_has(pool, stable.get(pool.role)) for pool in pools)
+    serves = all(pool.wanted.ready for pool in pools)
+    return Rollout(shares, wanted if complete or (unknown and serves) else stable, reason, message)
+
+
+def _has(pool: PoolState, name: str | None) -> bool:
+    return any(revision.name == name for revision in pool.all)
+
+
+def _keep_serving(pools: tuple[PoolState, ...], shares: dict[Role, Shares]) -> None:
+    """Adds to `shares` engines of further revisions that serve now, where those in it are too few,
+    and partners without which a stable revision would serve no longer."""
+    for fingerprint in _fingerprints(pools, shares):
+        lacking = {
+            pool.role: pool.replicas - _serving(pool, pools, shares[pool.role]) for pool in pools
+        }
+        if not (max(lacking.values()) > 0 or _is_alone(fingerprint, pools, shares)):
+            continue
+        for pool in pools:
+            for revision in pool.others:
+                if revision.fingerprint != fingerprint or revision.name in shares[pool.role]:
+                    continue
+                most = max(1, lacking[pool.role])
+                if count := min(revision.ready, most, pool.replicas):
+                    shares[pool.role][revision.name] = count
+                    lacking[pool.role] -= count
+
+
+def _fingerprints(pools: tuple[PoolState, ...], shares: Mapping[Role, Shares]) -> Iterator[str]:
+    """Those of revisions that are not kept and serve, those with most engines first."""
+    ready: dict[str, int] = {}
+    for pool in pools:
+        for revision in pool.others:
+            if revision.name not in shares[pool.role] and revision.ready:
+                found = ready.get(revision.fingerprint, 0)
+                ready[revision.fingerprint] = found + revision.ready
+    for fingerprint in sorted(ready, key=lambda each: (-ready[each], each)):
+        if all(_ready_of(pool, fingerprint) for pool in pools):
+            yield fingerprint
+
+
+def _serving(pool: PoolState, pools: tuple[PoolState, ...], shares: Shares) -> int:
+    """Ready engines of a pool, of those it keeps, that have partners in every other pool."""
+    return sum(
+        min(revision.ready, shares[revision.name])
+        for revision in pool.all
+        if revision.name in shares
+        and all(_ready_of(other, revision.fingerprint) for other in pools)
+    )
+
+
+def _is_alone(
+    fingerprint: str, pools: tuple[PoolState, ...], shares: Mapping[Role, Shares]
+) -> bool:
+    """Whether kept engines of some pools have this fingerprint, and those of another have not."""
+    kept = [
+        any(
+            revision.name in shares[pool.role] and revision.ready
+            for revision in pool.all
+            if revision.fingerprint == fingerprint
+        )
+        for pool in pools
+    ]
+    return any(kept) and not all(kept)
+
+
+def _ready_of(pool: PoolState, fingerprint: str) -> int:
+    return sum(r.ready for r in pool.all if r.fingerprint == fingerprint)
+
+
+def _reason(pools: tuple[PoolState, ...]) -> tuple[str, str]:
+    counts = ", ".join(
+        f"pool {pool.role}: {pool.wanted.ready} of {pool.replicas} engines of revision "
+        f"{pool.wanted.name} ready"
+        for pool in pools
+    )
+    if not any(pool.others for pool in pools):
+        complete = all(pool.is_complete or not pool.replicas for pool in pools)
+        return COMPLETE if complete else STARTING, f"{counts}; there is no other revision."
+    done = [pool.role for pool in pools if pool.is_complete]
+    if len(done) == len(pools):
+        return COMPLETE, f"{counts}; the former revisions go."
+    if done:
+        return WAITS_FOR_POOL, f"{counts}; the former revisions stay until every pool is complete."
+    return ROLLING_OUT, f"{counts}; the former revisions stay until all are."

@@ -1,0 +1,97 @@
+"""The routers of a service: as this release has them, or as another made them of the same inputs.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_contract.labels import ROUTER_ROLE
+from sluice_contract.router_config import (
+    Discovery,
+    RouterConfig,
+    RouterServer,
+    max_buffered_bytes,
+    render_router_config,
+)
+
+from sluice_operator.api.quantities import amount
+from sluice_operator.api.service import InferenceServiceSpec, RouterSpec
+from sluice_operator.apply.field_ownership import applied_manifest
+from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
+from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
+from sluice_operator.manifests.deployments import kept
+from sluice_operator.manifests.metadata import ROUTER, Owner
+from sluice_operator.manifests.pods import mounted_config_maps
+from sluice_operator.manifests.router import ROUTER_RESOURCES, RouterDeployment, router_deployment
+from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.pins import router_inputs
+
+
+@dataclass(frozen=True)
+class PlannedRouter:
+    """The routers' Deployment, and the configuration that it needs."""
+
+    deployment: Manifest
+    config_maps: tuple[Manifest, ...]
+    """To be applied; empty where the one in use is an earlier release's."""
+    upgrade: tuple[str, ...]
+    """What this release would change."""
+
+
+def plan_router(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) -> PlannedRouter:
+    """The routers of a service."""
+    file = _config_map(top, spec)
+    built = _deployment(observed, top, spec, file["metadata"]["name"])
+    live = _live(observed, built)
+    deployment = kept(built, applied_manifest(live) if live else None)
+    there = {item["metadata"]["name"] for item in of_kind(observed.children, CONFIG_MAP)}
+    if deployment is built or not mounted_config_maps(deployment) <= there:
+        return PlannedRouter(built, (file,), ())
+    old, new = (
+        item["spec"]["template"]["spec"]["containers"][0]["image"] for item in (deployment, built)
+    )
+    changed = f"image {old} to {new}" if old != new else "their pods"
+    same = file["metadata"]["name"] in mounted_config_maps(deployment)
+    return PlannedRouter(deployment, (file,) if same else (), (f"routers: {changed}",))
+
+
+def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
+    config = RouterConfig(
+        discovery=Discovery(service=top.service, roles=spec.roles),
+        server=RouterServer(
+            drain_seconds=spec.longest_drain_seconds,
+            max_buffered_bytes=max_buffered_bytes(_memory_limit_bytes(spec)),
+        ),
+    )
+    return config_map(top, ROUTER_FILE, render_router_config(config), ROUTER, ROUTER_ROLE)
+
+
+def _memory_limit_bytes(spec: InferenceServiceSpec) -> int:
+    """Of one router; without a limit, that of the default."""
+    resources = spec.router.resources if spec.router else None
+    limits = (resources.limits if resources else None) or ROUTER_RESOURCES["limits"]
+    return int(amount(limits.get("memory")) or amount(ROUTER_RESOURCES["limits"]["memory"]) or 0)
+
+
+def _deployment(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, file: str
+) -> Manifest:
+    router = spec.router or RouterSpec()
+    lame_duck = int(RouterServer().lame_duck_seconds)
+    wanted = RouterDeployment(
+        replicas=router.replicas,
+        image=router.image or observed.images.router,
+        config_map=file,
+        resources=router.resources,
+        shutdown_seconds=lame_duck + spec.longest_drain_seconds,
+        inputs=router_inputs(spec),
+    )
+    return router_deployment(top, wanted)
+
+
+def _live(observed: ServiceObserved, built: Manifest) -> Manifest | None:
+    name = built["metadata"]["name"]
+    found = of_kind(observed.children, DEPLOYMENT)
+    return next((item for item in found if item["metadata"]["name"] == name), None)

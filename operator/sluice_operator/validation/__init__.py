@@ -1,0 +1,1 @@
+"""What of a spec is refused, and in which words."""

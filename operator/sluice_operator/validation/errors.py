@@ -1,0 +1,44 @@
+"""All validation errors of a spec at once: invalid values, contradictions, and what this version
+does not support.
+
+Pure; knows no field. Contradictions need resolved settings, so the caller finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sluice_operator.api.findings import InvalidSpecError
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.validation.refusal import Refusal
+from sluice_operator.validation.unsupported import refusals
+
+INVALID: Final = "InvalidSpec"
+
+Contradictions = Callable[[InferenceServiceSpec], Iterable[Refusal]]
+"""Finds contradictions in a spec whose types are valid."""
+
+
+def validation_errors(
+    spec: InferenceServiceSpec, contradictions: Contradictions
+) -> tuple[Refusal, ...]:
+    """The errors of a spec whose types and rules are valid; each once over all pools."""
+    return tuple(dict.fromkeys((*contradictions(spec), *refusals(spec))))
+
+
+def invalid(error: InvalidSpecError, contradictions: Contradictions) -> tuple[Refusal, ...]:
+    """The errors of a spec that is invalid. If its types are valid, the rest is checked as well; a
+    field that breaks a rule is not named twice."""
+    found = tuple(Refusal(INVALID, each.field, str(each)) for each in error.findings)
+    if not isinstance(error.parsed, InferenceServiceSpec):
+        return found
+    fields = {each.field for each in found}
+    rest = validation_errors(error.parsed, contradictions)
+    return (*found, *(each for each in rest if each.field not in fields))
+
+
+def joined(found: tuple[Refusal, ...]) -> Refusal:
+    """One refusal for all of `found`, with the reason and the field of the first."""
+    message = "; ".join(item.message for item in found)
+    return Refusal(found[0].reason, found[0].field, message, found)

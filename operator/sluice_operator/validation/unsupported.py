@@ -1,0 +1,104 @@
+"""What this version of the operator does not support: one table.
+
+A row is deleted when the feature is implemented. Engine settings have their own table, which the
+engine shares: `sluice_contract.supported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.http_errors import shown_json
+from sluice_contract.supported import unsupported
+
+from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.model_uri import SERVED_SCHEMES, scheme_of
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.validation.refusal import Refusal
+
+NOT_IMPLEMENTED: Final = "NotImplemented"
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A field, when it is refused, and what is allowed instead."""
+
+    field: str
+    refuses: Callable[[InferenceServiceSpec], bool]
+    value: Callable[[InferenceServiceSpec], object]
+    allowed: str
+
+
+ROWS: Final = (
+    Unsupported(
+        "spec.model.uri",
+        lambda s: scheme_of(s.model.uri) not in SERVED_SCHEMES,
+        lambda s: s.model.uri,
+        "file:///path, pvc://claim/path or dummy://name",
+    ),
+    Unsupported("spec.mode", lambda s: s.mode != "Mixed", lambda s: s.mode, "Mixed"),
+    Unsupported(
+        "spec.slo.ttftMilliseconds",
+        lambda s: s.slo is not None and s.slo.ttft_milliseconds is not None,
+        lambda s: s.slo and s.slo.ttft_milliseconds,
+        "itlMilliseconds alone",
+    ),
+    Unsupported(
+        "spec.slo",
+        lambda s: (
+            s.slo is not None and s.slo.ttft_milliseconds is None and s.slo.itl_milliseconds is None
+        ),
+        lambda _: "a value",
+        "a promise: itlMilliseconds",
+    ),
+    Unsupported(
+        "spec.autoscaling", lambda s: s.autoscaling is not None, lambda _: "a value", "nothing"
+    ),
+    Unsupported(
+        "spec.rollout.strategy",
+        lambda s: s.rollout is not None and s.rollout.strategy != "Surge",
+        lambda s: s.rollout and s.rollout.strategy,
+        "Surge",
+    ),
+    Unsupported(
+        "spec.router.auth",
+        lambda s: s.router is not None and s.router.auth is not None,
+        lambda _: "a value",
+        "nothing",
+    ),
+)
+
+POOL_ROWS: Final[Mapping[str, str]] = {
+    "autoscaling": "{pool}.replicas instead",
+    "accelerator": "nothing, as the engine runs on CPUs only in this version",
+}
+"""Fields that are refused of every pool, and what is allowed instead; `{pool}` is its path."""
+
+
+def refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """A refusal for everything the spec asks for and this version does not have."""
+    for row in ROWS:
+        if row.refuses(spec):
+            yield _refusal(row.field, row.value(spec), row.allowed)
+    yield from _pool_refusals(spec)
+    for error in unsupported(spec.engine or EngineSpec()):
+        yield Refusal(NOT_IMPLEMENTED, f"spec.engine.{error.key}", f"spec.engine.{error}")
+
+
+def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    for role in spec.roles:
+        pool, path = spec.pool(role), f"spec.pools.{role}"
+        for name, allowed in POOL_ROWS.items():
+            if getattr(pool, name) is not None:
+                yield _refusal(f"{path}.{name}", "a value", allowed.format(pool=path))
+        for error in unsupported(pool.engine or EngineSpec()):
+            yield Refusal(NOT_IMPLEMENTED, f"{path}.engine.{error.key}", f"{path}.engine.{error}")
+
+
+def _refusal(field: str, value: object, allowed: str) -> Refusal:
+    shown = shown_json(value) if value != "a value" else "this field"
+    return Refusal(
+        NOT_IMPLEMENTED, field, f"{field}: {shown} is not implemented yet; allowed: {allowed}"
+    )

@@ -1,0 +1,45 @@
+"""The KV fingerprint: whether an engine can go on with pages that another engine computed.
+
+Pages are handed over, and requests resumed, only between engines with equal fingerprints.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sluice_contract.base import ContractModel
+
+PAGE_MAJOR: Final = "page-layer-kv-token-head-dim"
+"""The order of a pool's dimensions, outermost first: a page is one contiguous piece of memory."""
+
+
+class KvFingerprint(ContractModel):
+    """All that a page's bytes depend on, besides the tokens in it."""
+
+    model: str
+    """The model's URI."""
+    model_revision: str | None = None
+    """Commit of a hub's model; no other has one."""
+    page_size_tokens: int
+    kv_dtype: str
+    """As resolved, e.g. `bfloat16`: never `auto`."""
+    layout: str = PAGE_MAJOR
+    tensor_parallel_size: int
+
+    def __str__(self) -> str:
+        """One line that is stable across versions, for logs and messages."""
+        revision = f"@{self.model_revision}" if self.model_revision else ""
+        return (
+            f"{self.model}{revision} {self.kv_dtype} page={self.page_size_tokens} "
+            f"tp={self.tensor_parallel_size} {self.layout}"
+        )
+
+
+def differences(first: KvFingerprint, second: KvFingerprint) -> tuple[str, ...]:
+    """What differs, each with both values, e.g. `pageSizeTokens: 16 and 32`; empty when equal."""
+    ours, theirs = first.model_dump(by_alias=True), second.model_dump(by_alias=True)
+    return tuple(
+        f"{name}: {value} and {theirs[name]}"
+        for name, value in ours.items()
+        if value != theirs[name]
+    )

@@ -1,0 +1,102 @@
+"""The routes that probes, Prometheus and the autoscaler see, on a port of their own.
+
+Its answers name pod addresses, so clients must not reach it; and it answers however many requests
+clients have sent.
+"""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+from sluice_contract.service_load import EngineCondition, EngineLoad, ServiceLoad
+
+from sluice_router.dispatch import Dispatcher
+from sluice_router.engines import EngineState, condition
+from sluice_router.errors import JSON_CONTENT_TYPE
+from sluice_router.fleet import Clock, Fleet
+from sluice_router.lifecycle import Lifecycle
+from sluice_router.memory import ByteBudget
+from sluice_router.telemetry import CONTENT_TYPE, Telemetry
+
+
+async def health(request: web.Request) -> web.Response:
+    """The process is alive."""
+    return _json({"status": "ok"})
+
+
+class Monitoring:
+    """The handlers."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        dispatcher: Dispatcher,
+        budget: ByteBudget,
+        lifecycle: Lifecycle,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._budget = budget
+        self._lifecycle = lifecycle
+        self._telemetry = telemetry
+        self._clock = clock
+
+    def build_app(self) -> web.Application:
+        """The application; the routes in this list are all there are."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/health", health),
+                web.get("/ready", self.ready),
+                web.get("/load", self.load),
+                web.get("/metrics", self.metrics),
+            ]
+        )
+        return app
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Whether the cluster may send requests here: also with no engines, but not draining."""
+        discovered, draining = self._fleet.discovered, self._lifecycle.draining
+        reason = "Draining" if draining else "Ready" if discovered else "NotDiscovered"
+        body = {"ready": reason == "Ready", "engines": len(self._fleet.engines()), "reason": reason}
+        return _json(body, 200 if reason == "Ready" else 503)
+
+    async def load(self, request: web.Request) -> web.Response:
+        """The service's load: one summary for the autoscaler."""
+        now = self._clock()
+        summary = ServiceLoad(
+            draining=self._lifecycle.draining,
+            discovered=self._fleet.discovered,
+            waiting_requests=self._dispatcher.waiting,
+            engines=tuple(_row(engine, now) for engine in self._fleet.engines()),
+        )
+        text = summary.model_dump_json(by_alias=True, exclude_none=True)
+        return web.Response(text=text, content_type=JSON_CONTENT_TYPE)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus' exposition."""
+        now = self._clock()
+        states: tuple[EngineCondition, ...] = tuple(
+            condition(engine, now) for engine in self._fleet.engines()
+        )
+        text = self._telemetry.render(states, self._lifecycle.inflight, self._budget.held)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+
+def _row(engine: EngineState, now: float) -> EngineLoad:
+    received = engine.received
+    return EngineLoad(
+        name=engine.endpoint.name,
+        url=engine.endpoint.url,
+        condition=condition(engine, now),
+        inflight_requests=engine.inflight,
+        report=received.report if received is not None else None,
+        report_age_seconds=now - received.received_seconds if received is not None else None,
+    )
+
+
+def _json(body: dict[str, object], status: int = 200) -> web.Response:
+    return web.Response(status=status, text=json.dumps(body), content_type=JSON_CONTENT_TYPE)

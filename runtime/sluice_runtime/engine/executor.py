@@ -1,0 +1,73 @@
+"""Runs the steps of the engine's loop, in the order in which they were launched: in the loop's own
+thread, or in a second one, so that the loop can plan the next step meanwhile.
+
+Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, Protocol
+
+from sluice_runtime.scheduler.batch import Batch, SampledTokens
+
+PendingResult = Callable[[], SampledTokens]
+"""Waits for a step and returns its results, or raises what the step raised."""
+
+
+class StepRunner(Protocol):
+    """The part of `engine.runner.Runner` that executors use."""
+
+    def forward(self, batch: Batch) -> SampledTokens:
+        """One token for each of the batch's sampling rows."""
+        ...
+
+
+class Executor(Protocol):
+    """Takes batches."""
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may be launched before the results of the one before them are known."""
+        ...
+
+    def launch(self, batch: Batch) -> PendingResult: ...
+
+
+class SyncExecutor:
+    """Runs a batch when its result is requested."""
+
+    ahead: Final = 0
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+
+    def launch(self, batch: Batch) -> PendingResult:
+        return partial(self._runner.forward, batch)
+
+    def close(self) -> None:
+        """Does nothing: no thread was started."""
+
+
+class OverlapExecutor:
+    """Runs a batch at once in its own thread; torch releases the GIL while it computes."""
+
+    ahead: Final = 1
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._thread = ThreadPoolExecutor(1, "forward")
+
+    def launch(self, batch: Batch) -> PendingResult:
+        return self._thread.submit(self._runner.forward, batch).result
+
+    def close(self) -> None:
+        """Takes no more batches. Returns at once, even while one runs."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def executor_for(runner: StepRunner, *, overlap: bool) -> SyncExecutor | OverlapExecutor:
+    """The executor that the setting `overlap` selects. The caller closes it."""
+    return OverlapExecutor(runner) if overlap else SyncExecutor(runner)

@@ -1,0 +1,223 @@
+"""What requests hold: rows, pages and locks on cached prefixes. Taken here, and given back here.
+
+One path gives back, whatever the reason. What a step in flight or a transfer may still touch is
+handed out again only when that is over. Knows neither budgets nor the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from sluice_runtime.scheduler.batch import PagesReplaced
+from sluice_runtime.scheduler.eviction import EVICTIONS
+from sluice_runtime.scheduler.integrity import check_integrity
+from sluice_runtime.scheduler.page_leases import Fence, PageLeases
+from sluice_runtime.scheduler.pages import PageAllocator, pages_for
+from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache
+from sluice_runtime.scheduler.request import Request, lock_of, row_of
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+
+class DeferredFree(NamedTuple):
+    """No request's any more; free once nobody uses it."""
+
+    page_ids: list[int]
+    row: int | None = None
+    row_announced: bool = False
+    lock: Lock | None = None
+    trusted: bool = True
+    """Whether the locked path may serve others."""
+
+
+class KvAllocator:
+    """The pool's free list, the prefix tree and the rows."""
+
+    def __init__(self, settings: SchedulerSettings, allocator: PageAllocator) -> None:
+        self._page_size = settings.page_size
+        self._caches = settings.prefix_cache
+        self._allocator = allocator
+        self._cache = PrefixCache(settings.page_size, EVICTIONS[settings.eviction])
+        self._free_rows = list(range(settings.max_running_requests))[::-1]
+        self._steps_in_flight: set[Fence] = set()
+        self._leases: PageLeases[DeferredFree] = PageLeases()
+        self._dropped_rows: list[int] = []
+        self._replaced: list[PagesReplaced] = []
+        self.evicted_pages = 0
+        """Since the start."""
+
+    @property
+    def free_rows(self) -> int:
+        return len(self._free_rows)
+
+    @property
+    def total_pages(self) -> int:
+        return self._allocator.total_pages
+
+    @property
+    def free_pages(self) -> int:
+        return self._allocator.free_pages
+
+    @property
+    def evictable_pages(self) -> int:
+        """Cached, and used by no one."""
+        return self._cache.evictable_pages
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that can be taken now."""
+        return self._allocator.free_pages + self._cache.evictable_pages
+
+    def match(self, request: Request) -> Match:
+        """The cached prefix of a waiting request: at most all tokens but the last, and none of a
+        prompt that is to be scored."""
+        return self._cache.match(request.namespace, request.key, self._max_matched_pages(request))
+
+    def matched_tokens(self, request: Request) -> int:
+        """Leading tokens that are cached."""
+        most = self._max_matched_pages(request)
+        return self._cache.matched_pages(request.namespace, request.key, most) * self._page_size
+
+    def matched_path(self, request: Request) -> tuple[int, ...]:
+        """Numbers of the tree's nodes that hold them."""
+        return tuple(node.number for node in self.match(request).path)
+
+    def has_room(self, request: Request) -> bool:
+        """Whether a row can be had, and pages for its prompt and the next token."""
+        wanted = pages_for(len(request.token_ids) + 1, self._page_size)
+        return bool(self._free_rows) and wanted <= self.available_pages
+
+    def take(self, matched: Sequence[tuple[Request, Match]]) -> None:
+        """For each a row, its cached prefix, and pages for the rest of its prompt, also when it is
+        cut. The match may be one from before another prefix was locked; it is made anew if that has
+        cut its path. All prefixes are locked before the first page is taken, which may evict."""
+        missing = 0
+        for request, found in matched:
+            match = found if self._cache.has(found) else self.match(request)
+            request.row = self._free_rows.pop()
+            request.page_ids = match.page_ids()
+            request.lock = self._cache.lock(match)
+            request.computed_tokens = request.prefilled_tokens = match.pages * self._page_size
+            missing += pages_for(len(request.token_ids), self._page_size) - match.pages
+        pages = iter(self._allocate(missing))
+        for request, _ in matched:
+            own = pages_for(len(request.token_ids), self._page_size) - len(request.page_ids)
+            request.page_ids += islice(pages, own)
+
+    def append_page(self, request: Request) -> int:
+        """One more page."""
+        return self.append_pages([request])[0]
+
+    def append_pages(self, requests: Sequence[Request]) -> list[int]:
+        """One more page for each."""
+        pages = self._allocate(len(requests))
+        for request, page in zip(requests, pages, strict=True):
+            request.page_ids.append(page)
+        return pages
+
+    def cache_unfinished(self, request: Request) -> None:
+        """Lets others find what is computed of a request, in whole pages; pages that turn out to be
+        duplicates are replaced in its row, and go."""
+        if not self._caches:
+            return
+        lock, size = lock_of(request), self._page_size
+        first, last = lock.pages, request.landed_tokens // size
+        if first == last:
+            return
+        key = request.key_of(first * size, last * size)
+        canonical = self._cache.extend(lock, key, request.page_ids[first:last])
+        if canonical:
+            span = slice(first, first + len(canonical))
+            duplicates, request.page_ids[span] = request.page_ids[span], canonical
+            if request.row_announced:
+                self._replaced.append(PagesReplaced(row_of(request), first, tuple(canonical)))
+            self._defer_free(DeferredFree(duplicates), request)
+
+    def publishes(self, request: Request) -> bool:
+        """Whether others will find what is computed of a request that has started."""
+        return request.lock is not None and self._cache.grows(request.lock)
+
+    def release(self, request: Request, *, trusted: bool = True) -> None:
+        """Everything a request holds; what is computed stays in the tree, if it can be trusted."""
+        if trusted:
+            self.cache_unfinished(request)
+        lock = lock_of(request)
+        own = request.page_ids[lock.pages :]
+        freed = DeferredFree(own, row_of(request), request.row_announced, lock, trusted)
+        self._defer_free(freed, request)
+        request.page_ids, request.row, request.lock = [], None, None
+        request.row_announced = False
+        request.transfers.clear()
+        request.computed_tokens = request.prefilled_tokens = 0
+
+    def flush(self) -> None:
+        """Forgets all prefixes; running requests keep theirs to themselves."""
+        self._allocator.free(self._cache.flush())
+
+    def launched(self, step: int) -> None:
+        """From now on a step may touch whatever is held."""
+        self._steps_in_flight.add(step)
+        self._leases.open(step)
+
+    def landed(self, step: int) -> None:
+        """The results of a step are in."""
+        self._steps_in_flight.remove(step)
+        self._pass(step)
+
+    def begin_transfer(self, request: Request, transfer: Fence) -> None:
+        """From now on a transfer may touch what the request holds, also once it has ended."""
+        self._leases.open(transfer)
+        request.transfers.add(transfer)
+
+    def end_transfer(self, transfer: Fence) -> None:
+        """It touches nothing any more."""
+        self._pass(transfer)
+
+    def take_dropped_rows(self) -> tuple[int, ...]:
+        """Rows that came free since the last call."""
+        dropped, self._dropped_rows = tuple(self._dropped_rows), []
+        return dropped
+
+    def take_replaced_pages(self) -> tuple[PagesReplaced, ...]:
+        """Changes of rows' pages since the last call."""
+        replaced, self._replaced = tuple(self._replaced), []
+        return replaced
+
+    def check_integrity(self, requests: Collection[Request]) -> None:
+        """Asserts that each page and each row is free, cached or someone's; never two of these."""
+        check_integrity(requests, self._leases, self._allocator, self._cache, self._free_rows)
+
+    def _max_matched_pages(self, request: Request) -> int:
+        return 0 if request.scores_prompt else (len(request.token_ids) - 1) // self._page_size
+
+    def _allocate(self, pages: int) -> list[int]:
+        if (missing := pages - self._allocator.free_pages) > 0:
+            evicted = self._cache.evict(missing)
+            self.evicted_pages += len(evicted)
+            self._allocator.free(evicted)
+        return self._allocator.allocate(pages)
+
+    def _defer_free(self, freed: DeferredFree, owner: Request) -> None:
+        fences = self._steps_in_flight
+        if owner.transfers:
+            fences = fences | set(filter(self._leases.is_open, owner.transfers))
+        if fences:
+            self._leases.hold(freed, fences)
+        else:
+            self._free_now(freed)
+
+    def _pass(self, fence: Fence) -> None:
+        for freed in self._leases.passed(fence):
+            self._free_now(freed)
+
+    def _free_now(self, freed: DeferredFree) -> None:
+        pages = freed.page_ids
+        if freed.lock is not None:
+            give = self._cache.unlock if freed.trusted else self._cache.forget
+            pages = [*pages, *give(freed.lock)]
+        self._allocator.free(pages)
+        if freed.row is not None:
+            self._free_rows.append(freed.row)
+            if freed.row_announced:
+                self._dropped_rows.append(freed.row)

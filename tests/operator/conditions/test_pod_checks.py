@@ -1,0 +1,133 @@
+"""Why a pod is not ready, as kubelet and scheduler leave it in its status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_contract.termination import TerminationMessage
+from sluice_operator.conditions.pods import failure_of, first_failure, is_draining, is_ready
+from sluice_operator.kube.kinds import Manifest
+
+
+def _pod(name: str = "chat-0", **status: Any) -> Manifest:
+    return {"metadata": {"name": name}, "status": status}
+
+
+def _container(**state: Any) -> dict[str, Any]:
+    container = {"name": "engine", "image": "sluice/engine:1", "ready": False, **state}
+    return {"containerStatuses": [container]}
+
+
+def _ended(**terminated: Any) -> dict[str, Any]:
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    return _container(state=waiting, lastState={"terminated": terminated})
+
+
+TOLD = TerminationMessage(reason="ModelLoadFailed", message="model.safetensors: truncated")
+
+FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "unschedulable": (
+        {
+            "conditions": [
+                {
+                    "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                    "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+                }
+            ]
+        },
+        "Unschedulable",
+        "3 Insufficient nvidia.com/gpu",
+    ),
+    "image": (
+        _container(state={"waiting": {"reason": "ErrImagePull", "message": "no such\nimage"}}),
+        "ImagePullBackOff",
+        "no such image",
+    ),
+    "image without a message": (
+        _container(state={"waiting": {"reason": "ImagePullBackOff"}}),
+        "ImagePullBackOff",
+        "sluice/engine:1",
+    ),
+    "image name": (
+        _container(state={"waiting": {"reason": "InvalidImageName"}}), "InvalidImageName", "",
+    ),
+    "config": (
+        _container(
+            state={"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}
+        ),
+        "CreateContainerConfigError",
+        "no secret",
+    ),
+    "told": (
+        _ended(exitCode=1, message=TOLD.to_bytes().decode()),
+        "ModelLoadFailed",
+        "model.safetensors: truncated",
+    ),
+    "told, not restarted yet": (
+        _container(state={"terminated": {"exitCode": 1, "message": TOLD.to_bytes().decode()}}),
+        "ModelLoadFailed",
+        "truncated",
+    ),
+    "memory": (_ended(exitCode=137, reason="OOMKilled"), "OOMKilled", "more memory"),
+    "crash": (
+        _ended(exitCode=3, message="Traceback\nboom"), "CrashLoopBackOff", "code 3: Traceback boom",
+    ),
+    "crash without a word": (_ended(exitCode=3), "CrashLoopBackOff", "exited with code 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failure_is_told_with_reason_and_message(case: str) -> None:
+    status, reason, message = FAILURES[case]
+    failure = failure_of(_pod(**status))
+    assert failure is not None
+    assert (failure.pod, failure.reason) == ("chat-0", reason)
+    assert message in failure.message
+    assert "\n" not in failure.message
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"phase": "Pending"},
+        _container(state={"waiting": {"reason": "ContainerCreating"}}),
+        _container(state={"running": {}}),
+        {"phase": "Failed", "reason": "Evicted"},
+        {"conditions": [{"type": "Ready", "status": "True"}], **_ended(exitCode=1)},
+    ],
+)
+def test_what_starts_or_runs_or_is_over_is_no_failure(status: dict[str, Any]) -> None:
+    assert failure_of(_pod(**status)) is None
+
+
+def test_a_pod_that_is_going_is_neither_ready_nor_failing() -> None:
+    going = _pod(conditions=[{"type": "Ready", "status": "True"}])
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert is_draining(going)
+    assert not is_ready(going)
+    assert failure_of(going) is None
+
+
+def test_the_lasting_failure_is_told_first() -> None:
+    waiting = _pod("a", **FAILURES["unschedulable"][0])
+    broken = _pod("b", **FAILURES["told"][0])
+    found = first_failure([waiting, broken])
+    assert found is not None
+    assert (found.pod, found.lasting) == ("b", True)
+
+
+def test_else_the_first_pod_by_name() -> None:
+    pods = [_pod(name, **FAILURES["crash"][0]) for name in ("b", "a")]
+    found = first_failure(pods)
+    assert found is not None
+    assert found.pod == "a"
+
+
+@pytest.mark.parametrize(("reason", "lasting"), [("OutOfMemory", True), ("EngineCrashed", False)])
+def test_only_what_waiting_does_not_cure_is_lasting(reason: str, lasting: bool) -> None:
+    told = TerminationMessage(reason=reason, message="no room").to_bytes().decode()
+    failure = failure_of(_pod(**_ended(exitCode=1, message=told)))
+    assert failure is not None
+    assert (failure.reason, failure.lasting) == (reason, lasting)

@@ -1,0 +1,107 @@
+"""Nodes of a real API server: heartbeats cost nothing; a change reaches those it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, NODE
+from sluice_operator.service.nodes import COLLECT_SECONDS
+
+from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.proxy import Proxy, Seen, proxying, status
+from tests.operator.harness.rest import comes_to_rest
+from tests.operator.harness.scenery import chat, settled
+
+pytestmark = pytest.mark.apiserver
+StartOperator = Callable[..., OperatorProcess]
+NAME = "gpu-node"
+
+
+@pytest.fixture
+async def node(cluster: Cluster) -> AsyncIterator[str]:
+    """A node with a GPU."""
+    await cluster.create(NODE, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NAME}})
+    await heartbeat(cluster, "0", {"nvidia.com/gpu": "1"})
+    yield NAME
+    await cluster.delete(NODE, None, NAME)
+
+
+async def heartbeat(cluster: Cluster, beat: str, allocatable: dict[str, str] | None = None) -> None:
+    """A status update as kubelet sends it."""
+    conditions = [{"type": "Ready", "status": "True", "reason": f"beat-{beat}"}]
+    body = {"conditions": conditions} | ({"allocatable": allocatable} if allocatable else {})
+    await cluster.patch(NODE, None, NAME, {"status": body}, "status")
+
+
+def looks_at(seen: list[Seen], name: str) -> int:
+    """How often the service was read to be reconciled."""
+    return sum(
+        each.method == "GET" and each.path.endswith(f"/inferenceservices/{name}") for each in seen
+    )
+
+
+async def both_services(cluster: Cluster, namespace: str) -> None:
+    gpu = {"mixed": {"replicas": 1, "accelerator": {"count": 1}}}
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, "with-gpu", pools=gpu))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, "without"))
+    for name in ("with-gpu", "without"):
+        await cluster.until(INFERENCE_SERVICE, namespace, settled(name))
+        await comes_to_rest(cluster, namespace, name)
+
+
+def lines_of_nodes(proxy: Proxy) -> list[bytes]:
+    """Fills with what the watch of nodes is sent."""
+    found: list[bytes] = []
+
+    def note(seen: Seen, line: bytes) -> bytes:
+        if seen.path == "/api/v1/nodes":
+            found.append(line)
+            proxy.note(Seen("WATCHED", seen.path, {}, ""))
+        return line
+
+    proxy.lines = note
+    return found
+
+
+async def test_a_heartbeat_reconciles_nothing_and_a_label_only_those_it_concerns(
+    cluster: Cluster,
+    namespace: str,
+    node: str,
+    operator_kubeconfig: Path,
+    start_operator: StartOperator,
+    tmp_path: Path,
+) -> None:
+    async with proxying(operator_kubeconfig, tmp_path) as (proxy, kubeconfig):
+        lines = lines_of_nodes(proxy)
+        start_operator(KUBECONFIG=str(kubeconfig))
+        await both_services(cluster, namespace)
+        await proxy.until(lambda seen: any(e.is_watch and e.path.endswith("/nodes") for e in seen))
+        proxy.seen.clear()
+        for beat in range(1, 6):
+            await heartbeat(cluster, str(beat))
+        await proxy.until(lambda _: len(lines) >= 5)
+        await asyncio.sleep(COLLECT_SECONDS + 0.5)  # what follows from a change follows by then
+        assert looks_at(proxy.seen, "with-gpu") == 0
+        labels = {"metadata": {"labels": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}}}
+        await cluster.patch(NODE, None, node, labels)
+        await proxy.until(lambda seen: looks_at(seen, "with-gpu"))
+        assert looks_at(proxy.seen, "with-gpu") == 1
+        assert looks_at(proxy.seen, "without") == 0
+
+
+async def test_without_the_right_to_read_nodes_it_says_so_and_goes_on(
+    cluster: Cluster,
+    namespace: str,
+    operator_kubeconfig: Path,
+    start_operator: StartOperator,
+    tmp_path: Path,
+) -> None:
+    async with proxying(operator_kubeconfig, tmp_path) as (proxy, kubeconfig):
+        proxy.spoil = lambda seen: status(403, "Forbidden") if "/nodes" in seen.path else None
+        operator = start_operator(KUBECONFIG=str(kubeconfig))
+        await both_services(cluster, namespace)
+        assert operator.log.read_text().count("nodes may not be listed") == 1

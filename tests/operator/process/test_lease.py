@@ -1,0 +1,198 @@
+"""Leadership: who may write, and from when to when. Two replicas, one Lease, one fake clock."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from sluice_operator.kube.errors import ConflictError, LeaseLostError, UnavailableError
+from sluice_operator.kube.kinds import Kind, Manifest
+from sluice_operator.process.lease import Leadership, LeaseName, LeaseTiming
+
+from tests.operator.virtual_time import FakeClock
+
+
+class Leases:
+    """An API server with one Lease."""
+
+    def __init__(self) -> None:
+        self.stored: Manifest | None = None
+        self.away = False
+        self.version = 0
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
+        self._answer()
+        return copy.deepcopy(self.stored)
+
+    async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
+        self._answer()
+        if self.stored is not None:
+            raise ConflictError("POST", 409, "AlreadyExists", "")
+        return self._store(manifest)
+
+    async def replace(self, kind: Kind, manifest: Manifest) -> Manifest:
+        self._answer()
+        assert self.stored is not None
+        sent, current = manifest["metadata"], self.stored["metadata"]
+        if sent["resourceVersion"] != current["resourceVersion"]:
+            raise ConflictError("PUT", 409, "Conflict", "")
+        return self._store(manifest)
+
+    @property
+    def holder(self) -> str | None:
+        return None if self.stored is None else self.stored["spec"]["holderIdentity"]
+
+    def _answer(self) -> None:
+        if self.away:
+            raise UnavailableError("any", "away")
+
+    def _store(self, manifest: Manifest) -> Manifest:
+        self.version += 1
+        self.stored = copy.deepcopy(manifest)
+        self.stored["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(self.stored)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def leases() -> Leases:
+    return Leases()
+
+
+def replica(leases: Leases, clock: FakeClock, identity: str) -> Leadership:
+    name = LeaseName("sluice-system", "sluice-operator", identity)
+    return Leadership(leases, name, LeaseTiming(duration=15), clock)
+
+
+async def test_the_first_takes_it_and_the_second_waits(leases: Leases, clock: FakeClock) -> None:
+    assert await replica(leases, clock, "a").try_acquire()
+    assert not await replica(leases, clock, "b").try_acquire()
+    assert leases.holder == "a"
+
+
+async def test_a_silent_holder_is_replaced_after_its_time_and_not_before(
+    leases: Leases, clock: FakeClock
+) -> None:
+    await replica(leases, clock, "a").try_acquire()
+    standby = replica(leases, clock, "b")
+    assert not await standby.try_acquire()
+    clock.elapsed_seconds += 14.9
+    assert not await standby.try_acquire()
+    clock.elapsed_seconds += 0.1
+    assert await standby.try_acquire()
+    assert leases.stored is not None
+    assert leases.stored["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_standby_counts_by_its_own_clock_from_the_last_renewal_it_saw(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder, standby = replica(leases, clock, "a"), replica(leases, clock, "b")
+    await holder.try_acquire()
+    for _ in range(10):
+        assert not await standby.try_acquire()
+        clock.elapsed_seconds += 10
+        await holder.try_acquire()
+    assert leases.holder == "a"
+
+
+async def test_a_restarted_holder_leads_again_at_once(leases: Leases, clock: FakeClock) -> None:
+    await replica(leases, clock, "a").try_acquire()
+    assert await replica(leases, clock, "a").try_acquire()
+
+
+async def test_a_released_lease_is_free(leases: Leases, clock: FakeClock) -> None:
+    holder = replica(leases, clock, "a")
+    await holder.acquire()
+    await holder.release()
+    assert leases.holder == ""
+    assert await replica(leases, clock, "b").try_acquire()
+
+
+async def test_a_standby_outlives_an_outage(leases: Leases, clock: FakeClock) -> None:
+    leases.away = True
+
+    def come_back() -> None:
+        leases.away = clock.elapsed_seconds < 60
+
+    clock.on_sleep = come_back
+    await replica(leases, clock, "a").acquire()
+    assert leases.holder == "a"
+
+
+async def test_a_holder_that_cannot_renew_gives_up_before_another_may_start(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder = replica(leases, clock, "a")
+    await holder.acquire()
+    leases.away = True
+    with pytest.raises(LeaseLostError, match="could not renew"):
+        await holder.hold()
+    assert clock.elapsed_seconds < 15
+
+
+async def test_a_short_outage_costs_nothing(leases: Leases, clock: FakeClock) -> None:
+    holder = replica(leases, clock, "a")
+    await holder.acquire()
+
+    def outage() -> None:
+        leases.away = 20 < clock.elapsed_seconds < 26
+        if clock.elapsed_seconds > 120:
+            leases.stored = None if leases.stored is None else {**leases.stored, "spec": {}}
+            leases.stored["metadata"] = {"resourceVersion": "other"}
+
+    clock.on_sleep = outage
+    with pytest.raises(LeaseLostError, match="held by None"):
+        await holder.hold()
+    assert clock.elapsed_seconds > 120
+
+
+async def test_a_holder_that_was_replaced_stops_at_once(leases: Leases, clock: FakeClock) -> None:
+    holder, other = replica(leases, clock, "a"), replica(leases, clock, "b")
+    await holder.acquire()
+    await other.try_acquire()
+    clock.elapsed_seconds += 15
+    assert await other.try_acquire()
+    with pytest.raises(LeaseLostError, match="held by 'b'"):
+        await holder.hold()
+    await holder.release()
+    assert leases.holder == "b", "what is not held cannot be released"
+
+
+async def test_an_edited_lease_that_still_names_the_holder_is_kept(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder = replica(leases, clock, "a")
+    await holder.acquire()
+    assert leases.stored is not None
+    leases.stored["metadata"]["resourceVersion"] = "edited"
+    renewals: list[str] = []
+
+    def watch() -> None:
+        assert leases.stored is not None
+        renewals.append(leases.stored["spec"]["renewTime"])
+        leases.away = len(renewals) > 6
+
+    clock.on_sleep = watch
+    with pytest.raises(LeaseLostError, match="could not renew"):
+        await holder.hold()
+    assert len(set(renewals)) > 3
+
+
+async def test_a_renewal_that_failed_is_tried_again_before_the_time_is_over(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder = replica(leases, clock, "a")
+    await holder.acquire()
+    leases.away = True
+    attempts: list[float] = []
+    clock.on_sleep = lambda: attempts.append(clock.elapsed_seconds)
+    with pytest.raises(LeaseLostError):
+        await holder.hold()
+    assert attempts[0] == 3.0
+    assert len(attempts) >= 8
+    assert clock.elapsed_seconds < 15

@@ -1,0 +1,274 @@
+"""Roll-outs of all pools of a service: what serves stays, whatever is edited and whatever dies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sluice_contract.labels import Role
+from sluice_operator.service.rollout import PoolState, Revision, Rollout, plan_rollout
+
+MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
+
+
+def one(replicas: int, wanted: Revision, *others: Revision, stable: str = "") -> Rollout:
+    """The plan of a single pool."""
+    noted = {MIXED: stable} if stable else {}
+    return plan_rollout((PoolState(MIXED, replicas, wanted, others),), noted)
+
+
+def full(name: str, count: int, fingerprint: str = "") -> Revision:
+    """A revision with all its engines ready."""
+    return Revision(name, count, count, settled=True, fingerprint=fingerprint)
+
+
+def test_the_stable_revision_stays_though_nothing_of_it_is_ready() -> None:
+    found = one(2, Revision("b", 2), Revision("a", 2, ready=0), stable="a")
+    assert found.shares == {MIXED: {"b": 2, "a": 2}}
+    assert found.stable == {MIXED: "a"}
+
+
+def test_the_stable_revision_follows_the_number_of_replicas() -> None:
+    assert one(5, Revision("b", 2), full("a", 2), stable="a").shares[MIXED] == {"b": 5, "a": 5}
+    assert one(1, Revision("b", 2), full("a", 2), stable="a").shares[MIXED] == {"b": 1, "a": 1}
+
+
+def test_of_edits_in_a_row_the_stable_and_the_wanted_revision_stay() -> None:
+    found = one(2, Revision("c"), Revision("b", 2), full("a", 2), stable="a")
+    assert found.shares[MIXED] == {"c": 2, "a": 2}
+
+
+def test_a_revision_that_serves_stays_while_the_stable_one_is_down() -> None:
+    found = one(3, Revision("a", 3), Revision("b", 3, ready=2), stable="a")
+    assert found.shares[MIXED] == {"a": 3, "b": 2}
+
+
+def test_completeness_is_noted_before_the_former_revision_goes() -> None:
+    first = one(2, full("b", 2), full("a", 2), stable="a")
+    assert first.shares[MIXED] == {"b": 2, "a": 2}
+    assert first.stable == {MIXED: "b"}
+    assert one(2, full("b", 2), full("a", 2), stable="b").shares[MIXED] == {"b": 2}
+
+
+def test_a_return_to_the_stable_revision_ends_the_other_at_once() -> None:
+    assert one(2, full("a", 2), Revision("b", 2), stable="a").shares[MIXED] == {"a": 2}
+
+
+def test_nothing_is_complete_without_an_engine() -> None:
+    """Else a pool that is scaled to zero and back in a stuck roll-out would serve no more."""
+    found = one(0, full("b", 0), full("a", 0), stable="a")
+    assert found.shares[MIXED] == {"b": 0, "a": 0}
+
+
+def test_a_first_revision_that_serves_is_stable_before_it_is_complete() -> None:
+    assert one(3, Revision("a", 3, ready=0)).stable == {}
+    assert one(3, Revision("a", 3, ready=2)).stable == {MIXED: "a"}
+
+
+def test_pools_wait_for_each_other() -> None:
+    pools = (
+        PoolState(PREFILL, 2, full("p2", 2, "y"), (full("p1", 2, "x"),)),
+        PoolState(DECODE, 1, Revision("d2", 1, fingerprint="y"), (full("d1", 1, "x"),)),
+    )
+    found = plan_rollout(pools, {PREFILL: "p1", DECODE: "d1"})
+    assert found.shares == {PREFILL: {"p2": 2, "p1": 2}, DECODE: {"d2": 1, "d1": 1}}
+    assert found.stable == {PREFILL: "p1", DECODE: "d1"}
+    assert found.reason == "WaitsForPool"
+    assert "pool decode: 0 of 1 engines of revision d2 ready" in found.message
+
+
+class World(RuleBasedStateMachine):
+    """Edits, scaling, deaths and crashes in random order, on one pool or two."""
+
+    ROLES: tuple[Role, ...] = (MIXED,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+        self.good: dict[str, bool] = {}
+        self.fingerprints: dict[str, str] = {}
+        self.there: dict[Role, dict[str, Revision]] = {role: {} for role in self.ROLES}
+        self.wanted: dict[Role, str] = {}
+        self.replicas: dict[Role, int] = {}
+        self.stable: dict[Role, str] = {}
+
+    @initialize(replicas=st.integers(1, 4))
+    def begin(self, replicas: int) -> None:
+        self.replicas = dict.fromkeys(self.ROLES, replicas)
+        self.edit(good=True, roles=None)
+
+    @rule(good=st.booleans(), roles=st.sampled_from([None, 0, 1]))
+    def edit(self, *, good: bool, roles: int | None) -> None:
+        """Another spec: of all pools, with another fingerprint, or of one, with the same."""
+        self.number += 1
+        changed = self.ROLES if roles is None else (self.ROLES[roles % len(self.ROLES)],)
+        for role in changed:
+            name = f"{role}-{self.number}"
+            same = self.fingerprints.get(self.wanted.get(role, ""), "")
+            self.fingerprints[name] = f"f{self.number}" if roles is None else same
+            self.good[name], self.wanted[role] = good, name
+
+    @rule(back=st.integers(1, 3))
+    def return_to_stable(self, back: int) -> None:
+        if len(self.stable) == len(self.ROLES):
+            self.wanted = dict(self.stable)
+
+    @rule(replicas=st.integers(0, 5))
+    def scale(self, replicas: int) -> None:
+        self.replicas = dict.fromkeys(self.ROLES, replicas)
+
+    @precondition(lambda self: len(self.ROLES) > 1)
+    @rule(replicas=st.integers(1, 5))
+    def scale_one_pool(self, replicas: int) -> None:
+        self.replicas[self.ROLES[0]] = replicas
+
+    @rule(data=st.data())
+    def engines_die(self, data: st.DataObject) -> None:
+        everything = [(role, name) for role in self.ROLES for name in self.there[role]]
+        if everything:
+            role, name = data.draw(st.sampled_from(everything))
+            left = data.draw(st.integers(0, self.there[role][name].ready))
+            self._change(role, name, ready=left)
+
+    @rule(data=st.data())
+    def engines_start(self, data: st.DataObject) -> None:
+        everything = [(role, name) for role in self.ROLES for name in self.there[role]]
+        if everything:
+            role, name = data.draw(st.sampled_from(everything))
+            if self.good[name]:
+                revision = self.there[role][name]
+                self._change(
+                    role, name, ready=data.draw(st.integers(revision.ready, revision.replicas))
+                )
+
+    @rule(noted=st.booleans(), reach=st.integers(0, 2))
+    def operator_runs(self, *, noted: bool, reach: int) -> None:
+        """Plans, carries it out for the first pools, and may end before it has noted anything."""
+        before, plan = self._pools(), self._plan()
+        self._check(before, plan)
+        for role in self.ROLES[:reach]:
+            self._carry_out(role, plan)
+        if noted and reach >= len(self.ROLES):
+            self.stable = dict(plan.stable)
+
+    @rule()
+    def all_comes_to_rest(self) -> None:
+        """Everything that can start does, and the operator has all the time it needs."""
+        for _ in range(6):
+            self._settle()
+        wanted_works = all(self.good[name] for name in self.wanted.values())
+        if wanted_works and all(self.replicas.values()):
+            for role in self.ROLES:
+                assert set(self.there[role]) == {self.wanted[role]}
+                assert self.there[role][self.wanted[role]].ready == self.replicas[role]
+            assert self.stable == self.wanted
+        again = self._plan()
+        assert again.shares == {
+            role: {name: r.replicas for name, r in self.there[role].items()} for role in self.ROLES
+        }, "a plan that is carried out stays as it is"
+
+    @invariant()
+    def surge_is_bounded(self) -> None:
+        if not self.replicas:
+            return
+        for role, shares in self._plan().shares.items():
+            assert sum(shares.values()) <= (2 + len(self.ROLES)) * max(self.replicas.values())
+            stable = self.stable.get(role)
+            if stable in shares:
+                assert shares[stable] == self.replicas[role], "a stuck revision blocks no scaling"
+            assert shares[self.wanted[role]] == self.replicas[role]
+
+    def _settle(self) -> None:
+        plan = self._plan()
+        self._check(self._pools(), plan)
+        for role in self.ROLES:
+            self._carry_out(role, plan)
+            for name, revision in self.there[role].items():
+                if self.good[name]:
+                    self._change(role, name, ready=revision.replicas)
+        self.stable = dict(plan.stable)
+
+    def _plan(self) -> Rollout:
+        return plan_rollout(self._pools(), self.stable)
+
+    def _pools(self) -> tuple[PoolState, ...]:
+        return tuple(self._pool(role) for role in self.ROLES)
+
+    def _pool(self, role: Role) -> PoolState:
+        name, there = self.wanted[role], self.there[role]
+        new = Revision(name, fingerprint=self.fingerprints[name])
+        others = tuple(each for each in there.values() if each.name != name)
+        return PoolState(role, self.replicas[role], there.get(name, new), others)
+
+    def _carry_out(self, role: Role, plan: Rollout) -> None:
+        shares, there = plan.shares[role], self.there[role]
+        for name in there.keys() - shares.keys():
+            del there[name]
+        for name, count in shares.items():
+            there.setdefault(name, Revision(name, fingerprint=self.fingerprints[name]))
+            self._change(role, name, replicas=count, ready=min(there[name].ready, count))
+
+    def _change(self, role: Role, name: str, **values: int) -> None:
+        revision = replace(self.there[role][name], **values)  # type: ignore[arg-type]
+        settled = revision.ready == revision.replicas
+        self.there[role][name] = replace(revision, settled=settled)
+
+    def _check(self, pools: tuple[PoolState, ...], plan: Rollout) -> None:
+        """What serves is never taken away for what does not; unless that is asked for."""
+        if not all(pool.replicas for pool in pools):
+            return
+        for pool in pools:
+            before = self._serving(pools, pool, None)
+            after = self._serving(pools, pool, plan)
+            assert after >= min(before, pool.replicas)
+        for pool in pools:
+            for other in pools:
+                self._check_partners(pool, other, plan)
+
+    def _check_partners(self, pool: PoolState, other: PoolState, plan: Rollout) -> None:
+        """A kept revision that has ready partners keeps one."""
+        for revision in pool.all:
+            if not min(revision.ready, plan.shares[pool.role].get(revision.name, 0)):
+                continue
+            partners = [r for r in other.all if r.fingerprint == revision.fingerprint and r.ready]
+            kept = [r for r in partners if min(r.ready, plan.shares[other.role].get(r.name, 0))]
+            if partners and not self._is_done(plan):
+                assert kept, (revision, partners)
+
+    def _is_done(self, plan: Rollout) -> bool:
+        return all(len(shares) == 1 for shares in plan.shares.values())
+
+    def _serving(self, pools: tuple[PoolState, ...], pool: PoolState, plan: Rollout | None) -> int:
+        """Ready engines of a pool that have a partner in every other pool."""
+
+        def left(each: PoolState, revision: Revision) -> int:
+            if plan is None:
+                return revision.ready
+            return min(revision.ready, plan.shares[each.role].get(revision.name, 0))
+
+        return sum(
+            left(pool, revision)
+            for revision in pool.all
+            if all(
+                any(left(other, r) for r in other.all if r.fingerprint == revision.fingerprint)
+                for other in pools
+            )
+        )
+
+
+class TwoPools(World):
+    ROLES = (PREFILL, DECODE)
+
+
+TestOnePool = World.TestCase
+TestOnePool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTwoPools = TwoPools.TestCase
+TestTwoPools.settings = settings(max_examples=90, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.full
+class TestTwoPoolsLong(TwoPools.TestCase):  # type: ignore[misc]
+    settings = settings(max_examples=3000, stateful_step_count=40, deadline=None)

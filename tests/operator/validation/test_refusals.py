@@ -1,0 +1,110 @@
+"""What this version does not carry out is refused by name, with what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_contract.supported import ROWS as ENGINE_ROWS
+from sluice_operator.api.service import DISAGGREGATED
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.plan import plan_service
+from sluice_operator.validation.unsupported import ROWS
+
+from tests.operator.examples import FULL_SPEC, service, service_observed
+
+REFUSED: dict[str, tuple[Manifest, str]] = {
+    "spec.model.uri": ({"model": {"uri": "hf://Qwen/Qwen3-8B"}}, "file:///path"),
+    "spec.mode": ({"mode": "Disaggregated"}, "Mixed"),
+    "spec.slo": ({"slo": {"percentile": 90}}, "a promise: itlMilliseconds"),
+    "spec.slo.ttftMilliseconds": (
+        {"slo": {"ttftMilliseconds": 1000, "itlMilliseconds": 50}},
+        "itlMilliseconds alone",
+    ),
+    "spec.autoscaling": ({"autoscaling": {"gpuBudget": 8}}, "nothing"),
+    "spec.rollout.strategy": ({"rollout": {"strategy": "InPlace"}}, "Surge"),
+    "spec.router.auth": ({"router": {"auth": {"secretRef": {"name": "keys"}}}}, "nothing"),
+    "spec.pools.mixed.autoscaling": (
+        {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
+        "spec.pools.mixed.replicas",
+    ),
+    "spec.pools.mixed.accelerator": (
+        {"pools": {"mixed": {"accelerator": {"count": 1}}}},
+        "nothing, as the engine runs on CPUs only in this version",
+    ),
+    "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
+    "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
+    "spec.engine.kvTransfer": ({"engine": {"kvTransfer": {}}}, "nothing"),
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_is_not_implemented_is_refused(field: str) -> None:
+    spec, allowed = REFUSED[field]
+    plan = plan_service(service_observed(service(spec)))
+    assert plan.refusal is not None
+    assert (plan.refusal.reason, plan.refusal.field) == ("NotImplemented", field)
+    assert plan.refusal.message.startswith(f"{field}: ")
+    assert f"allowed: {allowed}" in plan.refusal.message
+    assert (plan.apply, plan.prune) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "accelerator", [{}, {"count": 1}, {"count": 8}, {"product": "NVIDIA-A100-SXM4-40GB"}]
+)
+def test_a_gpu_that_would_be_reserved_and_not_used_is_refused(accelerator: Manifest) -> None:
+    spec = {"pools": {"mixed": {"accelerator": accelerator}}}
+    plan = plan_service(service_observed(service(spec)))
+    assert plan.refusal is not None
+    assert plan.refusal.field == "spec.pools.mixed.accelerator"
+    assert plan.apply == ()
+
+
+def test_every_row_of_the_table_is_tried() -> None:
+    assert {row.field for row in ROWS} <= REFUSED.keys()
+
+
+def test_the_engines_table_holds_here_too() -> None:
+    assert {f"spec.engine.{row.key}" for row in ENGINE_ROWS} >= {
+        field for field in REFUSED if field.startswith("spec.engine")
+    }
+
+
+def test_everything_refused_is_told_at_once() -> None:
+    both = {"mode": "Disaggregated", "slo": {"ttftMilliseconds": 500}}
+    plan = plan_service(service_observed(service(both)))
+    assert plan.refusal is not None
+    assert "spec.mode" in plan.refusal.message
+    assert "spec.slo" in plan.refusal.message
+
+
+def test_every_contradiction_is_told_at_once() -> None:
+    engine = {
+        "mixedChunk": False, "kvPoolTokens": 1000, "schedulingPolicy": "lpm", "prefixCache": False,
+    }  # fmt: skip
+    spec = {"slo": {"itlMilliseconds": 50}, "engine": engine}
+    refusal = plan_service(service_observed(service(spec))).refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.field) == ("InvalidSpec", "spec.engine.kvPoolTokens")
+    for key in ("kvPoolTokens: 1000", 'schedulingPolicy: "lpm"', "mixedChunk: false"):
+        assert f"spec.engine.{key} is not allowed; allowed: " in refusal.message
+
+
+def test_every_invalid_field_is_told_at_once() -> None:
+    spec = {"mode": "Both", "engine": {"dtype": "int3"}}
+    refusal = plan_service(service_observed(service(spec))).refusal
+    assert refusal is not None
+    assert refusal.reason == "InvalidSpec"
+    assert "spec.mode: " in refusal.message
+    assert "spec.engine.dtype: " in refusal.message
+
+
+def test_a_rule_about_a_mode_that_is_refused_says_so_first() -> None:
+    for pools in ({"mixed": {}}, {"prefill": {}}):
+        refusal = plan_service(
+            service_observed(service({"mode": "Disaggregated", "pools": pools}))
+        ).refusal
+        assert refusal is not None
+        assert f"; allowed: {DISAGGREGATED} " in refusal.message
+
+
+def test_the_full_example_is_carried_out() -> None:
+    assert plan_service(service_observed(service(FULL_SPEC))).refusal is None

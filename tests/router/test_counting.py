@@ -1,0 +1,83 @@
+"""What an SRE sees of the requests: each counted once, as what it was; probes are not requests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from tests.router import fakes
+
+BODY = b'{"model": "m", "prompt": "x", "stream": true}'
+COUNTED = "sluice_router_requests_total{"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def counts(client: aiohttp.ClientSession, router: fakes.RunningRouter) -> list[str]:
+    async with client.get(router.metrics_url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return [line.removeprefix(COUNTED) for line in lines if line.startswith(COUNTED)]
+
+
+@pytest.mark.parametrize(
+    ("behave", "upstream", "outcome"),
+    [
+        (fakes.streams, {}, "complete"),
+        (fakes.dies_in_stream, {}, "cut"),
+        (fakes.hangs_in_stream, {"request_timeout_seconds": 0.2}, "cut"),
+    ],
+)
+async def test_a_stream_is_counted_by_how_it_ended(
+    client: aiohttp.ClientSession,
+    behave: fakes.Behaviour,
+    upstream: dict[str, float],
+    outcome: str,
+) -> None:
+    async with (
+        fakes.running_engine(behave) as engine,
+        fakes.running_router(engine.url, upstream=upstream) as router,
+    ):
+        engine.gate.set()
+        async with client.post(router.url + "/v1/completions", data=BODY) as response:
+            assert response.status == 200
+            await response.read()
+        route = "/v1/completions"
+        assert await counts(client, router) == [
+            f'code="200",outcome="{outcome}",route="{route}"}} 1.0'
+        ]
+
+
+async def test_an_error_that_is_the_whole_answer_is_complete(client: aiohttp.ClientSession) -> None:
+    async with fakes.running_router("http://127.0.0.1:9") as router:
+        async with client.post(router.url + "/v1/completions", data=b"{") as response:
+            assert response.status == 400
+        assert await counts(client, router) == [
+            'code="400",outcome="complete",route="/v1/completions"} 1.0'
+        ]
+
+
+async def test_probes_are_not_requests(client: aiohttp.ClientSession) -> None:
+    async with fakes.running_router("http://127.0.0.1:9") as router:
+        for url in (router.url, router.metrics_url):
+            async with client.get(url + "/health") as response:
+                assert response.status == 200
+        async with client.get(router.metrics_url + "/ready") as response:
+            assert response.status == 200
+        assert await counts(client, router) == []
+
+
+@pytest.mark.parametrize("path", ["/load", "/metrics", "/ready"])
+async def test_clients_do_not_reach_what_names_pods(
+    client: aiohttp.ClientSession, path: str
+) -> None:
+    async with (
+        fakes.running_router("http://127.0.0.1:9") as router,
+        client.get(router.url + path) as response,
+    ):
+        assert response.status == 404

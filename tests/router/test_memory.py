@@ -1,0 +1,172 @@
+"""Memory is bounded, whatever clients send and however slowly: caps, time limits, 429 and 408."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from sluice_contract import http_errors
+from sluice_router import connections
+
+from tests.router import fakes
+from tests.router.raw_client import RawConnection, raw_connection
+from tests.router.test_process import running
+
+MEBIBYTE = 1024 * 1024
+LARGE = b'{"prompt": "' + b"x" * (4 * MEBIBYTE) + b'"}'
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+async def all_but_one_byte_of(connection: RawConnection, body: bytes) -> None:
+    connection.writer.write(HEAD % len(body) + body[:-1])
+    await connection.writer.drain()
+
+
+async def first_answers(*waiting: RawConnection) -> list[int]:
+    """Statuses of what came so far, once something came."""
+    tasks = [asyncio.create_task(connection.answer()) for connection in waiting]
+    await asyncio.wait(tasks, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(tasks, timeout=0.5)
+    done = [task.result().status for task in tasks if task.done()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return done
+
+
+async def test_slow_uploads_fill_a_part_of_the_budget_and_nothing_more(tmp_path: Path) -> None:
+    """30 clients hold back the last byte of 4 MiB each; a budget of 32 MiB takes 6 of them."""
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(fakes.running_engine(fakes.streams))
+        config = tmp_path / "router.json"
+        server = fakes.LOOPBACK | {"drainSeconds": 0.1, "maxBufferedBytes": 32 * MEBIBYTE}
+        config.write_text(json.dumps({"engines": [engine.url], "server": server}))
+        router = await stack.enter_async_context(running(config))
+        before = router.resident_mebibytes()
+        slow = [await stack.enter_async_context(raw_connection(router.url)) for _ in range(30)]
+        await asyncio.gather(*(all_but_one_byte_of(one, LARGE) for one in slow))
+        refused = await first_answers(*slow)
+        assert set(refused) == {429}
+        assert len(refused) >= 30 - 6
+        assert router.resident_mebibytes() - before < 40
+        async with raw_connection(router.url) as small:
+            answer = await small.ask()
+            assert (answer.status, answer.body[-len(fakes.DONE) :]) == (200, fakes.DONE)
+
+
+async def test_a_body_is_let_go_when_its_answer_begins() -> None:
+    """Six streams at once, each begun by 4 MiB, with a budget for one."""
+    server = {"max_buffered_bytes": 6 * MEBIBYTE}
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(fakes.running_engine(fakes.streams_when_let))
+        router = await stack.enter_async_context(fakes.running_router(engine.url, server=server))
+        streams = []
+        for _ in range(6):
+            stream = await stack.enter_async_context(raw_connection(router.url))
+            stream.writer.write(HEAD % len(LARGE) + LARGE)
+            head = await asyncio.wait_for(stream.reader.readuntil(b"\r\n\r\n"), 10)
+            assert b" 200 " in head
+            streams.append(stream)
+        engine.gate.set()
+        for stream in streams:
+            rest = await asyncio.wait_for(stream.reader.readuntil(b"0\r\n\r\n"), 10)
+            assert fakes.DONE in rest
+        assert [body for _, _, body in engine.calls] == [LARGE] * 6
+
+
+async def test_requests_beyond_the_cap_are_answered_429_until_one_ends() -> None:
+    async with (
+        fakes.running_engine(fakes.streams_when_let) as engine,
+        fakes.running_router(engine.url, server={"max_requests": 1}) as router,
+        raw_connection(router.url) as running_one,
+        raw_connection(router.url) as other,
+    ):
+        first = asyncio.create_task(running_one.ask())
+        await asyncio.wait_for(engine.asked.wait(), 5)
+        refused = await other.ask()
+        assert refused.status == 429
+        assert b"Retry-After: 1" in refused.headers
+        assert json.loads(refused.body)["error"]["code"] == "router_full"
+        engine.gate.set()
+        assert (await first).status == 200
+        assert (await other.ask()).status == 200
+
+
+async def test_connections_beyond_the_cap_are_answered_429() -> None:
+    async with (
+        fakes.running_engine(fakes.streams) as engine,
+        fakes.running_router(engine.url, server={"max_connections": 1}) as router,
+        raw_connection(router.url) as first,
+    ):
+        assert (await first.ask()).status == 200
+        async with raw_connection(router.url) as second:
+            refused = await second.answer()
+            assert (refused.status, refused.closes) == (429, True)
+        assert (await first.ask()).status == 200
+
+
+@pytest.mark.parametrize("answered_before", [False, True])
+async def test_a_head_that_does_not_end_is_answered_408(
+    answered_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    async with (
+        fakes.running_engine(fakes.streams) as engine,
+        fakes.running_router(engine.url) as router,
+        raw_connection(router.url) as slow,
+    ):
+        if answered_before:
+            assert (await slow.ask()).status == 200
+        slow.writer.write(b"POST /v1/completions HTTP/1.1\r\nX-A: ")
+        answer = await asyncio.wait_for(slow.answer(), 5)
+        assert (answer.status, answer.closes) == (408, True)
+        assert json.loads(answer.body)["error"]["code"] == "head_timeout"
+        assert await slow.reader.read() == b""
+
+
+async def test_heads_count_against_the_budget_until_they_are_complete() -> None:
+    endless = b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"".join(
+        b"X-%d: " % n + b"x" * 8000 + b"\r\n" for n in range(40)
+    )
+    async with (
+        fakes.running_router("http://127.0.0.1:9", server={"max_buffered_bytes": 1_000_000}) as up,
+        AsyncExitStack() as stack,
+    ):
+        slow = [await stack.enter_async_context(raw_connection(up.url)) for _ in range(5)]
+        for connection in slow:
+            connection.writer.write(endless)
+        refused = await first_answers(*slow)
+        assert set(refused) == {429}
+        assert len(refused) in (3, 4)
+        for connection in slow:
+            connection.writer.transport.abort()
+        for _ in range(10):  # more than the budget, one after the other
+            async with raw_connection(up.url) as connection:
+                connection.writer.write(endless + b"\r\n")
+                assert (await connection.answer()).status == 200
+
+
+async def test_a_silent_new_connection_is_closed_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    async with (
+        fakes.running_router("http://127.0.0.1:9") as router,
+        raw_connection(router.url) as silent,
+    ):
+        assert await asyncio.wait_for(silent.reader.read(), 5) == b""
+
+
+async def test_a_body_that_does_not_end_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_errors, "BODY_SECONDS", 0.2)
+    async with (
+        fakes.running_router("http://127.0.0.1:9") as router,
+        raw_connection(router.url) as slow,
+    ):
+        slow.writer.write(HEAD % 100 + b"{")
+        answer = await asyncio.wait_for(slow.answer(), 5)
+        assert (answer.status, answer.closes) == (408, True)
+        assert json.loads(answer.body)["error"]["code"] == "body_timeout"

@@ -1,0 +1,83 @@
+"""Sampling takes no more memory than planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sluice_runtime.engine.sampling import memory
+from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.engine.sampling.table import SamplingTable
+from sluice_runtime.messages import Sampling
+from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
+from torch.profiler import ProfilerActivity, profile
+
+ROWS, VOCABULARY = 12, 20_000
+WORST = {"top_p": 0.9999, "min_p": 1e-9, "presence_penalty": 1.0, "repetition_penalty": 1.2}
+MANY = tuple(range(ROWS))
+
+
+def table_of(**sampling: Any) -> SamplingTable:
+    table = SamplingTable(ROWS, VOCABULARY)
+    added = tuple(
+        RowAdded(row, str(row), Sampling(**sampling), 1, (1,), logprobs=20) for row in MANY
+    )
+    table.apply(Batch(1, ForwardMode.EXTEND, added_rows=added))
+    return table
+
+
+def step(table: SamplingTable, logits: torch.Tensor) -> torch.Tensor:
+    """The sampling of the runner, without a grammar."""
+    logprobs = table.logprobs.capture(logits, MANY)
+    tokens = table.sample(logits, torch.arange(ROWS), torch.ones(ROWS, dtype=torch.int64))
+    assert logprobs is not None
+    logprobs.of(tokens)
+    return tokens
+
+
+def max_bytes(work: Callable[[], object]) -> int:
+    """Peak memory of the tensors that `work` makes."""
+    with (
+        torch.inference_mode(),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p,
+    ):
+        work()
+    events = [event for event in p.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+@pytest.mark.parametrize("at_once", [ROWS, 5])
+@pytest.mark.parametrize("sampling", [WORST, WORST | {"top_k": VOCABULARY}])
+def test_no_request_makes_a_step_take_more_memory_than_planned(
+    monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], at_once: int
+) -> None:
+    monkeypatch.setattr(memory, "WORK_AT_ONCE_BYTES", memory.WORK_BYTES * VOCABULARY * at_once)
+    table = table_of(**sampling)
+    logits = torch.randn(ROWS, VOCABULARY) / 100
+    step_bytes = max_bytes(lambda: step(table, logits)) + logits.nbytes
+    penalties = table._penalties
+    held_bytes = penalties._counts.nbytes + penalties._seen.nbytes
+    assert held_bytes == memory.TABLE_BYTES * ROWS * VOCABULARY
+    planned = sampling_bytes(ROWS, VOCABULARY)
+    assert 0.7 * planned < step_bytes + held_bytes <= planned
+
+
+def test_rows_sampled_in_blocks_get_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = torch.randn(ROWS, VOCABULARY)
+    together, apart = table_of(**WORST), table_of(**WORST)
+    wanted = [step(together, logits.clone()).tolist() for _ in range(3)]
+    monkeypatch.setattr(memory, "WORK_AT_ONCE_BYTES", memory.WORK_BYTES * VOCABULARY * 5)
+    assert [step(apart, logits.clone()).tolist() for _ in range(3)] == wanted
+
+
+def test_with_a_very_large_vocabulary_rows_are_sampled_one_by_one() -> None:
+    assert memory.rows_at_once(1 << 30) == 1

@@ -1,0 +1,89 @@
+"""Pages that a step or a transfer may touch belong to nobody else until it is over."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_runtime.scheduler.page_leases import PageLeases
+
+from tests.runtime.scheduler.building import Bench, request, settings_of
+
+
+@given(
+    fences=st.lists(st.sets(st.integers(0, 5), min_size=1), max_size=12),
+    order=st.permutations(range(6)),
+)
+def test_a_lease_ends_with_the_last_of_its_fences_in_any_order(
+    fences: list[set[int]], order: list[int]
+) -> None:
+    leases: PageLeases[int] = PageLeases()
+    for fence in order:
+        leases.open(fence)
+    for held, needed in enumerate(fences):
+        leases.hold(held, needed)
+    assert sorted(leases) == list(range(len(fences)))
+    passed: set[int] = set()
+    for fence in order:
+        passed.add(fence)
+        ended = leases.passed(fence)
+        assert ended == [
+            h for h, needed in enumerate(fences) if needed <= passed and fence in needed
+        ]
+    assert list(leases) == []
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "step", "step", "step", "begin", "end", "abort"]),
+        st.integers(0, 1000),
+    ),
+    max_size=80,
+)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+@given(operations=OPERATIONS)
+@settings(max_examples=60, deadline=None)
+def test_what_a_transfer_reads_stays_until_it_is_over(
+    overlap: bool, prefix_cache: bool, operations: list[tuple[str, int]]
+) -> None:
+    """The runner clears pages that are freed, and writes into those of others."""
+    bench = Bench(
+        settings_of(96, prefix_cache=prefix_cache, conservativeness=0.05), overlap=overlap
+    )
+    read: dict[str, dict[int, int]] = {}
+    ended = 0
+    for number, (operation, choice) in enumerate(operations):
+        holders = [r for r in bench.scheduler._table.requests if r.row is not None]
+        if operation == "add":
+            bench.add(request(f"r{number}", [choice % 2] * (choice % 30 + 1), choice % 9 + 1))
+        elif operation == "step":
+            bench.step()
+        elif operation == "begin" and holders:
+            chosen = holders[choice % len(holders)]
+            bench.scheduler.begin_transfer(chosen.request_id, f"transfer {number}")
+            complete = chosen.page_ids[: chosen.landed_tokens // 4]
+            read[f"transfer {number}"] = _slots_of(bench, complete)
+        elif operation == "end" and read:
+            name = sorted(read)[choice % len(read)]
+            slots = read.pop(name)
+            assert _slots_of(bench, [slot // 4 for slot in slots]) == slots
+            bench.scheduler.end_transfer(name)
+            ended += 1
+        elif operation == "abort" and holders:
+            bench.scheduler.abort(holders[choice % len(holders)].request_id)
+        bench.scheduler.check_integrity()
+    for name, slots in read.items():
+        assert _slots_of(bench, [slot // 4 for slot in slots]) == slots
+        bench.scheduler.end_transfer(name)
+    bench.run()
+    status = bench.scheduler.status()
+    assert status.pages_free + status.pages_evictable == status.pages_total
+
+
+def _slots_of(bench: Bench, pages: list[int]) -> dict[int, int]:
+    """What the runner's memory holds in these pages."""
+    places = [place for page in pages for place in range(page * 4, page * 4 + 4)]
+    return {place: token for place in places if (token := bench.runner._slots[place]) is not None}
