@@ -42,5 +42,7 @@ class LoadReport(ContractModel):
     kv_pages_evictable: int
     page_size_tokens: int
     queues: DisaggregationQueues = DisaggregationQueues()
+    bootstrap_port: int | None = None
+    """Of a prefill engine: where decode engines connect."""
     queued_work_seconds: float
     """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""

@@ -11,13 +11,15 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 11
+PROTOCOL_VERSION: Final = 12
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-Refusal = Literal["overloaded", "unavailable", "uncompiled", "invalid", "out_of_memory"]
+Refusal = Literal[
+    "overloaded", "unavailable", "uncompiled", "invalid", "out_of_memory", "prefill_failed"
+]
 """Why the engine refused or ended a request. `invalid`: the grammar is at fault. `uncompiled`,
 `out_of_memory`: the request may be at fault. The others: it is not, so another engine may run
-it."""
+it. `prefill_failed`: the engine that computes its prompt failed, or the pages did not arrive."""
 GrammarKind = Literal["json_schema", "open_json_schema", "regex", "ebnf", "tags"]
 """`open_json_schema`: objects may have properties, and arrays items, that the schema does not name.
 `tags`: text in which some tags are followed by a grammar of their own, as tool calls are."""
@@ -80,6 +82,15 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The most probable tokens, best first, with their logprobs; as many as requested."""
 
 
+class PrefillEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The engine that computes a request's prompt: `sluice_contract.handover.PrefillRef`."""
+
+    host: str
+    port: int
+    epoch: str
+    name: str = ""
+
+
 class ApiReady(Message, frozen=True):
     """API → engine: before any other message."""
 
@@ -114,6 +125,8 @@ class Generate(Message, frozen=True):
     cache_salt: str = ""
     """Cached prefixes are shared only with requests of the same salt."""
     grammar: Grammar | None = None
+    prefill: PrefillEngine | None = None
+    """In a decode engine, of every request of a client: who computes its prompt."""
 
 
 class Abort(Message, frozen=True):
@@ -159,6 +172,25 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """From arrival to the first step; on the delta with a request's first token only."""
 
 
+class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests in the queues of the hand-over, and what it has done since the start."""
+
+    bootstrap: int = 0
+    """Of a prefill engine: opened by a decode engine and not queued yet."""
+    inflight: int = 0
+    """Of a prefill engine: computed, and still held for the reader."""
+    prealloc: int = 0
+    """Of a decode engine: waiting for pages."""
+    transfer: int = 0
+    """Of a decode engine: with pages, and waiting for the prompt."""
+    recomputed: int = 0
+    """Of a decode engine: retracted requests that it prefilled itself."""
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+    failures: dict[str, int] = {}
+    """Rooms that failed, by reason."""
+
+
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The engine side of `sluice_contract.load.LoadReport`, and of /metrics."""
 
@@ -191,6 +223,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps since the start that computed prompt tokens, by the reason of their budget."""
     step_error_ratio: float = 0.0
     """Mean relative error of the predicted step times."""
+    handover: HandoverLoad | None = None
+    """Of prefill and decode engines."""
 
 
 class StepResult(Message, frozen=True):
@@ -227,6 +261,8 @@ class EngineReady(Message, frozen=True):
     max_queued_requests: int
     vocabulary_size: int
     kv_dtype: str
+    bootstrap_port: int = 0
+    """Of a prefill engine: where decode engines connect."""
 
 
 class EngineFailed(Message, frozen=True):

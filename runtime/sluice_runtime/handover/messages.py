@@ -1,0 +1,152 @@
+"""What a decode engine and a prefill engine say to each other over the control connection.
+
+The decode engine connects, greets, and opens a *room* for each request: a number of 63 random bits
+that names the request on both sides until it ends. The prefill engine announces each chunk that is
+computed; the decode engine reads the pages itself. msgspec structs with a tag per type; knows no
+socket.
+
+    decode                          prefill
+      Hello            ──────────▶             once per connection
+                       ◀──────────  Welcome
+      Bootstrap(room)  ──────────▶             queued, computed in chunks
+                       ◀──────────  Chunk      (repeated; decode reads its pages meanwhile)
+                       ◀──────────  Finished   the first token; pages still held
+      Received(room)   ──────────▶             every announced byte was read and verified
+                       ◀──────────  Attested   pages were held until now; they are let go
+      Cancel(room)     ──────────▶  or  ◀──────────  Failed(room): the end, at any time
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from sluice_runtime.messages import Generate, Refusal, TokenLogprob
+
+HANDOVER_VERSION: Final = 1
+"""Both engines must have the same: fields are added with defaults and this goes up."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all of them."""
+
+
+class Hello(Message, frozen=True):
+    """Decode → prefill, first of all."""
+
+    version: int
+    epoch: str
+    """Of the decode engine."""
+    name: str
+    """Its pod's, for messages."""
+    prefill_epoch: str
+    """The life of the prefill engine that is meant; another one refuses."""
+    fingerprint: dict[str, str | int | None]
+    """`KvFingerprint` as JSON."""
+    unix_seconds: float
+    nonce: str
+    signature: str
+    """HMAC with the service's key over all the other fields."""
+
+
+class Welcome(Message, frozen=True):
+    """Prefill → decode: the answer to `Hello`, signed too: pages are read from nobody else."""
+
+    epoch: str
+    session: str
+    """Where the transfer backend reads from; bound to this epoch."""
+    backend: str
+    """Name of the transfer backend; the decode engine's must be the same."""
+    pool_address: int
+    """Of page 0; page `n` begins `n * page_bytes` further."""
+    page_bytes: int
+    pages: int
+    signature: str
+    """HMAC over all the other fields and the nonce of the `Hello`."""
+
+
+class Bootstrap(Message, frozen=True):
+    """Decode → prefill: compute this prompt and its first token; there are pages for it here."""
+
+    room: int
+    request: Generate
+    """As the decode engine got it; times and credit in it mean nothing to the prefill engine."""
+    held_tokens: int
+    """Leading tokens, in whole pages, that the decode engine has cached: not announced to it."""
+    prompt_hash: str
+    deadline_seconds: float
+    """How long the decode engine waits for `Finished`, from now."""
+
+
+class Chunk(Message, frozen=True):
+    """Prefill → decode: keys and values of tokens [start, end) are in these pages."""
+
+    room: int
+    start: int
+    """Larger than in the chunk before, or again the first one's: the prompt was computed anew."""
+    end: int
+    page_ids: tuple[int, ...]
+    checksum: int
+    """xxh3_64 over the bytes of the pages, in this order."""
+
+
+class Finished(Message, frozen=True):
+    """Prefill → decode: every chunk was announced; this is the first token."""
+
+    room: int
+    token_id: int
+    end: int
+    """Tokens of the prompt: the last chunk ends here."""
+    prompt_hash: str
+    """Of the tokens that were computed."""
+    cached_tokens: int
+    """Prompt tokens that the prefill engine had cached."""
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+
+
+class Received(Message, frozen=True):
+    """Decode → prefill: all announced pages were read and their checksums agree."""
+
+    room: int
+
+
+class Attested(Message, frozen=True):
+    """Prefill → decode: the pages were held until `Received` came. The room is closed."""
+
+    room: int
+
+
+class Failed(Message, frozen=True):
+    """Prefill → decode: the room is closed; pages read from now on are not valid."""
+
+    room: int
+    error: str
+    """One line for the client."""
+    refusal: Refusal
+    """Its kind: `invalid` is the request's fault, everything else may work elsewhere."""
+
+
+class Refused(Message, frozen=True):
+    """Prefill → decode: the answer to a `Hello` that is not accepted; the connection closes."""
+
+    reason: str
+    """Stable CamelCase: NotSigned, OtherEpoch, OtherVersion, FingerprintsDiffer."""
+    error: str
+
+
+class Cancel(Message, frozen=True):
+    """Decode → prefill: the request is not wanted any more; unknown rooms are ignored."""
+
+    room: int
+    error: str = ""
+    """Why, for the log."""
+
+
+class Ping(Message, frozen=True):
+    """Either way, when nothing else was sent for a while: the sender's process is alive."""
+
+
+ToPrefill = Hello | Bootstrap | Received | Cancel | Ping
+ToDecode = Welcome | Refused | Chunk | Finished | Attested | Failed | Ping

@@ -1,0 +1,105 @@
+"""Between the engine's loop and the threads that speak to other engines: values and two protocols.
+
+The loop calls these methods between steps; none of them waits. Whatever arrives sets the loop's
+`Wakeup`. Knows neither sockets nor the scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sluice_runtime.handover.messages import (
+    Attested,
+    Bootstrap,
+    Cancel,
+    Chunk,
+    Failed,
+    Finished,
+    Received,
+)
+from sluice_runtime.messages import PrefillEngine
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """Where the pages of a prefill engine are."""
+
+    session: str
+    pool_address: int
+    page_bytes: int
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromDecode:
+    """A message of a decode engine, over one connection."""
+
+    peer: int
+    """Number of the connection; never used again."""
+    message: Bootstrap | Received | Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A connection is gone, and with it all of its rooms."""
+
+    peer: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromPrefill:
+    """A message about one of our rooms, and where that engine's pages are."""
+
+    message: Chunk | Finished | Attested | Failed
+    memory: PeerMemory
+
+    @property
+    def room(self) -> int:
+        return self.message.room
+
+
+@dataclass(frozen=True, slots=True)
+class RoomLost:
+    """The prefill engine could not be reached, refused the greeting, or is gone."""
+
+    room: int
+    error: str
+    """One line that names the engine and what happened."""
+
+
+PrefillEvent = FromDecode | PeerLost
+DecodeEvent = FromPrefill | RoomLost
+
+
+class PrefillPort(Protocol):
+    """The prefill engine's end: its bootstrap endpoint."""
+
+    def events(self) -> list[PrefillEvent]:
+        """What has arrived since the last call, in order."""
+        ...
+
+    def send(self, peer: int, message: Chunk | Finished | Attested | Failed) -> None:
+        """To a decode engine; dropped when the connection is gone."""
+        ...
+
+
+class DecodePort(Protocol):
+    """The decode engine's end: connections to prefill engines, one each."""
+
+    def open(self, prefill: PrefillEngine, bootstrap: Bootstrap) -> None:
+        """Connects if need be, greets, and asks for the prompt. A failure is a `RoomLost`."""
+        ...
+
+    def send(self, message: Received | Cancel) -> None:
+        """To the engine of its room; dropped when the connection is gone."""
+        ...
+
+    def close(self, room: int) -> None:
+        """No more events of this room: it has ended here."""
+        ...
+
+    def events(self) -> list[DecodeEvent]:
+        """What has arrived since the last call, in order."""
+        ...
