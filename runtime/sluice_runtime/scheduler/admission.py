@@ -97,19 +97,21 @@ class Room:
 def room_beside(
     running: Running,
     prefilling: Request | None,
+    preallocated: Iterable[Request],
     settings: SchedulerSettings,
     ratio: float,
     available_pages: int,
     free_rows: int,
 ) -> Room:
-    """What a step has left for prefill beside what runs; `ratio` is the new-token ratio."""
-    cut = [prefilling] if prefilling else []
+    """What a step has left for prefill beside what runs, and what has pages and will run; `ratio`
+    is the new-token ratio."""
+    coming = [*([prefilling] if prefilling else []), *preallocated]
     return Room(
         available_pages=available_pages - len(running.rows_needing_page()),
-        reserved_tokens=running.reserved_tokens(ratio) + reserved_tokens(cut, ratio),
+        reserved_tokens=running.reserved_tokens(ratio) + reserved_tokens(coming, ratio),
         decode_rows=running.ready_rows if settings.mixed else 0,
         rows=free_rows,
-        alone=not (running or cut),
+        alone=not (running or coming),
     )
 
 

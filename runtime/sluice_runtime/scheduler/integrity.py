@@ -59,7 +59,7 @@ def _check_tree(cache: PrefixCache, locks: Iterable[Lock]) -> Collection[Node]:
 
 
 def _check_request(request: Request) -> None:
-    waits = request.phase is Phase.WAITING
+    waits = request.phase in (Phase.WAITING, Phase.AWAITING_PAGES)
     assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is kept"
     assert waits == (request.row is None), f"{request.request_id} waits with a row"
     assert waits == (request.lock is None), f"{request.request_id} waits with a lock"

@@ -52,6 +52,11 @@ class KvAllocator:
         return len(self._free_rows)
 
     @property
+    def has_leases(self) -> bool:
+        """Whether somebody still uses what was given back."""
+        return bool(self._leases)
+
+    @property
     def total_pages(self) -> int:
         return self._allocator.total_pages
 
@@ -82,11 +87,6 @@ class KvAllocator:
     def matched_path(self, request: Request) -> tuple[int, ...]:
         """Numbers of the tree's nodes that hold them."""
         return tuple(node.number for node in self.match(request).path)
-
-    def has_room(self, request: Request) -> bool:
-        """Whether a row can be had, and pages for its prompt and the next token."""
-        wanted = pages_for(len(request.token_ids) + 1, self._page_size)
-        return bool(self._free_rows) and wanted <= self.available_pages
 
     def take(self, matched: Sequence[tuple[Request, Match]]) -> None:
         """For each a row, its cached prefix, and pages for the rest of its prompt, also when it is
@@ -144,11 +144,11 @@ class KvAllocator:
             self.cache_unfinished(request)
         lock = lock_of(request)
         own = request.page_ids[lock.pages :]
-        freed = DeferredFree(own, row_of(request), request.row_announced, lock, trusted)
-        self._defer_free(freed, request)
+        row = DeferredFree([], row_of(request), request.row_announced)
+        self._hold_or_free(row, self._steps_in_flight)
+        self._defer_free(DeferredFree(own, lock=lock, trusted=trusted), request)
         request.page_ids, request.row, request.lock = [], None, None
         request.row_announced = False
-        request.transfers.clear()
         request.computed_tokens = request.prefilled_tokens = 0
 
     def flush(self) -> None:
@@ -166,13 +166,15 @@ class KvAllocator:
         self._pass(step)
 
     def begin_transfer(self, request: Request, transfer: Fence) -> None:
-        """From now on a transfer may touch what the request holds, also once it has ended."""
-        self._leases.open(transfer)
-        request.transfers.add(transfer)
+        """From now on a transfer may touch pages that the request holds or is going to hold, also
+        once it has given them back."""
+        fence = _fence_of(transfer)
+        self._leases.open(fence)
+        request.transfers.add(fence)
 
     def end_transfer(self, transfer: Fence) -> None:
         """It touches nothing any more."""
-        self._pass(transfer)
+        self._pass(_fence_of(transfer))
 
     def take_dropped_rows(self) -> tuple[int, ...]:
         """Rows that came free since the last call."""
@@ -202,6 +204,9 @@ class KvAllocator:
         fences = self._steps_in_flight
         if owner.transfers:
             fences = fences | set(filter(self._leases.is_open, owner.transfers))
+        self._hold_or_free(freed, fences)
+
+    def _hold_or_free(self, freed: DeferredFree, fences: Collection[Fence]) -> None:
         if fences:
             self._leases.hold(freed, fences)
         else:
@@ -221,3 +226,8 @@ class KvAllocator:
             self._free_rows.append(freed.row)
             if freed.row_announced:
                 self._dropped_rows.append(freed.row)
+
+
+def _fence_of(transfer: Fence) -> Fence:
+    """Different from that of any step, which is a number."""
+    return "transfer", transfer

@@ -34,6 +34,10 @@ class PageLeases(Generic[Held]):
             seen |= {id(lease): lease.held for lease in leases}
         return iter(seen.values())
 
+    def __bool__(self) -> bool:
+        """Whether anything is held."""
+        return any(self._leases.values())
+
     def open(self, fence: Fence) -> None:
         """A use begins."""
         assert fence not in self._leases, f"fence {fence} is open"

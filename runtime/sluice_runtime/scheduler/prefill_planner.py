@@ -150,6 +150,7 @@ class PrefillPlanner:
         return room_beside(
             self._table.running,
             self._table.prefilling,
+            self._table.preallocated.values(),
             self._settings,
             self._ratio.value,
             self._kv.available_pages,

@@ -20,6 +20,8 @@ class Phase(Enum):
     """Where a request is; `TRANSITIONS` says where it may go."""
 
     WAITING = "waiting"
+    AWAITING_PAGES = "awaiting pages"
+    """For a prompt that somebody else computes."""
     PREALLOCATED = "preallocated"
     """It has a row and pages, into which somebody else writes its prompt."""
     PREFILLING = "prefilling"
@@ -29,6 +31,7 @@ class Phase(Enum):
 
 TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
     Phase.WAITING: frozenset({Phase.PREFILLING, Phase.RUNNING, Phase.ENDED}),
+    Phase.AWAITING_PAGES: frozenset({Phase.PREALLOCATED, Phase.ENDED}),
     Phase.PREALLOCATED: frozenset({Phase.RUNNING, Phase.ENDED}),
     Phase.PREFILLING: frozenset({Phase.PREFILLING, Phase.RUNNING, Phase.WAITING, Phase.ENDED}),
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.ENDED}),

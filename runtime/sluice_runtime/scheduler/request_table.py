@@ -52,6 +52,9 @@ class RequestTable:
         self.waiting = WaitingQueue()
         self.prefilling: Request | None = None
         """The request whose prompt was cut."""
+        self.awaiting_pages: dict[str, Request] = {}
+        """In the order of their arrival."""
+        self.preallocated: dict[str, Request] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -71,13 +74,21 @@ class RequestTable:
         self._requests[request.request_id] = request
         self.waiting.append(request)
 
-    def preallocate(self, request: Request) -> None:
-        """A new request that has a row and pages, and whose prompt is computed elsewhere."""
-        request.phase = Phase.PREALLOCATED
+    def add_remote(self, request: Request) -> None:
+        """A new request, whose prompt is computed elsewhere, waits for a row and pages."""
+        request.phase = Phase.AWAITING_PAGES
         self._requests[request.request_id] = request
+        self.awaiting_pages[request.request_id] = request
+
+    def preallocate(self, request: Request) -> None:
+        """It has a row and pages now."""
+        del self.awaiting_pages[request.request_id]
+        _move(request, Phase.PREALLOCATED)
+        self.preallocated[request.request_id] = request
 
     def resume(self, request: Request) -> None:
         """Its prompt is in its pages and its first token is known: it decodes."""
+        del self.preallocated[request.request_id]
         _move(request, Phase.RUNNING)
         self.running.join(request)
 
@@ -115,6 +126,8 @@ class RequestTable:
         del self._requests[request.request_id]
 
     def _leave(self, request: Request) -> None:
+        self.awaiting_pages.pop(request.request_id, None)
+        self.preallocated.pop(request.request_id, None)
         self.running.leave(request)
         if self.prefilling is request:
             self.prefilling = None

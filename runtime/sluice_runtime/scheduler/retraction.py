@@ -50,9 +50,12 @@ def plan_retraction(
     prefilling: Request | None,
     available_pages: int,
     page_size: int,
+    *,
+    others_hold: bool = False,
 ) -> RetractionPlan:
     """Fewest output tokens first, then longest input. The last running request is kept, and takes
-    the pages of the one that is mid-prefill if it must; alone and still without room it is stuck.
+    the pages of the one that is mid-prefill if it must; alone and still without room it is stuck,
+    or goes back to the queue when others hold pages (`others_hold`) that they will give back.
     """
     if len(running) <= available_pages:
         return RetractionPlan()
@@ -71,6 +74,8 @@ def plan_retraction(
         wanted -= victim is not prefilling and len(rows_needing_page([victim], page_size))
         if wanted <= available_pages:
             return RetractionPlan(tuple(victims), None, "PoolFull", message)
+    if others_hold:
+        return RetractionPlan((*victims, order[-1]), None, "PoolFull", message)
     return RetractionPlan(tuple(victims), order[-1], "PoolTooSmall", message)
 
 
@@ -122,7 +127,9 @@ def _retraction_order(request: Request) -> tuple[int, int]:
 
 
 def _preemptible(request: Request, priority: int, settings: SchedulerSettings) -> bool:
-    return not request.preempted and priority - request.priority > settings.priority_threshold
+    if request.transfers or request.preempted:
+        return False
+    return priority - request.priority > settings.priority_threshold
 
 
 def _rooms(

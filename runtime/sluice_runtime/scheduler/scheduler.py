@@ -29,6 +29,7 @@ from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.page_leases import Fence
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
+from sluice_runtime.scheduler.preallocation import Preallocations
 from sluice_runtime.scheduler.prefill_planner import PrefillPlanner
 from sluice_runtime.scheduler.request import Phase, Request, outcome_of, request_from, row_of
 from sluice_runtime.scheduler.request_table import RequestTable
@@ -60,6 +61,7 @@ class Scheduler:
         self._pacing = Pacing(settings)
         self._table = RequestTable(settings.page_size)
         self._planner = PrefillPlanner(settings, self._table, self._kv, self._pacing, self._ratio)
+        self._preallocations = Preallocations(settings, self._table, self._kv)
         self._writer = BatchWriter(self._table, self._kv)
         self._aborting: list[Request] = []
         self._resumed: list[Request] = []
@@ -71,19 +73,32 @@ class Scheduler:
         self._steps: Counter[str] = Counter({mode.value: 0 for mode in ForwardMode})
         self._admission_reason = PrefillPlan().reason
         self._retractions = 0
+        self._recomputed = 0
         self._chunk_cuts = 0
 
-    def add(self, message: Generate) -> None:
-        """Queues a request. One that can never run ends at once, and `process` reports it."""
-        if error := self._refusal(message):
-            self._deltas.append(TokenDelta(message.request_id, (), "error", error))
-            return
-        if error := queue_full(self._settings, len(self._table)):
-            refused = TokenDelta(message.request_id, (), "error", error, refusal="overloaded")
-            self._deltas.append(refused)
-            return
-        longest = max_new_tokens(self._settings.limits, len(message.prompt_ids))
-        self._table.add(request_from(message, min(message.max_tokens, longest)))
+    def add(self, message: Generate, transfer: Fence | None = None) -> None:
+        """Queues a request. One that can never run ends at once, and `process` reports it.
+
+        `transfer`: whatever pages it takes, `end_transfer` must be called before others get them,
+        also when it has ended.
+        """
+        request = self._request_from(message)
+        if transfer is not None:
+            self._kv.begin_transfer(request, transfer)
+        if not self._refused(message):
+            self._table.add(request)
+
+    def add_remote(self, message: Generate) -> None:
+        """Queues a request whose prompt somebody else computes; `next_preallocations` gives it
+        pages. It can be aborted at any time."""
+        if not self._refused(message):
+            self._table.add_remote(self._request_from(message))
+
+    def next_preallocations(self) -> list[Preallocated]:
+        """Gives rows and pages to those that were added by `add_remote`, as far as there are any;
+        each then waits for `resume`."""
+        self._drop_aborted()
+        return self._preallocations.take()
 
     def abort(self, request_id: str) -> None:
         """The next batch drops the request, wherever it is; unknown ids are ignored."""
@@ -96,30 +111,15 @@ class Scheduler:
         if request := self._table.get(request_id):
             self._fail(request, error, refusal)
 
-    def preallocate(self, message: Generate) -> Preallocated | None:
-        """Takes a row and pages for a prompt that somebody else computes. None: there is no room
-        now, or it can never run, which `process` reports. The request then waits for `resume`; it
-        can be aborted."""
-        if error := self._refusal(message):
-            self._deltas.append(TokenDelta(message.request_id, (), "error", error))
-            return None
-        longest = max_new_tokens(self._settings.limits, len(message.prompt_ids))
-        request = request_from(message, min(message.max_tokens, longest))
-        if not self._kv.has_room(request):
-            return None
-        self._kv.take([(request, self._kv.match(request))])
-        request.cached_tokens = request.computed_tokens
-        self._table.preallocate(request)
-        return Preallocated(tuple(request.page_ids), request.computed_tokens)
-
-    def resume(self, request_id: str, first: SampledRow, now: float) -> None:
+    def resume(self, request_id: str, first: SampledRow, cached_tokens: int, now: float) -> None:
         """The prompt of a preallocated request is in its pages, and its first token was drawn: it
-        decodes from the next step on, without a forward pass before."""
+        decodes from the next step on, without a forward pass before. `cached_tokens`: of its prompt
+        where it was computed."""
         request = self._table.get(request_id)
         assert request is not None, f"{request_id} has ended"
         assert request.phase is Phase.PREALLOCATED, f"{request_id} is {request.phase}"
         request.computed_tokens = request.prefilled_tokens = len(request.token_ids)
-        request.started_seconds = now
+        request.started_seconds, request.cached_tokens = now, cached_tokens
         self._accept(request, first)
         if not request.ended:
             self._table.resume(request)
@@ -177,9 +177,13 @@ class Scheduler:
         prefilling = self._table.prefilling
         uncomputed = prefilling.uncomputed_tokens if prefilling else 0
         return Status(
-            queued_requests=len(self._table.waiting),
+            queued_requests=len(self._table.waiting) + len(self._table.awaiting_pages),
             queued_tokens=self._table.waiting.tokens + uncomputed,
-            running_requests=len(self._table.running) + (prefilling is not None),
+            running_requests=(
+                len(self._table.running) + len(self._table.preallocated) + (prefilling is not None)
+            ),
+            awaiting_pages=len(self._table.awaiting_pages),
+            preallocated=len(self._table.preallocated),
             pages_total=self._kv.total_pages,
             pages_free=self._kv.free_pages,
             pages_evictable=self._kv.evictable_pages,
@@ -189,6 +193,7 @@ class Scheduler:
             prefilling=progress_of(prefilling),
             admission_reason=self._admission_reason,
             retractions=self._retractions,
+            recomputed=self._recomputed,
             chunk_cuts=self._chunk_cuts,
             steps=dict(self._steps),
             pace=self._pacing.status(),
@@ -200,6 +205,20 @@ class Scheduler:
         self._table.running.check_integrity()
 
     # Before a batch: who leaves.
+
+    def _request_from(self, message: Generate) -> Request:
+        longest = max_new_tokens(self._settings.limits, len(message.prompt_ids))
+        return request_from(message, min(message.max_tokens, longest))
+
+    def _refused(self, message: Generate) -> bool:
+        """Whether the request is not taken; then `process` reports why."""
+        kind: Refusal | None = None
+        if not (error := self._refusal(message)):
+            error, kind = queue_full(self._settings, len(self._table)), "overloaded"
+        if error:
+            refused = TokenDelta(message.request_id, (), "error", error, refusal=kind)
+            self._deltas.append(refused)
+        return error is not None
 
     def _refusal(self, message: Generate) -> str | None:
         if message.request_id in self._table:
@@ -222,6 +241,7 @@ class Scheduler:
             self._table.prefilling,
             self._kv.available_pages,
             self._settings.page_size,
+            others_hold=bool(self._table.preallocated) or self._kv.has_leases,
         )
         if plan.needed:
             return plan
@@ -234,14 +254,16 @@ class Scheduler:
             self._retract(victim, now)
         if plan.stuck:
             self._end(plan.stuck, "error", f"{plan.message}; raise kvPoolTokens")
-        if plan.short:
+        if plan.short and self._table.running:
             self._ratio.raise_after_retraction(self._table.running)
         elif self._table.running:
             self._ratio.decay()
 
     def _launch(self, plan: PrefillPlan, decode: list[Request], now: float) -> Batch:
         self._step += 1
-        starting = self._planner.start(plan, now) + self._newly_resumed()
+        starting = self._planner.start(plan, now)
+        self._recomputed += sum(r.output_tokens > 0 for r in starting)
+        starting += self._newly_resumed()
         batch = self._writer.write(self._step, starting, plan.items, decode)
         self._pending[self._step] = PendingStep(plan.items, decode)
         self._kv.launched(self._step)
@@ -353,7 +375,7 @@ class Scheduler:
         trusted: bool = True,
     ) -> None:
         """The one terminal event of a request; `trusted`: what it computed may serve others."""
-        if request.phase is not Phase.WAITING:
+        if request.row is not None:
             self._kv.release(request, trusted=trusted)
         if reason in ("stop", "length") and not request.ignore_eos:
             self._ratio.learn(request.output_tokens, request.max_tokens)

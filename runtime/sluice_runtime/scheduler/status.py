@@ -26,7 +26,12 @@ class Status:
     queued_tokens: int
     """Prompt tokens not computed yet, of waiting and of partly prefilled requests."""
     running_requests: int
-    """Requests that decode or are mid-prefill."""
+    """Requests that have a row: they decode, are mid-prefill, or get their prompt from elsewhere.
+    """
+    awaiting_pages: int
+    """Queued requests whose prompts somebody else computes."""
+    preallocated: int
+    """Those of them that have a row and pages."""
     pages_total: int
     pages_free: int
     pages_evictable: int
@@ -40,6 +45,8 @@ class Status:
     admission_reason: str
     """Why the last step has no more prompts, whoever waits: `PrefillPlan.reason`."""
     retractions: int
+    recomputed: int
+    """Since the start: retracted requests that left the queue again."""
     chunk_cuts: int
     steps: Mapping[str, int]
     """Since the start, by forward mode."""

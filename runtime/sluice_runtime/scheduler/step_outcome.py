@@ -25,6 +25,7 @@ class FinishedChunk(NamedTuple):
 class Preallocated(NamedTuple):
     """Where somebody else writes the keys and values of a prompt."""
 
+    request_id: str
     page_ids: tuple[int, ...]
     """Of the whole prompt, in order."""
     cached_tokens: int

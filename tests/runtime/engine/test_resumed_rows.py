@@ -31,11 +31,11 @@ def test_it_decodes_without_a_forward_before(prompt_tokens: int, sampling: Sampl
     first, second = engine_of(), engine_of()
     expected, pages = prefilled_and_answered(first, asked)
 
-    room = second.scheduler.preallocate(asked)
-    assert room is not None
+    second.scheduler.add_remote(asked)
+    (room,) = second.scheduler.next_preallocations()
     data = second.runner._pool.data
     data[list(room.page_ids)] = pages
-    second.scheduler.resume("a", (expected[0], None, None), 0.0)
+    second.scheduler.resume("a", (expected[0], None, None), 0, 0.0)
     answer, modes = finished(second, expected[:1])
     assert answer == expected
     assert modes == {ForwardMode.DECODE}

@@ -39,7 +39,9 @@ def test_what_is_not_in_the_table_of_transitions_cannot_happen(
     operations: list[str], preallocated: bool
 ) -> None:
     table, moved = RequestTable(4), request_from(request("a", 8, 10), 10)
-    (table.preallocate if preallocated else table.add)(moved)
+    (table.add_remote if preallocated else table.add)(moved)
+    if preallocated:
+        table.preallocate(moved)
     for operation in operations:
         before, goal = moved.phase, GOALS[operation]
         if goal in TRANSITIONS[before]:

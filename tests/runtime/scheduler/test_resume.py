@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.batch import ForwardMode
 from sluice_runtime.scheduler.request import TRANSITIONS, Phase
@@ -20,11 +16,19 @@ def prompt_of(number: int, length: int) -> list[int]:
     return [number % 2] * (length // 2) + list(range(length - length // 2))
 
 
+def preallocate(bench: Bench, asked: Generate) -> Preallocated | None:
+    """The pages of one request, if there are any now."""
+    bench.scheduler.add_remote(asked)
+    rooms = bench.scheduler.next_preallocations()
+    return next((room for room in rooms if room.request_id == asked.request_id), None)
+
+
 def arrive(bench: Bench, asked: Generate, room: Preallocated) -> None:
     """The prompt's pages and first token come from elsewhere."""
     rest = asked.prompt_ids[room.cached_tokens :]
     bench.runner.receive(room.page_ids, room.cached_tokens, rest)
-    bench.scheduler.resume(asked.request_id, (next_token(asked.prompt_ids), None, None), 0.0)
+    first = (next_token(asked.prompt_ids), None, None)
+    bench.scheduler.resume(asked.request_id, first, room.cached_tokens, 0.0)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -32,7 +36,7 @@ def arrive(bench: Bench, asked: Generate, room: Preallocated) -> None:
 def test_a_resumed_request_only_decodes(overlap: bool, length: int) -> None:
     bench = Bench(settings_of(), overlap=overlap)
     asked = request("a", prompt_of(0, length), 6)
-    room = bench.scheduler.preallocate(asked)
+    room = preallocate(bench, asked)
     assert room is not None
     bench.scheduler.check_integrity()
     assert bench.launch() is None, "nothing is computed before the prompt has come"
@@ -47,27 +51,46 @@ def test_a_resumed_request_only_decodes(overlap: bool, length: int) -> None:
 def test_a_request_that_ends_with_its_first_token_is_never_in_a_batch_that_computes() -> None:
     bench = Bench(settings_of())
     asked = request("a", 5, 1)
-    room = bench.scheduler.preallocate(asked)
+    room = preallocate(bench, asked)
     assert room is not None
     arrive(bench, asked, room)
     assert [batch.mode for batch in bench.run()] == [ForwardMode.IDLE]
     assert bench.answers["a"] == answer_to(asked.prompt_ids, 1)
 
 
-def test_what_has_no_room_now_has_it_later() -> None:
+def test_what_has_no_room_now_has_it_later_in_the_order_of_arrival() -> None:
     bench = Bench(settings_of(pool_tokens=32))
-    assert bench.scheduler.preallocate(request("a", 20, 3)) is not None
-    assert bench.scheduler.preallocate(request("b", 20, 3)) is None
+    assert preallocate(bench, request("a", 20, 3)) is not None
+    assert preallocate(bench, request("b", 20, 3)) is None
+    assert preallocate(bench, request("c", 1, 1)) is None, "it would overtake"
+    assert bench.scheduler.status().awaiting_pages == 2
     bench.scheduler.abort("a")
+    assert [room.request_id for room in bench.scheduler.next_preallocations()] == ["b", "c"]
+
+
+def test_tokens_are_kept_free_for_those_that_are_active_as_far_as_they_may_want_them() -> None:
+    bench = Bench(settings_of(pool_tokens=1024))
+    assert preallocate(bench, request("a", 100, 5000)) is not None
+    assert preallocate(bench, request("b", 10, 2000)) is None, "512 for each of both"
+    bench.scheduler.abort("b")
+    assert preallocate(bench, request("c", 100, 200)) is not None, "512 and 200"
+
+
+def test_the_bound_of_the_queue_holds_for_it_too() -> None:
+    bench = Bench(settings_of(pool_tokens=64, max_running_requests=1, max_queued_requests=2))
+    for name in "abcd":
+        bench.scheduler.add_remote(request(name, 8, 2))
     bench.run()
-    assert bench.scheduler.preallocate(request("b", 20, 3)) is not None
+    assert bench.terminals["d"][0].refusal == "overloaded"
+    assert list(bench.terminals) == ["d"]
 
 
 def test_what_never_has_room_is_refused() -> None:
     bench = Bench(settings_of(pool_tokens=32))
-    assert bench.scheduler.preallocate(request("a", 40, 3)) is None
+    assert preallocate(bench, request("a", 40, 3)) is None
     bench.run()
     assert bench.terminals["a"][0].finish_reason == "error"
+    assert "40 tokens" in (bench.terminals["a"][0].error or "")
 
 
 @pytest.mark.parametrize("first", ["runs", "is-preallocated"])
@@ -79,67 +102,14 @@ def test_an_id_in_use_gets_no_pages_and_the_first_request_keeps_its_own(first: s
         bench.add(asked)
         bench.step()
     else:
-        room = bench.scheduler.preallocate(asked)
-    assert bench.scheduler.preallocate(request("a", 5, 3)) is None
+        room = preallocate(bench, asked)
+    assert preallocate(bench, request("a", 5, 3)) is None
     bench.scheduler.check_integrity()
     if room:
         arrive(bench, asked, room)
     bench.run()
     assert bench.answers["a"] == answer_to(asked.prompt_ids, 3)
     assert [delta.finish_reason for delta in bench.terminals["a"]] == ["error", "length"]
-
-
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["add", "preallocate", "arrive", "step", "step", "abort"]),
-        st.integers(0, 1000),
-    ),
-    max_size=60,
-)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("prefix_cache", [False, True])
-@given(operations=OPERATIONS)
-@settings(max_examples=60, deadline=None)
-def test_resumed_and_other_requests_answer_as_if_alone(
-    overlap: bool, prefix_cache: bool, operations: list[tuple[str, int]]
-) -> None:
-    """With retractions, which compute a resumed request's prompt here."""
-    bench = Bench(
-        settings_of(96, prefix_cache=prefix_cache, conservativeness=0.05), overlap=overlap
-    )
-    coming: dict[str, tuple[Generate, Preallocated]] = {}
-    asked: dict[str, Generate] = {}
-    aborted = set()
-    for number, (operation, choice) in enumerate(operations):
-        name = f"r{number}"
-        message = request(name, prompt_of(choice, choice % 30 + 1), choice % 9 + 1)
-        if operation == "add":
-            asked[name] = message
-            bench.add(message)
-        elif operation == "preallocate":
-            if room := bench.scheduler.preallocate(message):
-                asked[name], coming[name] = message, (message, room)
-        elif operation == "arrive" and coming:
-            arrive(bench, *coming.pop(random.Random(choice).choice(sorted(coming))))
-        elif operation == "step":
-            bench.step()
-        elif operation == "abort" and asked:
-            name = sorted(asked)[choice % len(asked)]
-            bench.scheduler.abort(name)
-            coming.pop(name, None)
-            aborted.add(name)
-        bench.scheduler.check_integrity()
-    for message, room in coming.values():
-        arrive(bench, message, room)
-    bench.run()
-    for name, message in asked.items():
-        assert len(bench.terminals[name]) == 1
-        if name not in aborted:
-            assert bench.answers[name] == answer_to(message.prompt_ids, message.max_tokens)
-    status = bench.scheduler.status()
-    assert status.pages_free + status.pages_evictable == status.pages_total
 
 
 def test_no_phase_follows_the_end_and_all_lead_to_it() -> None:
