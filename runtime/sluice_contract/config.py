@@ -253,6 +253,14 @@ class EngineConfig(EngineSettings):
         "without a seed draw one from the system's entropy.",
     )
 
+    handover_key_file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="File with the key by which router, prefill and decode engines of a service "
+        "know each other.",
+    )
+
     @field_validator("chunk_size")
     @classmethod
     def _chunk_of_something(cls, value: int | None) -> int | None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from pydantic import Field, ValidationError
 
-from sluice_contract.base import ContractModel
+from sluice_contract.base import ConfigError, ContractModel
 
 PREFILL_HEADER: Final = "X-Sluice-Prefill"
 """`BASE64URL(JSON).HEX(HMAC-SHA256)`, from the router to a decode engine."""
@@ -54,6 +54,23 @@ def read_key(path: Path) -> bytes:
     if len(key) < MIN_KEY_BYTES:
         raise ValueError(f"{path}: {len(key)} bytes; allowed: at least {MIN_KEY_BYTES}")
     return key
+
+
+def configured_key(path: str | None) -> bytes:
+    """The key in the file that `handoverKeyFile` names.
+
+    Raises:
+        ConfigError: it names none, or one that cannot be used.
+    """
+    allowed = f"a readable file with a key of at least {MIN_KEY_BYTES} bytes"
+    if path is None:
+        raise ConfigError("handoverKeyFile", None, f"{allowed}, with roles prefill and decode")
+    try:
+        return read_key(Path(path))
+    except OSError as error:
+        raise ConfigError("handoverKeyFile", path, f"{allowed} ({error.strerror})") from None
+    except ValueError as error:
+        raise ConfigError("handoverKeyFile", path, f"{allowed} ({error})") from None
 
 
 def signed_header(key: bytes, prefill: PrefillRef, request_id: str, now_unix: float) -> str:

@@ -119,6 +119,25 @@ ENGINE: Final = (
         "Steps that computed prompt tokens, by the reason of their budget.",
         ("reason",),
     ),
+    Metric(
+        "sluice_handover_requests",
+        "gauge",
+        "Requests in the queues of the hand-over between prefill and decode engines, by queue.",
+        ("queue",),
+    ),
+    Metric("sluice_handover_read_bytes_total", "counter", "Bytes of KV pages read from prefill."),
+    Metric("sluice_handover_read_seconds_total", "counter", "Time of these reads, by the clock."),
+    Metric(
+        "sluice_handover_failures_total",
+        "counter",
+        "Hand-overs that failed, by reason.",
+        ("reason",),
+    ),
+    Metric(
+        "sluice_handover_recomputed_total",
+        "counter",
+        "Retracted requests whose prompt a decode engine computed itself.",
+    ),
     Metric("sluice_draining", "gauge", "1 while the engine drains."),
 )
 
@@ -149,7 +168,9 @@ ROUTER: Final = (
         "Attempts beyond the first, by reason.",
         ("reason",),
     ),
-    Metric("sluice_router_engines", "gauge", "Engines known, by state.", ("state",)),
+    Metric(
+        "sluice_router_engines", "gauge", "Engines known, by role and state.", ("role", "state")
+    ),
     Metric("sluice_router_inflight_requests", "gauge", "Requests being served."),
     Metric("sluice_router_buffered_bytes", "gauge", "Heads and bodies of requests that are held."),
 )

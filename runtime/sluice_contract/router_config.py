@@ -155,15 +155,39 @@ class RouterConfig(ContractModel):
     engines: tuple[EngineUrl, ...] | None = Field(
         default=None, min_length=1, description="Base URLs of engines, when there is no cluster."
     )
+    prefill_engines: tuple[EngineUrl, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="Base URLs of prefill engines, when there is no cluster; engines are then the "
+        "decode engines.",
+    )
     server: RouterServer = RouterServer()
     upstream: Upstream = Upstream()
     load: LoadFollowing = LoadFollowing()
+    handover_key_file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="File with the key that signs which prefill engine a decode engine is to ask. "
+        "Required beside the role decode.",
+    )
 
     @model_validator(mode="after")
     def _one_source_of_engines(self) -> Self:
         if (self.discovery is None) == (self.engines is None):
             raise ValueError("exactly one of discovery and engines is required")
+        if self.prefill_engines is not None and self.engines is None:
+            raise ValueError("prefillEngines: engines, which decode, are required beside it")
+        if set(self.roles) not in ({Role.MIXED}, {Role.PREFILL, Role.DECODE}):
+            raise ValueError("discovery.roles: allowed: mixed; or prefill and decode")
         return self
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles of the pools that serve the service."""
+        if self.discovery is not None:
+            return self.discovery.roles
+        return (Role.MIXED,) if self.prefill_engines is None else (Role.PREFILL, Role.DECODE)
 
 
 def parse_router_config(text: str | bytes) -> RouterConfig:

@@ -45,6 +45,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="the router's JSON file")
     source.add_argument("--engines", metavar="URL,…", help="base URLs of engines, no cluster")
+    parser.add_argument(
+        "--prefill-engines",
+        metavar="URL,…",
+        help="with --engines, which then decode: base URLs of prefill engines",
+    )
+    parser.add_argument(
+        "--handover-key-file",
+        metavar="FILE",
+        help="with --prefill-engines: the key that all engines have",
+    )
     parser.add_argument("--host", help="with --engines: address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="with --engines (8080)")
     parser.add_argument(
@@ -58,7 +68,13 @@ def _from_flags(options: argparse.Namespace) -> RouterConfig:
         server = RouterServer(
             host=options.host, port=options.port, metrics_port=options.metrics_port
         )
-        return RouterConfig(engines=tuple(options.engines.split(",")), server=server)
+        prefill = options.prefill_engines
+        return RouterConfig(
+            engines=tuple(options.engines.split(",")),
+            prefill_engines=tuple(prefill.split(",")) if prefill else None,
+            handover_key_file=options.handover_key_file,
+            server=server,
+        )
     except ValidationError as error:
         raise config_error_from(error, RouterConfig) from None
 

@@ -27,7 +27,7 @@ ID: Final = web.RequestKey("ID", str)
 START: Final = web.RequestKey("START", float)
 """When the request came, by the router's clock."""
 ENGINE: Final = web.RequestKey("ENGINE", str)
-"""The engine that answers it."""
+"""The engine that answers it, and the one that computed its prompt if that is another."""
 FAILURE: Final = web.RequestKey("FAILURE", RouterError)
 """What ended it, also when the answer had begun with 200. Without its traceback, whose frames hold
 what the client sent: aiohttp keeps a connection's last request."""

@@ -13,7 +13,8 @@ from sluice_contract import http_errors
 
 from sluice_router import edge
 from sluice_router.accounting import ENGINE, FAILURE, ID, START, Accounting
-from sluice_router.dispatch import Call, Dispatcher
+from sluice_router.attempts import Call
+from sluice_router.dispatch import Dispatcher
 from sluice_router.errors import BadRequestError, RouterError
 from sluice_router.fleet import Clock, Fleet
 from sluice_router.lifecycle import Lifecycle
@@ -80,7 +81,7 @@ class Routes:
                 if body is not None:
                     await _read_body(request, body)
                 async with self._parts.dispatcher.open(call) as reply:
-                    request[ENGINE] = reply.engine.endpoint.name
+                    request[ENGINE] = reply.target.name
                     self._parts.telemetry.first_byte(self._parts.clock() - request[START])
                     return await relay.run(reply)
         except RouterError as error:

@@ -75,6 +75,11 @@ class EngineState:
         """By its last report, however old: it does not change while the engine lives."""
         return self.received.report.kv_fingerprint if self.received is not None else None
 
+    @property
+    def bootstrap_port(self) -> int | None:
+        """Of a prefill engine: where decode engines connect, by its last report."""
+        return self.received.report.bootstrap_port if self.received is not None else None
+
     def fresh(self, now: float, stale_seconds: float) -> ReceivedReport | None:
         """The report, unless it is older than `stale_seconds`."""
         received = self.received

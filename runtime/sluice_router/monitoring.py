@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from aiohttp import web
-from sluice_contract.service_load import EngineCondition, EngineLoad, ServiceLoad
+from sluice_contract.service_load import EngineLoad, ServiceLoad
 
 from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import EngineState, condition
@@ -79,9 +79,9 @@ class Monitoring:
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus' exposition."""
         now = self._clock()
-        states: tuple[EngineCondition, ...] = tuple(
-            condition(engine, now) for engine in self._fleet.engines()
-        )
+        states = [
+            (engine.endpoint.role, condition(engine, now)) for engine in self._fleet.engines()
+        ]
         text = self._telemetry.render(states, self._lifecycle.inflight, self._budget.held)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 

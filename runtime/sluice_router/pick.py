@@ -81,7 +81,8 @@ def pick_pair(
 ) -> PairChoice:
     """A prefill and a decode engine with equal KV fingerprints, both picked as `pick` does.
 
-    An engine whose fingerprint is not known yet gets no request.
+    An engine whose fingerprint is not known yet gets no request, nor does a prefill engine which
+    has not told where decode engines connect.
     """
     legs = []
     for role in (Role.PREFILL, Role.DECODE):
@@ -94,6 +95,10 @@ def pick_pair(
         legs.append(usable)
     prefills, decodes = legs
     shared = {engine.fingerprint for engine in decodes} - {None}
+    prefills = [engine for engine in prefills if engine.bootstrap_port is not None]
+    if not prefills:
+        message = f"prefill: engines without a bootstrap port in a load report: {len(legs[0])}"
+        return PairChoice(None, None, "NoneReady", message)
     prefills = [engine for engine in prefills if engine.fingerprint in shared]
     if not prefills:
         return PairChoice(None, None, "NoneMatches", _mismatch(legs[0], decodes))

@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from sluice_router import sse
-from sluice_router.dispatch import Reply
+from sluice_router.attempts import Reply
 from sluice_router.errors import EngineFailedError, RouterError, SlowClientError
 
 WRITE_SECONDS = 45.0
@@ -85,7 +85,7 @@ class Relay:
                 await self._send(response.write(whole), WRITE_SECONDS)
             chunk = await reply.read()
         if self._events is not None and not self._events.ended:
-            name = reply.engine.endpoint.name
+            name = reply.target.engine.endpoint.name
             raise EngineFailedError(f"engine {name} ended the stream without [DONE]")
 
     async def _send(self, writing: Awaitable[None], limit_seconds: float) -> None:

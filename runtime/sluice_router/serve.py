@@ -10,29 +10,31 @@ import logging
 import os
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 import aiohttp
 from aiohttp import web
 from sluice_contract.base import ConfigError
+from sluice_contract.handover import configured_key
 from sluice_contract.labels import Role
 from sluice_contract.router_config import RouterConfig
 
 from sluice_router.accounting import UNKNOWN_ROUTE
 from sluice_router.app import Parts, build_app
+from sluice_router.attempts import Sender
 from sluice_router.connections import ConnectionLimits, Listener
 from sluice_router.discovery import SliceFollower, slice_client
-from sluice_router.dispatch import Choose, Dispatcher
-from sluice_router.engines import Endpoint, EngineState, Phase
+from sluice_router.dispatch import Dispatcher
+from sluice_router.engines import Endpoint, Phase
 from sluice_router.fleet import Fleet
 from sluice_router.kube import Cluster, in_cluster
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.load_poller import LoadPoller
 from sluice_router.memory import ByteBudget
 from sluice_router.monitoring import Monitoring
-from sluice_router.pick import Choice, Draw, pick
+from sluice_router.targets import chooser, prefill_signer
 from sluice_router.telemetry import Telemetry
 from sluice_router.upstream import open_session
 
@@ -88,12 +90,12 @@ async def serve(
 def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
     clock = time.monotonic
     fleet = Fleet(clock)
-    telemetry = Telemetry()
+    telemetry = Telemetry(config.roles)
     dispatcher = Dispatcher(
         fleet,
-        session,
+        _sender(config, session),
         config.upstream,
-        _chooser(config.load.stale_seconds, random.Random()),  # noqa: S311
+        chooser(config.roles, config.load.stale_seconds, random.Random()),  # noqa: S311
         clock,
         telemetry.retry,
     )
@@ -102,12 +104,10 @@ def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
     return Parts(fleet, dispatcher, budget, lifecycle, telemetry, clock)
 
 
-def _chooser(stale_seconds: float, source: random.Random) -> Choose:
-    def choose(engines: Sequence[EngineState], now: float, tried: Collection[str]) -> Choice:
-        draw = Draw(source.random(), source.random())
-        return pick(engines, now, draw, stale_seconds=stale_seconds, tried=tried)
-
-    return choose
+def _sender(config: RouterConfig, session: aiohttp.ClientSession) -> Sender:
+    if Role.DECODE not in config.roles:
+        return Sender(session, None)
+    return Sender(session, prefill_signer(configured_key(config.handover_key_file), time.time))
 
 
 def _engine_source(
@@ -119,14 +119,21 @@ def _engine_source(
 ) -> SliceFollower | None:
     """Fill the fleet now, or return the follower that does."""
     if config.discovery is None or cluster is None:
-        urls = config.engines or ()
-        fleet.replace_endpoints(Endpoint(url, url, Role.MIXED, Phase.READY) for url in urls)
+        fleet.replace_endpoints(_endpoints(config))
         return None
     namespace = environ.get("POD_NAMESPACE")
     if not namespace:
         raise ConfigError("POD_NAMESPACE", namespace, "the namespace of the service's engines")
     client = slice_client(session, cluster, namespace, config.discovery)
     return SliceFollower(client, fleet, config.discovery, random.Random())  # noqa: S311
+
+
+def _endpoints(config: RouterConfig) -> Iterator[Endpoint]:
+    """The engines that the file itself names."""
+    urls_of = {Role.PREFILL: config.prefill_engines, config.roles[-1]: config.engines}
+    for role, urls in urls_of.items():
+        for url in urls or ():
+            yield Endpoint(url, url, role, Phase.READY)
 
 
 def _hosts(config: RouterConfig, environ: Mapping[str, str]) -> list[str]:

@@ -6,7 +6,8 @@ Knows how to count and to print; the names and buckets are `sluice_contract.metr
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import product
 from typing import Literal
 
 from prometheus_client import (
@@ -19,6 +20,7 @@ from prometheus_client import (
     generate_latest,
 )
 from sluice_contract import metrics
+from sluice_contract.labels import Role
 from sluice_contract.service_load import EngineCondition
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -31,7 +33,9 @@ CONDITIONS: tuple[EngineCondition, ...] = ("ready", "unready", "draining", "fail
 class Telemetry:
     """All collectors of one router."""
 
-    def __init__(self) -> None:
+    def __init__(self, roles: Collection[Role]) -> None:
+        """`roles`: of the service's pools."""
+        self._roles = roles
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         table = {metric.name: metric for metric in metrics.ROUTER}
@@ -57,12 +61,15 @@ class Telemetry:
         self._retries.labels(reason).inc()
 
     def render(
-        self, engines: Iterable[EngineCondition], inflight: int, buffered_bytes: int
+        self,
+        engines: Iterable[tuple[Role, EngineCondition]],
+        inflight: int,
+        buffered_bytes: int,
     ) -> bytes:
         """The exposition, with gauges as of now."""
         tally = Tally(engines)
-        for condition in CONDITIONS:
-            self._engines.labels(condition).set(tally[condition])
+        for role, condition in product(self._roles, CONDITIONS):
+            self._engines.labels(role, condition).set(tally[role, condition])
         self._inflight.set(inflight)
         self._buffered.set(buffered_bytes)
         return generate_latest(self._registry)

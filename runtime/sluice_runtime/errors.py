@@ -96,6 +96,14 @@ class RequestOutOfMemoryError(RequestError):
     """
 
 
+class PrefillFailedError(RequestError):
+    """The engine that computes the request's prompt failed or refused for now, or the pages did not
+    arrive: 503 with a code of its own.
+
+    Whoever asks elsewhere should name another such engine, and do so once at most.
+    """
+
+
 class GrammarUnavailableError(RequestError):
     """The form of the answer could not be compiled, or not be followed beside others, perhaps by no
     fault of the request: 503 with a code of its own.

@@ -109,11 +109,16 @@ class RunningRouter:
 
 @asynccontextmanager
 async def running_router(
-    *urls: str, server: dict[str, Any] | None = None, upstream: dict[str, Any] | None = None
+    *urls: str,
+    server: dict[str, Any] | None = None,
+    upstream: dict[str, Any] | None = None,
+    **pairs: Any,
 ) -> AsyncIterator[RunningRouter]:
-    """A router for the engines at `urls`, ready to be asked."""
+    """A router for the engines at `urls`, ready to be asked. `pairs`: what else it is told, so that
+    these only decode."""
     config = RouterConfig(
         engines=urls,
+        **pairs,
         server=RouterServer(
             **{
                 "host": "127.0.0.1",

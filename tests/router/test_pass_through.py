@@ -54,6 +54,7 @@ async def test_only_allowed_headers_reach_the_engine(client: aiohttp.ClientSessi
         "Authorization": "Bearer secret",
         "Cookie": "a=b",
         "X-Sluice-Room": "7",
+        "X-Sluice-Prefill": "e30.00",
         "Proxy-Authorization": "x",
         "Traceparent": "00-1-2-01",
         "X-Sluice-Routing-Key": "team-7",
@@ -223,5 +224,5 @@ async def test_probes_load_and_metrics(client: aiohttp.ClientSession) -> None:
         assert [row["condition"] for row in summary["engines"]] == ["ready"]
         async with client.get(router.metrics_url + "/metrics") as response:
             text = await response.text()
-        assert 'sluice_router_engines{state="ready"} 1.0' in text
+        assert 'sluice_router_engines{role="mixed",state="ready"} 1.0' in text
         assert json.dumps(summary)

@@ -27,6 +27,7 @@ def engine(
     role: Role = Role.MIXED,
     **load: object,
 ) -> EngineState:
+    load = {"bootstrap_port": 8998 if role is Role.PREFILL else None} | load
     report = ReceivedReport(load_report(role=role, **load), NOW - age, own_inflight=0)
     return EngineState(Endpoint(name, f"http://{name}", role, phase), received=report)
 
@@ -265,3 +266,7 @@ def test_why_there_is_no_pair_names_the_leg_or_what_differs() -> None:
     assert "pageSizeTokens: 16 and 32; kvDtype: bfloat16 and float32" in message
     reason, message = found(prefill("p", kv_fingerprint=None), decode("d"))
     assert (reason, "known yet" in message) == ("NoneMatches", True)
+    assert found(prefill("p", bootstrap_port=None), decode("d")) == (
+        "NoneReady",
+        "prefill: engines without a bootstrap port in a load report: 1",
+    )

@@ -92,6 +92,7 @@ class Answerer:
         """The response to one request, streamed or whole."""
         arrival_seconds = self._service.clocks.monotonic()
         try:
+            prefill = self._service.role_check.prefill_of(request)
             routing_key = routing_key_of(request)
             body = await read_body(request, self._service.identity.max_body_bytes)
             planner = self._service.planner()
@@ -105,7 +106,7 @@ class Answerer:
         envelope = self._envelope(route)
         names = (envelope.response_id, request.state.request_id, planned.asked.request_id)
         given = tuple(name for name in names if name is not None)
-        caller = Caller(arrival_seconds, routing_key, given)
+        caller = Caller(arrival_seconds, routing_key, given, prefill)
         response = await self._respond(route.shape, request, planned, envelope, caller)
         response.headers.update(planned.headers)
         return response

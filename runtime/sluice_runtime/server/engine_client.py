@@ -17,6 +17,7 @@ from sluice_runtime.errors import (
     GrammarUnavailableError,
     InvalidRequestError,
     OverloadedError,
+    PrefillFailedError,
     RequestError,
     RequestOutOfMemoryError,
     SluiceRuntimeError,
@@ -50,6 +51,7 @@ _REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
     "unavailable": UnavailableError,
     "uncompiled": GrammarUnavailableError,
     "out_of_memory": RequestOutOfMemoryError,
+    "prefill_failed": PrefillFailedError,
 }
 
 ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")
@@ -104,6 +106,7 @@ class TokenStream:
             InvalidRequestError: its grammar cannot be used.
             OverloadedError: the engine's queue is full.
             RequestOutOfMemoryError: a step that computed it found no memory.
+            PrefillFailedError: the engine that computes its prompt failed.
             EngineDiedError: the engine has gone.
             UnavailableError: it drains, or this server hurries to its end.
         """

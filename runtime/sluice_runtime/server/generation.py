@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_runtime.messages import Generate
+from sluice_runtime.messages import Generate, PrefillEngine
 from sluice_runtime.server.answer_text import AnswerText, Piece
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, EngineClient, TokenStream
 from sluice_runtime.server.prompts import ChoicePlan
@@ -31,6 +31,8 @@ class Caller:
     routing_key: str = ""
     names: tuple[str, ...] = ()
     """Names by which the request may be aborted."""
+    prefill: PrefillEngine | None = None
+    """Who computes the prompts, if that is another engine."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Generator:
             logprobs=plan.logprobs,
             prompt_logprobs=plan.engine_prompt_logprobs,
             cache_salt=plan.cache_salt,
+            prefill=caller.prefill,
         )
 
 

@@ -13,7 +13,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from sluice_contract import metrics
 
-from sluice_runtime.messages import Generate, Load, StepResult, TokenDelta
+from sluice_runtime.messages import Generate, HandoverLoad, Load, StepResult, TokenDelta
 
 CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
 
@@ -91,6 +91,20 @@ class EngineMetrics:
             self._raise_to("sluice_chunk_budgets_total", budgets, reason)
         for mode, steps in load.steps.items():
             self._raise_to("sluice_steps_total", steps, mode)
+        if load.handover is not None:
+            self._handed_over(load.handover)
+
+    def _handed_over(self, load: HandoverLoad) -> None:
+        requests = self._gauges["sluice_handover_requests"]
+        requests.labels("bootstrap").set(load.bootstrap)
+        requests.labels("inflight").set(load.inflight)
+        requests.labels("prealloc").set(load.prealloc)
+        requests.labels("transfer").set(load.transfer)
+        self._raise_to("sluice_handover_read_bytes_total", load.read_bytes)
+        self._raise_to("sluice_handover_read_seconds_total", load.read_seconds)
+        self._raise_to("sluice_handover_recomputed_total", load.recomputed)
+        for reason, failures in load.failures.items():
+            self._raise_to("sluice_handover_failures_total", failures, reason)
 
     def draining(self) -> None:
         """The server no longer accepts requests."""

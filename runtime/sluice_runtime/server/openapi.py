@@ -32,6 +32,7 @@ _UNKNOWN_TO_FASTAPI: Final[tuple[type[BaseModel], ...]] = (
 )
 _ERRORS: Final[dict[int, str]] = {
     400: "The request is at fault; `param` names the field.",
+    403: "X-Sluice-Prefill is not signed by the service's router.",
     404: "No such model.",
     408: "Head or body did not arrive in time.",
     413: "The body is too large.",
@@ -52,7 +53,7 @@ def errors(*statuses: int) -> Responses:
 
 HEAD_ERRORS: Final = errors(408, 414, 431)
 BODY_ERRORS: Final = errors(400, 413, 415)
-WORK_ERRORS: Final = BODY_ERRORS | errors(404, 429, 499, 500, 503)
+WORK_ERRORS: Final = BODY_ERRORS | errors(403, 404, 429, 499, 500, 503)
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:

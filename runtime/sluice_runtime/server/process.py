@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from sluice_contract.config import EngineConfig
-from sluice_contract.labels import REVISION_VARIABLE
+from sluice_contract.handover import configured_key
+from sluice_contract.labels import REVISION_VARIABLE, Role
 
 from sluice_runtime import exits, model_files
 from sluice_runtime.errors import STARTUP_REASONS, UnavailableError
@@ -196,9 +197,14 @@ def _service(config: EngineConfig, link: ApiLink) -> Service:
         model_revision=config.model.revision,
         tensor_parallel_size=config.tensor_parallel_size or 1,
         pool_revision=os.environ.get(REVISION_VARIABLE) or None,
+        handover_key=_handover_key(config),
     )
     client = EngineClient(link, time.monotonic, metrics)
     return Service(identity, client, Gate(), metrics, Clocks(time.monotonic, time.time))
+
+
+def _handover_key(config: EngineConfig) -> bytes | None:
+    return configured_key(config.handover_key_file) if config.role is Role.DECODE else None
 
 
 def _signals() -> asyncio.Queue[signal.Signals]:

@@ -8,21 +8,22 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
-from sluice_contract.load import LoadReport
+from sluice_contract.load import DisaggregationQueues, LoadReport
 
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.messages import EngineReady
+from sluice_runtime.messages import EngineReady, HandoverLoad
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.generation import Generator
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText, Planner
+from sluice_runtime.server.role import RoleCheck
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class Identity:
     tensor_parallel_size: int = 1
     pool_revision: str | None = None
     """Of the pool that the pod belongs to; None outside a cluster."""
+    handover_key: bytes | None = field(default=None, repr=False)
+    """Of a decode engine: what the router signs with."""
 
 
 class Service:
@@ -75,6 +78,7 @@ class Service:
         self.gate = gate
         self.metrics = metrics
         self.clocks = clocks
+        self.role_check = RoleCheck(identity.role, clocks.unix, identity.handover_key)
         self.text: ModelText | None = None
         self._logged_fields: set[str] = set()
 
@@ -107,10 +111,10 @@ class Service:
 
     def log_ignored(self, fields: Sequence[str]) -> None:
         """Logs unknown fields of requests, each once."""
-        for field in fields:
-            if field not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_FIELDS:
-                self._logged_fields.add(field)
-                _log.warning("ignored in a request: %s (strictRequests would refuse it)", field)
+        for name in fields:
+            if name not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_FIELDS:
+                self._logged_fields.add(name)
+                _log.warning("ignored in a request: %s (strictRequests would refuse it)", name)
 
     def load_report(self) -> LoadReport:
         """The engine's last report, with what only this process knows.
@@ -136,8 +140,21 @@ class Service:
             kv_pages_free=load.kv_pages_free,
             kv_pages_evictable=load.kv_pages_evictable,
             page_size_tokens=engine.page_size_tokens,
+            queues=_queues(load.handover),
+            bootstrap_port=engine.bootstrap_port or None,
             queued_work_seconds=load.queued_work_seconds,
         )
+
+
+def _queues(handover: HandoverLoad | None) -> DisaggregationQueues:
+    if handover is None:
+        return DisaggregationQueues()
+    return DisaggregationQueues(
+        bootstrap=handover.bootstrap,
+        inflight=handover.inflight,
+        prealloc=handover.prealloc,
+        transfer=handover.transfer,
+    )
 
 
 def _kv_fingerprint(identity: Identity, engine: EngineReady) -> KvFingerprint:

@@ -76,10 +76,12 @@ def server(module_server: Server) -> Iterator[Server]:
 
 
 @asynccontextmanager
-async def running_server(endpoint: str) -> AsyncIterator[Server]:
+async def running_server(
+    endpoint: str, role: Role = Role.MIXED, key: bytes | None = None
+) -> AsyncIterator[Server]:
     """A server and its engine, ready; both end with the context."""
     link = ApiLink(endpoint)
-    service = service_over(link)
+    service = service_over(link, role, key)
     engine = FakeEngine(endpoint)
     engine.start()
     reading = asyncio.create_task(service.client.run())
@@ -101,11 +103,11 @@ async def running_server(endpoint: str) -> AsyncIterator[Server]:
     link.close()
 
 
-def service_over(link: ApiLink) -> Service:
+def service_over(link: ApiLink, role: Role = Role.MIXED, key: bytes | None = None) -> Service:
     """The parts of an API process with the text of a dummy model."""
     metrics = EngineMetrics()
     client = EngineClient(link, time.monotonic, metrics)
-    identity = Identity(MODEL, Role.MIXED, MAX_BODY_BYTES, started_unix=1)
+    identity = Identity(MODEL, role, MAX_BODY_BYTES, started_unix=1, handover_key=key)
     service = Service(identity, client, Gate(), metrics, Clocks(time.monotonic, time.time))
     files = model_files.resolve("dummy://qwen3-tiny")
     service.text = ModelText(

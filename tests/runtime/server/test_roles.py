@@ -1,0 +1,186 @@
+"""What each role serves: a mixed engine anybody, a decode engine the router, a prefill one nobody;
+and what engines of a hand-over show of it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from sluice_contract.handover import PREFILL_HEADER, PrefillRef, signed_header
+from sluice_contract.labels import Role
+from sluice_runtime.messages import Generate, HandoverLoad, Heartbeat, PrefillEngine
+from sluice_runtime.transport import private_endpoint
+
+from tests.runtime.server.conftest import MODEL, Server, running_server, until
+from tests.runtime.server.fake_engine import READY, load
+
+KEY = b"k" * 32
+PREFILL = PrefillRef(host="10.0.0.7", port=8998, epoch="e7", name="chat-prefill-x")
+BODIES = {
+    "/v1/completions": {"model": MODEL, "prompt": "ab"},
+    "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "a"}]},
+    "/generate": {"text": "ab"},
+}
+REQUEST_ID = "req-1"
+
+
+def header(key: bytes = KEY, request_id: str = REQUEST_ID, age: float = 0.0) -> dict[str, str]:
+    """As the router sends it."""
+    signed = signed_header(key, PREFILL, request_id, time.time() - age)
+    return {PREFILL_HEADER: signed, "X-Request-Id": REQUEST_ID}
+
+
+@asynccontextmanager
+async def server_of(role: Role) -> AsyncIterator[Server]:
+    with private_endpoint() as endpoint:
+        async with running_server(endpoint, role, KEY) as server:
+            yield server
+
+
+async def refusal(server: Server, path: str, headers: dict[str, str]) -> tuple[int, str, str]:
+    response = await server.http.post(path, json=BODIES[path], headers=headers)
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["message"]
+
+
+async def test_a_decode_engine_serves_only_what_the_router_signed() -> None:
+    async with server_of(Role.DECODE) as server:
+        for path, body in BODIES.items():
+            status, code, message = await refusal(server, path, {})
+            assert (status, code) == (400, "wrong_role")
+            assert message == "this engine only decodes; requests go to the service's router"
+            assert server.engine.of(Generate) == []
+            answer = await server.http.post(path, json=body, headers=header())
+            assert answer.status_code == 200, answer.text
+            (generate,) = server.engine.of(Generate)
+            assert isinstance(generate, Generate)
+            assert generate.prefill == PrefillEngine("10.0.0.7", 8998, "e7", "chat-prefill-x")
+            server.engine.heard.clear()
+
+
+async def test_every_choice_names_the_prefill_engine() -> None:
+    async with server_of(Role.DECODE) as server:
+        body = {"model": MODEL, "prompt": ["ab", "cd"], "n": 2, "max_tokens": 1}
+        await server.http.post("/v1/completions", json=body, headers=header())
+        heard = [message for message in server.engine.of(Generate) if isinstance(message, Generate)]
+        assert [message.prefill and message.prefill.epoch for message in heard] == ["e7"] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (header(key=b"x" * 32), "not signed by this service's router"),
+        (header(request_id="another"), "another request"),
+        (header(age=61.0), "more than 60 s ago"),
+        ({PREFILL_HEADER: "nonsense", "X-Request-Id": REQUEST_ID}, "not signed"),
+        ({PREFILL_HEADER: "\xff.\xff", "X-Request-Id": REQUEST_ID}, "not signed"),
+        ({PREFILL_HEADER: "", "X-Request-Id": REQUEST_ID}, "not signed"),
+    ],
+)
+async def test_a_header_that_the_router_did_not_sign_for_the_request_is_refused(
+    given: dict[str, str], says: str
+) -> None:
+    raw = [(name, value.encode("latin-1")) for name, value in given.items()]
+    async with server_of(Role.DECODE) as server:
+        path = "/v1/completions"
+        response = await server.http.post(path, json=BODIES[path], headers=raw)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (403, "invalid_signature")
+        assert says in error["message"]
+        assert server.engine.of(Generate) == []
+
+
+async def test_a_prefill_engine_serves_no_request() -> None:
+    async with server_of(Role.PREFILL) as server:
+        for path in BODIES:
+            for headers in ({}, header()):
+                status, code, message = await refusal(server, path, headers)
+                assert (status, code) == (400, "wrong_role")
+                assert "only computes prompts" in message
+        assert server.engine.of(Generate) == []
+
+
+async def test_a_mixed_engine_refuses_the_header() -> None:
+    async with server_of(Role.MIXED) as server:
+        status, code, message = await refusal(server, "/v1/completions", header())
+        assert (status, code) == (400, "wrong_role")
+        assert message == f"{PREFILL_HEADER}: not allowed; this engine computes prompts itself"
+        answer = await server.http.post("/v1/completions", json=BODIES["/v1/completions"])
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_every_engine_can_be_asked_whether_it_draws_tokens(role: Role) -> None:
+    async with server_of(role) as server:
+        assert (await server.http.get("/health_generate")).status_code == 200
+        (probe,) = server.engine.of(Generate)
+        assert isinstance(probe, Generate)
+        assert probe.prefill is None
+
+
+async def test_a_failed_prefill_has_a_code_of_its_own() -> None:
+    async with server_of(Role.DECODE) as server:
+        server.engine.refuse_with, server.engine.refusal = "prefill p-1: gone", "prefill_failed"
+        for stream in (False, True):
+            body = BODIES["/v1/completions"] | {"stream": stream}
+            response = await server.http.post("/v1/completions", json=body, headers=header())
+            assert response.status_code == 503
+            assert response.headers["retry-after"] == "2"
+            error = response.json()["error"]
+            assert (error["code"], error["message"]) == ("prefill_failed", "prefill p-1: gone")
+
+
+async def test_the_load_report_tells_queues_and_where_decode_engines_connect() -> None:
+    async with server_of(Role.PREFILL) as server:
+        queues = HandoverLoad(bootstrap=1, inflight=2, prealloc=3, transfer=4)
+        server.engine.say(msgspec.structs.replace(READY, bootstrap_port=9123))
+        await shown(server, queues)
+        report = (await server.http.get("/load")).json()
+        assert report["role"] == "prefill"
+        assert report["bootstrapPort"] == 9123
+        assert report["queues"] == {"bootstrap": 1, "inflight": 2, "prealloc": 3, "transfer": 4}
+
+
+async def test_a_mixed_engine_reports_no_port_and_no_queues() -> None:
+    async with server_of(Role.MIXED) as server:
+        report = (await server.http.get("/load")).json()
+        assert "bootstrapPort" not in report
+        assert set(report["queues"].values()) == {0}
+
+
+async def test_the_hand_over_is_in_the_metrics() -> None:
+    async with server_of(Role.DECODE) as server:
+        for times in (1, 2):  # totals of the engine, so the second report replaces the first
+            handover = HandoverLoad(
+                bootstrap=5,
+                transfer=4,
+                recomputed=3 * times,
+                read_bytes=1000 * times,
+                read_seconds=0.5 * times,
+                failures={"checksum": times},
+            )
+            await shown(server, handover)
+        text = (await server.http.get("/metrics")).text
+    assert metric(text, 'requests{queue="bootstrap"}') == 5
+    assert metric(text, 'requests{queue="transfer"}') == 4
+    assert metric(text, "recomputed_total") == 6
+    assert metric(text, "read_bytes_total") == 2000
+    assert metric(text, "read_seconds_total") == 1.0
+    assert metric(text, 'failures_total{reason="checksum"}') == 2
+
+
+async def shown(server: Server, handover: HandoverLoad) -> None:
+    """The engine reports it, and the server has heard."""
+    said = msgspec.structs.replace(load(0), handover=handover)
+    server.engine.say(Heartbeat(said))
+    await until(lambda: server.service.client.load == said)
+
+
+def metric(text: str, series: str) -> float:
+    found = re.search(rf"^sluice_handover_{re.escape(series)} (\S+)$", text, re.MULTILINE)
+    assert found is not None, series
+    return float(found[1])
