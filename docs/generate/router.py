@@ -17,9 +17,11 @@ HEAD: Final = """\
 The file of a [router](router.md): `python -m sluice_router --config router.json`. On a cluster the
 operator writes it into a ConfigMap, and sets of it what follows from the InferenceService:
 `discovery` and `server.drainSeconds`. Without one,
-`python -m sluice_router --engines http://127.0.0.1:8000 --port 8080` needs no file.
+`python -m sluice_router --engines http://127.0.0.1:8000 --port 8080` needs no file, nor does
+`--engines URL --prefill-engines URL --handover-key-file FILE` for a pair of engines.
 
-Exactly one of `discovery` and `engines` is required. Unknown keys are refused. A file that cannot
+Exactly one of `discovery` and `engines` is required; `handoverKeyFile` with the roles prefill and
+decode, or with `prefillEngines`. Unknown keys are refused. A file that cannot
 be used ends the process with exit status 2 and one line on stderr: key, value, what is allowed.
 
 **Default** is what holds when a key is left out; where there is none, nothing does.

@@ -177,9 +177,9 @@ class RouterConfig(ContractModel):
         if (self.discovery is None) == (self.engines is None):
             raise ValueError("exactly one of discovery and engines is required")
         if self.prefill_engines is not None and self.engines is None:
-            raise ValueError("prefillEngines: engines, which decode, are required beside it")
+            raise ValueError("prefillEngines only beside engines, which then decode")
         if set(self.roles) not in ({Role.MIXED}, {Role.PREFILL, Role.DECODE}):
-            raise ValueError("discovery.roles: allowed: mixed; or prefill and decode")
+            raise ValueError("in discovery.roles mixed alone, or prefill and decode")
         return self
 
     @property
