@@ -58,8 +58,8 @@ class RouterServer(ContractModel):
         default=120.0,
         ge=0,
         le=86_400,
-        description="How long after SIGTERM requests may still run, in seconds; what is left then "
-        "ends with an error.",
+        description="How long requests may still run after SIGTERM and the lame-duck time, in "
+        "seconds; what is left then ends with an error.",
     )
     lame_duck_seconds: float = Field(
         default=3.0,

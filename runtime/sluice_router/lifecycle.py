@@ -68,12 +68,12 @@ class Lifecycle:
     ) -> None:
         """Wait until the cluster sends no new connections, then until `connections_end` returns.
 
-        What still runs after `drain_seconds` in all is ended.
+        What still runs `drain_seconds` after that is ended.
         """
         self.draining = True
+        await sleep(lame_duck_seconds)
         try:
             async with asyncio.timeout(drain_seconds):
-                await sleep(lame_duck_seconds)
                 await connections_end()
         except TimeoutError:
             self._expire()

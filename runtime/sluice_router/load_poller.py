@@ -2,7 +2,7 @@
 
 An engine that cannot be connected to gets no requests until it can be. A report that does not
 arrive, or cannot be read, changes nothing: the last one becomes stale and the engine counts as
-average.
+average. An engine may be newer than this router: keys of its report that are unknown are ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import random
 
 import aiohttp
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 from sluice_contract.load import LoadReport
 from sluice_contract.router_config import LoadFollowing
 
@@ -23,12 +23,6 @@ from sluice_router.upstream import read_at_most
 logger = logging.getLogger("sluice.router.load")
 
 _REPORT_BYTES = 65_536
-
-
-class IncomingReport(LoadReport):
-    """A report of an engine that may be newer than this router: unknown keys are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class LoadPoller:
@@ -77,4 +71,4 @@ class LoadPoller:
         async with self._session.get(url, timeout=timeout) as response:
             response.raise_for_status()
             body = await read_at_most(response, _REPORT_BYTES)
-        return IncomingReport.model_validate_json(body)
+        return LoadReport.model_validate_json(body, extra="ignore")

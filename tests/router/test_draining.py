@@ -59,8 +59,9 @@ async def test_requests_are_answered_for_as_long_as_the_router_lives(
         await asyncio.wait_for(router.task, 5)
 
 
+@pytest.mark.parametrize("drain_seconds", [30, 0])
 async def test_latecomers_are_served_while_the_cluster_catches_up(
-    client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, drain_seconds: float
 ) -> None:
     caught_up = asyncio.Event()
 
@@ -69,7 +70,7 @@ async def test_latecomers_are_served_while_the_cluster_catches_up(
         await caught_up.wait()
 
     monkeypatch.setattr("sluice_router.lifecycle.sleep", sleep)
-    server = {"drain_seconds": 30, "lame_duck_seconds": LAME_DUCK_SECONDS}
+    server = {"drain_seconds": drain_seconds, "lame_duck_seconds": LAME_DUCK_SECONDS}
     async with (
         fakes.running_engine(fakes.streams) as engine,
         fakes.running_router(engine.url, server=server) as router,

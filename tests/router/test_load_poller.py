@@ -21,6 +21,13 @@ from sluice_router.upstream import open_session
 
 from tests.router.fakes import load_report
 
+FINGERPRINT = {
+    "model": "m",
+    "pageSizeTokens": 16,
+    "kvDtype": "float32",
+    "layout": "page-layer-kv-token-head-dim",
+    "tensorParallelSize": 1,
+}
 GOOD = load_report(queued_requests=3).to_json_dict()
 
 
@@ -70,8 +77,16 @@ async def test_our_own_requests_at_the_time_of_asking_are_noted() -> None:
         assert received.own_inflight == 1
 
 
-async def test_keys_of_a_newer_engine_are_let_be() -> None:
-    async with polled(web.json_response(GOOD | {"fromTheFuture": 1})) as (fleet, poller):
+@pytest.mark.parametrize(
+    "newer",
+    [
+        {"fromTheFuture": 1},
+        {"queues": {"bootstrap": 1, "fromTheFuture": 1}},
+        {"kvFingerprint": FINGERPRINT | {"fromTheFuture": "1"}},
+    ],
+)
+async def test_keys_of_a_newer_engine_are_ignored(newer: dict[str, object]) -> None:
+    async with polled(web.json_response(GOOD | newer)) as (fleet, poller):
         await poller.poll_all()
         assert report_of(fleet) is not None
 
