@@ -132,7 +132,8 @@ class Refused(Message, frozen=True):
     """Prefill → decode: the answer to a `Hello` that is not accepted; the connection closes."""
 
     reason: str
-    """Stable CamelCase: NotSigned, OtherEpoch, OtherVersion, FingerprintsDiffer."""
+    """Stable CamelCase: NotSigned, OutOfDate, Replayed, OtherEpoch, OtherVersion,
+    FingerprintsDiffer, TooManyPeers."""
     error: str
 
 

@@ -77,7 +77,11 @@ class PrefillPort(Protocol):
     """The prefill engine's end: its bootstrap endpoint."""
 
     def events(self) -> list[PrefillEvent]:
-        """What has arrived since the last call, in order."""
+        """What has arrived since the last call, in order.
+
+        Raises:
+            HandoverThreadError: its thread died; the engine cannot go on.
+        """
         ...
 
     def send(self, peer: int, message: Chunk | Finished | Attested | Failed) -> None:
@@ -101,5 +105,10 @@ class DecodePort(Protocol):
         ...
 
     def events(self) -> list[DecodeEvent]:
-        """What has arrived since the last call, in order."""
+        """What has arrived since the last call, in order. A room is closed with `Attested`,
+        `Failed` or `RoomLost`.
+
+        Raises:
+            HandoverThreadError: its thread died; the engine cannot go on.
+        """
         ...

@@ -1,0 +1,135 @@
+"""A decode engine's connections to prefill engines: one each, with all rooms in it.
+
+`DecodeClient` is what the engine's loop calls; the connections live in a thread of their own.
+Knows no request: what a room is for is the loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from sluice_runtime.handover.hello import DecodeIdentity
+from sluice_runtime.handover.loop_thread import LoopThread
+from sluice_runtime.handover.messages import Attested, Bootstrap, Cancel, Failed, Received
+from sluice_runtime.handover.ports import DecodeEvent, RoomLost
+from sluice_runtime.handover.prefill_link import ClientSettings, Greeter, PrefillLink
+from sluice_runtime.messages import PrefillEngine
+
+Address = tuple[str, int, str]
+"""Host, port and epoch of a prefill engine: another life is another engine."""
+
+
+class DecodeClient:
+    """Connects on first use, and until `close`; see `DecodePort`."""
+
+    def __init__(
+        self,
+        us: DecodeIdentity,
+        wake: Callable[[], None],
+        settings: ClientSettings,
+        unix_seconds: Callable[[], float],
+        draw_nonce: Callable[[], str],
+    ) -> None:
+        """`wake`: called in another thread when there are events."""
+        self._rooms: dict[int, Address] = {}
+        """Open ones, by the engine's thread: events of others are not delivered."""
+        self._thread: LoopThread[DecodeEvent] = LoopThread("handover-client", wake)
+        greeter = Greeter(us, unix_seconds, draw_nonce)
+        self._links = _Links(greeter, self._thread.put, settings)
+        self._thread.start(self._links.serve)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the thread died; None while it is well. `events` raises it."""
+        return self._thread.failure
+
+    def open(self, prefill: PrefillEngine, bootstrap: Bootstrap) -> None:
+        """Connects if need be, greets, and asks for the prompt. A failure is a `RoomLost`."""
+        assert bootstrap.room not in self._rooms, "a room is open once"
+        self._rooms[bootstrap.room] = _address(prefill)
+        self._thread.call(self._links.open, prefill, bootstrap)
+
+    def send(self, message: Received | Cancel) -> None:
+        """To the engine of its room; dropped when the connection is gone."""
+        if address := self._rooms.get(message.room):
+            self._thread.call(self._links.send, address, message)
+
+    def close(self, room: int) -> None:
+        """No more events of this room: it has ended here."""
+        if address := self._rooms.pop(room, None):
+            self._thread.call(self._links.close_room, address, room)
+
+    def events(self) -> list[DecodeEvent]:
+        """What has arrived since the last call, in order. A room is closed by `Attested`, `Failed`
+        or `RoomLost`.
+
+        Raises:
+            HandoverThreadError: the thread died; the engine cannot go on.
+        """
+        delivered: list[DecodeEvent] = []
+        for event in self._thread.events():
+            if event.room not in self._rooms:
+                continue
+            delivered.append(event)
+            if isinstance(event, RoomLost) or isinstance(event.message, Attested | Failed):
+                self.close(event.room)
+        return delivered
+
+    def shut_down(self) -> None:
+        """Ends all connections and the thread."""
+        self._thread.close()
+
+
+class _Links:
+    """The connections, in the thread."""
+
+    def __init__(
+        self, greeter: Greeter, put: Callable[[DecodeEvent], None], settings: ClientSettings
+    ) -> None:
+        self._greeter = greeter
+        self._put = put
+        self._settings = settings
+        self._links: dict[Address, PrefillLink] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, stop: Awaitable[None]) -> None:
+        try:
+            await stop
+        finally:
+            for link in self._links.values():
+                link.end("this engine ends")
+            await asyncio.gather(*self._tasks)
+
+    def open(self, prefill: PrefillEngine, bootstrap: Bootstrap) -> None:
+        address = _address(prefill)
+        link = self._links.get(address)
+        if link is None or link.ended:
+            link = PrefillLink(prefill, self._greeter, self._put, self._settings)
+            self._links[address] = link
+            task = asyncio.get_running_loop().create_task(self._run(address, link))
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
+        link.open(bootstrap)
+
+    def send(self, address: Address, message: Received | Cancel) -> None:
+        if link := self._links.get(address):
+            link.send(message)
+
+    def close_room(self, address: Address, room: int) -> None:
+        if link := self._links.get(address):
+            link.close_room(room)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """What a task raises is a bug, and ends the thread."""
+        self._tasks.discard(task)
+        task.result()
+
+    async def _run(self, address: Address, link: PrefillLink) -> None:
+        await link.run()
+        if self._links.get(address) is link:
+            del self._links[address]
+
+
+def _address(prefill: PrefillEngine) -> Address:
+    return prefill.host, prefill.port, prefill.epoch

@@ -1,0 +1,83 @@
+"""Frames of the control connection: 4 bytes of length, big-endian, then a message as msgpack.
+
+Every frame has a limit, so that a peer cannot make us hold what it likes. Knows no socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, TypeVar
+
+import msgspec
+
+from sluice_runtime.handover.messages import Message
+
+MAX_GREETING_BYTES: Final = 64 << 10
+"""Of a frame before the greeting is accepted: whoever sent it may not have the key."""
+MAX_FROM_DECODE_BYTES: Final = 32 << 20
+"""A prompt and its settings."""
+MAX_FROM_PREFILL_BYTES: Final = 64 << 20
+"""The logprobs of a long prompt."""
+_LENGTH_BYTES: Final = 4
+
+T = TypeVar("T")
+
+
+class FramingError(Exception):
+    """What arrived is no frame or no message of ours: the connection ends."""
+
+
+class FrameReader:
+    """Cuts a stream of bytes into payloads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        """Of a payload; grows when the greeting is accepted."""
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The payloads that are complete with `data`. Each is taken before the next is looked at,
+        so that a larger limit holds for what came with the greeting.
+
+        Raises:
+            FramingError: a length above `max_bytes`.
+        """
+        self._buffer += data
+        while (length := self._length()) is not None:
+            end = _LENGTH_BYTES + length
+            if len(self._buffer) < end:
+                return
+            payload = bytes(memoryview(self._buffer)[_LENGTH_BYTES:end])
+            del self._buffer[:end]
+            yield payload
+
+    def _length(self) -> int | None:
+        if len(self._buffer) < _LENGTH_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
+        if length > self.max_bytes:
+            raise FramingError(f"a frame of {length} bytes; allowed: at most {self.max_bytes}")
+        return length
+
+
+def frame(message: Message) -> bytes:
+    """The message as it goes over the wire."""
+    payload = msgspec.msgpack.encode(message)
+    return len(payload).to_bytes(_LENGTH_BYTES, "big") + payload
+
+
+def payload_bytes(framed: bytes) -> int:
+    """What a `FrameReader` holds against its limit."""
+    return len(framed) - _LENGTH_BYTES
+
+
+def decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
+    """The message of a payload.
+
+    Raises:
+        FramingError: no message that `decoder` knows.
+    """
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise FramingError(f"not a message of the hand-over: {error}") from None

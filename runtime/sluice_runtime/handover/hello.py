@@ -1,0 +1,199 @@
+"""The greeting of a control connection: each side shows that it has the service's key, and that it
+is the life of the engine that is meant, with pages that the other can use.
+
+Pure: clock and nonce are values. Knows no socket.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from pydantic import ValidationError
+from sluice_contract.handover import signature
+from sluice_contract.kv_fingerprint import KvFingerprint, differences
+
+from sluice_runtime.handover.framing import decode
+from sluice_runtime.handover.messages import HANDOVER_VERSION, Hello, Refused, Welcome
+from sluice_runtime.handover.ports import PeerMemory
+
+GREETING_SECONDS: Final = 60.0
+"""How long a greeting is valid: clocks of nodes may differ by less."""
+_HELLO_LABEL: Final = b"sluice hand-over hello 1\0"
+_WELCOME_LABEL: Final = b"sluice hand-over welcome 1\0"
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_hello_decoder = msgspec.msgpack.Decoder(Hello)
+
+
+class _AnyHello(msgspec.Struct, frozen=True, tag="Hello"):
+    """What a `Hello` of every version has."""
+
+    version: int
+
+
+_any_hello_decoder = msgspec.msgpack.Decoder(_AnyHello)
+
+
+class GreetingError(Exception):
+    """The answer to our `Hello` is a refusal, or nothing that we go on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeIdentity:
+    """What a decode engine says of itself, and wants of a prefill engine."""
+
+    key: bytes = field(repr=False)
+    """The service's."""
+    epoch: str
+    name: str
+    fingerprint: KvFingerprint
+    backend: str
+    """Name of the transfer backend."""
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillIdentity:
+    """What a prefill engine says of itself."""
+
+    key: bytes = field(repr=False)
+    """The service's."""
+    epoch: str
+    fingerprint: KvFingerprint
+    backend: str
+    """Name of the transfer backend."""
+    memory: PeerMemory
+
+
+class SeenNonces:
+    """Nonces of accepted greetings, for as long as a copy of the greeting would be accepted too."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, nonce: str, now_unix: float) -> bool:
+        """Whether it is new."""
+        while self._seen and next(iter(self._seen.values())) < now_unix - 2 * GREETING_SECONDS:
+            self._seen.popitem(last=False)
+        if nonce in self._seen:
+            return False
+        self._seen[nonce] = now_unix
+        return True
+
+
+def make_hello(us: DecodeIdentity, prefill_epoch: str, now_unix: float, nonce: str) -> Hello:
+    """The first message of a decode engine, signed."""
+    hello = Hello(
+        version=HANDOVER_VERSION,
+        epoch=us.epoch,
+        name=us.name,
+        prefill_epoch=prefill_epoch,
+        fingerprint=us.fingerprint.to_json_dict(),
+        unix_seconds=now_unix,
+        nonce=nonce,
+        signature="",
+    )
+    return msgspec.structs.replace(hello, signature=_hello_signature(us.key, hello))
+
+
+def read_hello(payload: bytes) -> Hello | Refused:
+    """The first message of a connection, or the refusal of one in another version.
+
+    Raises:
+        FramingError: it is no `Hello` of any version.
+    """
+    version = decode(_any_hello_decoder, payload).version
+    if version != HANDOVER_VERSION:
+        return Refused(
+            "OtherVersion",
+            f"version of the hand-over: {version}; this prefill engine has {HANDOVER_VERSION}",
+        )
+    return decode(_hello_decoder, payload)
+
+
+def refusal_of(us: PrefillIdentity, hello: Hello, now_unix: float) -> Refused | None:
+    """Why a greeting is not accepted. Nothing is said of us to whoever does not have the key."""
+    if not _same(hello.signature, _hello_signature(us.key, hello)):
+        return Refused("NotSigned", "the greeting is not signed with this service's key")
+    age_seconds = now_unix - hello.unix_seconds
+    if not abs(age_seconds) <= GREETING_SECONDS:  # also for NaN
+        return Refused(
+            "OutOfDate",
+            f"the greeting is {age_seconds:.0f} s old by this engine's clock; "
+            f"allowed: at most {GREETING_SECONDS:.0f} s, either way",
+        )
+    if hello.prefill_epoch != us.epoch:
+        return Refused(
+            "OtherEpoch", f"epoch {hello.prefill_epoch} is meant; this engine's is {us.epoch}"
+        )
+    return _fingerprint_refusal(us.fingerprint, hello.fingerprint)
+
+
+def make_welcome(us: PrefillIdentity, hello: Hello) -> Welcome:
+    """The answer to a greeting that is accepted, signed for it."""
+    welcome = Welcome(
+        epoch=us.epoch,
+        session=us.memory.session,
+        backend=us.backend,
+        pool_address=us.memory.pool_address,
+        page_bytes=us.memory.page_bytes,
+        pages=us.memory.pages,
+        signature="",
+    )
+    signed = _welcome_signature(us.key, welcome, hello.nonce)
+    return msgspec.structs.replace(welcome, signature=signed)
+
+
+def memory_of(us: DecodeIdentity, hello: Hello, answer: Welcome | Refused) -> PeerMemory:
+    """Where the pages of the engine are that answered `hello`.
+
+    Raises:
+        GreetingError: it refused, or we do: its answer is not signed, or its pages are not ours.
+    """
+    if isinstance(answer, Refused):
+        raise GreetingError(f"refused the greeting: {answer.reason}: {answer.error}")
+    if not _same(answer.signature, _welcome_signature(us.key, answer, hello.nonce)):
+        raise GreetingError("its answer to the greeting is not signed with this service's key")
+    if answer.epoch != hello.prefill_epoch:
+        raise GreetingError(f"epoch {hello.prefill_epoch} is meant; it answers as {answer.epoch}")
+    if answer.backend != us.backend:
+        raise GreetingError(f"transfer backend: {answer.backend}; this engine's is {us.backend}")
+    if answer.page_bytes != us.page_bytes:
+        raise GreetingError(
+            f"bytes of a page: {answer.page_bytes}; this engine's have {us.page_bytes}"
+        )
+    return PeerMemory(answer.session, answer.pool_address, answer.page_bytes, answer.pages)
+
+
+def _fingerprint_refusal(
+    ours: KvFingerprint, theirs: dict[str, str | int | None]
+) -> Refused | None:
+    try:
+        found = differences(ours, KvFingerprint.model_validate(theirs))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        found = (f"{where}: {first['msg']}",)
+    if not found:
+        return None
+    return Refused(
+        "FingerprintsDiffer",
+        f"pages of this prefill engine and of the decode engine differ: {'; '.join(found)}",
+    )
+
+
+def _hello_signature(key: bytes, hello: Hello) -> str:
+    unsigned = msgspec.structs.replace(hello, signature="")
+    return signature(key, _HELLO_LABEL + _encoder.encode(unsigned))
+
+
+def _welcome_signature(key: bytes, welcome: Welcome, nonce: str) -> str:
+    unsigned = msgspec.structs.replace(welcome, signature="")
+    return signature(key, _WELCOME_LABEL + _encoder.encode((nonce, unsigned)))
+
+
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
