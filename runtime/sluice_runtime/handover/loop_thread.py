@@ -66,7 +66,7 @@ class LoopThread(Generic[E]):
 
     def close(self) -> None:
         """Ends the thread; nothing is put, and nobody woken, after this."""
-        self.call(self._resolve, None)
+        self.call(self._stop_serving)
         self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
@@ -75,21 +75,22 @@ class LoopThread(Generic[E]):
                 runner.run(self._main())
         except BaseException as error:
             _log.exception("%s died", self._thread.name)
-            self.failure = f"{type(error).__name__}: {error}"
-            self._wake()
+            self._fail(error)
 
     async def _main(self) -> None:
         await self._serve(self._stop)
         if not self._stop.done():
             raise RuntimeError("it ended by itself")
 
-    def _resolve(self, error: BaseException | None) -> None:
-        if self._stop.done():
-            return
-        if error is None:
+    def _stop_serving(self) -> None:
+        if not self._stop.done():
             self._stop.set_result(None)
-        else:
-            self._stop.set_exception(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Before the connections end: the engine acts on no event that comes of this."""
+        if self.failure is None:
+            self.failure = f"{type(error).__name__}: {error}"
+            self._wake()
 
     def _went_wrong(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Of a connection, or for want of descriptors: logged. All else ends the thread."""
@@ -97,4 +98,7 @@ class LoopThread(Generic[E]):
         if "transport" in context or isinstance(error, OSError):
             _log.error("%s: %s", self._thread.name, context["message"], exc_info=error)
         else:
-            self._resolve(error or RuntimeError(context["message"]))
+            error = error or RuntimeError(context["message"])
+            self._fail(error)
+            if not self._stop.done():
+                self._stop.set_exception(error)
