@@ -12,7 +12,7 @@ RUN --mount=type=secret,id=ca-bundle sh /opt/build/uv.sh
 # only a GPU needs is not installed: 3 GB on x86-64, where the registry has no CPU build of torch.
 FROM uv AS requirements
 COPY pyproject.toml uv.lock /locked/
-RUN sh /opt/build/requirements.sh engine '(nvidia|cuda)-.*|triton'
+RUN sh /opt/build/requirements.sh 'engine handover-cpu' '(nvidia|cuda)-.*|triton'
 
 FROM ${BASE} AS packages
 # TORCH_INDEX_URL: an index with CPU builds of torch, for those who can reach one. Without it the
@@ -20,7 +20,8 @@ FROM ${BASE} AS packages
 ARG TORCH_INDEX_URL=
 ARG UV_VERSION=0.13.8
 ARG UV_CACHE_DIR=/var/cache/uv
-COPY images/*.sh images/slim_torch.py images/check_torch.py /opt/build/
+COPY images/*.sh images/check_torch.py /opt/build/
+COPY images/stand_ins.py images/slim_*.py /opt/build/images/
 COPY --from=requirements /requirements.txt /
 RUN --mount=type=secret,id=ca-bundle --mount=type=cache,target=/var/cache/uv \
     sh /opt/build/engine_packages.sh && /opt/venv/bin/python /opt/build/check_torch.py

@@ -6,18 +6,17 @@ torch's own CUDA libraries, puts small generated libraries with the same sonames
 versions where they and the NVIDIA libraries would be, and strips what is left. A generated function
 says its name and aborts, but for the few that answer "there is no device".
 
-It knows ELF only through binutils and compiles with the C compiler it finds; it needs nothing but
-the standard library, and the NVIDIA packages need not be installed. A CPU build is left as it is.
+It needs nothing but the standard library and what `stand_ins` does, and the NVIDIA packages need
+not be installed. A CPU build is left as it is.
 """
 
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+
+from images.stand_ins import Symbol, compile_stand_in, dynamic_symbols, needed_sonames, run
 
 # What only a CUDA process runs. The others are reached through the first, whose place is filled.
 REPLACED = "libtorch_cuda.so"
@@ -33,104 +32,6 @@ ANSWERS = {
     "cudaGetLastError": "0",
     "_ZN4c10d15get_gil_checkerEv": "(long)scratch",
 }
-WORD_BYTES = 8
-
-PRELUDE = """\
-#include <stdio.h>
-#include <stdlib.h>
-static void missing(const char *name) {
-    fprintf(stderr, "%s was called, but this torch was built into a CPU image\\n", name);
-    abort();
-}
-static void *scratch[1];
-static void missing_virtual(void) { missing("a virtual function of CUDA code"); }
-/* libstdc++'s own: what makes the type infos below comparable and printable. */
-extern char class_type_info[] __asm__("_ZTVN10__cxxabiv117__class_type_infoE");
-"""
-
-
-class SlimmingError(Exception):
-    """Torch's libraries hold something for which there is no stand-in."""
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """One line of a dynamic symbol table; `kind` is nm's letter, `version` may be empty."""
-
-    name: str
-    version: str
-    kind: str
-    size_bytes: int
-
-    @property
-    def is_data(self) -> bool:
-        return self.kind in "BDGRSVu"
-
-
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def dynamic_symbols(library: Path) -> list[Symbol]:
-    """Every dynamic symbol of `library`, defined or not."""
-    symbols = []
-    for line in run("nm", "--dynamic", "--portability", str(library)).splitlines():
-        name, kind, *address_and_size = line.split()
-        name, _, version = name.replace("@@", "@").partition("@")
-        size = int(address_and_size[1], 16) if len(address_and_size) > 1 else 0
-        symbols.append(Symbol(name, version, kind, size))
-    return symbols
-
-
-def needed_sonames(library: Path) -> set[str]:
-    return set(re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "-dW", str(library))))
-
-
-def c_source(symbols: Iterable[Symbol]) -> str:
-    """A C file that defines every one of `symbols`."""
-    return PRELUDE + "\n".join(_definition(f"s{i}", s) for i, s in enumerate(symbols)) + "\n"
-
-
-def _definition(label: str, symbol: Symbol) -> str:
-    name, words = symbol.name, symbol.size_bytes // WORD_BYTES
-    if not symbol.is_data:
-        body = f"return {ANSWERS[name]};" if name in ANSWERS else f'missing("{name}"); return 0;'
-        return f'long {label}(void) __asm__("{name}");\nlong {label}(void) {{ {body} }}'
-    if name.startswith("_ZTI"):  # a C++ type info: pybind11 reads the name in it when imported
-        return (
-            f'const void *{label}[{words}] __asm__("{name}") = '
-            f'{{class_type_info + {2 * WORD_BYTES}, "{name.removeprefix("_ZTI")}"}};'
-        )
-    if name.startswith("_ZTV"):  # a vtable: offset to top, type info, then virtual functions
-        entries = ", ".join(["0", "0", *["(void *)missing_virtual"] * (words - 2)])
-        return f'const void *{label}[{words}] __asm__("{name}") = {{{entries}}};'
-    raise SlimmingError(f"data symbol {name}: only type infos and vtables have stand-ins")
-
-
-def version_script(symbols: Iterable[Symbol]) -> str:
-    """The linker's version script that gives each symbol the version its users ask for."""
-    names: dict[str, list[str]] = {}
-    for symbol in symbols:
-        names.setdefault(symbol.version, []).append(symbol.name)
-    return "".join(
-        f"{version} {{ global: {'; '.join(sorted(members))}; }};\n"
-        for version, members in sorted(names.items())
-        if version
-    )
-
-
-def compile_stub(soname: str, symbols: Iterable[Symbol], folder: Path) -> Path:
-    """Builds folder/soname, a shared library that defines `symbols`."""
-    ordered = sorted(symbols, key=lambda symbol: symbol.name)
-    with tempfile.TemporaryDirectory() as scratch:
-        source, versions = Path(scratch, "stub.c"), Path(scratch, "stub.map")
-        source.write_text(c_source(ordered))
-        versions.write_text(version_script(ordered))
-        scripts = [f"-Wl,--version-script={versions}"] if versions.stat().st_size else []
-        target = folder / soname
-        options = ["-shared", "-fPIC", "-Os", "-s", f"-Wl,-soname,{soname}", *scripts]
-        run("gcc", *options, "-o", str(target), str(source))
-    return target
 
 
 def missing_symbols(
@@ -179,7 +80,7 @@ def slim(site_packages: Path) -> bool:
     for path in kept:
         run("strip", "--strip-unneeded", str(path))
     for soname, symbols in sorted(missing_symbols(kept, provided).items()):
-        compile_stub(soname, symbols, folder)
+        compile_stand_in(soname, symbols, folder, ANSWERS)
         print(f"slim_torch: {soname}: {len(symbols)} symbols", flush=True)
     return True
 

@@ -32,6 +32,7 @@ $buildah run --isolation chroot --user 65532 --workingdir /src \
     --volume "$tree:/src:ro" --volume "$tools:/tools:ro" \
     "$container" -- python -m pytest -p no:cacheprovider "$@"
 """
+EXTRAS = ("engine", "handover-cpu")
 NOT_IN_AN_IMAGE = "not cluster and not apiserver and not full and not gpu"
 
 
@@ -49,7 +50,7 @@ def check_engine(paths: Sequence[str]) -> int:
 def test_tools(cache: Path) -> Path:
     """A folder with the packages of the `dev` group that the engine's image does not have."""
     locked = [find_uv(), "export", "--frozen", "--no-emit-project", "--no-header", "--no-annotate"]
-    engine = run([*locked, "--no-dev", "--extra=engine", "--no-hashes"], cwd=ROOT)
+    engine = run([*locked, "--no-dev", "--no-hashes", *map("--extra={}".format, EXTRAS)], cwd=ROOT)
     names = [line.partition("==")[0] for line in engine.splitlines()]
     skipped = [f"--no-emit-package={name}" for name in names]
     wanted = run([*locked, "--only-group=dev", *skipped], cwd=ROOT)

@@ -53,6 +53,10 @@ def engine(folder: Path, **config: Any) -> Iterator[tuple[ApiLink, subprocess.Po
             link.close()
 
 
+def mapped_files(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
 async def steps(messages: AsyncIterator[ToApi]) -> AsyncIterator[StepResult]:
     async for message in messages:
         if isinstance(message, StepResult):
@@ -65,6 +69,9 @@ async def test_it_serves_until_sigterm(tmp_path: Path) -> None:
         ready = await anext(messages)
         assert isinstance(ready, EngineReady)
         assert (ready.kv_pool_tokens, ready.vocabulary_size) == (2048, 259)
+        mapped = mapped_files(process.pid)
+        assert "torch" in mapped
+        assert "mooncake" not in mapped  # no library of extra handover-cpu in mode Mixed
         link.send(Generate("short", [1, 2, 3], 5, Sampling(temperature=0.0)))
         link.send(Generate("long", [1, 2, 3], 2000, Sampling(temperature=0.0)))
         answer: list[int] = []
