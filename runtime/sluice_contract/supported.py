@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.base import ConfigError
+from sluice_contract.base import ConfigError, ContractModel
 from sluice_contract.config import EngineSettings
 from sluice_contract.labels import Role
 
@@ -19,6 +19,7 @@ class Unsupported:
     """A setting, the values of it that this version refuses, and what it allows instead."""
 
     key: str
+    """Its path, as it is spelled outside."""
     refuses: Callable[[EngineSettings], bool]
     allowed: str
 
@@ -40,14 +41,19 @@ ROWS: Final = (
         "0 (CUDA graphs are not implemented yet)",
     ),
     Unsupported(
-        "kvTransfer",
-        lambda s: s.kv_transfer is not None,
-        "nothing (disaggregation is not implemented yet)",
+        "kvTransfer.protocol",
+        lambda s: s.kv_transfer is not None and s.kv_transfer.protocol != "tcp",
+        "tcp (rdma is not implemented yet)",
+    ),
+    Unsupported(
+        "kvTransfer.device",
+        lambda s: s.kv_transfer is not None and s.kv_transfer.device is not None,
+        "nothing (rdma is not implemented yet)",
     ),
 )
 
 
-ROLES: Final = (Role.MIXED,)
+ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
 """What an engine can do in this version."""
 
 
@@ -55,5 +61,14 @@ def unsupported(settings: EngineSettings) -> Iterator[ConfigError]:
     """A refusal for every setting the user asked for and this version does not have."""
     for row in ROWS:
         if row.refuses(settings):
-            field = next(n for n, f in EngineSettings.model_fields.items() if f.alias == row.key)
-            yield ConfigError(row.key, getattr(settings, field), row.allowed)
+            yield ConfigError(row.key, _value(settings, row.key), row.allowed)
+
+
+def _value(settings: ContractModel, key: str) -> object:
+    """The value at a key, of which each part is spelled as outside."""
+    value: object = settings
+    for part in key.split("."):
+        assert isinstance(value, ContractModel)
+        fields = type(value).model_fields.items()
+        value = getattr(value, next(name for name, field in fields if field.alias == part))
+    return value

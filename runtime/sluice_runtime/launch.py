@@ -14,8 +14,9 @@ from pathlib import Path
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
+from sluice_contract.labels import Role
 from sluice_contract.sizing import resolve_settings
-from sluice_contract.supported import ROLES, unsupported
+from sluice_contract.supported import unsupported
 
 from sluice_runtime import exits, model_files
 from sluice_runtime.errors import InvalidConfigError, StartupError
@@ -61,9 +62,8 @@ def checked_config(path: Path) -> EngineConfig:
 
 
 def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
-    if config.role not in ROLES:
-        allowed = f"{', '.join(ROLES)} (the others are not implemented yet)"
-        yield ConfigError("role", str(config.role), allowed)
+    if config.role is not Role.MIXED:
+        yield ConfigError("role", str(config.role), "mixed (the others are not implemented yet)")
     yield from unsupported(config)
     try:
         resolve_settings(config, Accelerator(), config.slo)

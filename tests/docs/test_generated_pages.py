@@ -61,7 +61,7 @@ def test_a_refused_field_says_what_is_allowed_so_far() -> None:
         "autoscaling": {}, "rollout": {"strategy": "InPlace"},
         "router": {"auth": {"secretRef": {"name": "keys"}}},
         "engine": {"tensorParallelSize": 2, "cudaGraphMaxBatch": 8, "kvCacheDtype": "float32",
-                   "kvTransfer": {}},
+                   "kvTransfer": {"protocol": "rdma", "device": "mlx5_0"}},
     }  # fmt: skip
     pool = {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}, "accelerator": {"count": 1}}
     mixed = {"model": {"uri": "dummy://a"}, "pools": {"mixed": pool}}

@@ -77,6 +77,17 @@ class EnginePoolSpec(ApiModel):
     startup_seconds: int = Field(
         ge=10, le=86_400, description="How long an engine may take to load, in seconds."
     )
+    handover_secret: DnsName | None = Field(
+        default=None,
+        description="Secret with the key by which router, prefill and decode engines know each "
+        "other, mounted read-only at /etc/sluice/handover.",
+    )
+    bootstrap_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Port at which decode engines ask these for the KV cache; of role prefill.",
+    )
     accelerator: AcceleratorSpec | None = Field(
         default=None, description="GPUs of one engine; without it the engine runs on CPUs."
     )

@@ -9,6 +9,7 @@ import re
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field
+from sluice_contract.config import KvTransfer
 from sluice_contract.labels import Role
 
 from sluice_operator.api.base import CRD_DEFAULT, ApiModel, Image, LocalRef, Resources, Rule
@@ -19,8 +20,6 @@ from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo
 MAX_NAME: Final = 40
 """The longest derived name is NAME-prefill-<10 digits of a hash>, and must fit a DNS label."""
 ROUTER_REPLICAS: Final = 2
-DISAGGREGATED: Final = "mode Mixed; Disaggregated (not implemented yet) takes"
-"""Said first, lest somebody reworks the pools of a mode that is refused then."""
 
 
 class RouterAuth(ApiModel):
@@ -97,7 +96,7 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "self.mode != 'Disaggregated' || !has(self.pools) || !has(self.pools.mixed)",
             lambda s: s.mode != "Disaggregated" or s.pools is None or s.pools.mixed is None,
-            f"{DISAGGREGATED} only the pools prefill and decode",
+            "only the pools prefill and decode in mode Disaggregated",
             "pools",
         ),
         Rule(
@@ -108,7 +107,24 @@ class InferenceServiceSpec(ApiModel):
                 or s.pools is None
                 or (s.pools.prefill is None) == (s.pools.decode is None)
             ),
-            f"{DISAGGREGATED} both prefill and decode, or neither",
+            "both prefill and decode in mode Disaggregated, or neither",
+            "pools",
+        ),
+        Rule(
+            "self.mode != 'Mixed' || !has(self.engine) || !has(self.engine.kvTransfer)",
+            lambda s: s.mode != "Mixed" or s.engine is None or s.engine.kv_transfer is None,
+            "no kvTransfer in mode Mixed",
+            "engine",
+        ),
+        Rule(
+            "self.mode != 'Mixed' || !has(self.pools) || !has(self.pools.mixed) || "
+            "!has(self.pools.mixed.engine) || !has(self.pools.mixed.engine.kvTransfer)",
+            lambda s: (
+                s.mode != "Mixed"
+                or (engine := s.pool(Role.MIXED).engine) is None
+                or engine.kv_transfer is None
+            ),
+            "no kvTransfer in mode Mixed",
             "pools",
         ),
     )
@@ -122,11 +138,23 @@ class InferenceServiceSpec(ApiModel):
         """The roles of the mode, in the order they are shown."""
         return roles_of(self.mode)
 
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prefill and decode have a pool each."""
+        return self.mode == "Disaggregated"
+
     def engine_of(self, role: Role) -> EngineSpec:
         """The settings of the engines of a role: those of its pool before those of all."""
         common, own = self.engine or EngineSpec(), self.pool(role).engine or EngineSpec()
         update = {name: value for name, value in own if value is not None}
         return common.model_copy(update=update)
+
+    def kv_transfer(self, role: Role) -> KvTransfer | None:
+        """How the engines of a role hand over the KV cache, with all defaults; None where they do
+        not."""
+        if not self.is_disaggregated:
+            return None
+        return self.engine_of(role).kv_transfer or KvTransfer()
 
     def drain_seconds(self, role: Role) -> int:
         """How long streams of the engines of a role may finish after SIGTERM."""

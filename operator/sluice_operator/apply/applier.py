@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from sluice_contract.labels import FIELD_MANAGER
 
+from sluice_operator.apply.key_secrets import KeySecrets, RandomBytes
 from sluice_operator.apply.plan import REPLICAS_MANAGER, Overwritten, Plan
 from sluice_operator.apply.ssa_diff import is_applied, owned_fields
 from sluice_operator.apply.ssa_list_conflicts import (
@@ -66,8 +68,9 @@ class Applier:
     than they were sent (a webhook, an unusual spelling): comparing says "differs" there each time,
     so what was sent and what became of it is kept, and is sent again only when either changes."""
 
-    def __init__(self, client: ApiClient) -> None:
+    def __init__(self, client: ApiClient, random_bytes: RandomBytes = secrets.token_bytes) -> None:
         self._client = client
+        self._key_secrets = KeySecrets(client, random_bytes)
         self._altered: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> Outcome:
@@ -85,6 +88,7 @@ class Applier:
         self, plan: Plan, children: Iterable[Manifest], overwritten: list[Overwritten]
     ) -> None:
         there = {address(child): child for child in children}
+        await self._key_secrets.create(plan.secrets)
         await self._hand_over(plan.take_over)
         for desired in plan.apply:
             live = there.get(address(desired))

@@ -37,9 +37,23 @@ class Overwritten:
 
 
 @dataclass(frozen=True)
+class KeySecret:
+    """A Secret with a random key, which the operator may create and never reads."""
+
+    manifest: Manifest
+    """Without the key."""
+    key: str
+    """Where in the Secret it stands."""
+    waiting: str
+    """A hash of what may wait for the Secret: it is tried once for each. Empty: nothing does."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to write. Level-triggered: equal observations give equal plans."""
 
+    secrets: tuple[KeySecret, ...] = ()
+    """To be there before anything else is written."""
     apply: tuple[Manifest, ...] = ()
     """Full desired objects without status, owner references set; to be applied in this order."""
     take_over: tuple[Manifest, ...] = ()

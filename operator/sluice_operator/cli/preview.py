@@ -79,8 +79,15 @@ def as_json(shown: Preview) -> Manifest:
         "refusal": None,
         "slo": _slo(plan),
         "pools": {pool.role.value: _pool(pool, below, plan) for pool, below in pools},
-        "objects": [_identity(manifest) for manifest in shown.manifests],
+        "objects": _objects(shown),
     }
+
+
+def _objects(shown: Preview) -> list[Manifest]:
+    """All that would be made. A Secret with a key is not among the manifests: its content is drawn
+    when it is made."""
+    secrets = (secret.manifest for secret in shown.plan.secrets)
+    return [_identity(manifest) for manifest in (*secrets, *shown.manifests)]
 
 
 def _slo(plan: ServicePlan) -> Manifest:
@@ -150,8 +157,9 @@ def _lines(shown: Preview) -> Iterator[str]:
             yield "  pool from the memory of its whole node, as if it were alone there."
         yield from _table(_rows(settings_status(pool.settings)))
     yield ""
-    yield f"{len(shown.manifests)} objects:"
-    yield from _table((item["kind"], item["metadata"]["name"]) for item in shown.manifests)
+    objects = _objects(shown)
+    yield f"{len(objects)} objects:"
+    yield from _table((item["kind"], item["name"]) for item in objects)
 
 
 def _promise(plan: ServicePlan) -> Iterator[str]:

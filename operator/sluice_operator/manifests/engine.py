@@ -17,6 +17,7 @@ from sluice_operator.manifests.accounts import engine_account
 from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.deployments import deployment_with
 from sluice_operator.manifests.digest import digest
+from sluice_operator.manifests.handover import handover_mounts, handover_volumes
 from sluice_operator.manifests.metadata import (
     ENGINE,
     Owner,
@@ -40,7 +41,8 @@ PROGRESS_SLACK_SECONDS: Final = 120
 """For scheduling and pulling the image, beyond the time the engine may take to start."""
 
 PROCESS_FIELDS: Final = (
-    "image", "configRef", "modelClaim", "drainSeconds", "accelerator", "resources",
+    "image", "configRef", "modelClaim", "handoverSecret", "bootstrapPort", "drainSeconds",
+    "accelerator", "resources",
 )  # fmt: skip
 PROCESS_TEMPLATE_FIELDS: Final = (
     "env", "volumes", "volumeMounts", "sidecars", "initContainers", "runtimeClassName", "fsGroup",
@@ -166,7 +168,7 @@ def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
             _revision_variable(),
             *(entry.to_json_dict() for entry in template.env or ()),
         ],
-        "ports": [{"name": "http", "containerPort": ports.ENGINE_HTTP, "protocol": "TCP"}],
+        "ports": _ports(spec),
         "startupProbe": http_probe(
             "/ready", period=STARTUP_PERIOD_SECONDS, failures=startup_failures
         ),
@@ -178,6 +180,16 @@ def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(spec, template),
     }
+
+
+def _ports(spec: EnginePoolSpec) -> list[Manifest]:
+    numbers = {"http": ports.ENGINE_HTTP}
+    if spec.bootstrap_port is not None:
+        numbers["bootstrap"] = spec.bootstrap_port
+    return [
+        {"name": name, "containerPort": number, "protocol": "TCP"}
+        for name, number in numbers.items()
+    ]
 
 
 def _resources(spec: EnginePoolSpec) -> Manifest:
@@ -197,6 +209,7 @@ def _volumes(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         *([claim] if spec.model_claim else []),
+        *handover_volumes(spec.handover_secret),
         *(volume.to_json_dict() for volume in template.volumes or ()),
     ]
 
@@ -208,6 +221,7 @@ def _mounts(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         *([claim] if spec.model_claim else []),
+        *handover_mounts(spec.handover_secret),
         *(mount.to_json_dict() for mount in template.volume_mounts or ()),
     ]
 

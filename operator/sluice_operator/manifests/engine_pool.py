@@ -11,6 +11,7 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
 from sluice_operator.manifests.applied_fields import with_applied_fields
+from sluice_operator.manifests.handover import handover_secret_name
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
 
 
@@ -24,7 +25,7 @@ def pool_spec(
     inputs: str,
 ) -> EnginePoolSpec:
     """What the pool of `role` should be by this release's defaults."""
-    engine, pool = spec.engine_of(role), spec.pool(role)
+    engine, pool, handover = spec.engine_of(role), spec.pool(role), spec.kv_transfer(role)
     return EnginePoolSpec(
         service_name=service,
         role=role,
@@ -35,6 +36,8 @@ def pool_spec(
         model_claim=model_source(spec.model).claim,
         drain_seconds=spec.drain_seconds(role),
         startup_seconds=engine.startup_seconds or STARTUP_SECONDS,
+        handover_secret=handover_secret_name(service) if handover else None,
+        bootstrap_port=handover.bootstrap_port if handover and role is Role.PREFILL else None,
         accelerator=pool.accelerator,
         resources=pool.resources,
         template=pool.template,

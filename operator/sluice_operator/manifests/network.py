@@ -1,7 +1,7 @@
 """Services and NetworkPolicies: who may connect to whom, under which name.
 
 A pod that a policy selects for both directions is denied everything else, so each component has
-one policy that lists its flows.
+one policy that lists its flows. Of two pools, each has another with those between them.
 """
 
 from __future__ import annotations
@@ -66,6 +66,42 @@ def engine_policy(owner: Owner) -> Manifest:
     callers = [_pods(owner, ROUTER), _monitoring()]
     ingress = [{"from": callers, "ports": [_port(ports.ENGINE_HTTP)]}]
     return _policy(owner, ENGINE, ingress, [])
+
+
+def handover_policies(owner: Owner, bootstrap_port: int) -> tuple[Manifest, ...]:
+    """Decode engines may ask prefill engines of the same service for the KV cache; the ports that
+    carry it are open between the two, in both directions."""
+    asks, carries = _port(bootstrap_port), _port(ports.KV_TRANSFER_MIN)
+    carries["endPort"] = ports.KV_TRANSFER_MAX
+    of_prefill, of_decode = (_pool_pods(owner, role) for role in (Role.PREFILL, Role.DECODE))
+    return (
+        _pool_policy(
+            owner,
+            Role.PREFILL,
+            ingress={"from": [of_decode], "ports": [asks, carries]},
+            egress={"to": [of_decode], "ports": [carries]},
+        ),
+        _pool_policy(
+            owner,
+            Role.DECODE,
+            ingress={"from": [of_prefill], "ports": [carries]},
+            egress={"to": [of_prefill], "ports": [asks, carries]},
+        ),
+    )
+
+
+def _pool_policy(owner: Owner, role: Role, ingress: Manifest, egress: Manifest) -> Manifest:
+    spec = {
+        **_pool_pods(owner, role),
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [ingress],
+        "egress": [egress],
+    }
+    return owner.child(NETWORK_POLICY, f"{owner.service}-{role}", ENGINE, role) | {"spec": spec}
+
+
+def _pool_pods(owner: Owner, role: Role) -> Manifest:
+    return {"podSelector": {"matchLabels": selector_labels(owner.service, role)}}
 
 
 def _policy(

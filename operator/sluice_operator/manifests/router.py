@@ -13,6 +13,7 @@ from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import router_account
 from sluice_operator.manifests.config_map import ROUTER_FILE
 from sluice_operator.manifests.deployments import deployment_with
+from sluice_operator.manifests.handover import handover_mounts, handover_volumes
 from sluice_operator.manifests.metadata import ROUTER, Owner, child_labels, selector_labels
 from sluice_operator.manifests.pods import (
     CONFIG_FOLDER,
@@ -45,6 +46,8 @@ class RouterDeployment:
     """From SIGTERM to the end of the last stream, at most."""
     inputs: str
     """Hash of all that the InferenceService says of the routers."""
+    handover_secret: str | None = None
+    """Secret with the key that signs what they tell decode engines."""
 
 
 def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
@@ -77,7 +80,11 @@ def _pod(owner: Owner, router: RouterDeployment, selector: dict[str, str]) -> Ma
         "terminationGracePeriodSeconds": router.shutdown_seconds + KILL_SLACK_SECONDS,
         "topologySpreadConstraints": spread(selector),
         "containers": [_container(router)],
-        "volumes": [config_volume(router.config_map), {"name": "tmp", "emptyDir": {}}],
+        "volumes": [
+            config_volume(router.config_map),
+            {"name": "tmp", "emptyDir": {}},
+            *handover_volumes(router.handover_secret),
+        ],
     }
 
 
@@ -98,5 +105,9 @@ def _container(router: RouterDeployment) -> Manifest:
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [config_mount(), {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+        "volumeMounts": [
+            config_mount(),
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            *handover_mounts(router.handover_secret),
+        ],
     }

@@ -33,18 +33,20 @@ _OF_ROUTERS = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, DEPLOYMENT, POD_DISRUPTION_BUDGET,
 )  # fmt: skip
 _OF_EACH_POOL = (SERVICE, ENGINE_POOL)
+_OF_EACH_OF_TWO_POOLS = (*_OF_EACH_POOL, NETWORK_POLICY)
 
 
 def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozenset[Name]:
     """Kind and name of every child of an InferenceService but its ConfigMaps."""
     name, roles = service["metadata"]["name"], _roles(service)
+    pool_kinds = _OF_EACH_POOL if len(roles) == 1 else _OF_EACH_OF_TWO_POOLS
     monitors = (POD_MONITOR,) if POD_MONITOR in optional_kinds else ()
     return frozenset(
         (
             (SERVICE, name),
             *((kind, f"{name}-{ENGINE}") for kind in (*_OF_ENGINES, *monitors)),
             *((kind, f"{name}-{ROUTER}") for kind in (*_OF_ROUTERS, *monitors)),
-            *((kind, f"{name}-{role}") for role in roles for kind in _OF_EACH_POOL),
+            *((kind, f"{name}-{role}") for role in roles for kind in pool_kinds),
         )
     )
 

@@ -39,13 +39,14 @@ from sluice_operator.manifests.network import (
     pool_service,
     router_policy,
 )
+from sluice_operator.service.handover import key_secrets, policies
 from sluice_operator.service.names import config_maps_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import created, identity, removed, rolling_out, scaled
 from sluice_operator.service.pools import ResolvedPool, contradictions, resolve_pool
 from sluice_operator.service.revisions import pod_changes, pool_state, stable_revisions
 from sluice_operator.service.rollout import Rollout, Shares, plan_rollout
-from sluice_operator.service.router import plan_router
+from sluice_operator.service.router import PlannedRouter, plan_router
 from sluice_operator.service.settings import Settings
 from sluice_operator.validation.errors import invalid, joined, validation_errors
 from sluice_operator.validation.refusal import Refusal
@@ -92,35 +93,25 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
         return ServicePlan(refusal=joined(found), spec=spec)
     if spec.paused:
         plan = _desired(observed, spec)
-        return replace(plan, apply=(), take_over=(), let_go=(), prune=(), events=(), paused=True)
+        return _paused(plan)
     if observed.name_conflicts:
         return ServicePlan(refusal=_name_taken(observed.name_conflicts), spec=spec)
     return _desired(observed, spec)
 
 
+def _paused(plan: ServicePlan) -> ServicePlan:
+    nothing = replace(plan, secrets=(), apply=(), take_over=(), let_go=(), prune=(), events=())
+    return replace(nothing, paused=True)
+
+
 def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePlan:
     top = owner(INFERENCE_SERVICE, observed.service, observed.service["metadata"]["name"])
     resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
-    states = tuple(pool_state(observed, each.spec) for each in resolved)
+    states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
     rollout = plan_rollout(states, stable_revisions(observed.service))
     pools = tuple(_pool(top, each, rollout.shares[each.spec.role]) for each in resolved)
     router = plan_router(observed, top, spec)
-    budget = disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE)
-    apply = (
-        *accounts(top),
-        router_role(top),
-        router_role_binding(top),
-        *router.config_maps,
-        *(pool.config_map for pool in pools),
-        front_service(top),
-        *(pool_service(top, pool.role) for pool in pools),
-        router_policy(top, observed.api_server_ports),
-        engine_policy(top),
-        router.deployment,
-        budget,
-        *(pod_monitors(top) if POD_MONITOR in observed.optional_kinds else ()),
-        *(pool.manifest for pool in pools),
-    )
+    apply = _children(observed, top, spec, router, pools)
     prune = _left_over(observed, apply)
     wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}
     events = (
@@ -130,6 +121,7 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
         *removed(prune),
     )
     return ServicePlan(
+        secrets=key_secrets(observed, top, spec),
         apply=apply,
         take_over=tuple(
             pool_replicas(top, each.spec.role, each.replicas.count)
@@ -150,6 +142,32 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
             *(change for each in resolved for change in pod_changes(observed, top, each.spec)),
             *router.upgrade,
         ),
+    )
+
+
+def _children(
+    observed: ServiceObserved,
+    top: Owner,
+    spec: InferenceServiceSpec,
+    router: PlannedRouter,
+    pools: tuple[PlannedPool, ...],
+) -> tuple[Manifest, ...]:
+    """All that is applied, in order."""
+    return (
+        *accounts(top),
+        router_role(top),
+        router_role_binding(top),
+        *router.config_maps,
+        *(pool.config_map for pool in pools),
+        front_service(top),
+        *(pool_service(top, pool.role) for pool in pools),
+        router_policy(top, observed.api_server_ports),
+        engine_policy(top),
+        *policies(top, spec),
+        router.deployment,
+        disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),
+        *(pod_monitors(top) if POD_MONITOR in observed.optional_kinds else ()),
+        *(pool.manifest for pool in pools),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pydantic.alias_generators import to_camel
+from sluice_contract import ports
 from sluice_contract.base import ConfigError
 from sluice_contract.http_errors import shown_json
 from sluice_contract.labels import Role
@@ -98,6 +99,8 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
         yield from _against_accelerator(spec, role, settings)
     if len(found) > 1:
         yield from _between(spec, found)
+    if spec.is_disaggregated:
+        yield from _of_handover(spec)
 
 
 SHARED: Final = ("dtype", "kv_cache_dtype", "page_size", "tensor_parallel_size")
@@ -119,6 +122,23 @@ def _between(spec: InferenceServiceSpec, found: Mapping[Role, Settings]) -> Iter
                     f"beside {shown_json(settings[name].value)} in pool {first}; allowed: the same "
                     "in both, which hand each other the KV cache",
                 )
+
+
+def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """How the KV cache is handed over is said once for both pools, and its port is free."""
+    prefill, decode = spec.kv_transfer(Role.PREFILL), spec.kv_transfer(Role.DECODE)
+    assert prefill is not None
+    assert decode is not None
+    port, first, last = prefill.bootstrap_port, ports.KV_TRANSFER_MIN, ports.KV_TRANSFER_MAX
+    if port == ports.ENGINE_HTTP or first <= port <= last:
+        field = f"{_path(spec, Role.PREFILL, 'kvTransfer')}.kvTransfer.bootstrapPort"
+        allowed = f"a port that engines do not use: not {ports.ENGINE_HTTP}, nor {first} to {last}"
+        yield Refusal(INVALID, field, f"{field}: {port} is not allowed; allowed: {allowed}")
+    if prefill != decode:
+        field = f"{_path(spec, Role.DECODE, 'kvTransfer')}.kvTransfer"
+        ours, theirs = (shown_json(each.to_json_dict()) for each in (decode, prefill))
+        text = f"{field}: {ours} in pool decode is not allowed beside {theirs} in pool prefill"
+        yield Refusal(INVALID, field, f"{text}; allowed: the same in both, in spec.engine")
 
 
 def _against_accelerator(

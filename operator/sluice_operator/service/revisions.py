@@ -20,19 +20,22 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.deployments import kept
 from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
 from sluice_operator.manifests.metadata import Owner
+from sluice_operator.service.fingerprints import fingerprint_of, fingerprint_of_deployment
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.rollout import PoolState, Revision, Revisions
 
 
-def pool_state(observed: ServiceObserved, spec: EnginePoolSpec) -> PoolState:
-    """The pool that should be as `spec` says, with all revisions that it has."""
+def pool_state(observed: ServiceObserved, spec: EnginePoolSpec, config_map: Manifest) -> PoolState:
+    """The pool that should be as `spec` says, with all revisions that it has; `config_map`: the
+    file of the wanted one."""
     name, uids = revision(spec), _pool_uids(observed, spec)
     found = {
-        revision_of(item): _revision(item)
+        revision_of(item): _revision(item, fingerprint_of_deployment(item, observed.children))
         for item in of_kind(observed.children, DEPLOYMENT)
         if controller_uid(item) in uids and not is_being_deleted(item)
     }
-    wanted = found.pop(name, Revision(name))
+    fingerprint = fingerprint_of(config_map)
+    wanted = replace(found.pop(name, Revision(name)), fingerprint=fingerprint)
     return PoolState(spec.role, spec.replicas, wanted, tuple(found.values()))
 
 
@@ -60,7 +63,7 @@ def _pool_uids(observed: ServiceObserved, spec: EnginePoolSpec) -> set[str]:
     }
 
 
-def _revision(deployment: Manifest) -> Revision:
+def _revision(deployment: Manifest, fingerprint: str) -> Revision:
     spec, status = deployment["spec"], deployment.get("status") or {}
     replicas = spec.get("replicas", 1)
     seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
@@ -70,4 +73,5 @@ def _revision(deployment: Manifest) -> Revision:
         replicas=replicas,
         ready=status.get("readyReplicas", 0),
         settled=seen and all(count == replicas for count in counts),
+        fingerprint=fingerprint,
     )

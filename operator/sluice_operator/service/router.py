@@ -22,6 +22,7 @@ from sluice_operator.apply.field_ownership import applied_manifest
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
 from sluice_operator.manifests.deployments import kept
+from sluice_operator.manifests.handover import HANDOVER_KEY_FILE, handover_secret_name
 from sluice_operator.manifests.metadata import ROUTER, Owner
 from sluice_operator.manifests.pods import mounted_config_maps
 from sluice_operator.manifests.router import ROUTER_RESOURCES, RouterDeployment, router_deployment
@@ -64,6 +65,7 @@ def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
             drain_seconds=spec.longest_drain_seconds,
             max_buffered_bytes=max_buffered_bytes(_memory_limit_bytes(spec)),
         ),
+        handover_key_file=HANDOVER_KEY_FILE if spec.is_disaggregated else None,
     )
     return config_map(top, ROUTER_FILE, render_router_config(config), ROUTER, ROUTER_ROLE)
 
@@ -87,6 +89,7 @@ def _deployment(
         resources=router.resources,
         shutdown_seconds=lame_duck + spec.longest_drain_seconds,
         inputs=router_inputs(spec),
+        handover_secret=handover_secret_name(top.service) if spec.is_disaggregated else None,
     )
     return router_deployment(top, wanted)
 

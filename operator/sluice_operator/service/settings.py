@@ -31,6 +31,7 @@ from sluice_operator.api.model_uri import model_source
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ResolvedValue
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.handover import HANDOVER_KEY_FILE
 
 LISTEN_ADDRESS: Final = "0.0.0.0"  # noqa: S104
 """One file serves all pods of a revision, so it cannot name a pod's own address."""
@@ -61,6 +62,8 @@ def engine_file(spec: InferenceServiceSpec, role: Role, accelerator: Accelerator
         slo=slo_targets(spec),
         model=ModelRef(uri=source.engine_uri, name=source.served_name),
         role=role,
+        kv_transfer=spec.kv_transfer(role),
+        handover_key_file=HANDOVER_KEY_FILE if spec.is_disaggregated else None,
         server=ServerSettings(
             host=LISTEN_ADDRESS, port=ports.ENGINE_HTTP, drain_seconds=spec.drain_seconds(role)
         ),

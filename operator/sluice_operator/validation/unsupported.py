@@ -38,7 +38,6 @@ ROWS: Final = (
         lambda s: s.model.uri,
         "file:///path, pvc://claim/path or dummy://name",
     ),
-    Unsupported("spec.mode", lambda s: s.mode != "Mixed", lambda s: s.mode, "Mixed"),
     Unsupported(
         "spec.slo.ttftMilliseconds",
         lambda s: s.slo is not None and s.slo.ttft_milliseconds is not None,

@@ -46,6 +46,12 @@ INVALID: dict[str, Invalid] = {
         "spec.pools",
         "only the pool mixed",
     ),
+    "a hand-over in Mixed": Invalid(
+        _engine(kvTransfer={}), "spec.engine", "no kvTransfer in mode Mixed"
+    ),
+    "a hand-over of the mixed pool": Invalid(
+        _mixed(engine={"kvTransfer": {}}), "spec.pools", "no kvTransfer in mode Mixed"
+    ),
     "mixed pool in Disaggregated": Invalid(
         {"mode": "Disaggregated", "pools": {"mixed": {}}}, "spec.pools", "prefill and decode"
     ),
@@ -286,7 +292,8 @@ VALID: dict[str, dict[str, Any]] = {
     "quantities": _mixed(resources={"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}),
     "null for what has a default": _mixed(replicas=None),
     "null for a section": {"engine": None, "pools": {"mixed": None}},
-    "null for a value": _engine(dtype=None, kvTransfer={"backend": None}),
+    "null for a value": _engine(dtype=None, schedulingPolicy=None),
+    "null below a section": {"mode": "Disaggregated", **_engine(kvTransfer={"backend": None})},
     "null in a map": _template(nodeSelector={"a": None}),
     "two tolerations alike": _template(tolerations=[{"key": "a"}, {"key": "a"}]),
 }

@@ -92,8 +92,8 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "spec.engine.chunkSize: 10 is not allowed; "
      "allowed: -1 (off) or at least pageSize (16 when left out)"),
     ({"mode": "Disaggregated", "pools": {"prefill": {}}},
-     'spec.pools: {"prefill":{}} is not allowed; allowed: mode Mixed; Disaggregated '
-     "(not implemented yet) takes both prefill and decode, or neither"),
+     'spec.pools: {"prefill":{}} is not allowed; allowed: both prefill and decode in '
+     "mode Disaggregated, or neither"),
     (_template(env=[{"name": "POD_IP"}]),
      'spec.pools.mixed.template.env[0].name: "POD_IP" is not allowed; '
      "allowed: all but POD_IP, POD_NAME, POD_NAMESPACE, which the operator sets"),

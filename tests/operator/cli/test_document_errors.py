@@ -45,11 +45,11 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
         ],
     ),
     (
-        {"mode": "Disaggregated", "autoscaling": {}},
+        {"rollout": {"strategy": "InPlace"}, "autoscaling": {}},
         "would be refused: NotImplemented",
         [
-            'spec.mode: "Disaggregated" is not implemented yet; allowed: Mixed',
             "spec.autoscaling: this field is not implemented yet; allowed: nothing",
+            'spec.rollout.strategy: "InPlace" is not implemented yet; allowed: Surge',
         ],
     ),
     (
@@ -64,14 +64,14 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
     (
         {
             "model": {"uri": "hf://a/b"},
-            "mode": "Disaggregated",
+            "rollout": {"strategy": "InPlace"},
             "engine": {"kvPoolTokens": 1000, "tensorParallelSize": 2},
         },
         "invalid InferenceService",
         [
             KV_POOL,
             'spec.model.uri: "hf://a/b" is not implemented yet; allowed: file:///path',
-            'spec.mode: "Disaggregated" is not implemented yet; allowed: Mixed',
+            'spec.rollout.strategy: "InPlace" is not implemented yet; allowed: Surge',
             "spec.engine.tensorParallelSize: 2 is not allowed; allowed: 1 (tensor",
         ],
     ),

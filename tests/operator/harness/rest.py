@@ -7,6 +7,7 @@ import random
 import time
 from typing import Any
 
+from sluice_contract.labels import Role
 from sluice_operator.apply.events import EVENT
 from sluice_operator.apply.executor import executor
 from sluice_operator.clock import SystemClock
@@ -53,10 +54,10 @@ class Reconciler:
         }
 
     async def once(self, namespace: str, name: str = "chat") -> None:
-        """Reconciles the service and its pool, each once, in either order."""
+        """Reconciles the service and its pools, each once, in any order."""
         keys = [
             Key(INFERENCE_SERVICE.kind, namespace, name),
-            Key(ENGINE_POOL.kind, namespace, f"{name}-mixed"),
+            *(Key(ENGINE_POOL.kind, namespace, f"{name}-{role}") for role in Role),
         ]
         random.Random(namespace).shuffle(keys)
         for key in keys:
@@ -64,7 +65,8 @@ class Reconciler:
 
 
 class CountingTransport:
-    """Passes requests on, and keeps those that write. `refuse`: raises at the first of them."""
+    """Passes requests on, and keeps those that write. `refuse`: raises at the first of them. That
+    a Secret is there is learned by creating it, which then writes nothing."""
 
     def __init__(self, inner: Transport, *, refuse: bool = False) -> None:
         self._inner = inner
@@ -72,6 +74,10 @@ class CountingTransport:
         self.writes: list[Request] = []
 
     async def send(self, request: Request) -> Response:
+        if request.path.endswith("/secrets"):
+            found = await self._inner.send(request)
+            assert not self._refuse or found.status == 409, f"has made: {request}"
+            return found
         if request.method != "GET":
             self.writes.append(request)
             assert not self._refuse, f"would write: {request} {request.body}"

@@ -31,10 +31,12 @@ async def chat_that_serves(cluster: Cluster, namespace: str) -> Manifest:
     return (await cluster.until(INFERENCE_SERVICE, namespace, is_ready()))["chat"]
 
 
-async def play_controllers(cluster: Cluster, namespace: str) -> None:
+async def play_controllers(
+    cluster: Cluster, namespace: str, deployments: int = DEPLOYMENTS
+) -> None:
     """Routers' and engines' Deployments get their pods, all ready, and say so. One that has them
     already is left alone: the operator may be about to remove it."""
-    found = await cluster.until(DEPLOYMENT, namespace, lambda each: len(each) >= DEPLOYMENTS)
+    found = await cluster.until(DEPLOYMENT, namespace, lambda each: len(each) >= deployments)
     for deployment in found.values():
         metadata, spec = deployment["metadata"], deployment["spec"]
         replicas = spec["replicas"]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final
 
 import pytest
-from sluice_operator.api.service import DISAGGREGATED
 from sluice_operator.apply.events import EVENT
 from sluice_operator.kube.client import path
 from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, POD, Manifest
@@ -122,8 +121,8 @@ async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says
     cluster: Cluster, namespace: str
 ) -> None:
     before = await below(cluster, namespace)
-    mode = {"spec": {"mode": "Disaggregated"}}
-    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", mode)
+    refused = {"spec": {"rollout": {"strategy": "InPlace"}}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", refused)
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
 
     await cluster.patch(ENGINE_POOL, namespace, "chat-mixed", {"spec": {"replicas": 0}})
@@ -136,7 +135,7 @@ async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says
     await comes_to_rest(cluster, namespace)
     assert await below(cluster, namespace) == before
 
-    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"mode": "Mixed"}})
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"rollout": None}})
     await cluster.until(
         ENGINE_POOL, namespace, lambda pools: pools["chat-mixed"]["spec"]["replicas"] == 1
     )
@@ -173,7 +172,7 @@ async def test_a_service_is_scaled_as_anything_else_is(
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"mode": "Disaggregated"}, f"{DISAGGREGATED} only the pools prefill and decode"),
+        ({"mode": "Disaggregated"}, "only the pools prefill and decode in mode Disagg"),
         (
             {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
             "replicas or autoscaling, not both",

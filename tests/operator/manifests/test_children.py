@@ -22,7 +22,10 @@ def _rendered(spec: Manifest, name: str = "chat") -> tuple[Manifest, ...]:
     return preview(document(spec, name), IMAGES).manifests
 
 
-@pytest.fixture(params=[{}, FULL_SPEC], ids=["minimal", "full"])
+TWO_POOLS: Manifest = {"mode": "Disaggregated"}
+
+
+@pytest.fixture(params=[{}, FULL_SPEC, TWO_POOLS], ids=["minimal", "full", "two pools"])
 def manifests(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
     return _rendered(request.param)
 
@@ -52,7 +55,9 @@ def test_only_routers_get_a_token(manifests: tuple[Manifest, ...]) -> None:
         for m in manifests
         if m["kind"] == "Deployment"
     }
-    assert tokens == {"router": True, "mixed": False}
+    assert tokens.pop("router") is True
+    assert set(tokens) in ({"mixed"}, {"prefill", "decode"})
+    assert set(tokens.values()) == {False}
 
 
 def test_a_router_may_read_endpoint_slices_and_nothing_else(
@@ -81,7 +86,9 @@ def test_selectors_match_the_pods_they_are_for(manifests: tuple[Manifest, ...]) 
         selector = _selector(manifest)
         if selector is not None:
             matched = [pod for pod in pods if selector.items() <= pod.items()]
-            assert len(matched) == 1, manifest["metadata"]["name"]
+            all_engines = manifest["metadata"]["name"] == "chat-engine"
+            expected = len(pods) - 1 if all_engines else 1
+            assert len(matched) == expected, manifest["metadata"]["name"]
 
 
 def _selector(manifest: Manifest) -> dict[str, str] | None:
@@ -125,7 +132,7 @@ def test_the_progress_deadline_is_longer_than_the_startup_probe() -> None:
 
 
 def test_names_fit_even_for_the_longest_service_name() -> None:
-    for manifest in _rendered({}, LONGEST):
+    for manifest in (*_rendered({}, LONGEST), *_rendered(TWO_POOLS, LONGEST)):
         assert len(manifest["metadata"]["name"]) <= 63, manifest["metadata"]["name"]
         assert all(len(value) <= 63 for value in manifest["metadata"]["labels"].values())
 

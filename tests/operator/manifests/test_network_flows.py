@@ -24,6 +24,11 @@ def _pod(component: str, service: str = "chat") -> Place:
     return Place({labels.SERVICE: service, labels.COMPONENT: component}, {"name": "default"})
 
 
+def _engine(role: str, service: str = "chat") -> Place:
+    found = _pod("engine", service)
+    return found._replace(pod={**found.pod, labels.ROLE: role})
+
+
 ENGINE, ROUTER = _pod("engine"), _pod("router")
 STRANGER = Place({"app": "other"}, {"name": "elsewhere"})
 MONITOR = Place({"app": "prometheus"}, {MONITORING_LABEL: "true"})
@@ -49,10 +54,52 @@ FLOWS = [
 def test_a_flow_is_allowed_or_denied(
     source: Place, target: Place, port: int, allowed: bool
 ) -> None:
-    policies = [m["spec"] for m in service_plan().apply if m["kind"] == "NetworkPolicy"]
+    assert _flows({}, source, target, port) is allowed
+
+
+PREFILL, DECODE = _engine("prefill"), _engine("decode")
+BETWEEN_POOLS = [
+    (DECODE, PREFILL, 8998, True),
+    (PREFILL, DECODE, 8998, False),
+    (DECODE, DECODE, 8998, False),
+    (ROUTER, PREFILL, 8998, False),
+    (STRANGER, PREFILL, 8998, False),
+    (MONITOR, PREFILL, 8998, False),
+    (_engine("decode", "other"), PREFILL, 8998, False),
+    (DECODE, _engine("prefill", "other"), 8998, False),
+    *((*pair, port, True) for pair in ((DECODE, PREFILL), (PREFILL, DECODE))
+      for port in (15000, 16001, 17000)),
+    *((DECODE, PREFILL, port, False) for port in (14999, 17001, 8000)),
+    (PREFILL, PREFILL, 15000, False),
+    (DECODE, DECODE, 15000, False),
+    (ROUTER, DECODE, 15000, False),
+    (_engine("decode", "other"), PREFILL, 15000, False),
+    (ROUTER, PREFILL, 8000, True),
+    (ROUTER, DECODE, 8000, True),
+    (MONITOR, DECODE, 8000, True),
+    (STRANGER, DECODE, 8000, False),
+    (DECODE, STRANGER, 443, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "target", "port", "allowed"), BETWEEN_POOLS)
+def test_the_kv_cache_goes_between_the_two_pools_of_a_service_alone(
+    source: Place, target: Place, port: int, allowed: bool
+) -> None:
+    assert _flows({"mode": "Disaggregated"}, source, target, port) is allowed
+
+
+def test_the_port_that_the_spec_names_is_open_and_the_default_is_not() -> None:
+    spec = {"mode": "Disaggregated", "engine": {"kvTransfer": {"bootstrapPort": 9000}}}
+    assert _flows(spec, DECODE, PREFILL, 9000)
+    assert not _flows(spec, DECODE, PREFILL, 8998)
+
+
+def _flows(spec: Manifest, source: Place, target: Place, port: int) -> bool:
+    policies = [m["spec"] for m in service_plan(spec).apply if m["kind"] == "NetworkPolicy"]
     leaves = _passes(policies, source, target, port, "egress", "to")
     arrives = _passes(policies, target, source, port, "ingress", "from")
-    assert (leaves and arrives) is allowed
+    return leaves and arrives
 
 
 def test_the_api_server_is_reached_where_the_operator_was_told() -> None:
@@ -77,7 +124,7 @@ def _passes(
 
 def _rule_allows(rule: Manifest, other: Place, port: int, peers: str) -> bool:
     ports = rule.get("ports")
-    if ports and port not in {entry["port"] for entry in ports}:
+    if ports and not any(e["port"] <= port <= e.get("endPort", e["port"]) for e in ports):
         return False
     return peers not in rule or any(_peer_matches(peer, other) for peer in rule[peers])
 

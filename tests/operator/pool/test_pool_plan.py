@@ -52,6 +52,8 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
     "image": {"image": "other:1"},
     "configuration": {"configRef": {"name": "chat-mixed-0123456789"}},
     "claim": {"modelClaim": "models"},
+    "key": {"handoverSecret": "chat-handover"},
+    "port": {"bootstrapPort": 9000},
     "draining": {"drainSeconds": 7},
     "accelerator": {"accelerator": {"count": 1}},
     "resources": {"resources": {"limits": {"cpu": 2}}},

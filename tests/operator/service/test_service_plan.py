@@ -288,8 +288,8 @@ def test_pools_that_could_not_hand_over_the_kv_cache_are_refused(
     pools = {"prefill": {}, "decode": {"engine": {key: value}}}
     refusal = service_plan({"mode": "Disaggregated", "pools": pools}).refusal
     assert refusal is not None
-    (found,) = (each for each in refusal.each if each.reason == "InvalidSpec")
-    assert found.field == f"spec.pools.decode.engine.{key}"
+    (found,) = refusal.each
+    assert (found.reason, found.field) == ("InvalidSpec", f"spec.pools.decode.engine.{key}")
     told = f"{json.dumps(value)} in pool decode is not allowed beside {json.dumps(others)} in pool"
     assert told in found.message
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from sluice_contract.supported import ROWS as ENGINE_ROWS
-from sluice_operator.api.service import DISAGGREGATED
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import plan_service
 from sluice_operator.validation.unsupported import ROWS
@@ -13,7 +12,6 @@ from tests.operator.examples import FULL_SPEC, service, service_observed
 
 REFUSED: dict[str, tuple[Manifest, str]] = {
     "spec.model.uri": ({"model": {"uri": "hf://Qwen/Qwen3-8B"}}, "file:///path"),
-    "spec.mode": ({"mode": "Disaggregated"}, "Mixed"),
     "spec.slo": ({"slo": {"percentile": 90}}, "a promise: itlMilliseconds"),
     "spec.slo.ttftMilliseconds": (
         {"slo": {"ttftMilliseconds": 1000, "itlMilliseconds": 50}},
@@ -32,7 +30,14 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
     ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
     "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
-    "spec.engine.kvTransfer": ({"engine": {"kvTransfer": {}}}, "nothing"),
+    "spec.engine.kvTransfer.protocol": (
+        {"mode": "Disaggregated", "engine": {"kvTransfer": {"protocol": "rdma"}}},
+        "tcp (rdma is not implemented yet)",
+    ),
+    "spec.engine.kvTransfer.device": (
+        {"mode": "Disaggregated", "engine": {"kvTransfer": {"device": "mlx5_0"}}},
+        "nothing (rdma",
+    ),
 }
 
 
@@ -69,10 +74,10 @@ def test_the_engines_table_holds_here_too() -> None:
 
 
 def test_everything_refused_is_told_at_once() -> None:
-    both = {"mode": "Disaggregated", "slo": {"ttftMilliseconds": 500}}
+    both = {"rollout": {"strategy": "InPlace"}, "slo": {"ttftMilliseconds": 500}}
     plan = plan_service(service_observed(service(both)))
     assert plan.refusal is not None
-    assert "spec.mode" in plan.refusal.message
+    assert "spec.rollout.strategy" in plan.refusal.message
     assert "spec.slo" in plan.refusal.message
 
 
@@ -97,13 +102,39 @@ def test_every_invalid_field_is_told_at_once() -> None:
     assert "spec.engine.dtype: " in refusal.message
 
 
-def test_a_rule_about_a_mode_that_is_refused_says_so_first() -> None:
-    for pools in ({"mixed": {}}, {"prefill": {}}):
-        refusal = plan_service(
-            service_observed(service({"mode": "Disaggregated", "pools": pools}))
-        ).refusal
-        assert refusal is not None
-        assert f"; allowed: {DISAGGREGATED} " in refusal.message
+@pytest.mark.parametrize(
+    ("spec", "field", "says"),
+    [
+        (
+            {"engine": {"kvTransfer": {"bootstrapPort": 8000}}},
+            "spec.engine.kvTransfer.bootstrapPort",
+            "8000 is not allowed; allowed: a port that engines do not use",
+        ),
+        (
+            {"pools": {"prefill": {"engine": {"kvTransfer": {"bootstrapPort": 17000}}},
+                       "decode": {"engine": {"kvTransfer": {"bootstrapPort": 17000}}}}},
+            "spec.pools.prefill.engine.kvTransfer.bootstrapPort",
+            "17000 is not allowed",
+        ),
+        (
+            {"pools": {"prefill": {}, "decode": {"engine": {"kvTransfer": {"backend": "TCP"}}}}},
+            "spec.pools.decode.engine.kvTransfer",
+            '"backend":"Mooncake"',
+        ),
+        (
+            {"pools": {"prefill": {"engine": {"pageSize": 32}}, "decode": {}}},
+            "spec.engine.pageSize",
+            "16 in pool decode is not allowed beside 32 in pool prefill",
+        ),
+    ],
+)  # fmt: skip
+def test_two_pools_that_cannot_work_together_are_refused(
+    spec: Manifest, field: str, says: str
+) -> None:
+    refusal = plan_service(service_observed(service({"mode": "Disaggregated", **spec}))).refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.field) == ("InvalidSpec", field)
+    assert says in refusal.message
 
 
 def test_the_full_example_is_carried_out() -> None:

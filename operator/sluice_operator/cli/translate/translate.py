@@ -179,8 +179,8 @@ def _notes(spec: Mapping[str, Any]) -> Iterator[str]:
     elif (scheme := scheme_of(uri)) not in SERVED_SCHEMES:
         served = ", ".join(f"{name}://" for name in SERVED_SCHEMES)
         yield f"model.uri: {scheme}:// is not implemented yet; allowed: {served}"
-    if spec.get("mode") == "Disaggregated":
-        yield "mode: Disaggregated is not implemented yet"
+    if spec.get("mode") != "Disaggregated" and "kvTransfer" in spec.get("engine", {}):
+        yield "engine.kvTransfer: only in mode Disaggregated"
     for error in unsupported(EngineSpec.model_validate(spec.get("engine", {}))):
         yield f"engine.{error}"
 

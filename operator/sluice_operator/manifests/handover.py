@@ -1,0 +1,39 @@
+"""The key by which router, prefill and decode engines of one service know each other: its Secret,
+and where pods find it. Knows no key: it is drawn when the Secret is made.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sluice_operator.kube.kinds import SECRET, Manifest
+from sluice_operator.manifests.metadata import ENGINE, Owner
+from sluice_operator.manifests.pods import CONFIG_FOLDER
+
+HANDOVER: Final = "handover"
+HANDOVER_FOLDER: Final = f"{CONFIG_FOLDER}/{HANDOVER}"
+KEY: Final = "key"
+HANDOVER_KEY_FILE: Final = f"{HANDOVER_FOLDER}/{KEY}"
+
+
+def handover_secret_name(service: str) -> str:
+    """Name of the Secret with a service's key."""
+    return f"{service}-{HANDOVER}"
+
+
+def handover_secret(owner: Owner) -> Manifest:
+    """The Secret without its key. Immutable: pods see a changed Secret at different times."""
+    head = owner.child(SECRET, handover_secret_name(owner.service), ENGINE)
+    return head | {"type": "Opaque", "immutable": True}
+
+
+def handover_volumes(secret: str | None) -> list[Manifest]:
+    """The volume with the key, of a pod that is told of a Secret."""
+    return [{"name": HANDOVER, "secret": {"secretName": secret}}] if secret else []
+
+
+def handover_mounts(secret: str | None) -> list[Manifest]:
+    """Where the key appears."""
+    if not secret:
+        return []
+    return [{"name": HANDOVER, "mountPath": HANDOVER_FOLDER, "readOnly": True}]

@@ -1,0 +1,54 @@
+"""What a service with two pools needs for handing over the KV cache, besides the pools.
+
+Pure. The operator may create Secrets and never reads one, so it cannot see whether the key's Secret
+is there. It is created again, mostly in vain, whenever pods are missing, which may wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sluice_contract import labels
+from sluice_contract.labels import ROUTER_ROLE, Role
+
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.apply.plan import KeySecret
+from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
+from sluice_operator.manifests.digest import digest
+from sluice_operator.manifests.handover import KEY, handover_secret
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.manifests.network import handover_policies
+from sluice_operator.service.observe import ServiceObserved
+
+
+def policies(top: Owner, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
+    """Which flows there are between the two pools, beyond those of all engines."""
+    found = spec.kv_transfer(Role.PREFILL)
+    return handover_policies(top, found.bootstrap_port) if found else ()
+
+
+def key_secrets(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
+) -> tuple[KeySecret, ...]:
+    """The Secret with the service's key; something may wait for it while pods are missing."""
+    if not spec.is_disaggregated:
+        return ()
+    deployments = tuple(of_kind(observed.children, DEPLOYMENT))
+    roles = {(each["metadata"].get("labels") or {}).get(labels.ROLE) for each in deployments}
+    at_rest = roles >= {ROUTER_ROLE, *spec.roles} and not any(map(_lacks_pods, deployments))
+    state = [observed.service["metadata"].get("uid"), *_states(deployments)]
+    return (KeySecret(handover_secret(top), KEY, "" if at_rest else digest(state)),)
+
+
+def _lacks_pods(deployment: Manifest) -> bool:
+    return _ready(deployment) < int(deployment["spec"].get("replicas", 1))
+
+
+def _states(deployments: tuple[Manifest, ...]) -> Iterator[list[object]]:
+    for each in sorted(deployments, key=lambda each: str(each["metadata"]["name"])):
+        metadata = each["metadata"]
+        yield [metadata.get("uid"), metadata.get("generation"), _ready(each)]
+
+
+def _ready(deployment: Manifest) -> int:
+    return int((deployment.get("status") or {}).get("readyReplicas", 0))
