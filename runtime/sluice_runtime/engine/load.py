@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from sluice_runtime.grammar.waiting import GrammarQueue
-from sluice_runtime.messages import Load
+from sluice_runtime.messages import HandoverLoad, Load
 from sluice_runtime.scheduler.status import Status
 
 
-def load_from(status: Status, grammars: GrammarQueue, unix_seconds: float) -> Load:
+def load_from(
+    status: Status,
+    grammars: GrammarQueue,
+    unix_seconds: float,
+    handover: HandoverLoad | None = None,
+) -> Load:
     """`unix_seconds`: when `status` was read. Requests that wait for a grammar count as
     queued."""
     queued_tokens = status.queued_tokens + grammars.prompt_tokens
@@ -32,4 +37,5 @@ def load_from(status: Status, grammars: GrammarQueue, unix_seconds: float) -> Lo
         chunk_budget_tokens=status.pace.budget.tokens or 0,
         chunk_budgets=dict(status.pace.budgets),
         step_error_ratio=status.pace.error_ratio,
+        handover=handover,
     )

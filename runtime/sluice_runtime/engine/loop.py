@@ -17,6 +17,7 @@ from sluice_runtime.engine.load import load_from
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.pace import Pace
+from sluice_runtime.engine.role import MixedRole, Role
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import (
     Abort,
@@ -84,6 +85,7 @@ class EngineLoop:
         grammars: GrammarQueue,
         log: Callable[[Pace], StepLog],
         clock: Clock | None = None,
+        role: Role | None = None,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
@@ -91,6 +93,7 @@ class EngineLoop:
         self._pending: deque[PendingStep] = deque()
         self._finished_seconds = 0.0
         self._grammars = grammars
+        self._role = role or MixedRole(scheduler)
         self._clock = clock or Clock()
         self._pace = Pace()
         self._log = log(self._pace)
@@ -110,13 +113,20 @@ class EngineLoop:
             while not stopping():
                 self.step()
 
+    @property
+    def busy(self) -> bool:
+        """Whether other engines still need this one."""
+        return self._role.busy
+
     def step(self) -> None:
         """One turn: receives messages, launches a batch, and finishes the oldest pending step
         unless it may run on beside the new one; or waits up to a second for messages."""
         for message in self._link.poll(self._poll_timeout_seconds()):
             self._receive(message)
-        self._admit_compiled()
         began = self._clock.monotonic()
+        self._role.receive(began)
+        self._admit_compiled(began)
+        self._role.plan(began)
         batch = self._scheduler.next_batch(began)
         if batch is not None:
             self._launch(batch, began)
@@ -143,7 +153,8 @@ class EngineLoop:
         outcome = self._scheduler.process(batch, result, computed)
         finished = self._clock.monotonic()
         self._pace.decoded(len(batch.sampling_rows), since)
-        deltas = self._deltas(outcome.deltas)
+        self._role.computed(outcome.finished_chunks)
+        deltas = self._deltas(outcome.deltas, computed)
         status = self._scheduler.status()
         scheduler_seconds = pending.planned_seconds + (finished - computed)
         self._send(
@@ -169,6 +180,7 @@ class EngineLoop:
             case Generate():
                 self._accept(message)
             case Abort():
+                self._role.abort(message.request_id)
                 self._grammars.abort(message.request_id)
                 self._scheduler.abort(message.request_id)
             case Credit():
@@ -178,32 +190,43 @@ class EngineLoop:
                 self._scheduler.flush_cache()
             case Drain():
                 self._draining = True
+                self._role.drain()
 
     def _accept(self, message: Generate) -> None:
-        if self._draining:
-            refused = TokenDelta(message.request_id, (), "error", DRAINING, refusal="unavailable")
+        if refused := self._refused(message):
             self._released.append(refused)
             return
         self._outbox.open(message.request_id, message.credit_tokens)
         if message.grammar is None:
-            self._scheduler.add(message)
+            self._role.admit(message)
         else:
             self._grammars.add(message)
 
-    def _admit_compiled(self) -> None:
-        """Adds requests whose grammar has been compiled to the scheduler; some end here."""
+    def _refused(self, message: Generate) -> TokenDelta | None:
+        """The end of a request that is not taken."""
+        if self._draining:
+            return TokenDelta(message.request_id, (), "error", DRAINING, refusal="unavailable")
+        if error := self._role.refusal(message):
+            return TokenDelta(message.request_id, (), "error", error, refusal="invalid")
+        return None
+
+    def _admit_compiled(self, now: float) -> None:
+        """Admits requests whose grammar has been compiled; some end here."""
         released = self._grammars.released()
         for message in released.ready:
-            self._scheduler.add(message)
-        self._released += [d for end in released.ended if (d := self._outbox.pass_on(end))]
+            self._role.admit(message)
+        ended = [end for end in released.ended if not self._role.takes(end, now)]
+        self._released += [delta for end in ended if (delta := self._outbox.pass_on(end))]
 
-    def _deltas(self, outcomes: Iterable[TokenDelta]) -> list[TokenDelta]:
+    def _deltas(self, outcomes: Iterable[TokenDelta], now: float) -> list[TokenDelta]:
         """The deltas that the requests' credit allows to send; ends requests whose reader is too
         slow."""
         released, self._released = self._released, []
         for outcome in outcomes:
             if outcome.finish_reason is not None:
                 self._grammars.ended(outcome.request_id)
+            if self._role.takes(outcome, now):
+                continue
             if delta := self._outbox.pass_on(outcome):
                 released.append(delta)
             elif self._outbox.overdrawn(outcome.request_id):
@@ -218,7 +241,7 @@ class EngineLoop:
         self._idle = True
         if self._released:
             mode = ForwardMode.IDLE.value
-            self._send(StepResult(0, mode, now, 0.0, 0.0, self._deltas(()), self._load_now()))
+            self._send(StepResult(0, mode, now, 0.0, 0.0, self._deltas((), now), self._load_now()))
         elif now - self._sent_seconds >= self._heartbeat_seconds:
             self._check()
             self._send(Heartbeat(self._load_now()))
@@ -234,7 +257,9 @@ class EngineLoop:
         return self._load(self._scheduler.status())
 
     def _load(self, status: Status) -> Load:
-        self._known_load = load_from(status, self._grammars, self._clock.unix())
+        self._known_load = load_from(
+            status, self._grammars, self._clock.unix(), self._role.load(status)
+        )
         return self._known_load
 
     def _send(self, message: ToApi) -> None:

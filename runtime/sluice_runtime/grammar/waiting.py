@@ -107,6 +107,10 @@ class GrammarQueue:
         released, self._released = self._released, Released()
         return released
 
+    def resumed(self, request_id: str, token: int) -> None:
+        """The first token of an answer was drawn elsewhere; it may have no grammar."""
+        self._matchers.resumed(request_id, token)
+
     def given_up(self, step: int) -> list[TokenDelta]:
         """The ends of running requests whose grammar was given up in `step`, whose result has been
         read; the tokens they drew in it do not follow the grammar."""

@@ -69,6 +69,40 @@ class RoomLost:
     """One line that names the engine and what happened."""
 
 
+@dataclass(frozen=True, slots=True)
+class PageRead:
+    """Pages of a prefill engine that are to be copied into pages of ours."""
+
+    number: int
+    """Its own."""
+    room: int
+    memory: PeerMemory
+    page_ids: tuple[int, ...]
+    """Of the prefill engine."""
+    local_page_ids: tuple[int, ...]
+    """As many of ours."""
+    checksum: int
+    """As in `Chunk`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagesRead:
+    """The result of a `PageRead`: every byte is there and right when `error` is None."""
+
+    number: int
+    error: str | None = None
+    may_still_land: bool = False
+    """Whether our pages may still be written, at any time from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCounts:
+    """Of all reads since the start."""
+
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+
+
 PrefillEvent = FromDecode | PeerLost
 DecodeEvent = FromPrefill | RoomLost
 
@@ -112,3 +146,21 @@ class DecodePort(Protocol):
             HandoverThreadError: its thread died; the engine cannot go on.
         """
         ...
+
+
+class PagePort(Protocol):
+    """Copies pages of prefill engines into ours, beside the loop."""
+
+    def submit(self, read: PageRead) -> None:
+        """Exactly one result follows, whatever happens."""
+        ...
+
+    def cancel(self, room: int) -> None:
+        """Reads of this room that have not begun may end with an error."""
+        ...
+
+    def finished(self) -> list[PagesRead]:
+        """The results since the last call."""
+        ...
+
+    def counts(self) -> ReadCounts: ...

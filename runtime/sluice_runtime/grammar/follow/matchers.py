@@ -211,6 +211,11 @@ class Matchers:
         matcher = self._requests[message.request_id] = Matcher(number, kept, message)
         finalize(matcher, self._closed.append, number).atexit = False
 
+    def resumed(self, request_id: str, token: int) -> None:
+        """Its first token was drawn by another engine. No step knows the request yet."""
+        if matcher := self._requests.get(request_id):
+            matcher.accept(token)
+
     def close(self, request_id: str) -> None:
         """The request has ended; unknown ids are ignored. Its row may be in one more step."""
         self._requests.pop(request_id, None)

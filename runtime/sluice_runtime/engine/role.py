@@ -1,0 +1,97 @@
+"""What an engine does with requests besides computing them: the loop's one place for roles.
+
+A mixed engine does nothing more. Prefill and decode engines speak with each other here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from sluice_runtime.messages import Generate, HandoverLoad, TokenDelta
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.status import Status
+from sluice_runtime.scheduler.step_outcome import FinishedChunk
+
+
+class Role(Protocol):
+    """Called by the loop between steps, in this order; no method waits."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether other engines or requests still need it."""
+        ...
+
+    def refusal(self, message: Generate) -> str | None:
+        """Why a request of the API process is not taken, if so."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """The API process ends a request; the loop tells grammars and scheduler itself."""
+        ...
+
+    def drain(self) -> None:
+        """What was accepted is finished, and nothing else."""
+        ...
+
+    def receive(self, now: float) -> None:
+        """Takes in what has come from other engines."""
+        ...
+
+    def admit(self, message: Generate) -> None:
+        """A request that has no grammar, or whose grammar is compiled."""
+        ...
+
+    def plan(self, now: float) -> None:
+        """The next batch is about to be made."""
+        ...
+
+    def computed(self, chunks: Iterable[FinishedChunk]) -> None:
+        """Chunks of prompts whose pages are complete now."""
+        ...
+
+    def takes(self, delta: TokenDelta, now: float) -> bool:
+        """Whether a result is for another engine, and not for the API process."""
+        ...
+
+    def load(self, status: Status) -> HandoverLoad | None:
+        """Its part of the load report."""
+        ...
+
+
+class MixedRole:
+    """An engine that computes prompts and decodes them."""
+
+    busy = False
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def refusal(self, message: Generate) -> str | None:
+        if message.prefill is None:
+            return None
+        return "this engine computes prompts itself; it takes none from a prefill engine"
+
+    def abort(self, request_id: str) -> None:
+        """Nobody else knows of it."""
+
+    def drain(self) -> None:
+        """The loop refuses new requests."""
+
+    def receive(self, now: float) -> None:
+        """There are no other engines."""
+
+    def admit(self, message: Generate) -> None:
+        self._scheduler.add(message)
+
+    def plan(self, now: float) -> None:
+        """Nothing is asked of others."""
+
+    def computed(self, chunks: Iterable[FinishedChunk]) -> None:
+        """Nobody is told."""
+
+    def takes(self, delta: TokenDelta, now: float) -> bool:
+        return False
+
+    def load(self, status: Status) -> HandoverLoad | None:
+        return None

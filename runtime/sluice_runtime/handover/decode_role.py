@@ -1,0 +1,316 @@
+"""A decode engine's rooms: prompts that prefill engines compute for it.
+
+A request gets pages, asks its prefill engine for the prompt, reads the pages while they are
+announced, and decodes when that engine attests that it held them. Belongs to the engine's loop,
+which calls it between steps; nothing here waits. Pages that a read may still write are nobody
+else's, whatever became of the request. Knows neither sockets nor memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from sluice_runtime.grammar.waiting import GrammarQueue
+from sluice_runtime.handover.arrival import Arrival, ArrivalError
+from sluice_runtime.handover.limits import HandoverLimits
+from sluice_runtime.handover.messages import Bootstrap, Cancel, Chunk, Failed, Finished, Received
+from sluice_runtime.handover.ports import (
+    DecodePort,
+    FromPrefill,
+    PagePort,
+    PageRead,
+    PagesRead,
+    RoomLost,
+)
+from sluice_runtime.handover.probe import is_probe
+from sluice_runtime.handover.prompt_hash import prompt_hash
+from sluice_runtime.messages import Generate, HandoverLoad, PrefillEngine, Refusal, TokenDelta
+from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.status import Status
+from sluice_runtime.scheduler.step_outcome import FinishedChunk, Preallocated
+
+_ONLY_DECODE: Final = "this engine only decodes; send requests to the service's router"
+_REQUEST_AT_FAULT: Final = frozenset({"invalid", "uncompiled", "out_of_memory"})
+"""Refusals of a prefill engine that its client must know; after others another pair may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePorts:
+    """What the role speaks through."""
+
+    prefill: DecodePort
+    pages: PagePort
+    draw_room: Callable[[], int]
+    """63 random bits."""
+
+
+@dataclass(slots=True, eq=False)
+class _Room:
+    number: int
+    request: Generate
+    prefill: PrefillEngine
+    page_ids: tuple[int, ...]
+    prompt_hash: str
+    arrival: Arrival
+    deadline: float
+    received: bool = False
+    """Whether `Received` was sent."""
+
+
+class DecodeRole:
+    """Decodes what prefill engines computed."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        grammars: GrammarQueue,
+        page_size: int,
+        ports: DecodePorts,
+        limits: HandoverLimits | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._grammars = grammars
+        self._page_size = page_size
+        self._ports = ports
+        self._limits = limits or HandoverLimits()
+        self._awaiting: dict[str, Generate] = {}
+        """Requests without pages."""
+        self._rooms: dict[int, _Room] = {}
+        self._requests: dict[str, _Room] = {}
+        self._reads: dict[int, _Room] = {}
+        """Rooms of reads that are under way, also when they have ended."""
+        self._numbers = count()
+        self._failures: Counter[str] = Counter()
+        self._next_check = 0.0
+        self.quarantined_pages = 0
+        """Never used again: a read that timed out may still write them."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are in one of its queues."""
+        return bool(self._awaiting or self._rooms)
+
+    def refusal(self, message: Generate) -> str | None:
+        """Why a request of the API process is not taken."""
+        return None if message.prefill is not None or is_probe(message) else _ONLY_DECODE
+
+    def drain(self) -> None:
+        """What was accepted is finished."""
+
+    def abort(self, request_id: str) -> None:
+        """Its prefill engine is told. The scheduler ends the request; unknown ids are ignored."""
+        self._awaiting.pop(request_id, None)
+        if room := self._requests.get(request_id):
+            self._failures["Aborted"] += 1
+            self._leave(room, "the request was aborted")
+
+    def receive(self, now: float) -> None:
+        """Takes in what prefill engines said and what was read; ends rooms that took too long."""
+        for result in self._ports.pages.finished():
+            self._read(result, now)
+        for event in self._ports.prefill.events():
+            if room := self._rooms.get(event.room):
+                self._heard(room, event, now)
+        if now >= self._next_check:
+            self._next_check = now + self._limits.check_seconds
+            self._expire(now)
+
+    def admit(self, message: Generate) -> None:
+        """A request whose grammar, if it has one, is compiled."""
+        if message.prefill is None:
+            self._scheduler.add(message)
+        else:
+            self._awaiting[message.request_id] = message
+            self._scheduler.add_remote(message)
+
+    def plan(self, now: float) -> None:
+        """Asks for the prompts of requests that get pages now."""
+        for given in self._scheduler.next_preallocations():
+            self._open(self._awaiting.pop(given.request_id), given, now)
+
+    def computed(self, chunks: Iterable[FinishedChunk]) -> None:
+        """Nobody is told of prompts that are computed here."""
+
+    def takes(self, delta: TokenDelta, now: float) -> bool:
+        """All results are for the API process."""
+        if delta.finish_reason is not None:
+            self._awaiting.pop(delta.request_id, None)
+        return False
+
+    def load(self, status: Status) -> HandoverLoad:
+        """For the load report."""
+        counts = self._ports.pages.counts()
+        return HandoverLoad(
+            prealloc=status.awaiting_pages,
+            transfer=len(self._rooms),
+            recomputed=status.recomputed,
+            read_bytes=counts.read_bytes,
+            read_seconds=counts.read_seconds,
+            failures=dict(self._failures),
+        )
+
+    def _open(self, message: Generate, given: Preallocated, now: float) -> None:
+        assert message.prefill is not None
+        number = self._ports.draw_room()
+        assert number not in self._rooms, "a room was drawn twice"
+        prompt = message.prompt_ids
+        room = _Room(
+            number=number,
+            request=message,
+            prefill=message.prefill,
+            page_ids=given.page_ids,
+            prompt_hash=prompt_hash(prompt),
+            arrival=Arrival(len(prompt), given.cached_tokens, self._page_size),
+            deadline=self._last_second(message),
+        )
+        self._rooms[number] = self._requests[message.request_id] = room
+        asked = Bootstrap(
+            number,
+            request=msgspec.structs.replace(message, prefill=None),
+            held_tokens=given.cached_tokens,
+            prompt_hash=room.prompt_hash,
+            deadline_seconds=max(0.0, room.deadline - now),
+        )
+        self._ports.prefill.open(message.prefill, asked)
+
+    def _heard(self, room: _Room, event: FromPrefill | RoomLost, now: float) -> None:
+        if isinstance(event, RoomLost):
+            self._fail(room, "RoomLost", event.error)
+            return
+        message = event.message
+        try:
+            if isinstance(message, Chunk):
+                room.arrival.announced(event)
+            elif isinstance(message, Finished):
+                self._first_token(room, message, now)
+            elif isinstance(message, Failed):
+                self._refused(room, message)
+                return
+            else:
+                self._attested(room, now)
+                return
+            self._go_on(room, now)
+        except ArrivalError as error:
+            self._fail(room, "Protocol", str(error))
+
+    def _go_on(self, room: _Room, now: float) -> None:
+        """Reads what can be read; once all is here, says so."""
+        while (announced := room.arrival.next_read()) is not None:
+            self._submit(room, announced)
+        room.arrival.check_covered()
+        if room.arrival.complete and not room.received:
+            room.received = True
+            room.deadline = min(self._last_second(room.request), now + self._limits.attest_seconds)
+            self._ports.prefill.send(Received(room.number))
+
+    def _submit(self, room: _Room, announced: FromPrefill) -> None:
+        chunk, number = announced.message, next(self._numbers)
+        assert isinstance(chunk, Chunk)
+        first, last = chunk.start // self._page_size, pages_for(chunk.end, self._page_size)
+        self._scheduler.begin_transfer(room.request.request_id, number)
+        room.arrival.reads.add(number)
+        self._reads[number] = room
+        self._ports.pages.submit(
+            PageRead(
+                number=number,
+                room=room.number,
+                memory=announced.memory,
+                page_ids=chunk.page_ids,
+                local_page_ids=room.page_ids[first:last],
+                checksum=chunk.checksum,
+            )
+        )
+
+    def _read(self, result: PagesRead, now: float) -> None:
+        """Pages of a room that has ended are free now, unless they may still be written."""
+        room = self._reads.pop(result.number)
+        room.arrival.reads.remove(result.number)
+        if result.may_still_land:
+            self.quarantined_pages += len(room.page_ids)
+            self._failures["Quarantined"] += 1
+        else:
+            self._scheduler.end_transfer(result.number)
+        if room.number not in self._rooms:
+            return
+        if result.error is not None:
+            self._fail(room, "ReadFailed", result.error)
+            return
+        try:
+            self._go_on(room, now)
+        except ArrivalError as error:
+            self._fail(room, "Protocol", str(error))
+
+    def _first_token(self, room: _Room, finished: Finished, now: float) -> None:
+        asked = room.request
+        room.arrival.token(finished, room.prompt_hash)
+        if asked.logprobs >= 0 and finished.logprob is None:
+            raise ArrivalError("the first token has no logprob")
+        seconds = self._limits.transfer_seconds
+        room.deadline = min(self._last_second(asked), now + seconds)
+
+    def _attested(self, room: _Room, now: float) -> None:
+        """The prompt is here and valid: its request decodes."""
+        finished = room.arrival.finished
+        if not room.received or finished is None:
+            raise ArrivalError("pages were attested before they were received")
+        self._close(room)
+        request_id = room.request.request_id
+        self._grammars.resumed(request_id, finished.token_id)
+        first = finished.token_id, finished.logprob, finished.prompt_logprobs
+        self._scheduler.resume(request_id, first, finished.cached_tokens, now)
+
+    def _refused(self, room: _Room, failed: Failed) -> None:
+        refusal = failed.refusal if failed.refusal in _REQUEST_AT_FAULT else "prefill_failed"
+        self._fail(room, "Refused", failed.error, refusal, tell=False)
+
+    def _expire(self, now: float) -> None:
+        for room in [room for room in self._rooms.values() if room.deadline <= now]:
+            waited = (
+                "its attestation"
+                if room.received
+                else "its pages"
+                if room.arrival.finished is not None
+                else "the prompt"
+            )
+            self._fail(room, "TimedOut", f"{waited} did not come in time")
+        for message in [m for m in self._awaiting.values() if self._last_second(m) <= now]:
+            del self._awaiting[message.request_id]
+            self._failures["NoPages"] += 1
+            error = f"no pages came free in {self._limits.total_seconds:g} s"
+            self._scheduler.fail(message.request_id, error, "overloaded")
+
+    def _fail(
+        self,
+        room: _Room,
+        reason: str,
+        error: str,
+        refusal: Refusal = "prefill_failed",
+        *,
+        tell: bool = True,
+    ) -> None:
+        self._failures[reason] += 1
+        self._leave(room, error if tell else None)
+        engine = room.prefill.name or f"{room.prefill.host}:{room.prefill.port}"
+        named = error if refusal in _REQUEST_AT_FAULT else f"prefill engine {engine}: {error}"
+        self._scheduler.fail(room.request.request_id, named, refusal)
+
+    def _leave(self, room: _Room, error: str | None) -> None:
+        """The prefill engine is told why, unless it knows."""
+        if error is not None:
+            self._ports.prefill.send(Cancel(room.number, error))
+        self._close(room)
+        self._ports.pages.cancel(room.number)
+
+    def _close(self, room: _Room) -> None:
+        del self._rooms[room.number], self._requests[room.request.request_id]
+        self._ports.prefill.close(room.number)
+
+    def _last_second(self, message: Generate) -> float:
+        return message.arrival_seconds + self._limits.total_seconds

@@ -1,0 +1,275 @@
+"""A prefill engine's rooms: prompts that decode engines ask for, from the first word to the last.
+
+Belongs to the engine's loop, which calls it between steps; nothing here waits. A room's pages are
+leased from the moment its request may take some until the room ends: received, cancelled, lost or
+too late. Knows neither sockets nor how pages are read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from sluice_runtime.grammar.waiting import GrammarQueue
+from sluice_runtime.handover.limits import HandoverLimits
+from sluice_runtime.handover.messages import (
+    Attested,
+    Bootstrap,
+    Cancel,
+    Chunk,
+    Failed,
+    Finished,
+)
+from sluice_runtime.handover.ports import FromDecode, PeerLost, PrefillPort
+from sluice_runtime.handover.probe import is_probe
+from sluice_runtime.handover.prompt_hash import prompt_hash
+from sluice_runtime.messages import Generate, HandoverLoad, Refusal, TokenDelta
+from sluice_runtime.scheduler.limits import queue_full, refusal
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.status import Status
+from sluice_runtime.scheduler.step_outcome import FinishedChunk
+
+_ONLY_PREFILL: Final = (
+    "this engine computes prompts for decode engines; send requests to the service's router"
+)
+Checksum = Callable[[Sequence[int]], int]
+"""Of the bytes of these pages, in this order."""
+
+
+@dataclass(slots=True, eq=False)
+class _Room:
+    number: int
+    peer: int
+    request_id: str
+    """The engine's own."""
+    prompt_tokens: int
+    held_tokens: int
+    prompt_hash: str
+    deadline: float
+    leased: bool = False
+    """Whether the scheduler keeps its pages."""
+    finished: bool = False
+    """Whether the first token was sent."""
+
+
+class PrefillRole:
+    """Computes prompts for decode engines."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        grammars: GrammarQueue,
+        settings: SchedulerSettings,
+        port: PrefillPort,
+        checksum: Checksum,
+        limits: HandoverLimits | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._grammars = grammars
+        self._settings = settings
+        self._port = port
+        self._checksum = checksum
+        self._limits = limits or HandoverLimits()
+        self._rooms: dict[int, _Room] = {}
+        self._requests: dict[str, _Room] = {}
+        """Rooms whose request has not ended, also when they have."""
+        self._numbers = count()
+        self._failures: Counter[str] = Counter()
+        self._draining = False
+        self._next_check = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a decode engine still needs this one."""
+        return bool(self._rooms)
+
+    def refusal(self, message: Generate) -> str | None:
+        """Why a request of the API process is not taken."""
+        return None if is_probe(message) else _ONLY_PREFILL
+
+    def drain(self) -> None:
+        """Rooms are finished, and no more are opened."""
+        self._draining = True
+
+    def abort(self, request_id: str) -> None:
+        """No room is the API process's to abort."""
+
+    def receive(self, now: float) -> None:
+        """Takes in what decode engines said, and ends rooms that took too long."""
+        for event in self._port.events():
+            if isinstance(event, PeerLost):
+                self._lost(event.peer)
+            else:
+                self._received(event, now)
+        if now >= self._next_check:
+            self._next_check = now + self._limits.check_seconds
+            self._expire(now)
+
+    def admit(self, message: Generate) -> None:
+        """A request whose grammar, if it has one, is compiled."""
+        room = self._requests.get(message.request_id)
+        if room is None:
+            self._scheduler.add(message)
+        elif room.number in self._rooms:
+            room.leased = True
+            self._scheduler.add(message, transfer=room.number)
+        else:
+            del self._requests[message.request_id]
+            self._grammars.ended(message.request_id)
+
+    def plan(self, now: float) -> None:
+        """Nothing is asked of others."""
+
+    def computed(self, chunks: Iterable[FinishedChunk]) -> None:
+        """Announces what is computed, without what its reader holds already."""
+        for chunk in chunks:
+            room = self._requests.get(chunk.request_id)
+            if room is None or room.number not in self._rooms:
+                continue
+            start = max(chunk.start, room.held_tokens)
+            if start >= chunk.end:
+                continue
+            pages = chunk.page_ids[(start - chunk.start) // self._settings.page_size :]
+            announced = Chunk(room.number, start, chunk.end, pages, self._checksum(pages))
+            self._port.send(room.peer, announced)
+
+    def takes(self, delta: TokenDelta, now: float) -> bool:
+        """Whether a result is a room's, and not for the API process."""
+        room = self._requests.get(delta.request_id)
+        if room is None:
+            return False
+        if delta.finish_reason is None:
+            return True
+        del self._requests[delta.request_id]
+        if room.number not in self._rooms:
+            return True
+        if delta.finish_reason in ("stop", "length"):
+            self._finish(room, delta, now)
+        else:
+            error = delta.error or "the prefill engine dropped the request"
+            self._fail(room, "Refused", error, delta.refusal or "prefill_failed")
+        return True
+
+    def load(self, status: Status) -> HandoverLoad:
+        """For the load report."""
+        finished = sum(room.finished for room in self._rooms.values())
+        return HandoverLoad(
+            bootstrap=len(self._rooms) - finished,
+            inflight=finished,
+            failures=dict(self._failures),
+        )
+
+    def _received(self, event: FromDecode, now: float) -> None:
+        message = event.message
+        if isinstance(message, Bootstrap):
+            self._open(event.peer, message, now)
+            return
+        room = self._rooms.get(message.room)
+        if room is None or room.peer != event.peer:
+            return
+        if isinstance(message, Cancel):
+            self._failures["Cancelled"] += 1
+            self._end(room)
+        elif room.finished:
+            self._end(room)
+            self._port.send(room.peer, Attested(room.number))
+        else:
+            self._fail(room, "Protocol", "pages were received before they were computed")
+
+    def _open(self, peer: int, asked: Bootstrap, now: float) -> None:
+        if refused := self._refused(asked):
+            self._failures["Refused"] += 1
+            room = self._rooms.get(asked.room)
+            if room is not None and room.peer == peer:
+                self._end(room)  # its decode engine takes it for closed
+            self._port.send(peer, Failed(asked.room, *refused))
+            return
+        request = msgspec.structs.replace(
+            asked.request,
+            request_id=f"{asked.request.request_id}#{next(self._numbers)}",
+            max_tokens=1,
+            prefill=None,
+            arrival_seconds=now,
+        )
+        seconds = min(asked.deadline_seconds, self._limits.total_seconds)
+        room = _Room(
+            number=asked.room,
+            peer=peer,
+            request_id=request.request_id,
+            prompt_tokens=len(request.prompt_ids),
+            held_tokens=asked.held_tokens,
+            prompt_hash=asked.prompt_hash,
+            deadline=now + seconds,
+        )
+        self._rooms[room.number] = self._requests[room.request_id] = room
+        if request.grammar is None:
+            self.admit(request)
+        else:
+            self._grammars.add(request)
+
+    def _refused(self, asked: Bootstrap) -> tuple[str, Refusal] | None:
+        """Why no room is opened, and whose fault it is."""
+        if asked.room in self._rooms:
+            return "duplicate room", "prefill_failed"
+        if self._draining:
+            return "the prefill engine is draining and takes no new requests", "unavailable"
+        prompt = asked.request.prompt_ids
+        if error := refusal(self._settings.limits, len(prompt)):
+            return f"prefill engine: {error}", "invalid"
+        if asked.prompt_hash != prompt_hash(prompt):
+            return "the prompt is not the one whose hash was sent", "prefill_failed"
+        held, size = asked.held_tokens, self._settings.page_size
+        if held % size or not 0 <= held < len(prompt):
+            return f"{held} tokens of {len(prompt)} cannot be held in pages of {size}", (
+                "prefill_failed"
+            )
+        if error := queue_full(self._settings, len(self._requests)):
+            return f"prefill engine: {error}", "overloaded"
+        return None
+
+    def _finish(self, room: _Room, delta: TokenDelta, now: float) -> None:
+        room.finished, room.deadline = True, now + self._limits.hold_seconds
+        self._port.send(
+            room.peer,
+            Finished(
+                room.number,
+                token_id=delta.token_ids[0],
+                end=room.prompt_tokens,
+                prompt_hash=room.prompt_hash,
+                cached_tokens=delta.cached_tokens,
+                logprob=delta.logprobs[0] if delta.logprobs else None,
+                prompt_logprobs=delta.prompt_logprobs,
+            ),
+        )
+
+    def _expire(self, now: float) -> None:
+        for room in [room for room in self._rooms.values() if room.deadline <= now]:
+            what = "fetched" if room.finished else "computed"
+            self._fail(room, "TimedOut", f"the prompt was not {what} in time")
+
+    def _lost(self, peer: int) -> None:
+        for room in [room for room in self._rooms.values() if room.peer == peer]:
+            self._failures["PeerLost"] += 1
+            self._end(room)
+
+    def _fail(
+        self, room: _Room, reason: str, error: str, refused: Refusal = "prefill_failed"
+    ) -> None:
+        self._failures[reason] += 1
+        self._end(room)
+        self._port.send(room.peer, Failed(room.number, error, refused))
+
+    def _end(self, room: _Room) -> None:
+        """Its pages may be used again; what is not computed of it will not be."""
+        del self._rooms[room.number]
+        if room.request_id in self._requests:
+            self._grammars.abort(room.request_id)
+            self._scheduler.abort(room.request_id)
+        if room.leased:
+            self._scheduler.end_transfer(room.number)

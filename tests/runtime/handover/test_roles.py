@@ -1,0 +1,262 @@
+"""Prompts handed over between two engines' loops: the answers, and what becomes of the pages."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from sluice_runtime.handover.limits import HandoverLimits
+from sluice_runtime.handover.messages import (
+    Attested,
+    Bootstrap,
+    Cancel,
+    Chunk,
+    Failed,
+    Finished,
+    Received,
+)
+from sluice_runtime.handover.ports import PagesRead
+from sluice_runtime.messages import Drain, Generate, Sampling, TokenLogprob
+
+from tests.runtime.handover.pair import Pair, ask
+from tests.runtime.scheduler.fake_runner import answer_to
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 16, 17, 70])
+def test_a_prompt_is_computed_there_and_decoded_here(length: int, overlap: bool) -> None:
+    pair = Pair(overlap=overlap)
+    pair.ask(ask("a", length, 6))
+    pair.turns(20)
+    assert pair.decode.link.answer("a") == answer_to(range(length), 6)
+    assert pair.end("a").finish_reason == "length"
+    assert pair.decode.scheduler.status().steps["EXTEND"] == 0
+    assert pair.decode.scheduler.status().steps["MIXED"] == 0
+    assert pair.prefill.scheduler.status().steps["DECODE"] == 0
+    pair.check_empty()
+    kinds = [type(message) for message in pair.wire.said]
+    chunks = -(-length // 16)
+    assert kinds == [Bootstrap, *[Chunk] * chunks, Finished, Received, Attested]
+
+
+def test_pages_are_read_while_the_rest_is_computed() -> None:
+    pair = Pair()
+    pair.ask(ask("a", 64, 2))
+    pair.turns(3)
+    assert pair.pages.results >= 1
+    assert not any(isinstance(message, Finished) for message in pair.wire.said)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_decode_has_cached_is_neither_announced_nor_written(overlap: bool) -> None:
+    pair = Pair(overlap=overlap, prefix_cache=True)
+    prompt = list(range(30))
+    pair.ask(ask("a", prompt, 3))
+    pair.turns(15)
+    before = len(pair.wire.said)
+    copied = pair.pages.copied
+    pair.ask(ask("b", [*prompt, 7, 7, 7], 3))
+    pair.turns(15)
+    asked, chunk, finished, *_ = pair.wire.said[before:]
+    assert isinstance(asked, Bootstrap)
+    assert isinstance(chunk, Chunk)
+    assert isinstance(finished, Finished)
+    assert asked.held_tokens == 28
+    assert (chunk.start, chunk.end, len(chunk.page_ids)) == (28, 33, 2)
+    assert pair.pages.copied == copied + 2
+    assert finished.cached_tokens == 28
+    assert pair.deltas("b")[0].cached_tokens == 28
+    assert pair.decode.link.answer("b") == answer_to([*prompt, 7, 7, 7], 3)
+    pair.check_empty()
+
+
+def test_requests_wait_for_pages_here_and_there() -> None:
+    pair = Pair(pool_tokens=64)
+    prompts = {f"r{number}": [number] * 30 for number in range(9)}
+    pair.ask(*(ask(name, prompt, 5) for name, prompt in prompts.items()))
+    pair.turns(120)
+    for name, prompt in prompts.items():
+        assert pair.decode.link.answer(name) == answer_to(prompt, 5)
+    pair.check_empty()
+
+
+def test_what_is_retracted_is_computed_here_and_counted() -> None:
+    pair = Pair(pool_tokens=1400, limits=HandoverLimits(total_seconds=1e9))
+    pair.ask(ask("a", 8, 790))
+    pair.turns(3)
+    pair.ask(ask("b", 8, 800))
+    pair.turns(1500)
+    assert pair.decode.link.answer("a") == answer_to(range(8), 790)
+    assert pair.decode.link.answer("b") == answer_to(range(8), 800)
+    status = pair.decode.scheduler.status()
+    assert status.retractions >= 1
+    load = pair.decode.link.steps[-1].load.handover
+    assert load is not None
+    assert load.recomputed == status.retractions
+    pair.check_empty()
+
+
+def test_the_queues_and_reads_are_in_the_load() -> None:
+    pair = Pair(pool_tokens=64)
+    pair.pages.held = True
+    pair.ask(ask("a", 50, 2), ask("b", 50, 2))
+    pair.turns(12)
+    decode, prefill = pair.decode_role, pair.prefill_role
+    load = decode.load(pair.decode.scheduler.status())
+    assert (load.prealloc, load.transfer) == (1, 1)
+    load = prefill.load(pair.prefill.scheduler.status())
+    assert (load.bootstrap, load.inflight) == (0, 1)
+    pair.pages.held = False
+    pair.turns(30)
+    load = decode.load(pair.decode.scheduler.status())
+    assert (load.prealloc, load.transfer, load.read_seconds) == (0, 0, 0.5)
+    assert load.read_bytes > 0
+    assert load.failures == {}
+
+
+def test_scores_of_the_prompt_and_the_first_token_come_from_there() -> None:
+    pair = Pair(prefix_cache=True)
+    pair.ask(ask("a", 20, 3))
+    pair.turns(12)
+    pair.ask(ask("b", 20, 3, prompt_logprobs=0))
+    pair.turns(12)
+    (scored,) = [delta for delta in pair.deltas("b") if delta.prompt_logprobs]
+    assert [score.token_id for score in scored.prompt_logprobs or ()] == list(range(1, 20))
+    assert scored == pair.deltas("b")[0]
+    assert isinstance(scored.prompt_logprobs, list)
+    assert isinstance(scored.prompt_logprobs[0], TokenLogprob)
+    pair.check_empty()
+
+
+def test_a_first_token_may_be_the_last_one() -> None:
+    pair = Pair()
+    stop = answer_to(range(9), 1)[0]
+    pair.ask(ask("length", 9, 1), ask("stop", 9, 5, stop_token_ids=[stop]), ask("none", 9, 0))
+    pair.turns(12)
+    assert pair.end("length").finish_reason == "length"
+    assert pair.end("stop").finish_reason == "stop"
+    assert pair.end("stop").token_ids == (stop,)
+    assert (pair.end("none").finish_reason, pair.end("none").token_ids) == ("length", ())
+    pair.check_empty()
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_an_engine_of_one_role_serves_the_health_probe_and_nothing_else(side: str) -> None:
+    pair = Pair()
+    engine = pair.prefill if side == "prefill" else pair.decode
+    probe = Generate("probe", [0], 1, Sampling(temperature=0.0), priority=-100)
+    engine.link.coming.append([probe, ask("a", 5, 5, prefill=None)])
+    pair.turns(5)
+    assert engine.link.ends("probe") == [("length", None)]
+    ((reason, error),) = engine.link.ends("a")
+    assert reason == "error"
+    assert "router" in (error or "")
+    pair.check_empty()
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    pair = Pair(pool_tokens=64)
+    pair.ask(ask("a", 100, 5))
+    pair.turns(5)
+    assert "64 tokens" in (pair.end("a").error or "")
+    assert pair.wire.said == []
+    pair.check_empty()
+
+
+def test_a_draining_prefill_engine_finishes_its_rooms_and_opens_none() -> None:
+    pair = Pair()
+    pair.ask(ask("a", 40, 3))
+    pair.turns(2)
+    pair.prefill.link.coming.append([Drain()])
+    pair.turns(1)
+    assert pair.prefill.loop.busy
+    pair.ask(ask("late", 40, 3))
+    pair.turns(15)
+    assert pair.decode.link.answer("a") == answer_to(range(40), 3)
+    assert pair.end("late").refusal == "prefill_failed"
+    assert "draining" in (pair.end("late").error or "")
+    assert "prefill-0" in (pair.end("late").error or "")
+    pair.check_empty()
+
+
+def test_a_fault_of_the_request_is_passed_on_and_others_are_the_engines() -> None:
+    pair = Pair()
+    refusals = iter(["invalid", "overloaded"])
+
+    def refuse(message: object) -> list[object]:
+        if isinstance(message, Bootstrap):
+            pair.wire.to_decode(Failed(message.room, "because", next(refusals)))  # type: ignore[arg-type]
+            return []
+        return [message]
+
+    pair.wire.meddle = refuse
+    pair.ask(ask("a", 5, 5), ask("b", 5, 5))
+    pair.turns(4)
+    assert (pair.end("a").refusal, pair.end("a").error) == ("invalid", "because")
+    assert pair.end("b").refusal == "prefill_failed"
+    pair.check_empty()
+
+
+def test_a_room_that_is_open_is_not_opened_again() -> None:
+    pair = Pair()
+    pair.wire.meddle = lambda m: [m, m] if isinstance(m, Bootstrap) else [m]
+    pair.ask(ask("a", 40, 3))
+    pair.turns(15)
+    assert "duplicate room" in (pair.end("a").error or "")
+    pair.check_empty()
+
+
+def test_pages_are_not_freed_while_a_read_is_under_way_and_are_after_it() -> None:
+    pair = Pair()
+    pair.pages.held = True
+    pair.ask(ask("a", 12, 3))
+    pair.turns(4)
+    pair.abort("a")
+    pair.turns(4)
+    assert pair.end("a").finish_reason == "abort"
+    assert pair.decode.scheduler.status().pages_free == 64 - 3
+    pair.prefill.check_empty()
+    pair.pages.held = False
+    pair.turns(2)
+    pair.check_empty()
+
+
+def test_pages_that_may_still_be_written_are_never_given_again() -> None:
+    pair = Pair()
+    pair.pages.result = lambda read: PagesRead(read.number, "timed out", may_still_land=True)
+    pair.ask(ask("a", 12, 3))
+    pair.turns(10)
+    assert pair.end("a").refusal == "prefill_failed"
+    assert pair.decode_role.quarantined_pages == 3
+    assert pair.decode.scheduler.status().pages_free == 64 - 3
+    pair.decode.scheduler.check_integrity()
+    pair.prefill.check_empty()
+
+
+@pytest.mark.parametrize("wrong", ["prompt_hash", "checksum", "page_ids", "end", "token_id"])
+def test_what_is_not_as_announced_is_never_decoded(wrong: str) -> None:
+    pair = Pair()
+    values = {
+        "prompt_hash": (Finished, "other"),
+        "checksum": (Chunk, 1),
+        "page_ids": (Chunk, (1 << 30,) * 4),
+        "end": (Finished, 3),
+        "token_id": (Finished, -1),
+    }
+    kind, value = values[wrong]
+
+    def change(message: object) -> list[object]:
+        if isinstance(message, kind):
+            return [msgspec.structs.replace(message, **{wrong: value})]  # type: ignore[type-var]
+        return [message]
+
+    pair.wire.meddle = change
+    pair.ask(ask("a", 16, 5))
+    pair.turns(15)
+    assert pair.end("a").refusal == "prefill_failed"
+    assert pair.decode.link.answer("a") == []
+    assert any(isinstance(message, Cancel) for message in pair.wire.said)
+    pair.check_empty()
+    pair.wire.meddle = lambda message: [message]
+    pair.ask(ask("b", 16, 5))
+    pair.turns(15)
+    assert pair.decode.link.answer("b") == answer_to(range(16), 5)
