@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import re
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +20,13 @@ from aiohttp import web
 from sluice_contract.base import ConfigError
 from sluice_contract.handover import PREFILL_HEADER, verified_header
 from sluice_contract.labels import Role
-from sluice_contract.router_config import parse_router_config
+from sluice_contract.router_config import Upstream, parse_router_config
+from sluice_router.attempts import Call, Sender
+from sluice_router.dispatch import Dispatcher
+from sluice_router.engines import Endpoint, Phase
+from sluice_router.fleet import Fleet
+from sluice_router.memory import Body, ByteBudget
+from sluice_router.targets import chooser, prefill_signer
 
 from tests.router import fakes
 
@@ -51,6 +58,19 @@ class Pools:
         """Rows of the router's load summary, by URL."""
         async with self.client.get(self.router.metrics_url + "/load") as response:
             return {row["url"]: row for row in (await response.json())["engines"]}
+
+    async def known(self, engine: fakes.FakeEngine, **row: Any) -> None:
+        """Returns when the router's row of the engine says this, and it has a report of each."""
+        async with asyncio.timeout(5):
+            while True:
+                rows = await self.engines()
+                shown = rows[engine.url]
+                if row.items() <= (shown | shown.get("report", {})).items() and all(
+                    "report" in each for each in rows.values()
+                ):
+                    return
+                engine.polled.clear()
+                await engine.polled.wait()
 
     async def retries(self, reason: str) -> int:
         async with self.client.get(self.router.metrics_url + "/metrics") as response:
@@ -178,15 +198,22 @@ async def test_a_prefill_that_fails_is_blamed_and_another_pair_serves(tmp_path: 
 
 
 async def test_the_second_pair_is_wholly_another_where_there_is_one(tmp_path: Path) -> None:
+    """Though the first decode engine is the less loaded one, and did nothing wrong."""
     failed = fakes.refuses(503, code="prefill_failed")
     async with pools(tmp_path, [failed] * 2, prefills=2) as service:
+        busy = service.decodes[1]
+        busy.load = busy.load.model_copy(update={"running_requests": 9})
+        await service.known(busy, runningRequests=9)
         status, code, _ = await service.error()
         assert (status, code) == (503, "prefill_failed")
         assert sorted(named(decode) for decode in service.decodes) == ["e0", "e1"]
 
 
 async def test_the_one_decode_engine_is_asked_again_with_another_prefill(tmp_path: Path) -> None:
-    async with pools(tmp_path, [fails_with("e0")], prefills=2) as service:
+    """At once: there is no time to wait for a change."""
+    one, none = [fails_with("e0")], {"wait_for_engine_seconds": 0}
+    async with pools(tmp_path, one, prefills=2, **none) as service:
+        await service.known(service.decodes[0])
         for _ in range(2):
             assert (await service.ask())[1].endswith(fakes.DONE)
         assert len(service.decodes[0].calls) == 3
@@ -216,15 +243,43 @@ async def test_a_pool_without_engines_is_named(tmp_path: Path, missing: Role) ->
     async with pools(tmp_path, [fakes.streams], wait_for_engine_seconds=0.3) as service:
         pool = service.prefills if missing is Role.PREFILL else service.decodes
         pool[0].load = pool[0].load.model_copy(update={"draining": True})
-        async with asyncio.timeout(5):
-            while (await service.engines())[pool[0].url]["condition"] != "draining":
-                pool[0].polled.clear()
-                await pool[0].polled.wait()
+        await service.known(pool[0], condition="draining")
         start = time.monotonic()
         message = f"no engine can take the request: {missing}: engines draining: 1"
         assert await service.error() == (503, "no_engine", message)
         assert 0.25 < time.monotonic() - start < 5
         assert service.decodes[0].calls == []
+        if missing is Role.DECODE:
+            async with service.client.get(service.router.url + "/v1/models") as response:
+                assert (await response.json())["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("behave", "failures"), [(fakes.streams, 0), (fakes.refuses(400), 1)], ids=["200", "400"]
+)
+async def test_an_answer_clears_the_prefill_engine_and_a_refusal_does_not(
+    behave: fakes.Behaviour, failures: int
+) -> None:
+    """Of a 400 the prefill engine may know nothing."""
+    now = 100.0
+    fleet = Fleet(lambda: now)
+    async with fakes.running_engine(behave) as decode, aiohttp.ClientSession() as session:
+        urls = {Role.PREFILL: "http://127.0.0.1:1", Role.DECODE: decode.url}
+        ends = [Endpoint(role, url, role, Phase.READY) for role, url in urls.items()]
+        fleet.replace_endpoints(ends)
+        for end in ends:
+            report = fakes.load_report(role=end.role, bootstrap_port=9000)
+            fleet.report(end.key, report, own_inflight=0)
+        fleet.failed(ends[0].key)
+        now += 60
+        choose = chooser(set(urls), 5.0, random.Random(1))
+        sender = Sender(session, prefill_signer(KEY, time.time))
+        dispatcher = Dispatcher(fleet, sender, Upstream(), choose, lambda: now, lambda _: None)
+        call = Call("POST", COMPLETIONS, {"X-Request-Id": "r"}, Body(ByteBudget(1 << 20)))
+        async with dispatcher.open(call) as reply:
+            while await reply.read():
+                pass
+    assert {engine.failures for engine in fleet.engines()} == {failures, 0}
 
 
 async def test_the_log_names_both_engines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
