@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import Field, ValidationError
 
@@ -75,9 +75,7 @@ def configured_key(path: str | None) -> bytes:
 
 def signed_header(key: bytes, prefill: PrefillRef, request_id: str, now_unix: float) -> str:
     """The header's value, good for this request and for `HEADER_SECONDS`."""
-    claims = prefill.to_json_dict() | {"requestId": request_id, "unixSeconds": round(now_unix, 3)}
-    body = base64.urlsafe_b64encode(json.dumps(claims, separators=(",", ":")).encode())
-    return f"{body.decode()}.{signature(key, _LABEL + body)}"
+    return signed_claims(key, _LABEL, prefill.to_json_dict(), request_id, now_unix)
 
 
 def verified_header(key: bytes, value: str, request_id: str, now_unix: float) -> PrefillRef:
@@ -86,20 +84,42 @@ def verified_header(key: bytes, value: str, request_id: str, now_unix: float) ->
     Raises:
         InvalidSignatureError: it is not signed with this key, is of another request, or too old.
     """
-    body, _, given = value.partition(".")
-    if not hmac.compare_digest(given.encode(), signature(key, _LABEL + body.encode()).encode()):
-        raise InvalidSignatureError(f"{PREFILL_HEADER}: not signed by this service's router")
-    claims = json.loads(base64.urlsafe_b64decode(body))
-    if claims.pop("requestId") != request_id:
-        raise InvalidSignatureError(f"{PREFILL_HEADER}: signed for another request")
-    if abs(now_unix - claims.pop("unixSeconds")) > HEADER_SECONDS:
-        raise InvalidSignatureError(
-            f"{PREFILL_HEADER}: signed more than {HEADER_SECONDS:.0f} s ago"
-        )
     try:
+        claims = verified_claims(key, _LABEL, value, request_id, now_unix)
         return PrefillRef.model_validate(claims)
     except ValidationError as error:
-        raise InvalidSignatureError(f"{PREFILL_HEADER}: {error.errors()[0]['msg']}") from None
+        says = error.errors()[0]["msg"]
+    except InvalidSignatureError as error:
+        says = str(error)
+    raise InvalidSignatureError(f"{PREFILL_HEADER}: {says}")
+
+
+def signed_claims(
+    key: bytes, label: bytes, claims: dict[str, Any], request_id: str, now_unix: float
+) -> str:
+    """`BASE64URL(JSON).HEX(HMAC-SHA256)` of claims about one request."""
+    claims = claims | {"requestId": request_id, "unixSeconds": round(now_unix, 3)}
+    body = base64.urlsafe_b64encode(json.dumps(claims, separators=(",", ":")).encode())
+    return f"{body.decode()}.{signature(key, label + body)}"
+
+
+def verified_claims(
+    key: bytes, label: bytes, value: str, request_id: str, now_unix: float
+) -> dict[str, Any]:
+    """What `signed_claims` was given.
+
+    Raises:
+        InvalidSignatureError: it is not signed with this key, is of another request, or too old.
+    """
+    body, _, given = value.partition(".")
+    if not hmac.compare_digest(given.encode(), signature(key, label + body.encode()).encode()):
+        raise InvalidSignatureError("not signed by this service's router")
+    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))
+    if claims.pop("requestId") != request_id:
+        raise InvalidSignatureError("signed for another request")
+    if abs(now_unix - claims.pop("unixSeconds")) > HEADER_SECONDS:
+        raise InvalidSignatureError(f"signed more than {HEADER_SECONDS:.0f} s ago")
+    return claims
 
 
 def signature(key: bytes, message: bytes) -> str:
