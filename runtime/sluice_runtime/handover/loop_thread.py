@@ -88,9 +88,12 @@ class LoopThread(Generic[E]):
 
     def _fail(self, error: BaseException) -> None:
         """Before the connections end: the engine acts on no event that comes of this."""
-        if self.failure is None:
-            self.failure = f"{type(error).__name__}: {error}"
-            self._wake()
+        if self.failure is not None:
+            return
+        self.failure = f"{type(error).__name__}: {error}"
+        if not self._stop.done():
+            self._stop.set_exception(error)
+        self._wake()
 
     def _went_wrong(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Of a connection, or for want of descriptors: logged. All else ends the thread."""
@@ -98,7 +101,4 @@ class LoopThread(Generic[E]):
         if "transport" in context or isinstance(error, OSError):
             _log.error("%s: %s", self._thread.name, context["message"], exc_info=error)
         else:
-            error = error or RuntimeError(context["message"])
-            self._fail(error)
-            if not self._stop.done():
-                self._stop.set_exception(error)
+            self._fail(error or RuntimeError(context["message"]))

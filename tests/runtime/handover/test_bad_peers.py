@@ -123,6 +123,27 @@ def test_a_copied_greeting_is_refused() -> None:
         assert answer.reason == "Replayed"
 
 
+def test_nothing_after_a_refused_greeting_is_heard() -> None:
+    with serving() as prefill, raw_client(prefill) as peer:
+        stranger = hello(key=b"x" * 32)
+        peer.socket.sendall(frame(stranger) + frame(hello()) + frame(bootstrap(1)))
+        assert peer.at_end()
+        assert served(prefill, "next")
+
+
+def test_a_greeting_makes_room_for_the_next_stranger() -> None:
+    with serving(max_strangers=1) as prefill, raw_client(prefill) as first:
+        greet(first, "first")
+        with raw_client(prefill) as second:
+            greet(second, "second")
+
+
+def test_a_peer_that_is_gone_makes_room_for_another() -> None:
+    with serving(max_peers=1) as prefill:
+        assert served(prefill, "first")
+        assert served(prefill, "second")
+
+
 def test_connections_are_bounded() -> None:
     with serving(max_peers=1) as prefill, raw_client(prefill) as first:
         greet(first, "first")

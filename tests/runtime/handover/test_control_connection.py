@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 
+import msgspec
 import pytest
+from sluice_runtime.handover.decode_client import DecodeClient
 from sluice_runtime.handover.loop_thread import HandoverThreadError
 from sluice_runtime.handover.messages import (
     Attested,
@@ -15,12 +18,17 @@ from sluice_runtime.handover.messages import (
     Finished,
     Received,
 )
-from sluice_runtime.handover.ports import FromDecode, FromPrefill, PeerLost, RoomLost
+from sluice_runtime.handover.ports import FromDecode, FromPrefill, PeerLost, PrefillEvent, RoomLost
+from sluice_runtime.handover.prefill_link import ClientSettings, PrefillLink
 from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
 
 from tests.runtime.handover.conversing import (
+    DECODE,
     MEMORY,
+    NOW,
     PREFILL,
+    Mailbox,
+    Server,
     bootstrap,
     connecting,
     raw_listener,
@@ -136,6 +144,18 @@ def test_a_connection_without_rooms_is_closed_and_opened_again() -> None:
         assert opened.peer == 2
 
 
+def test_nothing_is_kept_of_engines_that_are_gone() -> None:
+    with raw_listener() as (_, engine):
+        pass
+    with connecting() as decode:
+        for room in range(5):
+            decode.port.open(msgspec.structs.replace(engine, epoch=f"{room}"), bootstrap(room))
+            decode.take()
+        gc.collect()
+        kept = [each for each in gc.get_objects() if isinstance(each, PrefillLink)]
+        assert len(kept) <= 1  # the last one is just ending
+
+
 def test_a_prefill_engine_that_is_not_there_is_named() -> None:
     with raw_listener() as (_, engine):
         pass
@@ -180,6 +200,45 @@ def test_the_engine_notices_when_a_thread_died() -> None:
         assert decode.port.failure == "LookupError: no more nonces"
 
 
+def test_an_error_in_a_connections_task_is_noticed_too() -> None:
+    woken, errors = threading.Event(), [LookupError("once")]
+
+    def wake() -> None:
+        woken.set()
+        if errors:
+            raise errors.pop()
+
+    with raw_listener() as (_, engine):
+        pass
+    client = DecodeClient(DECODE, wake, ClientSettings(), float, str)
+    client.open(engine, bootstrap(1))
+    while client.failure is None:
+        assert woken.wait(5)
+        woken.clear()
+    client.shut_down()
+    with pytest.raises(HandoverThreadError, match="LookupError: once"):
+        client.events()
+
+
+def test_an_error_in_handling_a_connection_ends_that_one_only() -> None:
+    broken = [True]
+
+    def unix_seconds() -> float:
+        return 1 / 0 if broken else NOW
+
+    mail: Mailbox[PrefillEvent] = Mailbox()
+    settings = ServerSettings("127.0.0.1", 0)
+    port = PrefillServer(PREFILL, mail.woken.set, settings, unix_seconds)
+    prefill = Server(port, mail)
+    with connecting() as decode:
+        decode.port.open(prefill.engine, bootstrap(1))
+        assert isinstance(decode.take()[0], RoomLost)
+        broken.clear()
+        decode.port.open(prefill.engine, bootstrap(2))
+        assert prefill.take() == [FromDecode(1, bootstrap(2))]
+    port.close()
+
+
 def test_the_engine_notices_when_the_servers_thread_died_and_peers_are_told() -> None:
     with serving() as prefill, connecting() as decode:
         decode.port.open(prefill.engine, bootstrap(1))
@@ -191,6 +250,7 @@ def test_the_engine_notices_when_the_servers_thread_died_and_peers_are_told() ->
 
 
 def test_threads_and_descriptors_are_gone_after_the_end() -> None:
+    gc.collect()  # what other tests left open
     before = len(os.listdir("/proc/self/fd"))
     with serving() as prefill, connecting() as decode:
         decode.port.open(prefill.engine, bootstrap(1))

@@ -36,7 +36,15 @@ def test_a_frame_above_the_limit_is_refused_before_it_has_arrived() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"", b"\xc1", b"\x91" * 5000, b"\x81\xa1x\xa1\xff", msgspec.msgpack.encode({})]
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 5000,
+        msgspec.msgpack.encode({}),
+        b"\x81\xa4type\xa1\xff",
+        b"\x83\xa4type\xa6Cancel\xa4room\x01\xa5error\xa1\xff",
+    ],
 )
 def test_what_is_no_message_is_a_framing_error(payload: bytes) -> None:
     with pytest.raises(FramingError, match="not a message of the hand-over"):
@@ -46,3 +54,13 @@ def test_what_is_no_message_is_a_framing_error(payload: bytes) -> None:
 def test_a_message_of_the_other_direction_is_a_framing_error() -> None:
     with pytest.raises(FramingError, match="Attested"):
         decode(msgspec.msgpack.Decoder(ToPrefill), frame(Attested(1))[4:])
+
+
+def test_a_message_nested_too_deep_is_a_framing_error() -> None:
+    deep = b"\x82\xa4type\xa7Lenient\xa1x" + b"\x91" * 100_000
+    with pytest.raises(FramingError, match="recursion"):
+        decode(msgspec.msgpack.Decoder(_Lenient), deep)
+
+
+class _Lenient(msgspec.Struct, tag="Lenient"):
+    """Skips what it does not know, as a greeting of another version is read."""
