@@ -39,7 +39,7 @@ class _History:
     """The failed attempts of one call."""
 
     met: set[str] = field(default_factory=set)
-    """Keys of engines that took part in one. The next attempt is made without them if it can be."""
+    """Keys of engines that took part in one."""
     tried: set[str] = field(default_factory=set)
     """Keys of engines that failed: they are asked again only after all others."""
     failure: AttemptFailedError | None = None
@@ -58,6 +58,16 @@ class _History:
         self.caused += failure.reason in MAY_BE_THE_REQUEST
         if self.caused >= MAX_SUCH_FAILURES:
             raise failure.error
+
+    def left_out(self) -> list[set[str]]:
+        """Keys of engines that the next attempt is made without: the first of these that leaves
+        anyone to ask."""
+        if self.met == self.tried:
+            return [self.met]
+        others = self.met - self.tried
+        # A 429 does not say which of two queues is full: perhaps that of the engine not blamed.
+        either_is_full = self.failure is not None and self.failure.reason == "queue_full"
+        return [self.met, self.tried, *([others] if either_is_full else [])]
 
     def forget_engines(self) -> None:
         """All were tried: any may be asked again."""
@@ -157,9 +167,10 @@ class Dispatcher:
 
     def _choose_now(self, call: Call, history: _History, now: float) -> TargetChoice:
         engines, generates = self._fleet.engines(), call.body is not None
-        choice = self._choose(engines, now, history.met, generates=generates)
-        if choice.target is None and history.met != history.tried:
-            choice = self._choose(engines, now, history.tried, generates=generates)
+        for left_out in history.left_out():
+            choice = self._choose(engines, now, left_out, generates=generates)
+            if choice.target is not None:
+                break
         return choice
 
 

@@ -219,6 +219,24 @@ async def test_the_one_decode_engine_is_asked_again_with_another_prefill(tmp_pat
         assert len(service.decodes[0].calls) == 3
 
 
+@pytest.mark.parametrize(("prefills", "decodes"), [(2, 1), (1, 2)])
+async def test_a_full_queue_may_be_that_of_either_engine(
+    tmp_path: Path, prefills: int, decodes: int
+) -> None:
+    """The other engine of that pool is asked, whichever pool has one; and no pair twice."""
+    full = [fakes.refuses(429, {"Retry-After": "1"}, code="queue_full")]
+    async with pools(tmp_path, full * decodes, prefills=prefills, max_attempts=9) as service:
+        await service.known(service.decodes[0])
+        status, code, _ = await service.error()
+        assert (status, code) == (429, "queue_full")
+        pairs = [
+            (named(decode, number), decode.url)
+            for decode in service.decodes
+            for number in range(len(decode.calls))
+        ]
+        assert len(set(pairs)) == len(pairs) == 2
+
+
 async def test_a_decode_engine_that_fails_is_blamed_and_not_its_prefill(tmp_path: Path) -> None:
     async with pools(tmp_path, [fakes.dies_before_answer, fakes.streams]) as service:
         for _ in range(2):
