@@ -1,0 +1,1 @@
+"""Reading KV pages out of the registered memory of another engine."""

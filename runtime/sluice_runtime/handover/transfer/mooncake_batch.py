@@ -1,0 +1,89 @@
+"""Reads pieces with Mooncake and knows of each whether it has ended.
+
+A batch of many pieces fails as soon as one does, while the others may still land. So each piece is
+a batch of its own, which costs the same (measured), and a failed read returns when all have ended.
+Between two looks the thread sleeps, where Mooncake's own waiting calls keep a core busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sluice_runtime.handover.transfer.backend import Piece
+from sluice_runtime.handover.transfer.mooncake_engine import PROGRESS_SECONDS, MooncakeEngine
+
+WINDOW: Final = 256
+"""Pieces of one read that are under way at once: several reads stay below Mooncake's limit."""
+SETTLE_SECONDS: Final = PROGRESS_SECONDS + 2.0
+"""How long a failed read waits for its other pieces to end."""
+FIRST_PAUSE_SECONDS: Final = 0.000_02
+LONGEST_PAUSE_SECONDS: Final = 0.001
+DONE: Final = 1
+FAILED: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a read ended, and how many of its pieces have not."""
+
+    end: Literal["Done", "Failed", "Late"]
+    unsettled: int = 0
+
+
+def read_pieces(
+    engine: MooncakeEngine, peer: str, pieces: Sequence[Piece], deadline_seconds: float
+) -> Outcome:
+    """Stops at the first failure, or at `deadline_seconds` on the monotonic clock."""
+    batches: deque[int] = deque()
+    end = _read(engine, peer, pieces, deadline_seconds, batches)
+    if end == "Done":
+        return Outcome("Done")
+    settled_by = time.monotonic() + SETTLE_SECONDS
+    while batches and _ended(engine, batches[0], settled_by):
+        batches.popleft()
+    return Outcome(end, len(batches))
+
+
+def _read(
+    engine: MooncakeEngine,
+    peer: str,
+    pieces: Sequence[Piece],
+    deadline_seconds: float,
+    batches: deque[int],
+) -> Literal["Done", "Failed", "Late"]:
+    """Leaves in `batches` those of which it does not know that they have ended."""
+    for remote, local, length in pieces:
+        if len(batches) >= WINDOW and (end := _finish_first(engine, batches, deadline_seconds)):
+            return end
+        if (batch := engine.batch_transfer_async_read(peer, [local], [remote], [length])) == 0:
+            return "Failed"
+        batches.append(batch)
+    while batches:
+        if end := _finish_first(engine, batches, deadline_seconds):
+            return end
+    return "Done"
+
+
+def _finish_first(
+    engine: MooncakeEngine, batches: deque[int], deadline_seconds: float
+) -> Literal["Failed", "Late"] | None:
+    status = _ended(engine, batches[0], deadline_seconds)
+    if status is None:
+        return "Late"
+    batches.popleft()
+    return None if status == DONE else "Failed"
+
+
+def _ended(engine: MooncakeEngine, batch: int, deadline_seconds: float) -> int | None:
+    """DONE or FAILED; None when it has not ended by then."""
+    pause_seconds = FIRST_PAUSE_SECONDS
+    while (status := engine.transfer_check_status(batch)) not in (DONE, FAILED):
+        if time.monotonic() >= deadline_seconds:
+            return None
+        time.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+    return status

@@ -1,0 +1,105 @@
+"""Mooncake's own engine: how it is set up, and the few of its methods that are used.
+
+What its documentation does not say is from its sources and from measurements of version 0.3.13; see
+docs/decisions/mooncake-reads-one-batch-a-piece.md.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Protocol, cast
+
+from sluice_contract.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
+
+from sluice_runtime.errors import StartupError
+
+PROGRESS_SECONDS: Final = 5
+"""A connection that moves nothing for so long is dropped, and then nothing can land over it."""
+
+FIXED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        # Its two listeners take random ports of this range, which NetworkPolicies let through.
+        "MC_MIN_RPC_PORT": str(KV_TRANSFER_MIN),
+        "MC_MAX_RPC_PORT": str(KV_TRANSFER_MAX),
+        # What `may_still_land` counts on.
+        "MC_TCP_PROGRESS_TIMEOUT_SEC": str(PROGRESS_SECONDS),
+        "MC_TCP_STATUS_TIMEOUT_SEC": str(PROGRESS_SECONDS),
+    }
+)
+DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        # Without it, every transfer opens a socket.
+        "MC_TCP_ENABLE_CONNECTION_POOL": "1",
+        "MC_HANDSHAKE_CONNECT_TIMEOUT": "5",
+        # Only errors, which say why a read failed. The line "Local segment descriptor not found"
+        # at the start is one of them and means nothing.
+        "MC_LOG_LEVEL": "ERROR",
+    }
+)
+"""The pod's environment may say otherwise."""
+
+logger = logging.getLogger("sluice.handover.mooncake")
+
+
+class MooncakeEngine(Protocol):
+    """The part of `mooncake.engine.TransferEngine` that is used; all release the GIL."""
+
+    def initialize(self, host: str, metadata: str, protocol: str, device: str, /) -> int: ...
+    def get_rpc_port(self) -> int: ...
+    def get_local_topology(self) -> str: ...
+    def register_memory(self, address: int, length_bytes: int, /) -> int: ...
+    def unregister_memory(self, address: int, /) -> int: ...
+
+    def send_probe(self, peer: str, /) -> int:
+        """0 when the peer answers. Takes a minute when it is frozen."""
+        ...
+
+    def batch_transfer_async_read(
+        self, peer: str, local: list[int], remote: list[int], lengths: list[int], /
+    ) -> int:
+        """Number of the batch; 0 when it could not be submitted."""
+        ...
+
+    def transfer_check_status(self, batch: int, /) -> int:
+        """Of the batch's first piece: 1 done, -1 failed; the batch is freed then, so never ask
+        again. 0 or -2: not ended."""
+        ...
+
+
+def start_engine(host: str, protocol: str, device: str | None) -> MooncakeEngine:
+    """
+    Raises:
+        ImportError: the package or one of its native libraries is not there.
+        StartupError: it does not initialise.
+    """
+    os.environ.update(FIXED)
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    from mooncake.engine import TransferEngine
+
+    engine = cast(MooncakeEngine, TransferEngine())
+    if (code := engine.initialize(host, "P2PHANDSHAKE", protocol, device or "")) != 0:
+        raise StartupError(
+            f"KV transfer: Mooncake does not initialise (code {code}) on {host} with protocol "
+            f"{protocol}, device {device or 'of its choice'}; its own lines above say why"
+        )
+    _log_protocol(engine, protocol)
+    return engine
+
+
+def _log_protocol(engine: MooncakeEngine, protocol: str) -> None:
+    """Asked for RDMA on a machine without an adapter, Mooncake takes TCP and says nothing."""
+    used = protocol
+    if protocol == "rdma" and not _adapters(engine.get_local_topology()):
+        used = "tcp"
+        logger.warning("kvTransfer.protocol is rdma, but Mooncake found no RDMA adapter")
+    logger.info("Mooncake uses protocol %s, RPC port %d", used, engine.get_rpc_port())
+
+
+def _adapters(topology: str) -> bool:
+    """`topology`: JSON, for each kind of memory two lists of adapters."""
+    return any(any(lists) for lists in json.loads(topology or "{}").values())

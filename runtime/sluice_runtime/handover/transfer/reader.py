@@ -1,0 +1,193 @@
+"""Reads pages beside the engine's loop: a few threads over one backend.
+
+The loop submits a job for each announced chunk and collects results when it is woken. Every job has
+exactly one result. Knows no scheduler: pages are addresses here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluice_runtime.handover.transfer.backend import (
+    Piece,
+    TransferBackend,
+    TransferError,
+    total_bytes,
+)
+from sluice_runtime.handover.transfer.checksum import checksum
+from sluice_runtime.handover.transfer.reads import (
+    ChecksumMismatchError,
+    ReadCancelledError,
+    ReaderCounts,
+    ReaderFullError,
+    ReadJob,
+    ReadResult,
+    UnexpectedError,
+)
+
+WORKERS: Final = 4
+MAX_PER_SESSION: Final = 2
+"""Of one peer at once: a peer that is frozen keeps no thread from reading of the others."""
+MAX_QUEUED: Final = 4096
+
+logger = logging.getLogger("sluice.handover.reader")
+
+
+@dataclass
+class _Totals:
+    reads: int = 0
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+class PageReader:
+    """Reads from the constructor until `close`. `on_finished` is called by the threads, once for
+    each result, when it can be collected."""
+
+    def __init__(
+        self,
+        backend: TransferBackend,
+        on_finished: Callable[[], None],
+        workers: int = WORKERS,
+        max_queued: int = MAX_QUEUED,
+    ) -> None:
+        self._backend = backend
+        self._on_finished = on_finished
+        self._max_queued = max_queued
+        self._changed = threading.Condition()
+        """Around everything below; notified when a thread may find a job."""
+        self._queue: deque[ReadJob] = deque()
+        self._running: Counter[str] = Counter()
+        """Reads of each session."""
+        self._results: list[ReadResult] = []
+        self._totals = _Totals()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kv-read-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: ReadJob) -> None:
+        """
+        Raises:
+            ReaderFullError: too many wait; the job is not taken.
+        """
+        with self._changed:
+            if self._closed or len(self._queue) >= self._max_queued:
+                state = "closed" if self._closed else f"full: {self._max_queued} reads wait"
+                raise ReaderFullError(f"room {job.room}: the reader is {state}")
+            self._queue.append(job)
+            self._changed.notify()
+
+    def cancel(self, room: int) -> None:
+        """Jobs of this room that wait end as cancelled. One that runs ends by itself, and until its
+        result is there its pages are written."""
+        with self._changed:
+            dropped = [job for job in self._queue if job.room == room]
+            self._queue = deque(job for job in self._queue if job.room != room)
+            for job in dropped:
+                self._record(ReadResult(job, 0.0, ReadCancelledError(f"room {room}: cancelled")))
+        if dropped:
+            self._on_finished()
+
+    def finished(self) -> list[ReadResult]:
+        """The results since the last call, in the order in which they came."""
+        with self._changed:
+            results, self._results = self._results, []
+            return results
+
+    def counts(self) -> ReaderCounts:
+        with self._changed:
+            totals = self._totals
+            return ReaderCounts(
+                totals.reads,
+                totals.read_bytes,
+                totals.read_seconds,
+                dict(totals.failures),
+                len(self._queue),
+                self._running.total(),
+            )
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """Drops what waits, and waits for what runs; a thread that is still busy then is left.
+
+        Does not close the backend.
+        """
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            began_seconds = time.monotonic()
+            error = self._read(job)
+            result = ReadResult(job, time.monotonic() - began_seconds, error)
+            with self._changed:
+                self._running[job.session] -= 1
+                self._running += Counter()  # leaves out zeros
+                self._record(result)
+                self._changed.notify()
+            try:
+                self._on_finished()
+            except Exception:
+                logger.exception("the reader's callback failed")
+
+    def _next(self) -> ReadJob | None:
+        """Waits for a job that may run; None when there will be no more."""
+        with self._changed:
+            while not self._closed:
+                for job in self._queue:
+                    if self._running[job.session] < MAX_PER_SESSION:
+                        self._queue.remove(job)
+                        self._running[job.session] += 1
+                        return job
+                self._changed.wait()
+            return None
+
+    def _read(self, job: ReadJob) -> TransferError | None:
+        try:
+            self._backend.read(job.session, job.pieces, job.timeout_seconds)
+            if job.expected_checksum is not None:
+                verify(job.pieces, job.expected_checksum)
+        except TransferError as error:
+            return error
+        except Exception as error:
+            logger.exception("room %d: a read failed unexpectedly", job.room)
+            return UnexpectedError(f"room {job.room}: {type(error).__name__}: {error}")
+        return None
+
+    def _record(self, result: ReadResult) -> None:
+        """Called under the lock."""
+        self._results.append(result)
+        totals = self._totals
+        if result.error is not None:
+            totals.failures[result.error.reason] += 1
+            return
+        totals.reads += 1
+        totals.read_bytes += total_bytes(result.job.pieces)
+        totals.read_seconds += result.seconds
+
+
+def verify(pieces: tuple[Piece, ...], expected: int) -> None:
+    """
+    Raises:
+        ChecksumMismatchError: our memory has other bytes than announced.
+    """
+    found = checksum((piece.local_address, piece.length_bytes) for piece in pieces)
+    if found != expected:
+        raise ChecksumMismatchError(
+            f"checksum of {total_bytes(pieces)} bytes is {found:016x}, announced: {expected:016x}"
+        )

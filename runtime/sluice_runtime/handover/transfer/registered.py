@@ -1,0 +1,53 @@
+"""Ranges of memory that were registered. Knows no backend; the bytes stay where they are."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+from sluice_runtime.handover.transfer.backend import NotRegisteredError
+
+
+class RegisteredMemory:
+    """Addresses that may be read and written. A few large ranges, so all are looked at."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ranges: tuple[tuple[int, int], ...] = ()
+        """(first address, address behind the last)."""
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        return self._ranges
+
+    def add(self, address: int, length_bytes: int) -> None:
+        if address <= 0 or length_bytes <= 0:
+            raise NotRegisteredError(
+                f"register: {length_bytes} bytes at {address:#x}; allowed: at least one byte, "
+                "not at address 0"
+            )
+        with self._lock:
+            self._ranges = (*self._ranges, (address, address + length_bytes))
+
+    def holds(self, address: int, length_bytes: int) -> bool:
+        end = address + length_bytes
+        return length_bytes > 0 and any(
+            first <= address and end <= last for first, last in self._ranges
+        )
+
+    def view(self, address: int, length_bytes: int) -> memoryview:
+        """The bytes themselves, not a copy.
+
+        Raises:
+            NotRegisteredError: one of them is outside.
+        """
+        if not self.holds(address, length_bytes):
+            raise NotRegisteredError(
+                f"{length_bytes} bytes at {address:#x} are outside of registered memory"
+            )
+        return memory_at(address, length_bytes)
+
+
+def memory_at(address: int, length_bytes: int) -> memoryview:
+    """A writable view of raw memory. The caller sees to it that it is there."""
+    return memoryview((ctypes.c_char * length_bytes).from_address(address)).cast("B")

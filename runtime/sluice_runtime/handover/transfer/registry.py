@@ -1,0 +1,64 @@
+"""The backends that `kvTransfer.backend` can name. A new one, such as NIXL, is one more line here
+and one more parameter of the conformance tests.
+
+A backend's module is imported when it is chosen, since its package may not be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from sluice_contract.base import ConfigError
+
+from sluice_runtime.errors import InvalidConfigError
+from sluice_runtime.handover.transfer.backend import TransferBackend
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """What a backend is made from."""
+
+    host: str
+    """Address by which peers reach this process: the pod's IP."""
+    protocol: str = "tcp"
+    device: str | None = None
+    """RDMA device; the backend chooses when it is None."""
+
+
+Factory = Callable[[TransferSettings], TransferBackend]
+
+
+def _mooncake(settings: TransferSettings) -> TransferBackend:
+    from sluice_runtime.handover.transfer.mooncake import MooncakeBackend
+
+    return MooncakeBackend(settings.host, settings.protocol, settings.device)
+
+
+def _tcp(settings: TransferSettings) -> TransferBackend:
+    from sluice_runtime.handover.transfer.tcp import TcpBackend
+
+    if settings.protocol != "tcp":
+        error = ConfigError("kvTransfer.protocol", settings.protocol, "tcp with backend TCP")
+        raise InvalidConfigError(str(error))
+    return TcpBackend(settings.host)
+
+
+BACKENDS: Final[Mapping[str, Factory]] = MappingProxyType({"Mooncake": _mooncake, "TCP": _tcp})
+
+
+def create_backend(name: str, settings: TransferSettings) -> TransferBackend:
+    """A backend that is ready to register memory.
+
+    Raises:
+        StartupError: there is none of this name, its package is not there, or it does not start.
+    """
+    if (factory := BACKENDS.get(name)) is None:
+        raise InvalidConfigError(str(ConfigError("kvTransfer.backend", name, ", ".join(BACKENDS))))
+    try:
+        return factory(settings)
+    except ImportError as error:
+        allowed = f"one whose package can be loaded here ({error}); TCP needs none"
+        raise InvalidConfigError(str(ConfigError("kvTransfer.backend", name, allowed))) from error

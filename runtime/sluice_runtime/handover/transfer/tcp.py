@@ -1,0 +1,183 @@
+"""Backend TCP: our own, and the readable reference of what a backend does.
+
+A read is one request on a connection that is kept for the next one. A connection on which anything
+went wrong is closed at once, so that nothing can land after an error.
+"""
+
+from __future__ import annotations
+
+import secrets
+import select
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from sluice_runtime.handover.transfer.backend import (
+    MAX_DESCRIPTORS,
+    NotRegisteredError,
+    OtherEpochError,
+    PeerUnreachableError,
+    Piece,
+    TransferError,
+    TransferTimeoutError,
+    describe,
+)
+from sluice_runtime.handover.transfer.registered import RegisteredMemory
+from sluice_runtime.handover.transfer.tcp_server import TcpServer
+from sluice_runtime.handover.transfer.tcp_wire import (
+    TOKEN_BYTES,
+    Status,
+    pack_request,
+    receive,
+    receive_into,
+    remaining,
+)
+
+MAX_IDLE: Final = 8
+"""Connections that are kept for one peer."""
+MAX_PEERS: Final = 64
+"""Of which connections are kept; those of a peer that is gone are closed when others come."""
+
+
+class TcpBackend:
+    """Serves from the constructor until `close`."""
+
+    name: Final = "TCP"
+
+    def __init__(self, host: str) -> None:
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._memory = RegisteredMemory()
+        self._server = TcpServer(host, token, self._memory)
+        self._session = f"{host}:{self._server.port}#{token.hex()}"
+        self._connections = IdleConnections()
+
+    @property
+    def session(self) -> str:
+        return self._session
+
+    def register(self, address: int, length_bytes: int) -> None:
+        self._memory.add(address, length_bytes)
+
+    def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
+        what = describe(self.name, session, pieces)
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            views = [self._memory.view(piece.local_address, piece.length_bytes) for piece in pieces]
+            for start in range(0, len(pieces), MAX_DESCRIPTORS):
+                some = slice(start, start + MAX_DESCRIPTORS)
+                ranges = [(piece.remote_address, piece.length_bytes) for piece in pieces[some]]
+                self._read(session, ranges, views[some], deadline)
+        except TransferError as error:
+            raise type(error)(f"{what}: {error}") from error
+        except TimeoutError as error:
+            raise TransferTimeoutError(f"{what}: not done after {timeout_seconds} s") from error
+        except OSError as error:
+            raise PeerUnreachableError(f"{what}: {error}") from error
+
+    def close(self) -> None:
+        self._connections.close()
+        self._server.close()
+
+    def _read(
+        self,
+        session: str,
+        ranges: Sequence[tuple[int, int]],
+        views: Sequence[memoryview],
+        deadline: float,
+    ) -> None:
+        token = token_of(session)
+        connection = self._connections.take(session, deadline)
+        try:
+            connection.settimeout(remaining(deadline))
+            connection.sendall(pack_request(token, ranges))
+            _check(receive(connection, 1, deadline)[0])
+            for view in views:
+                receive_into(connection, view, deadline)
+        except BaseException:
+            connection.close()
+            raise
+        self._connections.give_back(session, connection)
+
+
+class IdleConnections:
+    """Connections between two reads. Taken by one reader at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: defaultdict[str, list[socket.socket]] = defaultdict(list)
+        self._closed = False
+
+    def take(self, session: str, deadline_seconds: float) -> socket.socket:
+        """One that is kept and that the peer has not closed, or a new one."""
+        while True:
+            with self._lock:
+                connection = self._idle[session].pop() if self._idle.get(session) else None
+            if connection is None:
+                return connect(session, deadline_seconds)
+            if not _readable(connection):
+                return connection
+            connection.close()  # its peer closed it: between two requests, nothing is sent to us
+
+    def give_back(self, session: str, connection: socket.socket) -> None:
+        with self._lock:
+            idle = self._idle.pop(session, [])
+            if self._closed or len(idle) >= MAX_IDLE:
+                connection.close()
+            else:
+                idle.append(connection)
+            self._idle[session] = idle  # the last one is the one used most recently
+            for stale in list(islice(self._idle, max(0, len(self._idle) - MAX_PEERS))):
+                _close_all(self._idle.pop(stale))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for idle in self._idle.values():
+                _close_all(idle)
+            self._idle.clear()
+
+
+def connect(session: str, deadline_seconds: float) -> socket.socket:
+    host, _, port = session.partition("#")[0].rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=remaining(deadline_seconds))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def token_of(session: str) -> bytes:
+    """
+    Raises:
+        OtherEpochError: it is no session of this backend.
+    """
+    try:
+        token = bytes.fromhex(session.partition("#")[2])
+    except ValueError:
+        token = b""
+    if len(token) != TOKEN_BYTES or not session.partition("#")[0].rpartition(":")[2].isdecimal():
+        raise OtherEpochError("not a session of backend TCP; allowed: HOST:PORT#TOKEN")
+    return token
+
+
+def _check(status: int) -> None:
+    if status == Status.OTHER_EPOCH:
+        raise OtherEpochError("another process has this address now")
+    if status == Status.NOT_REGISTERED:
+        raise NotRegisteredError("the peer has not registered all of these addresses")
+    if status != Status.OK:
+        raise TransferError(f"the peer answered with status {status}")
+
+
+def _readable(connection: socket.socket) -> bool:
+    """Unlike `select`, also of descriptors above 1,023."""
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _close_all(connections: Sequence[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()
