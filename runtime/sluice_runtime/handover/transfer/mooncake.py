@@ -24,7 +24,7 @@ from sluice_runtime.handover.transfer.backend import (
 from sluice_runtime.handover.transfer.mooncake_batch import Outcome, read_pieces
 from sluice_runtime.handover.transfer.mooncake_engine import MooncakeEngine, start_engine
 from sluice_runtime.handover.transfer.mooncake_peers import MooncakePeers
-from sluice_runtime.handover.transfer.registered import RegisteredMemory
+from sluice_runtime.handover.transfer.registered import RegisteredMemory, check_range
 
 TOKEN_BYTES: Final = 8
 
@@ -58,6 +58,7 @@ class MooncakeBackend:
         return self._session
 
     def register(self, address: int, length_bytes: int) -> None:
+        check_range(address, length_bytes)
         with self._lock:
             for engine in self._engines:
                 _register(engine, address, length_bytes)

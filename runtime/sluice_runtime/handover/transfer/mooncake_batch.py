@@ -14,12 +14,18 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sluice_runtime.handover.transfer.backend import Piece
-from sluice_runtime.handover.transfer.mooncake_engine import PROGRESS_SECONDS, MooncakeEngine
+from sluice_runtime.handover.transfer.mooncake_engine import (
+    LANES,
+    PROGRESS_SECONDS,
+    MooncakeEngine,
+)
 
-WINDOW: Final = 256
-"""Pieces of one read that are under way at once: several reads stay below Mooncake's limit."""
-SETTLE_SECONDS: Final = PROGRESS_SECONDS + 2.0
-"""How long a failed read waits for its other pieces to end."""
+WINDOW: Final = 32
+"""Pieces of one read that are under way at once. With more, throughput grows little, and with a
+peer that is frozen the time until all have ended grows as they do."""
+SETTLE_SECONDS: Final = 2.0 + 2 * PROGRESS_SECONDS * WINDOW / LANES
+"""How long a failed read waits for its other pieces to end, at most: each lane gives up its pieces
+one after the other, and two reads may share the lanes."""
 FIRST_PAUSE_SECONDS: Final = 0.000_02
 LONGEST_PAUSE_SECONDS: Final = 0.001
 DONE: Final = 1

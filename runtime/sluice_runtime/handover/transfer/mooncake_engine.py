@@ -17,8 +17,10 @@ from sluice_contract.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
 
 from sluice_runtime.errors import StartupError
 
-PROGRESS_SECONDS: Final = 5
+PROGRESS_SECONDS: Final = 3
 """A connection that moves nothing for so long is dropped, and then nothing can land over it."""
+LANES: Final = 8
+"""Connections to a peer, each with a queue of pieces of its own."""
 
 FIXED: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -28,6 +30,7 @@ FIXED: Final[Mapping[str, str]] = MappingProxyType(
         # What `may_still_land` counts on.
         "MC_TCP_PROGRESS_TIMEOUT_SEC": str(PROGRESS_SECONDS),
         "MC_TCP_STATUS_TIMEOUT_SEC": str(PROGRESS_SECONDS),
+        "MC_TCP_LANES_PER_PEER": str(LANES),
     }
 )
 DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(

@@ -21,11 +21,7 @@ class RegisteredMemory:
         return self._ranges
 
     def add(self, address: int, length_bytes: int) -> None:
-        if address <= 0 or length_bytes <= 0:
-            raise NotRegisteredError(
-                f"register: {length_bytes} bytes at {address:#x}; allowed: at least one byte, "
-                "not at address 0"
-            )
+        check_range(address, length_bytes)
         with self._lock:
             self._ranges = (*self._ranges, (address, address + length_bytes))
 
@@ -46,6 +42,18 @@ class RegisteredMemory:
                 f"{length_bytes} bytes at {address:#x} are outside of registered memory"
             )
         return memory_at(address, length_bytes)
+
+
+def check_range(address: int, length_bytes: int) -> None:
+    """
+    Raises:
+        NotRegisteredError: no backend can register this.
+    """
+    if address <= 0 or length_bytes <= 0:
+        raise NotRegisteredError(
+            f"register: {length_bytes} bytes at {address:#x}; allowed: at least one byte, "
+            "not at address 0"
+        )
 
 
 def memory_at(address: int, length_bytes: int) -> memoryview:

@@ -1,0 +1,245 @@
+"""What every transfer backend must do. Mooncake and TCP read from another process."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from sluice_runtime.handover.transfer.backend import (
+    MAX_DESCRIPTORS,
+    NotRegisteredError,
+    Piece,
+    TransferBackend,
+    TransferError,
+)
+
+from tests.runtime.handover.transfer.memory_block import MemoryBlock
+from tests.runtime.handover.transfer.peers import SIZE, Peer, Setting
+
+TIMEOUT_SECONDS = 20.0
+OTHER_PROCESS = [
+    pytest.param("Mooncake", marks=pytest.mark.process),
+    pytest.param("TCP", marks=pytest.mark.process),
+]
+EVERY = [*OTHER_PROCESS, "Memory"]
+
+
+@pytest.fixture(scope="module")
+def setting(request: pytest.FixtureRequest) -> Iterator[Setting]:
+    made = Setting(request.param)
+    yield made
+    made.close()
+
+
+class Reader:
+    """A backend with memory to read into."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.memory = MemoryBlock(SIZE)
+        self.backend: TransferBackend = setting.backend()
+        self.backend.register(self.memory.address, SIZE)
+
+    def read(
+        self,
+        peer: Peer,
+        ranges: list[tuple[int, int, int]],
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        """Ranges: (offset there, offset here, length)."""
+        pieces = [
+            Piece(peer.address + there, self.memory.address + here, length)
+            for there, here, length in ranges
+        ]
+        self.backend.read(peer.session, pieces, timeout_seconds)
+
+    def read_all(self, peer: Peer, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        step = 64 << 10
+        self.read(peer, [(at, at, step) for at in range(0, SIZE, step)], timeout_seconds)
+
+
+def scattered(count: int, length: int, seed: int = 0) -> list[tuple[int, int, int]]:
+    """Pieces of which none is beside another one, nor in the same order here and there."""
+    draw = random.Random(seed)
+    there = draw.sample(range(SIZE // (2 * length)), count)
+    here = draw.sample(range(SIZE // (2 * length)), count)
+    return [(2 * length * a, 2 * length * b, length) for a, b in zip(there, here, strict=True)]
+
+
+@pytest.mark.parametrize("setting", EVERY, indirect=True)
+def test_bytes_arrive_where_they_belong_and_nowhere_else(setting: Setting) -> None:
+    peer, reader = setting.lasting, Reader(setting)
+    cases = [
+        [(0, 0, 1)],
+        [(3, 5, 4095)],
+        [(SIZE - 65_537, 1, 65_537)],
+        [(0, 0, SIZE)],
+        scattered(7, 4097),
+        scattered(MAX_DESCRIPTORS + 501, 701),
+    ]
+    for ranges in cases:
+        reader.memory.fill(bytes(SIZE))
+        reader.read(peer, ranges)
+        expected = bytearray(SIZE)
+        for there, here, length in ranges:
+            expected[here : here + length] = peer.contents[there : there + length]
+        assert reader.memory.bytes_at(0, SIZE) == expected, f"{len(ranges)} pieces"
+    reader.read(peer, [])
+
+
+@pytest.mark.parametrize("setting", EVERY, indirect=True)
+def test_several_readers_of_several_peers_at_once(setting: Setting) -> None:
+    peers = [setting.lasting, setting.peer(2)]
+    readers = [Reader(setting), Reader(setting)]
+    pairs = [(readers[0], peers[0]), (readers[1], peers[0]), (readers[1], peers[1])]
+    halves = SIZE // 2
+    failures: list[Exception] = []
+
+    def work(number: int) -> None:
+        reader, peer = pairs[number]
+        here = halves * (number == 2)
+        length = halves // 300
+        try:
+            for _ in range(5):
+                reader.read(peer, [(n * length, here + n * length, length) for n in range(300)])
+                got = reader.memory.bytes_at(here, 300 * length)
+                assert got == peer.contents[: 300 * length]
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("setting", EVERY, indirect=True)
+def test_a_peer_that_dies_while_it_is_read_is_an_error_within_seconds(setting: Setting) -> None:
+    peer, reader = setting.peer(), Reader(setting)
+    under_way = threading.Event()
+
+    def kill() -> None:
+        under_way.wait()
+        peer.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    began = time.monotonic()
+
+    def read_until_it_fails() -> None:
+        while time.monotonic() < began + TIMEOUT_SECONDS:
+            reader.read_all(peer)
+            under_way.set()
+
+    with pytest.raises(TransferError) as caught:
+        read_until_it_fails()
+    killer.join()
+    assert time.monotonic() - began < 10
+    assert not caught.value.may_still_land
+    with pytest.raises(TransferError, match=rf"^{setting.name}: reading 4194304 bytes in 64 pie"):
+        reader.read_all(peer)
+
+
+@pytest.mark.parametrize("setting", EVERY, indirect=True)
+def test_only_registered_memory_is_read_and_written(setting: Setting) -> None:
+    peer, reader = setting.lasting, Reader(setting)
+    for there in (-1, SIZE, SIZE - 99, 1 << 40):
+        with pytest.raises(TransferError) as caught:
+            reader.read(peer, [(0, 0, 50), (there, 200, 100)])
+        assert not caught.value.may_still_land
+        assert reader.memory.bytes_at(200, 100) == bytes(100)
+    for here in (-1, SIZE, SIZE - 99):
+        with pytest.raises(NotRegisteredError):
+            reader.read(peer, [(0, here, 100)])
+    reader.read_all(peer)  # a refusal ends nothing but its read
+    assert reader.memory.bytes_at(0, SIZE) == peer.contents
+
+
+@pytest.mark.parametrize("setting", EVERY, indirect=True)
+def test_memory_that_cannot_be_registered_is_an_error(setting: Setting) -> None:
+    backend = setting.backend()
+    for address, length in ((0, 4096), (4096, 0), (4096, -1)):
+        with pytest.raises(NotRegisteredError, match="register"):
+            backend.register(address, length)
+
+
+@pytest.mark.parametrize("setting", EVERY, indirect=True)
+def test_after_a_restart_in_place_the_old_session_is_refused_and_the_new_one_read(
+    setting: Setting,
+) -> None:
+    reader, old = Reader(setting), setting.peer(1)
+    reader.read_all(old)
+    old.kill()
+    new = setting.peer(2)
+    assert new.session != old.session
+    with pytest.raises(TransferError):
+        reader.read_all(old)
+    reader.read_all(new)
+    assert reader.memory.bytes_at(0, SIZE) == new.contents
+    with pytest.raises(TransferError):
+        reader.read_all(old)
+    assert reader.memory.bytes_at(0, SIZE) == new.contents
+
+
+@pytest.mark.parametrize("setting", OTHER_PROCESS, indirect=True)
+def test_neither_descriptors_nor_threads_grow_with_reads(setting: Setting) -> None:
+    peer, reader = setting.process(), Reader(setting)
+
+    def some_reads(count: int) -> None:
+        for _ in range(count):
+            reader.read(peer, [(8192 * n, 8192 * n, 4096) for n in range(16)])
+
+    some_reads(20)
+    before = descriptors(), threads(), peer.descriptors
+    some_reads(200)
+    assert (descriptors(), threads(), peer.descriptors) == before
+
+
+@pytest.mark.parametrize("setting", OTHER_PROCESS, indirect=True)
+def test_nothing_lands_after_a_read_of_a_frozen_peer_has_failed(setting: Setting) -> None:
+    peer, reader = setting.process(), Reader(setting)
+    step = SIZE // 16
+    whole = [(at, at, step) for at in range(0, SIZE, step)]
+    reader.read(peer, whole)
+    reader.memory.fill(bytes(SIZE))
+    peer.freeze()
+    began = time.monotonic()
+    with pytest.raises(TransferError) as caught:
+        reader.read(peer, whole, timeout_seconds=1)
+    assert time.monotonic() - began < 10
+    assert not caught.value.may_still_land
+    after_error = reader.memory.bytes_at(0, SIZE)
+    peer.thaw()
+    other = Reader(setting)
+    other.read_all(peer)  # the peer has had time to send what it still would
+    assert reader.memory.bytes_at(0, SIZE) == after_error
+    assert after_error != peer.contents
+    reader.read_all(peer)
+    assert reader.memory.bytes_at(0, SIZE) == peer.contents
+
+
+@pytest.mark.parametrize("setting", OTHER_PROCESS, indirect=True)
+def test_a_peer_that_is_frozen_at_first_contact_keeps_nobody_from_reading_of_others(
+    setting: Setting,
+) -> None:
+    reader, frozen, well = Reader(setting), setting.process(1), setting.lasting
+    frozen.freeze()
+    began = time.monotonic()
+    with pytest.raises(TransferError, match=r"1\.\d s|after 1"):
+        reader.read_all(frozen, timeout_seconds=1)
+    reader.read_all(well)
+    assert time.monotonic() - began < 5
+    assert reader.memory.bytes_at(0, SIZE) == well.contents
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
