@@ -126,7 +126,7 @@ def test_a_copied_greeting_is_refused() -> None:
 def test_nothing_after_a_refused_greeting_is_heard() -> None:
     with serving() as prefill, raw_client(prefill) as peer:
         stranger = hello(key=b"x" * 32)
-        peer.socket.sendall(frame(stranger) + frame(hello()) + frame(bootstrap(1)))
+        peer.socket.sendall(frame(stranger) + frame(hello()) + frame(bootstrap(9)))
         assert peer.at_end()
         assert served(prefill, "next")
 
