@@ -12,11 +12,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
+from sluice_contract.handover import configured_key
+from sluice_contract.labels import Role
 
 from sluice_runtime.engine.host import collect_garbage_rarely, set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
@@ -61,6 +64,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Ends:
+    """What the engine's loop waits for."""
+
+    link: EngineLink
+    wakeup: Wakeup
+    stops: Sequence[int]
+    """Signals that have come."""
+
+
 def _config(path: Path) -> EngineConfig:
     try:
         return read_engine_config(path)
@@ -68,8 +81,19 @@ def _config(path: Path) -> EngineConfig:
         raise InvalidConfigError(str(error)) from None
 
 
+def _handover_key(config: EngineConfig) -> bytes:
+    """The service's key; empty for a mixed engine, which needs none."""
+    if config.role is Role.MIXED:
+        return b""
+    try:
+        return configured_key(config.handover_key_file)
+    except ConfigError as error:
+        raise InvalidConfigError(str(error)) from None
+
+
 def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     config, files = resolved(config), resolve_model(config.model)
+    key = _handover_key(config)
     set_library_variables()
     # Imports torch, which takes seconds: errors in the configuration are reported before.
     from sluice_runtime.engine.build import build_engine, processes_of
@@ -84,29 +108,36 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
         if unusable(files) is None:
             # The compile processes start while the weights are read, so no request waits for them.
             processes.compilers.warm_up()
-        _run(config, build_engine(config, files, processes=processes), link, stops)
+        engine = build_engine(config, files, processes=processes)
+        _run(config, engine, key, Ends(link, wakeup, stops))
 
 
-def _run(config: EngineConfig, engine: Engine, link: EngineLink, stops: Sequence[int]) -> None:
+def _run(config: EngineConfig, engine: Engine, key: bytes, ends: Ends) -> None:
     """From the first step to the signal."""
     from sluice_runtime.engine.executor import executor_for
+    from sluice_runtime.engine.handover import started_role
     from sluice_runtime.engine.loop import EngineLoop
     from sluice_runtime.engine.warm_up import warm_up
 
-    page_size = engine.settings.page_size
+    page_size, link = engine.settings.page_size, ends.link
     warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
     collect_garbage_rarely()
     logger.info(startup_line(engine.sizes()))
-    link.send(engine.ready(epoch=secrets.token_hex(8)))
-    with closing(executor_for(engine.runner, overlap=bool(config.overlap))) as executor:
+    ready = engine.ready(epoch=secrets.token_hex(8))
+    with (
+        started_role(config, engine, key, ready, ends.wakeup.set) as started,
+        closing(executor_for(engine.runner, overlap=bool(config.overlap))) as executor,
+    ):
+        link.send(started.ready)
         loop = EngineLoop(
             link,
             engine.scheduler,
             executor,
             engine.grammars,
             lambda pace: StepLog(page_size, pace),
+            role=started.role,
         )
-        loop.run(lambda: bool(stops))
+        loop.run(lambda: bool(ends.stops))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class Engine:
     settings: SchedulerSettings
     scheduler: Scheduler
     runner: Runner
+    pool: PagePool
     grammars: GrammarQueue
     grammar_processes: GrammarProcesses
     """The owner of the engine closes them."""
@@ -129,7 +130,7 @@ def build_engine(
     )
     scheduler = Scheduler(settings, allocator)
     grammars = GrammarQueue(processes.compilers, matchers)
-    return Engine(settings, scheduler, runner, grammars, processes, model, memory.available)
+    return Engine(settings, scheduler, runner, pool, grammars, processes, model, memory.available)
 
 
 def processes_of(

@@ -12,6 +12,7 @@ from typing import Final
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, SloTargets
+from sluice_contract.labels import Role
 from sluice_contract.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
 from sluice_contract.supported import unsupported
 
@@ -165,6 +166,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         seed=config.seed,
         priority_threshold=config.priority_threshold or 0,
         conservativeness=config.schedule_conservativeness or 1.0,
+        report_chunks=config.role is Role.PREFILL,
         target=_target(config.slo),
     )
 

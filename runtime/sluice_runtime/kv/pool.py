@@ -55,6 +55,15 @@ class PagePool:
         self._slabs = self.data.view((pages + 1) * shape.layers * 2, -1)
 
     @property
+    def address(self) -> int:
+        """Of page 0; page `n` begins `n * page_bytes` further."""
+        return self.data.data_ptr()
+
+    @property
+    def page_bytes(self) -> int:
+        return self.shape.bytes_per_token * self.page_size
+
+    @property
     def padding_page(self) -> int:
         """Number of the page that is always zero."""
         return self.pages

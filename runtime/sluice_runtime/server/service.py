@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues, LoadReport
 
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.messages import EngineReady, HandoverLoad
+from sluice_runtime.fingerprint import kv_fingerprint
+from sluice_runtime.messages import HandoverLoad
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.gate import Gate
@@ -129,7 +129,12 @@ class Service:
             role=self.identity.role,
             epoch=engine.epoch,
             revision=self.identity.pool_revision,
-            kv_fingerprint=_kv_fingerprint(self.identity, engine),
+            kv_fingerprint=kv_fingerprint(
+                self.identity.model_uri,
+                self.identity.model_revision,
+                self.identity.tensor_parallel_size,
+                engine,
+            ),
             time_seconds=load.time_seconds,
             draining=self.gate.closed,
             queued_requests=load.queued_requests,
@@ -154,14 +159,4 @@ def _queues(handover: HandoverLoad | None) -> DisaggregationQueues:
         inflight=handover.inflight,
         prealloc=handover.prealloc,
         transfer=handover.transfer,
-    )
-
-
-def _kv_fingerprint(identity: Identity, engine: EngineReady) -> KvFingerprint:
-    return KvFingerprint(
-        model=identity.model_uri,
-        model_revision=identity.model_revision,
-        page_size_tokens=engine.page_size_tokens,
-        kv_dtype=engine.kv_dtype,
-        tensor_parallel_size=identity.tensor_parallel_size,
     )

@@ -1,0 +1,157 @@
+"""Composes what a prefill or decode engine has beside the loop: key, pool, connections and role.
+
+Transfer backends are imported by these roles only.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from sluice_contract.base import ConfigError
+from sluice_contract.config import EngineConfig, KvTransfer
+from sluice_contract.labels import Role as EngineRole
+
+from sluice_runtime.engine.role import MixedRole, Role
+from sluice_runtime.errors import InvalidConfigError, StartupError
+from sluice_runtime.fingerprint import kv_fingerprint
+from sluice_runtime.handover.decode_client import DecodeClient
+from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
+from sluice_runtime.handover.hello import DecodeIdentity, PrefillIdentity
+from sluice_runtime.handover.limits import HandoverLimits
+from sluice_runtime.handover.ports import PeerMemory
+from sluice_runtime.handover.prefill_link import ClientSettings
+from sluice_runtime.handover.prefill_role import PrefillRole
+from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
+from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.messages import EngineReady
+
+if TYPE_CHECKING:
+    from sluice_runtime.engine.build import Engine
+    from sluice_runtime.handover.transfer.backend import TransferBackend
+
+
+@dataclass(frozen=True)
+class Started:
+    """What the loop and the API process get."""
+
+    role: Role
+    ready: EngineReady
+
+
+@contextmanager
+def started_role(
+    config: EngineConfig, engine: Engine, key: bytes, ready: EngineReady, wake: Callable[[], None]
+) -> Iterator[Started]:
+    """The engine's role, with its threads until the end. `key`: the service's; `wake`: ends the
+    loop's wait.
+
+    Raises:
+        StartupError: one line that names key, value and what is allowed.
+    """
+    if config.role is EngineRole.MIXED:
+        yield Started(MixedRole(engine.scheduler), ready)
+        return
+    kv = config.kv_transfer or KvTransfer()
+    compose = _prefill if config.role is EngineRole.PREFILL else _decode
+    with ExitStack() as stack:
+        backend = stack.enter_context(_registered(kv, engine.pool))
+        yield compose(_Parts(config, kv, engine, key, ready, backend, wake), stack)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    config: EngineConfig
+    kv: KvTransfer
+    engine: Engine
+    key: bytes
+    ready: EngineReady
+    backend: TransferBackend
+    wake: Callable[[], None]
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What both roles say of themselves."""
+        config = self.config
+        return {
+            "key": self.key,
+            "epoch": self.ready.epoch,
+            "fingerprint": kv_fingerprint(
+                config.model.uri,
+                config.model.revision,
+                config.tensor_parallel_size or 1,
+                self.ready,
+            ),
+            "backend": self.backend.name,
+        }
+
+
+@contextmanager
+def _registered(kv: KvTransfer, pool: PagePool) -> Iterator[TransferBackend]:
+    """The backend, with the pool's memory."""
+    from sluice_runtime.handover.transfer.backend import TransferError
+    from sluice_runtime.handover.transfer.registry import TransferSettings, create_backend
+
+    backend = create_backend(kv.backend, TransferSettings(_host(), kv.protocol, kv.device))
+    with closing(backend):
+        try:
+            backend.register(pool.address, pool.pages * pool.page_bytes)
+        except TransferError as error:
+            raise StartupError(f"kvTransfer.backend: {kv.backend}: {error}") from error
+        yield backend
+
+
+def _prefill(parts: _Parts, stack: ExitStack) -> Started:
+    from sluice_runtime.handover.transfer.checksum import checksum_of_pages
+
+    engine, pool = parts.engine, parts.engine.pool
+    memory = PeerMemory(parts.backend.session, pool.address, pool.page_bytes, pool.pages)
+    us = PrefillIdentity(**parts.identity, memory=memory)  # type: ignore[arg-type]
+    port = parts.kv.bootstrap_port
+    try:
+        server = PrefillServer(us, parts.wake, ServerSettings(_host(), port), time.time)
+    except OSError as error:
+        allowed = f"a port that is free on {_host()} ({error.strerror})"
+        wrong = ConfigError("kvTransfer.bootstrapPort", port, allowed)
+        raise InvalidConfigError(str(wrong)) from None
+    stack.enter_context(closing(server))
+    role = PrefillRole(
+        engine.scheduler,
+        engine.grammars,
+        engine.settings,
+        server,
+        partial(checksum_of_pages, pool.address, pool.page_bytes),
+    )
+    ready = msgspec.structs.replace(parts.ready, bootstrap_port=server.port)
+    return Started(role, ready)
+
+
+def _decode(parts: _Parts, stack: ExitStack) -> Started:
+    from sluice_runtime.handover.page_reads import LocalPages, PageReads
+    from sluice_runtime.handover.transfer.reader import PageReader
+
+    engine, pool = parts.engine, parts.engine.pool
+    limits = HandoverLimits()
+    reader = stack.enter_context(closing(PageReader(parts.backend, parts.wake)))
+    local = LocalPages(pool.address, pool.page_bytes)
+    pages = PageReads(reader, local, limits.transfer_seconds, parts.wake)
+    name = os.environ.get("POD_NAME", "")
+    us = DecodeIdentity(**parts.identity, name=name, page_bytes=pool.page_bytes)  # type: ignore[arg-type]
+    client = DecodeClient(
+        us, parts.wake, ClientSettings(), time.time, partial(secrets.token_hex, 16)
+    )
+    stack.callback(client.shut_down)
+    ports = DecodePorts(client, pages, partial(secrets.randbits, 63))
+    role = DecodeRole(engine.scheduler, engine.grammars, engine.settings.page_size, ports, limits)
+    return Started(role, parts.ready)
+
+
+def _host() -> str:
+    return os.environ.get("POD_IP") or "127.0.0.1"

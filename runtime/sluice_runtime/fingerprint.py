@@ -1,0 +1,20 @@
+"""The engine's KV fingerprint, as both of its processes say it."""
+
+from __future__ import annotations
+
+from sluice_contract.kv_fingerprint import KvFingerprint
+
+from sluice_runtime.messages import EngineReady
+
+
+def kv_fingerprint(
+    model_uri: str, model_revision: str | None, tensor_parallel_size: int, engine: EngineReady
+) -> KvFingerprint:
+    """Of an engine that is ready."""
+    return KvFingerprint(
+        model=model_uri,
+        model_revision=model_revision,
+        page_size_tokens=engine.page_size_tokens,
+        kv_dtype=engine.kv_dtype,
+        tensor_parallel_size=tensor_parallel_size,
+    )

@@ -1,0 +1,88 @@
+"""The loop's reads of pages, as a `PageReader` has them: page numbers in, addresses out.
+
+Knows neither rooms nor requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sluice_runtime.handover.ports import PageRead, PagesRead, ReadCounts
+from sluice_runtime.handover.transfer.backend import TransferError
+from sluice_runtime.handover.transfer.coalesce import page_pieces
+from sluice_runtime.handover.transfer.reader import PageReader
+from sluice_runtime.handover.transfer.reads import ReadJob
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPages:
+    """Where our own pages are."""
+
+    address: int
+    """Of page 0."""
+    page_bytes: int
+
+
+class PageReads:
+    """See `PagePort`. `wake`: a result is there at once."""
+
+    def __init__(
+        self,
+        reader: PageReader,
+        local: LocalPages,
+        timeout_seconds: float,
+        wake: Callable[[], None],
+    ) -> None:
+        self._reader = reader
+        self._local = local
+        self._timeout_seconds = timeout_seconds
+        self._wake = wake
+        self._jobs: dict[int, tuple[ReadJob, int]] = {}
+        """With the number of its read, by the identity of the job."""
+        self._refused: list[PagesRead] = []
+
+    def submit(self, read: PageRead) -> None:
+        job = self._job(read)
+        self._jobs[id(job)] = job, read.number
+        try:
+            self._reader.submit(job)
+        except TransferError as error:
+            del self._jobs[id(job)]
+            self._refused.append(PagesRead(read.number, str(error)))
+            self._wake()
+
+    def cancel(self, room: int) -> None:
+        self._reader.cancel(room)
+
+    def finished(self) -> list[PagesRead]:
+        refused, self._refused = self._refused, []
+        return refused + [
+            PagesRead(
+                self._jobs.pop(id(result.job))[1],
+                str(result.error) if result.error else None,
+                may_still_land=bool(result.error and result.error.may_still_land),
+            )
+            for result in self._reader.finished()
+        ]
+
+    def counts(self) -> ReadCounts:
+        counts = self._reader.counts()
+        return ReadCounts(counts.read_bytes, counts.read_seconds)
+
+    def _job(self, read: PageRead) -> ReadJob:
+        memory, local = read.memory, self._local
+        pieces = page_pieces(
+            memory.pool_address,
+            local.address,
+            local.page_bytes,
+            read.page_ids,
+            read.local_page_ids,
+        )
+        return ReadJob(
+            room=read.room,
+            session=memory.session,
+            pieces=tuple(pieces),
+            expected_checksum=read.checksum,
+            timeout_seconds=self._timeout_seconds,
+        )

@@ -1,0 +1,165 @@
+"""Real engines in this process, each with its loop in a thread, over real connections."""
+
+from __future__ import annotations
+
+import queue
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from sluice_contract.config import KvTransfer
+from sluice_contract.labels import Role
+from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.engine.executor import executor_for
+from sluice_runtime.engine.handover import started_role
+from sluice_runtime.engine.log import StepLog
+from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.plan import resolved
+from sluice_runtime.messages import (
+    EngineReady,
+    Generate,
+    PrefillEngine,
+    StepResult,
+    ToApi,
+    ToEngine,
+    TokenDelta,
+)
+from sluice_runtime.model_files import resolve
+from sluice_runtime.wakeup import Wakeup
+
+from tests.runtime.harness import engine_config
+
+KEY = b"k" * 32
+WAIT_SECONDS = 60.0
+
+
+class ThreadLink:
+    """The engine's end of a transport between two threads."""
+
+    def __init__(self) -> None:
+        self.wakeup = Wakeup()
+        self.coming: deque[ToEngine] = deque()
+        self.sent: queue.Queue[ToApi] = queue.Queue()
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        if not self.coming:
+            select.select([self.wakeup], [], [], timeout_seconds)
+        self.wakeup.clear()
+        return [self.coming.popleft() for _ in range(len(self.coming))]
+
+    def send(self, message: ToApi) -> None:
+        self.sent.put(message)
+
+    def ask(self, *messages: ToEngine) -> None:
+        self.coming.extend(messages)
+        self.wakeup.set()
+
+
+@dataclass
+class Answer:
+    """What the client of one request got."""
+
+    tokens: list[int] = field(default_factory=list)
+    deltas: list[TokenDelta] = field(default_factory=list)
+
+    @property
+    def end(self) -> TokenDelta:
+        return self.deltas[-1]
+
+    @property
+    def logprobs(self) -> list[Any]:
+        return [score for delta in self.deltas for score in delta.logprobs]
+
+    @property
+    def prompt_logprobs(self) -> list[Any]:
+        return [score for delta in self.deltas for score in delta.prompt_logprobs or ()]
+
+
+class RunningEngine:
+    """An engine whose loop runs in a thread."""
+
+    def __init__(self, engine: Engine, link: ThreadLink, ready: EngineReady) -> None:
+        self.engine, self.link, self.ready = engine, link, ready
+        self.last: StepResult | None = None
+
+    def answers(self, requests: Sequence[Generate]) -> dict[str, Answer]:
+        """To all of them, once each has ended."""
+        self.link.ask(*requests)
+        answers = {request.request_id: Answer() for request in requests}
+        open_ids = set(answers)
+        while open_ids:
+            message = self.link.sent.get(timeout=WAIT_SECONDS)
+            for delta in message.deltas if isinstance(message, StepResult) else ():
+                answer = answers[delta.request_id]
+                answer.deltas.append(delta)
+                answer.tokens += delta.token_ids
+                if delta.finish_reason:
+                    open_ids.remove(delta.request_id)
+            if isinstance(message, StepResult):
+                self.last = message
+        return answers
+
+    def ref(self) -> PrefillEngine:
+        return PrefillEngine("127.0.0.1", self.ready.bootstrap_port, self.ready.epoch, "prefill-0")
+
+
+@contextmanager
+def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[RunningEngine]:
+    """With page checks when it ends: nothing is held by anybody."""
+    overlap = settings.pop("overlap", False)
+    config = resolved(engine_config("dummy://qwen3-tiny", role=Role(role), **settings))
+    if role != "mixed":
+        kv = KvTransfer(backend=backend).model_copy(update={"bootstrap_port": 0})
+        config = config.model_copy(update={"kv_transfer": kv})
+    hooks = EngineHooks(poison_freed_pages=True)
+    link = ThreadLink()
+    engine = build_engine(config, resolve(config.model.uri), hooks)
+    stop = threading.Event()
+    with ExitStack() as stack:
+        stack.enter_context(closing(engine.grammar_processes))
+        started = stack.enter_context(
+            started_role(config, engine, KEY, engine.ready(f"epoch-{role}"), link.wakeup.set)
+        )
+        executor = stack.enter_context(closing(executor_for(engine.runner, overlap=overlap)))
+        loop = EngineLoop(
+            link,
+            engine.scheduler,
+            executor,
+            engine.grammars,
+            lambda pace: StepLog(engine.settings.page_size, pace),
+            role=started.role,
+        )
+        thread = threading.Thread(target=loop.run, args=[stop.is_set], name=role)
+        thread.start()
+        try:
+            yield RunningEngine(engine, link, started.ready)
+        finally:
+            stop.set()
+            link.wakeup.set()
+            thread.join()
+        engine.scheduler.check_integrity()
+        status = engine.scheduler.status()
+        assert status.pages_available == status.pages_total
+        assert not loop.busy
+
+
+@contextmanager
+def pair(backend: str, **settings: Any) -> Iterator[tuple[RunningEngine, RunningEngine]]:
+    """A prefill and a decode engine."""
+    with (
+        running("prefill", backend, **settings) as prefill,
+        running("decode", backend, **settings) as decode,
+    ):
+        yield prefill, decode
+
+
+def through(prefill: RunningEngine, requests: Sequence[Generate]) -> list[Generate]:
+    """The requests as a decode engine gets them."""
+    changed = {"prefill": prefill.ref(), "arrival_seconds": time.monotonic()}
+    return [msgspec.structs.replace(one, **changed) for one in requests]

@@ -1,0 +1,122 @@
+"""Two real engines over loopback answer as one engine does that computes and decodes."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+from sluice_runtime.messages import Generate, Grammar, Sampling
+
+from tests.runtime.handover.engines import Answer, pair, running, through
+from tests.runtime.harness import generate
+
+END = 258
+
+
+def prompt(length: int, shift: int = 0) -> list[int]:
+    return [(7 * place + shift) % 250 for place in range(length)]
+
+
+def requests() -> list[Generate]:
+    """Of every kind of sampling, of a few lengths; some share a prefix."""
+    drawn = Sampling(temperature=1.0, seed=11, top_p=0.9)
+    penalised = Sampling(
+        temperature=0.8,
+        seed=5,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        repetition_penalty=1.2,
+    )
+    waits = Sampling(temperature=1.0, seed=3, min_tokens=6, logit_bias=[(END, 4.0)])
+    grammar = Grammar("regex", "[a-f]{9}x", [END], "response_format")
+    common = prompt(70)
+    return [
+        generate("one-token", [65], 9),
+        generate("greedy", common, 20),
+        generate("shared", common[:64] + prompt(9, 3), 12),
+        generate("drawn", prompt(33, 1), 20, sampling=drawn),
+        generate("penalised", prompt(48, 2), 20, sampling=penalised),
+        generate("waits", prompt(20, 4), 12, sampling=waits, stop_token_ids=[END]),
+        generate("scored", prompt(40, 5), 8, logprobs=3),
+        generate("scored-prompt", common, 4, logprobs=1, prompt_logprobs=2),
+        generate("formed", prompt(24, 6), 20, grammar=grammar, stop_token_ids=[END]),
+        generate("long", prompt(600, 7), 10),
+        generate("short", prompt(17, 8), 1),
+        generate("nothing", prompt(17, 8), 0),
+    ]
+
+
+@pytest.fixture(scope="module", params=[1, 16], ids=["pages-of-1", "pages-of-16"])
+def page_size(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(page_size: int) -> dict[str, Answer]:
+    with running("mixed", page_size=page_size, chunk_size=64) as engine:
+        return engine.answers(requests())
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
+@pytest.mark.parametrize("backend", ["TCP", "Mooncake"])
+def test_the_answers_are_those_of_one_engine(
+    backend: str, overlap: bool, page_size: int, expected: dict[str, Answer]
+) -> None:
+    with pair(backend, page_size=page_size, chunk_size=64, overlap=overlap) as (prefill, decode):
+        first = decode.answers(through(prefill, requests()))
+        again = [
+            msgspec.structs.replace(one, request_id=f"{one.request_id}-again") for one in requests()
+        ]
+        second = decode.answers(through(prefill, again))
+        assert decode.last is not None
+        load = decode.last.load
+        assert load.steps["EXTEND"] == load.steps["MIXED"] == 0
+        assert load.handover is not None
+        assert (load.handover.failures, load.handover.recomputed) == ({}, 0)
+        assert load.handover.read_bytes > 600 * decode.engine.pool.page_bytes / page_size
+    for name, answer in expected.items():
+        same(answer, first[name])
+        same(answer, second[f"{name}-again"])
+    assert second["long-again"].deltas[0].cached_tokens >= 560
+    assert bytes(first["formed"].tokens[:10]).decode()[-1] == "x"
+
+
+def same(expected: Answer, answer: Answer) -> None:
+    assert answer.tokens == expected.tokens, answer.end
+    assert answer.end.finish_reason == expected.end.finish_reason
+    for ours, theirs in zip(answer.logprobs, expected.logprobs, strict=True):
+        assert (ours.token_id, ours.rank) == (theirs.token_id, theirs.rank)
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+    for ours, theirs in zip(answer.prompt_logprobs, expected.prompt_logprobs, strict=True):
+        assert ours.token_id == theirs.token_id
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+def test_a_prefill_engine_that_is_not_there_is_named_in_the_refusal() -> None:
+    with pair("TCP") as (prefill, decode):
+        asked = through(prefill, [generate("a", [1, 2, 3], 4)])[0]
+        assert asked.prefill is not None
+        other_life = msgspec.structs.replace(asked.prefill, epoch="another")
+        nobody = msgspec.structs.replace(asked.prefill, port=1, name="prefill-9")
+        answers = decode.answers(
+            [
+                msgspec.structs.replace(asked, request_id="b", prefill=other_life),
+                msgspec.structs.replace(asked, request_id="c", prefill=nobody),
+                asked,
+            ]
+        )
+    assert answers["a"].end.finish_reason == "length"
+    assert [answers[name].end.refusal for name in "bc"] == ["prefill_failed"] * 2
+    assert "OtherEpoch" in (answers["b"].end.error or "")
+    assert "prefill-9" in (answers["c"].end.error or "")
+
+
+def test_nothing_waits_for_a_turn_of_an_idle_loop() -> None:
+    """Idle loops wake once a second; each of a request's messages wakes them before that."""
+    with pair("TCP") as (prefill, decode):
+        decode.answers(through(prefill, [generate("first", [1, 2], 2)]))
+        began = time.monotonic()
+        for number in range(10):
+            decode.answers(through(prefill, [generate(f"r{number}", prompt(20, number), 2)]))
+        assert time.monotonic() - began < 5.0
