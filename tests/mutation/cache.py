@@ -119,8 +119,8 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "kv: the lock is not given back",
         "kv_allocator",
-        "row_of(request), request.row_announced, lock, trusted)",
-        "row_of(request), request.row_announced)",
+        "DeferredFree(own, lock=lock, trusted=trusted)",
+        "DeferredFree(own, trusted=trusted)",
         CACHE,
     ),
     Mutation(

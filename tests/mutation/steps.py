@@ -146,8 +146,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "step: pages of a row whose last token is in flight count as nobody's",
         "admission",
-        "alone=not (running or cut),",
-        "alone=not (running.ready_rows or cut),",
+        "alone=not (running or coming),",
+        "alone=not (running.ready_rows or coming),",
         ("test_scheduler",),
     ),
     Mutation(
@@ -272,8 +272,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "preemption: the same one is sent back again and again",
         "retraction",
-        "return not request.preempted and ",
-        "return ",
+        "if request.transfers or request.preempted:",
+        "if request.transfers:",
         ("test_preemption",),
     ),
     Mutation(
