@@ -167,6 +167,9 @@ class InferenceServiceSpec(ApiModel):
         return max(map(self.drain_seconds, self.roles))
 
 
+MODES: Final = ("Mixed", "Disaggregated")
+
+
 def roles_of(mode: str) -> tuple[Role, ...]:
     """The roles of a mode, in the order they are shown."""
     return (Role.MIXED,) if mode == "Mixed" else (Role.PREFILL, Role.DECODE)

@@ -36,6 +36,8 @@ from sluice_operator.manifests.pods import (
     spread,
 )
 
+BOOTSTRAP: Final = "bootstrap"
+"""Name of the port at which prefill engines are asked for the KV cache."""
 STARTUP_PERIOD_SECONDS: Final = 2
 PROGRESS_SLACK_SECONDS: Final = 120
 """For scheduling and pulling the image, beyond the time the engine may take to start."""
@@ -185,7 +187,7 @@ def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
 def _ports(spec: EnginePoolSpec) -> list[Manifest]:
     numbers = {"http": ports.ENGINE_HTTP}
     if spec.bootstrap_port is not None:
-        numbers["bootstrap"] = spec.bootstrap_port
+        numbers[BOOTSTRAP] = spec.bootstrap_port
     return [
         {"name": name, "containerPort": number, "protocol": "TCP"}
         for name, number in numbers.items()

@@ -68,24 +68,24 @@ def engine_policy(owner: Owner) -> Manifest:
     return _policy(owner, ENGINE, ingress, [])
 
 
-def handover_policies(owner: Owner, bootstrap_port: int) -> tuple[Manifest, ...]:
+def handover_policies(owner: Owner, bootstrap_ports: tuple[int, ...]) -> tuple[Manifest, ...]:
     """Decode engines may ask prefill engines of the same service for the KV cache; the ports that
     carry it are open between the two, in both directions."""
-    asks, carries = _port(bootstrap_port), _port(ports.KV_TRANSFER_MIN)
-    carries["endPort"] = ports.KV_TRANSFER_MAX
+    asks = [_port(port) for port in bootstrap_ports]
+    carries = _port(ports.KV_TRANSFER_MIN) | {"endPort": ports.KV_TRANSFER_MAX}
     of_prefill, of_decode = (_pool_pods(owner, role) for role in (Role.PREFILL, Role.DECODE))
     return (
         _pool_policy(
             owner,
             Role.PREFILL,
-            ingress={"from": [of_decode], "ports": [asks, carries]},
+            ingress={"from": [of_decode], "ports": [*asks, carries]},
             egress={"to": [of_decode], "ports": [carries]},
         ),
         _pool_policy(
             owner,
             Role.DECODE,
             ingress={"from": [of_prefill], "ports": [carries]},
-            egress={"to": [of_prefill], "ports": [asks, carries]},
+            egress={"to": [of_prefill], "ports": [*asks, carries]},
         ),
     )
 

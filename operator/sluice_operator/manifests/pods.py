@@ -67,7 +67,12 @@ def config_volume(config_map: str) -> Manifest:
 
 def mounted_config_maps(deployment: Manifest) -> set[str]:
     """The names of the ConfigMaps that a Deployment's pods mount."""
-    volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
+    return config_maps_of_pod(deployment["spec"]["template"]["spec"])
+
+
+def config_maps_of_pod(spec: Manifest) -> set[str]:
+    """The names of the ConfigMaps that a pod mounts."""
+    volumes = spec.get("volumes") or ()
     return {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
 
 

@@ -15,16 +15,30 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import KeySecret
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.digest import digest
+from sluice_operator.manifests.engine import BOOTSTRAP
 from sluice_operator.manifests.handover import KEY, handover_secret
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.network import handover_policies
 from sluice_operator.service.observe import ServiceObserved
 
 
-def policies(top: Owner, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
-    """Which flows there are between the two pools, beyond those of all engines."""
+def policies(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
+) -> tuple[Manifest, ...]:
+    """Which flows there are between the two pools, beyond those of all engines. A revision that
+    still serves keeps its port."""
     found = spec.kv_transfer(Role.PREFILL)
-    return handover_policies(top, found.bootstrap_port) if found else ()
+    if found is None:
+        return ()
+    in_use = (_bootstrap_port(each) for each in of_kind(observed.children, DEPLOYMENT))
+    open_ports = {found.bootstrap_port, *(port for port in in_use if port is not None)}
+    return handover_policies(top, tuple(sorted(open_ports)))
+
+
+def _bootstrap_port(deployment: Manifest) -> int | None:
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    found = (port for each in containers for port in each.get("ports") or ())
+    return next((port["containerPort"] for port in found if port.get("name") == BOOTSTRAP), None)
 
 
 def key_secrets(

@@ -19,6 +19,7 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import Plan
 from sluice_operator.conditions import reasons
 from sluice_operator.kube.kinds import (
+    ENGINE_POOL,
     INFERENCE_SERVICE,
     OPTIONAL_CHILDREN,
     POD_MONITOR,
@@ -26,6 +27,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
     Reference,
     controller_uid,
+    of_kind,
     reference_to,
 )
 from sluice_operator.manifests.accounts import accounts, router_role, router_role_binding
@@ -40,6 +42,13 @@ from sluice_operator.manifests.network import (
     router_policy,
 )
 from sluice_operator.service.handover import key_secrets, policies
+from sluice_operator.service.mode_switch import (
+    NO_FORMER,
+    Former,
+    are_awaited,
+    former_pools,
+    plan_former,
+)
 from sluice_operator.service.names import config_maps_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import created, identity, removed, rolling_out, scaled
@@ -75,6 +84,8 @@ class ServicePlan(Plan):
     """The routers' Deployment."""
     rollout: Rollout | None = None
     """The roll-out of all pools; None when nothing is planned."""
+    former: Former = NO_FORMER
+    """What stays for now of another mode."""
     upgrade: tuple[str, ...] = ()
     """What this release of the operator would change, and leaves until it is taken."""
 
@@ -110,9 +121,11 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
     states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
     rollout = plan_rollout(states, stable_revisions(observed.service))
     pools = tuple(_pool(top, each, rollout.shares[each.spec.role]) for each in resolved)
-    router = plan_router(observed, top, spec)
+    before = former_pools(observed, spec)
+    router = plan_router(observed, top, spec, waits=bool(before) and are_awaited(states))
+    former = plan_former(observed, before, router)
     apply = _children(observed, top, spec, router, pools)
-    prune = _left_over(observed, apply)
+    prune = _left_over(observed, apply, former)
     wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}
     events = (
         *created(observed.children, apply),
@@ -137,6 +150,7 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
         pools=pools,
         router=router.deployment,
         rollout=rollout,
+        former=former,
         upgrade=(
             *(change for each in resolved for change in each.upgrade),
             *(change for each in resolved for change in pod_changes(observed, top, each.spec)),
@@ -163,7 +177,7 @@ def _children(
         *(pool_service(top, pool.role) for pool in pools),
         router_policy(top, observed.api_server_ports),
         engine_policy(top),
-        *policies(top, spec),
+        *policies(observed, top, spec),
         router.deployment,
         disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),
         *(pod_monitors(top) if POD_MONITOR in observed.optional_kinds else ()),
@@ -184,18 +198,31 @@ def _pool(top: Owner, resolved: ResolvedPool, shares: Shares) -> PlannedPool:
     )
 
 
-def _left_over(observed: ServiceObserved, apply: Iterable[Manifest]) -> tuple[Reference, ...]:
-    """What this service controls and no longer wants. A ConfigMap stays while anything that is
-    still there mounts it."""
+def _left_over(
+    observed: ServiceObserved, apply: Iterable[Manifest], former: Former
+) -> tuple[Reference, ...]:
+    """What this service controls and no longer wants, nor needs for now. A ConfigMap stays while
+    anything that stays mounts it."""
     uid = observed.service["metadata"].get("uid")
     wanted = {identity(manifest) for manifest in apply}
-    mounted = {(kind.kind, name) for kind, name in config_maps_in_use(observed.children)}
+    going = {
+        pool["metadata"].get("uid")
+        for pool in of_kind(observed.children, ENGINE_POOL)
+        if controller_uid(pool) == uid and not former.has(pool) and identity(pool) not in wanted
+    }
+    stays = tuple(
+        child
+        for child in observed.children
+        if not going & {child["metadata"].get("uid"), controller_uid(child)}
+    )
+    mounted = {(kind.kind, name) for kind, name in config_maps_in_use(stays)}
     return tuple(
         reference_to(child, (*SERVICE_CHILDREN, *OPTIONAL_CHILDREN))
         for child in observed.children
         if uid is not None
         and controller_uid(child) == uid
         and identity(child) not in wanted | mounted
+        and not former.has(child)
         and not child["metadata"].get("deletionTimestamp")
     )
 

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from sluice_contract.labels import ROUTER_ROLE
@@ -21,7 +22,7 @@ from sluice_operator.api.service import InferenceServiceSpec, RouterSpec
 from sluice_operator.apply.field_ownership import applied_manifest
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
-from sluice_operator.manifests.deployments import kept
+from sluice_operator.manifests.deployments import kept, with_replicas
 from sluice_operator.manifests.handover import HANDOVER_KEY_FILE, handover_secret_name
 from sluice_operator.manifests.metadata import ROUTER, Owner
 from sluice_operator.manifests.pods import mounted_config_maps
@@ -39,13 +40,20 @@ class PlannedRouter:
     """To be applied; empty where the one in use is an earlier release's."""
     upgrade: tuple[str, ...]
     """What this release would change."""
+    is_former: bool = False
+    """They stay as they are, in another mode, but for their number."""
 
 
-def plan_router(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) -> PlannedRouter:
-    """The routers of a service."""
+def plan_router(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, *, waits: bool = False
+) -> PlannedRouter:
+    """The routers of a service. `waits`: those of a former mode are to serve on for now."""
     file = _config_map(top, spec)
     built = _deployment(observed, top, spec, file["metadata"]["name"])
     live = _live(observed, built)
+    if waits and live is not None and not _follows(observed, live, spec):
+        former = with_replicas(applied_manifest(live), built["spec"]["replicas"])
+        return PlannedRouter(former, (), (), is_former=True)
     deployment = kept(built, applied_manifest(live) if live else None)
     there = {item["metadata"]["name"] for item in of_kind(observed.children, CONFIG_MAP)}
     if deployment is built or not mounted_config_maps(deployment) <= there:
@@ -56,6 +64,24 @@ def plan_router(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpe
     changed = f"image {old} to {new}" if old != new else "their pods"
     same = file["metadata"]["name"] in mounted_config_maps(deployment)
     return PlannedRouter(deployment, (file,) if same else (), (f"routers: {changed}",))
+
+
+def _follows(observed: ServiceObserved, live: Manifest, spec: InferenceServiceSpec) -> bool:
+    """Whether the routers of `live` know the pools of the spec's mode already."""
+    names = mounted_config_maps(live)
+    for item in of_kind(observed.children, CONFIG_MAP):
+        text = (item.get("data") or {}).get(ROUTER_FILE)
+        if item["metadata"]["name"] in names and text is not None:
+            return _roles(text) == set(spec.roles)
+    return True
+
+
+def _roles(text: str) -> set[str]:
+    """The roles in a router's file, of whatever release."""
+    try:
+        return set(json.loads(text)["discovery"]["roles"])
+    except (KeyError, TypeError, ValueError):
+        return set()
 
 
 def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:

@@ -21,7 +21,7 @@ from sluice_operator.api.conditions import (
     UPGRADE_AVAILABLE,
     Check,
 )
-from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.service import MODES, InferenceServiceSpec
 from sluice_operator.api.status import RevisionNames, RolloutStatus
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import (
@@ -112,11 +112,18 @@ def _facts(observed: ServiceObserved, plan: ServicePlan) -> Manifest:
     if spec is None:
         return {}
     return {
-        "mode": spec.mode,
+        "mode": _mode_served(plan, spec),
         "url": f"http://{meta['name']}.{meta.get('namespace', 'default')}.svc",
         "pools": {pool.role.value: _summary(observed, pool) for pool in plan.pools},
         "resolved": {pool.role.value: settings_status(pool.settings) for pool in plan.pools},
     }
+
+
+def _mode_served(plan: ServicePlan, spec: InferenceServiceSpec) -> str:
+    """Until the routers know the pools of the wanted mode, the former one is served."""
+    if not plan.former.is_served:
+        return spec.mode
+    return next(mode for mode in MODES if mode != spec.mode)
 
 
 def _summary(observed: ServiceObserved, pool: PlannedPool) -> Manifest:
@@ -147,7 +154,9 @@ def _checks(
     writes = obstacle is None and not plan.paused
     front = () if writes else (front_in_place(observed),)
     updated = obstacle or up_to_date(parts.values())
-    serving = serves((*front, *ready.values()), obstacle)
+    former = {ready_of(pool["spec"]["role"]): _former(pool) for pool in plan.former.pools}
+    serve = former | {ROUTER_READY: ready[ROUTER_READY]} if plan.former.is_served else ready
+    serving = serves((*front, *serve.values()), obstacle)
     stalled = _given_up(observed, plan, parts[ROUTER_READY], updated) or not_stalled(
         {UPDATED: updated, READY: serving}
     )
@@ -156,6 +165,7 @@ def _checks(
         READY: serving,
         UPDATED: updated,
         PROGRESSING: progressing,
+        **former,
         **ready,
         MODEL_AVAILABLE: model_available(
             {pool.role: _child(observed, ENGINE_POOL, pool.manifest) for pool in plan.pools}
@@ -181,6 +191,12 @@ def _pool(observed: ServiceObserved, pool: PlannedPool, waiting: Check) -> Part:
     live = _child(observed, ENGINE_POOL, pool.manifest)
     updated = pool_updated(pool.role, _current(observed, pool), waiting)
     return pool_part(pool.role, live, pool.replicas, updated)
+
+
+def _former(pool: Manifest) -> Check:
+    """How a pool of another mode is doing, which stays as it is."""
+    role, wanted = pool["spec"]["role"], pool["spec"].get("replicas", 1)
+    return pool_part(role, pool, wanted, pool_updated(role, pool, APPLYING)).ready
 
 
 def _current(observed: ServiceObserved, pool: PlannedPool) -> Manifest | None:

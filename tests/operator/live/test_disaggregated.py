@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from sluice_operator.kube.kinds import (
     ENGINE_POOL,
     INFERENCE_SERVICE,
     NETWORK_POLICY,
+    POD,
     POD_DISRUPTION_BUDGET,
     SECRET,
     Manifest,
@@ -26,13 +28,21 @@ from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.proxy import Seen, proxying
 from tests.operator.harness.rest import comes_to_rest
-from tests.operator.harness.scenery import chat, is_ready, play_controllers, settled
+from tests.operator.harness.scenery import (
+    chat,
+    chat_that_serves,
+    is_ready,
+    play_controllers,
+    settled,
+)
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 DEPLOYMENTS: Final = 3
 RESYNC_LISTINGS: Final = 6
 """Of three resyncs, each of which lists the names of both kinds."""
+GARBAGE_COLLECTOR_SECONDS: Final = 60.0
+"""It learns of new kinds every 30 seconds."""
 NAME: Final = "chat-handover"
 POOLS: Final = {"chat-prefill", "chat-decode"}
 
@@ -126,7 +136,8 @@ async def test_the_key_goes_with_its_service(
     start_operator()
     await two_pools_that_serve(cluster, namespace)
     await cluster.delete(INFERENCE_SERVICE, namespace, "chat")
-    await cluster.until(SECRET, namespace, lambda secrets: NAME not in secrets)
+    gone = partial(cluster.until, timeout_seconds=GARBAGE_COLLECTOR_SECONDS)
+    await gone(SECRET, namespace, lambda secrets: NAME not in secrets)
 
 
 async def test_both_pools_are_rolled_out_together(
@@ -178,3 +189,39 @@ async def test_a_pool_is_scaled_in_the_spec(
     await cluster.until(
         ENGINE_POOL, namespace, lambda found: found[f"chat-{role}"]["spec"]["replicas"] == 3
     )
+
+
+async def test_a_mixed_service_is_split_while_it_serves(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    start_operator()
+    await chat_that_serves(cluster, namespace)
+    routers = await cluster.list(POD, namespace, "serving.sluice.dev/role=router")
+    edit = {"spec": {"mode": "Disaggregated"}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
+    found = await cluster.until(DEPLOYMENT, namespace, lambda each: len(each) == DEPLOYMENTS + 1)
+    service = (await cluster.until(INFERENCE_SERVICE, namespace, settled()))["chat"]
+    await comes_to_rest(cluster, namespace)
+    told = {kind: condition(service, kind)["status"] for kind in ("Ready", "MixedReady", "Updated")}
+    assert told == {"Ready": "True", "MixedReady": "True", "Updated": "False"}
+    assert (await cluster.list(DEPLOYMENT, namespace)).keys() == found.keys()
+
+    before = found["chat-router"]["metadata"]["generation"]
+    for name in found:
+        if "prefill" in name or "decode" in name:
+            await complete(cluster, namespace, name)
+    await cluster.until(
+        DEPLOYMENT,
+        namespace,
+        lambda each: each["chat-router"]["metadata"]["generation"] > before,
+    )
+    await complete(cluster, namespace, "chat-router")
+    await comes_to_rest(cluster, namespace)
+    assert set(await cluster.list(ENGINE_POOL, namespace)) == POOLS | {"chat-mixed"}
+
+    for name in routers:
+        await cluster.delete(POD, namespace, name)
+    await cluster.until(ENGINE_POOL, namespace, lambda pools: pools.keys() == POOLS)
+    gone = partial(cluster.until, timeout_seconds=GARBAGE_COLLECTOR_SECONDS)
+    await gone(DEPLOYMENT, namespace, lambda each: len(each) == DEPLOYMENTS)
+    await comes_to_rest(cluster, namespace)

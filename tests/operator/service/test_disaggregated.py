@@ -243,6 +243,13 @@ def test_a_pool_that_is_complete_waits_for_the_other_with_its_fingerprint() -> N
     assert done.rollout.stable == {pool.role: _wanted(pool.manifest) for pool in done.pools}
 
 
+def test_a_revision_that_still_serves_keeps_its_port_open() -> None:
+    changed = SPEC | {"engine": {"kvTransfer": {"bootstrapPort": 9000}}}
+    middle = plan_service(service_observed(service(changed), _there(service_plan(SPEC))))
+    (rule,) = of(middle.apply, "NetworkPolicy", "chat-prefill")["spec"]["ingress"]
+    assert [each["port"] for each in rule["ports"]] == [8998, 9000, 15000]
+
+
 def test_revisions_are_told_apart_by_the_files_of_their_engines() -> None:
     before = service_plan(SPEC)
     observed = service_observed(service(SPEC | {"engine": {"pageSize": 32}}), _there(before))

@@ -1,0 +1,188 @@
+"""From one mode to the other: what serves stays until wanted pools serve and routers use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pytest
+from sluice_contract.router_config import parse_router_config
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
+from sluice_operator.pool.observe import PoolObserved
+from sluice_operator.pool.plan import plan_pool
+from sluice_operator.pool.status import pool_status
+from sluice_operator.service.plan import ServicePlan, plan_service
+from sluice_operator.service.status import service_status
+
+from tests.operator.examples import NOW, complete, live, pods, service, service_observed
+
+MIXED: Manifest = {"mode": "Mixed"}
+APART: Manifest = {"mode": "Disaggregated"}
+SWITCHES = [(MIXED, APART), (APART, MIXED)]
+
+
+class World(NamedTuple):
+    """A service in a cluster: its children by identity, and its router's pods."""
+
+    children: dict[tuple[str, str], Manifest]
+    routers: tuple[Manifest, ...] = ()
+
+    def plan(self, spec: Manifest) -> ServicePlan:
+        found = service_observed(service(spec), self.children.values(), pods=self.routers)
+        return plan_service(found)
+
+    def carried_out(self, plan: ServicePlan, ready: Iterable[str] = ()) -> World:
+        """After the plan and those of its pools; the engines of roles in `ready` all run."""
+        there = dict(self.children)
+        for manifest in plan.apply:
+            uid = manifest["metadata"]["name"]
+            kept = there.get(_identity(manifest), {}).get("status")
+            there[_identity(manifest)] = live(manifest, uid, **(kept or {}))
+        for reference in plan.prune:
+            del there[reference.kind.kind, reference.name]
+            for key in [key for key in there if key[0] == "Deployment"]:
+                if reference.kind == ENGINE_POOL and key[1].startswith(f"{reference.name}-"):
+                    del there[key]
+        for pool in plan.pools:
+            self._run(there, pool.manifest, pool.role in set(ready))
+        return World(there, self.routers)
+
+    def _run(self, there: dict[tuple[str, str], Manifest], pool: Manifest, runs: bool) -> None:
+        owned = there[_identity(pool)]
+        built = plan_pool(PoolObserved(owned, service({}))).deployment
+        assert built is not None
+        found = complete(built) if runs else there.get(_identity(built)) or live(built)
+        there[_identity(built)] = found
+        observed = PoolObserved(owned, service({}), (found,), tuple(pods(found) if runs else ()))
+        there[_identity(pool)] = owned | {"status": pool_status(observed, plan_pool(observed), NOW)}
+
+    def with_routers(self, *plans: ServicePlan) -> World:
+        """With the router's pods of these plans."""
+        found = [pod for plan in plans if plan.router for pod in pods(plan.router, 1)]
+        return self._replace(routers=tuple(found))
+
+    def pools(self) -> set[str]:
+        return {name for kind, name in self.children if kind == "EnginePool"}
+
+
+def _identity(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _roles(spec: Manifest) -> list[str]:
+    return ["mixed"] if spec["mode"] == "Mixed" else ["prefill", "decode"]
+
+
+def _pools(spec: Manifest) -> set[str]:
+    return {f"chat-{role}" for role in _roles(spec)}
+
+
+def _followed(world: World, plan: ServicePlan) -> set[str]:
+    """The pools that the planned routers follow."""
+    assert plan.router is not None
+    mounted = plan.router["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
+    known = {**world.children, **{_identity(m): m for m in plan.apply}}
+    config = parse_router_config(known["ConfigMap", mounted]["data"]["router.json"])
+    return {f"chat-{role}" for role in config.roles}
+
+
+def _serving(spec: Manifest) -> tuple[World, ServicePlan]:
+    """A service that serves in the mode of `spec`."""
+    plan = World({}).plan(spec)
+    return World({}).carried_out(plan, _roles(spec)).with_routers(plan), plan
+
+
+@pytest.mark.parametrize(("before", "after"), SWITCHES, ids=["apart", "together"])
+def test_the_former_pools_go_last(before: Manifest, after: Manifest) -> None:
+    world, former = _serving(before)
+    assert world.plan(before).prune == ()
+
+    started = world.plan(after)
+    assert _followed(world, started) == _pools(before), "routers wait for the wanted pools"
+    assert started.prune == ()
+    world = world.carried_out(started)
+    assert world.pools() == _pools(before) | _pools(after)
+
+    half = world.carried_out(world.plan(after), _roles(after)[:-1])
+    assert _followed(half, half.plan(after)) == _pools(before)
+
+    world = world.carried_out(world.plan(after), _roles(after))
+    switched = world.plan(after)
+    assert _followed(world, switched) == _pools(after)
+    assert switched.prune == (), "routers of the former mode still run"
+
+    world = world.carried_out(switched, _roles(after)).with_routers(former, switched)
+    stays = world.carried_out(world.plan(after), _roles(after)).pools()
+    assert stays == _pools(before) | _pools(after), "one of them still does"
+
+    done = world.with_routers(switched).plan(after)
+    world = world.carried_out(done, _roles(after)).with_routers(switched)
+    assert world.pools() == _pools(after)
+    assert world.plan(after).prune == (), "their files have gone with them"
+    left = {name for _, name in world.children}
+    assert not [name for role in _roles(before) for name in left if f"-{role}" in name]
+
+
+@pytest.mark.parametrize(("before", "after"), SWITCHES, ids=["apart", "together"])
+def test_a_switch_that_is_taken_back_leaves_nothing(before: Manifest, after: Manifest) -> None:
+    world, former = _serving(before)
+    started = world.plan(after)
+    world = world.carried_out(started)
+    back = world.plan(before)
+    assert _followed(world, back) == _pools(before)
+    assert back.router == former.router
+    assert world.carried_out(back, _roles(before)).pools() == _pools(before)
+
+
+def test_wanted_engines_that_die_after_the_switch_bring_nothing_back() -> None:
+    world, _ = _serving(MIXED)
+    world = world.carried_out(world.plan(APART), _roles(APART))
+    world = world.carried_out(switched := world.plan(APART), _roles(APART))
+    for key, child in world.children.items():
+        if key[0] == "Deployment" and "decode" in key[1]:
+            dead = child["status"] | {"readyReplicas": 0, "availableReplicas": 0}
+            world.children[key] = child | {"status": dead}
+    again = world.plan(APART)
+    assert _followed(world, again) == _pools(APART)
+    assert again.router == switched.router
+
+
+def test_routers_that_wait_follow_their_number() -> None:
+    world, _ = _serving(MIXED)
+    plan = world.plan(APART | {"router": {"replicas": 4}})
+    assert plan.router is not None
+    assert plan.router["spec"]["replicas"] == 4
+    assert _followed(world, plan) == _pools(MIXED)
+
+
+def test_it_is_ready_while_the_former_pools_serve() -> None:
+    world, _ = _serving(MIXED)
+    world = world.carried_out(world.plan(APART))
+    observed = service_observed(service(APART), world.children.values(), pods=world.routers)
+    routers = complete(world.children["Deployment", "chat-router"])
+    world.children["Deployment", "chat-router"] = routers
+    status = service_status(observed, world.plan(APART), NOW)
+    told = {kind: find(status, kind) for kind in ("Ready", "MixedReady", "DecodeReady", "Updated")}
+    assert {kind: found and found["status"] for kind, found in told.items()} == {
+        "Ready": "True",
+        "MixedReady": "True",
+        "DecodeReady": "False",
+        "Updated": "False",
+    }
+    assert status["mode"] == "Mixed"
+    assert status["pools"].keys() == {"prefill", "decode"}
+
+
+def test_a_former_pool_that_does_not_serve_is_told() -> None:
+    world, _ = _serving(MIXED)
+    key = ("EnginePool", "chat-mixed")
+    pool = world.children[key]
+    gone = [each | {"ready": 0} for each in pool["status"]["revisions"]]
+    world.children[key] = pool | {"status": pool["status"] | {"revisions": gone, "ready": 0}}
+    observed = service_observed(service(APART), world.children.values(), pods=world.routers)
+    status = service_status(observed, plan_service(observed), NOW)
+    ready = find(status, "Ready")
+    assert ready is not None
+    assert ready["status"] == "False"
+    assert "mixed" in ready["message"]
