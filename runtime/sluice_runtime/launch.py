@@ -14,6 +14,7 @@ from pathlib import Path
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
+from sluice_contract.handover import configured_key
 from sluice_contract.labels import Role
 from sluice_contract.sizing import resolve_settings
 from sluice_contract.supported import unsupported
@@ -63,7 +64,10 @@ def checked_config(path: Path) -> EngineConfig:
 
 def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
     if config.role is not Role.MIXED:
-        yield ConfigError("role", str(config.role), "mixed (the others are not implemented yet)")
+        try:
+            configured_key(config.handover_key_file)
+        except ConfigError as error:
+            yield error
     yield from unsupported(config)
     try:
         resolve_settings(config, Accelerator(), config.slo)

@@ -27,7 +27,12 @@ NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
             "InvalidConfig",
             "fcfs",
         ),
-        ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", 'role: "prefill"'),
+        ({"model": DUMMY, "role": "prefill"}, "InvalidConfig", "handoverKeyFile: null"),
+        (
+            {"model": DUMMY, "role": "decode", "handoverKeyFile": "/nowhere/key"},
+            "InvalidConfig",
+            'handoverKeyFile: "/nowhere/key" is not allowed; allowed: a readable file with a key',
+        ),
         ({"model": DUMMY, "cudaGraphMaxBatch": 8}, "InvalidConfig", "cudaGraphMaxBatch: 8"),
         (
             {"model": DUMMY, "chunkSize": 8, "cudaGraphMaxBatch": 8},
