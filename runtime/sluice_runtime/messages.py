@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 12
+PROTOCOL_VERSION: Final = 13
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -189,6 +189,8 @@ class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read_seconds: float = 0.0
     failures: dict[str, int] = {}
     """Rooms that failed, by reason."""
+    draining: bool = False
+    """Whether no more rooms are opened: a prefill engine may stop once it has none."""
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -142,7 +143,7 @@ def _decode(parts: _Parts, stack: ExitStack) -> Started:
     reader = stack.enter_context(closing(PageReader(parts.backend, parts.wake)))
     local = LocalPages(pool.address, pool.page_bytes)
     pages = PageReads(reader, local, limits.transfer_seconds, parts.wake)
-    name = os.environ.get("POD_NAME", "")
+    name = os.environ.get("POD_NAME") or socket.gethostname()
     us = DecodeIdentity(**parts.identity, name=name, page_bytes=pool.page_bytes)  # type: ignore[arg-type]
     client = DecodeClient(
         us, parts.wake, ClientSettings(), time.time, partial(secrets.token_hex, 16)

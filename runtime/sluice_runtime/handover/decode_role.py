@@ -182,7 +182,7 @@ class DecodeRole:
 
     def _heard(self, room: _Room, event: FromPrefill | RoomLost, now: float) -> None:
         if isinstance(event, RoomLost):
-            self._fail(room, "RoomLost", event.error)
+            self._fail(room, "RoomLost", event.error, names_engine=True)
             return
         message = event.message
         try:
@@ -272,14 +272,7 @@ class DecodeRole:
 
     def _expire(self, now: float) -> None:
         for room in [room for room in self._rooms.values() if room.deadline <= now]:
-            waited = (
-                "its attestation"
-                if room.received
-                else "its pages"
-                if room.arrival.finished is not None
-                else "the prompt"
-            )
-            self._fail(room, "TimedOut", f"{waited} did not come in time")
+            self._fail(room, "TimedOut", f"{_awaited(room)} did not come in time")
         for message in [m for m in self._awaiting.values() if self._last_second(m) <= now]:
             del self._awaiting[message.request_id]
             self._failures["NoPages"] += 1
@@ -294,12 +287,16 @@ class DecodeRole:
         refusal: Refusal = "prefill_failed",
         *,
         tell: bool = True,
+        names_engine: bool = False,
     ) -> None:
+        """Ends room and request. `tell`: the prefill engine does not know; `names_engine`: the
+        error does, as those that are the request's fault need not."""
         self._failures[reason] += 1
         self._leave(room, error if tell else None)
-        engine = room.prefill.name or f"{room.prefill.host}:{room.prefill.port}"
-        named = error if refusal in _REQUEST_AT_FAULT else f"prefill engine {engine}: {error}"
-        self._scheduler.fail(room.request.request_id, named, refusal)
+        if not names_engine and refusal not in _REQUEST_AT_FAULT:
+            engine = room.prefill.name or f"{room.prefill.host}:{room.prefill.port}"
+            error = f"prefill engine {engine}: {error}"
+        self._scheduler.fail(room.request.request_id, error, refusal)
 
     def _leave(self, room: _Room, error: str | None) -> None:
         """The prefill engine is told why, unless it knows."""
@@ -314,3 +311,10 @@ class DecodeRole:
 
     def _last_second(self, message: Generate) -> float:
         return message.arrival_seconds + self._limits.total_seconds
+
+
+def _awaited(room: _Room) -> str:
+    """For messages: what its request waits for."""
+    if room.received:
+        return "the attestation"
+    return "the prompt" if room.arrival.finished is None else "the pages of the prompt"

@@ -163,6 +163,7 @@ class PrefillRole:
             bootstrap=len(self._rooms) - finished,
             inflight=finished,
             failures=dict(self._failures),
+            draining=self._draining,
         )
 
     def _received(self, event: FromDecode, now: float) -> None:

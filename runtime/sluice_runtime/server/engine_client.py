@@ -155,6 +155,8 @@ class EngineClient:
         self.load: Load | None = None
         self._drawn = asyncio.Event()
         """Set, and replaced, when a step has drawn a token."""
+        self._reported = asyncio.Event()
+        """The same, when a load has come."""
 
     async def run(self) -> EngineFailed:
         """Reads until the engine has failed or ended; by then every stream has received its error.
@@ -230,6 +232,14 @@ class EngineClient:
         if self.failure is None:
             self._link.send(Drain())
 
+    async def rooms_ended(self) -> None:
+        """Of a prefill engine that drains: returns when no decode engine needs it any more."""
+        while True:
+            handover = self.load.handover if self.load else None
+            if handover and handover.draining and not (handover.bootstrap + handover.inflight):
+                return
+            await self._reported.wait()
+
     def flush_cache(self) -> None:
         """Tells the engine to forget cached prefixes.
 
@@ -293,6 +303,8 @@ class EngineClient:
 
     def _take_load(self, load: Load) -> None:
         self.load = load
+        self._reported.set()
+        self._reported = asyncio.Event()
         self._observer.loaded(load)
 
 

@@ -154,12 +154,19 @@ async def _drain(
     service.metrics.draining()
     service.client.drain()
     hurried = asyncio.create_task(signals.get())
-    emptied = asyncio.create_task(service.gate.emptied())
+    emptied = asyncio.create_task(_emptied(service))
     try:
         await _first(engine, hurried, emptied, seconds=drain_seconds)
     finally:
         hurried.cancel()
         emptied.cancel()
+
+
+async def _emptied(service: Service) -> None:
+    """Returns when no client and no other engine waits for this one."""
+    await service.gate.emptied()
+    if service.identity.role is Role.PREFILL:
+        await service.client.rooms_ended()
 
 
 async def _leave(service: Service, engine: asyncio.Task[EngineFailed]) -> int:

@@ -117,7 +117,9 @@ class Wire:
     def cut(self) -> None:
         """The connection is lost, for both."""
         self._to_prefill.append(PeerLost(self.peer, "cut"))
-        self._to_decode += [RoomLost(room, "cut") for room in sorted(self.rooms)]
+        self._to_decode += [
+            RoomLost(room, "prefill engine prefill-0: cut") for room in sorted(self.rooms)
+        ]
         self.peer += 1
 
     def to_prefill(self, message: Any) -> None:

@@ -176,6 +176,8 @@ def test_a_draining_prefill_engine_finishes_its_rooms_and_opens_none() -> None:
     assert "draining" in (pair.end("late").error or "")
     assert "prefill-0" in (pair.end("late").error or "")
     pair.check_empty()
+    load = pair.prefill_role.load(pair.prefill.scheduler.status())
+    assert (load.draining, load.bootstrap, load.inflight) == (True, 0, 0)
 
 
 def test_a_fault_of_the_request_is_passed_on_and_others_are_the_engines() -> None:
