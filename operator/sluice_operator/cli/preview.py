@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic.alias_generators import to_camel
+from sluice_contract.config import KvTransfer
+from sluice_contract.labels import Role
 from sluice_contract.sizing import Source
 
 from sluice_operator.api.findings import InvalidSpecError
@@ -78,6 +80,7 @@ def as_json(shown: Preview) -> Manifest:
         "namespace": shown.service["metadata"]["namespace"],
         "refusal": None,
         "slo": _slo(plan),
+        "kvTransfer": transfer.to_json_dict() if (transfer := _kv_transfer(plan)) else None,
         "pools": {pool.role.value: _pool(pool, below, plan) for pool, below in pools},
         "objects": _objects(shown),
     }
@@ -102,6 +105,11 @@ def _slo(plan: ServicePlan) -> Manifest:
         if value is not None
         for source, origin in [user if name in slo.model_fields_set else general]
     }
+
+
+def _kv_transfer(plan: ServicePlan) -> KvTransfer | None:
+    """How the KV cache goes from prefill to decode engines; None where it does not."""
+    return plan.spec.kv_transfer(Role.PREFILL) if plan.spec else None
 
 
 def _pool(pool: PlannedPool, below: PoolPlan, plan: ServicePlan) -> Manifest:
@@ -143,6 +151,10 @@ def _lines(shown: Preview) -> Iterator[str]:
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
     yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
     yield from _promise(plan)
+    if transfer := _kv_transfer(plan):
+        yield ""
+        how = f"{transfer.backend} over {transfer.protocol}"
+        yield f"KV cache: by {how}, asked for at port {transfer.bootstrap_port} of prefill engines"
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {pool.replicas}, each on {pool.accelerator.text}"

@@ -59,7 +59,7 @@ def engine_file(spec: InferenceServiceSpec, role: Role, accelerator: Accelerator
     values: dict[str, Any] = resolved_values(settings)
     config = EngineConfig(
         **values,
-        slo=slo_targets(spec),
+        slo=slo_targets(spec, role),
         model=ModelRef(uri=source.engine_uri, name=source.served_name),
         role=role,
         kv_transfer=spec.kv_transfer(role),
@@ -77,7 +77,7 @@ def pool_settings(spec: InferenceServiceSpec, role: Role, accelerator: Accelerat
     Raises:
         ConfigError: two resolved values contradict each other.
     """
-    resolved = resolve_settings(spec.engine_of(role), accelerator, slo_targets(spec))
+    resolved = resolve_settings(spec.engine_of(role), accelerator, slo_targets(spec, role))
     own = spec.pool(role).engine
     for name in resolved.keys() & (own.model_fields_set if own else set()):
         if getattr(own, name) is not None:
@@ -86,9 +86,10 @@ def pool_settings(spec: InferenceServiceSpec, role: Role, accelerator: Accelerat
     return resolved
 
 
-def slo_targets(spec: InferenceServiceSpec) -> SloTargets | None:
-    """The part of the promise that each engine keeps by itself."""
-    if spec.slo is None or spec.slo.itl_milliseconds is None:
+def slo_targets(spec: InferenceServiceSpec, role: Role) -> SloTargets | None:
+    """The part of the promise that each engine keeps by itself. Where nothing is decoded, no time
+    passes between two tokens, and no chunk need be cut for it."""
+    if role is Role.PREFILL or spec.slo is None or spec.slo.itl_milliseconds is None:
         return None
     return SloTargets(itl_milliseconds=spec.slo.itl_milliseconds, percentile=spec.slo.percentile)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sluice_contract import labels
-from sluice_contract.config import EngineConfig, KvTransfer, parse_engine_config
+from sluice_contract.config import EngineConfig, KvTransfer, SloTargets, parse_engine_config
 from sluice_contract.labels import Role
 from sluice_contract.router_config import parse_router_config
 from sluice_operator.api.findings import parse
@@ -107,6 +107,14 @@ def test_engines_are_told_their_role_and_where_the_key_is() -> None:
     engine = {"engine": {"kvTransfer": {"backend": "TCP", "bootstrapPort": 9000}}}
     for config in _files(service_plan(SPEC | engine)).values():
         assert config.kv_transfer == KvTransfer(backend="TCP", bootstrap_port=9000)
+
+
+def test_the_promise_between_two_tokens_is_kept_where_tokens_are_decoded() -> None:
+    files = _files(service_plan(SPEC | {"slo": {"itlMilliseconds": 50}}))
+    assert files[Role.PREFILL].slo is None
+    assert files[Role.DECODE].slo == SloTargets(itl_milliseconds=50, percentile=95)
+    uncut = {"pools": {"prefill": {"engine": {"chunkSize": -1}}, "decode": {}}}
+    assert service_plan(SPEC | uncut | {"slo": {"itlMilliseconds": 50}}).refusal is None
 
 
 def test_the_router_follows_both_pools() -> None:
