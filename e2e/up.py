@@ -31,6 +31,12 @@ READY_SECONDS = 300
 STALLED_SECONDS = 30
 FINAL_REASONS = ("NotImplemented", "InvalidSpec")
 """Of Stalled: only another spec helps."""
+STUCK_REASONS = (
+    "ImagePullBackOff", "Unschedulable", "EngineDied", "OOMKilled", "CrashLoopBackOff",
+)  # fmt: skip
+"""Of Updated: time may help while a cluster comes up, but hardly a service that has run in it."""
+SCALED_TO_ZERO = "ScaledToZero"
+Conditions = Mapping[str, Mapping[str, str]]
 
 
 def main() -> int:
@@ -40,11 +46,8 @@ def main() -> int:
         cluster.up()
         install_operator(cluster, deliver_images(cluster))
         kubectl = Kubectl(cluster)
-        apply_sample(kubectl)
-        await_sample(kubectl)
-        say(f"Asking it, as any OpenAI client would ({time.monotonic() - started:.0f} s so far):")
-        with reach(cluster, SAMPLE_NAMESPACE, SERVICE) as url:
-            show_completion(url, MODEL, PROMPT, max_tokens=64)
+        conditions = await_sample(kubectl, was_there=apply_sample(kubectl))
+        ask_sample(cluster, conditions, started)
         print_next_steps(cluster)
     except ClusterError as error:
         say(f"error: {error}")
@@ -71,31 +74,55 @@ def deliver_images(cluster: Cluster) -> Mapping[str, str]:
     return {component: tags[name] for component, name in names.items()}
 
 
-def apply_sample(kubectl: Kubectl) -> None:
-    """The sample service, unless there is one: as a person applies it, who will do so again."""
+def apply_sample(kubectl: Kubectl) -> bool:
+    """The sample service, unless there is one: as a person applies it, who will do so again.
+    Returns whether there was one."""
     words = ("get", KIND, SERVICE, "-n", SAMPLE_NAMESPACE, "--ignore-not-found", "-o", "name")
     if kubectl.run(*words):
         say(f"The InferenceService {SERVICE} is there already and stays as it is.")
-    else:
-        kubectl.run("apply", "-n", SAMPLE_NAMESPACE, "-f", "-", stdin=SAMPLE.read_text())
+        return True
+    kubectl.run("apply", "-n", SAMPLE_NAMESPACE, "-f", "-", stdin=SAMPLE.read_text())
+    return False
 
 
-def await_sample(kubectl: Kubectl) -> None:
+def await_sample(kubectl: Kubectl, was_there: bool = False) -> Conditions:
     """Until the sample service is up to date; says what is missing while it is not, and does not
-    wait for a service that is stuck."""
-    deadline, stalled_since = time.monotonic() + READY_SECONDS, None
+    wait for a service that is stuck. Returns its conditions."""
+    deadline, stuck_since = time.monotonic() + READY_SECONDS, None
     with Step(f"Waiting for the InferenceService {SERVICE} to be up to date") as step:
         while not _is_updated(kubectl):
-            conditions = _conditions(kubectl)
+            conditions, now = _conditions(kubectl), time.monotonic()
             step.detail(conditions.get("Updated", {}).get("message", ""))
-            stall = conditions.get("Stalled", {})
-            stalled = stall.get("status") == "True"
-            stalled_since = (stalled_since or time.monotonic()) if stalled else None
-            stuck = stalled_since is not None and time.monotonic() - stalled_since > STALLED_SECONDS
-            final = stalled and stall.get("reason") in FINAL_REASONS
-            if final or stuck or time.monotonic() > deadline:
+            stuck_since = (stuck_since or now) if is_stuck(conditions, was_there) else None
+            stuck = stuck_since is not None and now - stuck_since > STALLED_SECONDS
+            if stuck or is_final(conditions) or now > deadline:
                 hint = f'make kubectl ARGS="edit infsvc {SERVICE}"'
                 raise ClusterError(f"the service does not come up; {hint}:\n{_table(conditions)}")
+    return _conditions(kubectl)
+
+
+def is_stuck(conditions: Conditions, was_there: bool) -> bool:
+    """Whether a person is probably needed; `was_there`: the service had been running before."""
+    stalled = conditions.get("Stalled", {}).get("status") == "True"
+    return stalled or (was_there and conditions.get("Updated", {}).get("reason") in STUCK_REASONS)
+
+
+def is_final(conditions: Conditions) -> bool:
+    """Whether the service is refused, which no time changes."""
+    stall = conditions.get("Stalled", {})
+    return stall.get("status") == "True" and stall.get("reason") in FINAL_REASONS
+
+
+def ask_sample(cluster: Cluster, conditions: Conditions, started: float) -> None:
+    """Shows one completion, or says why there is none: the service is scaled to 0. `started`: when
+    the run began, by the monotonic clock."""
+    if conditions.get("Updated", {}).get("reason") == SCALED_TO_ZERO:
+        scale = f'make kubectl ARGS="scale infsvc/{SERVICE} --replicas=1"'
+        say(f"{SERVICE} is scaled to 0, so there is nobody to ask. To have an engine: {scale}")
+        return
+    say(f"Asking it, as any OpenAI client would ({time.monotonic() - started:.0f} s so far):")
+    with reach(cluster, SAMPLE_NAMESPACE, SERVICE) as url:
+        show_completion(url, MODEL, PROMPT, max_tokens=64)
 
 
 def _is_updated(kubectl: Kubectl) -> bool:
@@ -117,7 +144,7 @@ def _conditions(kubectl: Kubectl) -> dict[str, dict[str, str]]:
     return {condition["type"]: condition for condition in status.get("conditions", [])}
 
 
-def _table(conditions: Mapping[str, Mapping[str, str]]) -> str:
+def _table(conditions: Conditions) -> str:
     """One line for each cause: several conditions may have the same reason and message."""
     names: dict[str, list[str]] = {}
     for name, found in conditions.items():

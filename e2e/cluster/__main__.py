@@ -47,17 +47,22 @@ def _dispatch(words: list[str]) -> int:
         case "load-image":
             cluster.load_image(parsed.archive)
         case "kubeconfig":
+            _require_kubeconfig(cluster)
             print(cluster.kubeconfig)
         case _:
             return _print_status(cluster)
     return 0
 
 
-def _become_kubectl(cluster: Cluster, words: list[str]) -> NoReturn:
+def _require_kubeconfig(cluster: Cluster) -> None:
     if not cluster.kubeconfig.exists():
         raise ClusterError(
             f"there is no cluster ({cluster.kubeconfig} does not exist): `make up` first"
         )
+
+
+def _become_kubectl(cluster: Cluster, words: list[str]) -> NoReturn:
+    _require_kubeconfig(cluster)
     if not cluster.status().running:
         raise ClusterError("the cluster is not running: `make up` first, or `make down`")
     argv = cluster.kubectl_argv(*words)

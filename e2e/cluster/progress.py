@@ -1,10 +1,12 @@
 """Says what a person is waiting for and for how long. Writes to standard error only.
 
-In a terminal one line counts up in place; elsewhere (a log, CI) a line is added now and then.
+In a terminal one line counts up in place; elsewhere (a log, CI) a line is added now and then, which
+repeats no detail.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -19,8 +21,9 @@ CLEAR_LINE = "\r\x1b[2K"
 class Step:
     """One named wait, as a context manager: announced, counted, and marked done or failed."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, log_refresh_seconds: float = LOG_REFRESH_SECONDS) -> None:
         self._title = title
+        self._log_refresh_seconds = log_refresh_seconds
         self._detail = ""
         self._start_seconds = time.monotonic()
         self._stop = threading.Event()
@@ -55,15 +58,23 @@ class Step:
         say(f"{clear}{mark} {self._title}  {self.elapsed_seconds:.1f} s")
 
     def _tick(self) -> None:
-        pause = TERMINAL_REFRESH_SECONDS if self._in_terminal else LOG_REFRESH_SECONDS
+        pause = TERMINAL_REFRESH_SECONDS if self._in_terminal else self._log_refresh_seconds
+        shown = ""
         while not self._stop.wait(pause):
-            detail = f" · {self._detail}" if self._detail else ""
-            line = f"… {self._title}{detail}  {self.elapsed_seconds:.0f} s"
+            detail = self._detail
+            line = f"… {self._title}  {self.elapsed_seconds:.0f} s"
             if self._in_terminal:
+                # Cut, since of a line that wraps only the last row could be cleared.
+                line = _with_detail(line, detail)[: shutil.get_terminal_size().columns - 1]
                 sys.stderr.write(CLEAR_LINE + line)
                 sys.stderr.flush()
             else:
-                say(line)
+                say(_with_detail(line, detail if detail != shown else ""))
+                shown = detail
+
+
+def _with_detail(line: str, detail: str) -> str:
+    return f"{line} · {detail}" if detail else line
 
 
 def say(text: str) -> None:

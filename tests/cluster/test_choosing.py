@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from e2e.cluster import choose
+from e2e.cluster.__main__ import main
 from e2e.cluster.choose import choose_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.providers.bare import BareCluster
@@ -80,3 +82,20 @@ def test_a_kubeconfig_alone_is_never_picked_up(
 def test_an_unknown_provider_is_refused_with_what_is_allowed() -> None:
     with pytest.raises(ClusterError, match="CLUSTER=k3s: allowed are bare, kind, current"):
         choose_cluster({"CLUSTER": "k3s"})
+
+
+@pytest.mark.parametrize("words", [["kubeconfig"], ["kubectl", "get", "pods"]])
+def test_without_a_cluster_the_way_to_one_is_named(
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    cluster = KindCluster("sluice", "docker")
+    monkeypatch.setattr("e2e.cluster.__main__.choose_cluster", lambda: cluster)
+    monkeypatch.setattr(sys, "argv", ["e2e.cluster", *words])
+    assert main() == 1
+    told = capsys.readouterr()
+    assert "`make up` first" in told.err
+    assert not told.out

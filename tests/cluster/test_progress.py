@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from e2e.cluster.progress import Step
@@ -16,3 +18,26 @@ def test_a_step_says_when_it_begins_and_how_it_ends(capsys: pytest.CaptureFixtur
     assert begun == "… Doing it"
     assert done.startswith("✓ Doing it")
     assert failed.startswith("✗ Breaking it")
+
+
+def test_a_log_has_what_is_waited_for_once_until_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    ticks = threading.Semaphore(0)
+
+    def say(line: str) -> None:
+        lines.append(line)
+        ticks.release()
+
+    monkeypatch.setattr("e2e.cluster.progress.say", say)
+    with Step("Waiting", log_refresh_seconds=0.001) as step:
+        step.detail("no image")
+        for _ in range(40):
+            assert ticks.acquire(timeout=10)
+        step.detail("no node")
+        for _ in range(40):
+            assert ticks.acquire(timeout=10)
+    said = [line.split(" · ")[1] for line in lines if " · " in line]
+    assert said == ["no image", "no node"]
+    assert len(lines) >= 80, "the seconds go on"

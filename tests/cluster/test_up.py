@@ -1,0 +1,45 @@
+"""When `make up` gives up on the sample service, and what it takes for done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.providers.kind import KindCluster
+from e2e.up import ask_sample, is_final, is_stuck
+
+
+def _conditions(reason: str, stalled: str = "False") -> dict[str, dict[str, str]]:
+    return {
+        "Updated": {"status": "False", "reason": reason},
+        "Stalled": {"status": stalled, "reason": reason if stalled == "True" else "NotStalled"},
+    }
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "Unschedulable", "EngineDied"])
+def test_a_service_that_was_broken_is_not_waited_for_like_a_new_one(reason: str) -> None:
+    assert is_stuck(_conditions(reason), was_there=True)
+    assert not is_stuck(_conditions(reason), was_there=False), "a new cluster may still settle"
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_service_that_starts_is_not_stuck_and_one_that_is_stalled_is(was_there: bool) -> None:
+    assert not is_stuck({}, was_there)
+    assert not is_stuck(_conditions("Starting"), was_there)
+    assert is_stuck(_conditions("ModelLoadFailed", stalled="True"), was_there)
+
+
+def test_only_a_refusal_is_final() -> None:
+    assert is_final(_conditions("NotImplemented", stalled="True"))
+    assert not is_final(_conditions("NotImplemented"))
+    assert not is_final(_conditions("ModelLoadFailed", stalled="True"))
+
+
+def test_a_service_that_is_scaled_to_zero_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    cluster = KindCluster("sluice", "an engine that is not there")
+    ask_sample(cluster, _conditions("ScaledToZero"), started=0.0)
+    assert "scale infsvc/chat --replicas=1" in capsys.readouterr().err
