@@ -134,5 +134,10 @@ def _log(request: web.Request, route: str, status: int, outcome: Outcome, second
         outcome,
         request.get(ENGINE, "-"),
         seconds,
-        "" if failure is None else f" error={failure} cause={failure.__cause__!r}",
+        "" if failure is None else _reason(failure),
     )
+
+
+def _reason(failure: RouterError) -> str:
+    cause = failure.__cause__
+    return f" error={failure}" + ("" if cause is None else f" cause={cause!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -60,6 +61,24 @@ async def test_an_error_that_is_the_whole_answer_is_complete(client: aiohttp.Cli
         assert await counts(client, router) == [
             'code="400",outcome="complete",route="/v1/completions"} 1.0'
         ]
+
+
+async def test_the_log_names_a_cause_only_where_there_is_one(
+    client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sluice.router")
+    async with (
+        fakes.running_engine(fakes.dies_in_stream) as engine,
+        fakes.running_router(engine.url) as router,
+    ):
+        engine.gate.set()
+        for body in (b"{", BODY):
+            async with client.post(router.url + "/v1/completions", data=body) as response:
+                await response.read()
+    refused, cut = (r.getMessage() for r in caplog.records if "/v1/completions" in r.getMessage())
+    assert " error=" in refused
+    assert "cause=" not in refused
+    assert " cause=ClientPayloadError(" in cut
 
 
 async def test_probes_are_not_requests(client: aiohttp.ClientSession) -> None:

@@ -21,6 +21,8 @@ IMAGE_REASONS: Final = frozenset(
 START_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
+DIED_REASONS: Final = frozenset({"EngineDied", "ApiProcessDied"})
+"""A process was ended from outside, as far as the other one knows; kubelet may know more."""
 MODEL_REASONS: Final = frozenset({"ModelLoadFailed"})
 LASTING_REASONS: Final = MODEL_REASONS | {"InvalidConfig", "OutOfMemory", "InvalidImageName"}
 """Failures that no amount of waiting cures, beside an `OOMKilled` that repeats. `OutOfMemory` is an
@@ -94,9 +96,11 @@ def _start(pod: Manifest) -> PodFailure | None:
 
 
 def _told(pod: Manifest) -> PodFailure | None:
-    """The reason in the process's termination message."""
+    """The reason in the process's termination message, unless kubelet knows a better one."""
     for _, ended in _terminations(pod):
         if message := _termination_message(ended):
+            if message.reason in DIED_REASONS and ended.get("reason") == "OOMKilled":
+                continue
             return PodFailure(_name(pod), message.reason, _line(message.message))
     return None
 
@@ -105,7 +109,9 @@ def _out_of_memory(pod: Manifest) -> PodFailure | None:
     for container, ended in _terminations(pod):
         if ended.get("reason") == "OOMKilled":
             repeats = _restarts(pod, container) >= REPEATS
+            limit = _memory_limit(pod, container)
             text = f"container {container} used more memory than its limit"
+            text += f" of {limit}" if limit else ""
             return PodFailure(_name(pod), "OOMKilled", text, repeats)
     return None
 
@@ -150,6 +156,13 @@ def _terminations(pod: Manifest) -> Iterator[tuple[str, dict[str, Any]]]:
 def _restarts(pod: Manifest, container: str) -> int:
     found = (each.get("restartCount", 0) for each in _containers(pod) if each["name"] == container)
     return next(found, 0)
+
+
+def _memory_limit(pod: Manifest, container: str) -> str | None:
+    found = (pod.get("spec") or {}).get("containers") or ()
+    limits = ((each.get("resources") or {}).get("limits") or {}
+              for each in found if each["name"] == container)  # fmt: skip
+    return next((str(each["memory"]) for each in limits if "memory" in each), None)
 
 
 def _termination_message(ended: dict[str, Any]) -> TerminationMessage | None:

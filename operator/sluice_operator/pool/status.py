@@ -97,7 +97,7 @@ def _checks(
         READY: serving,
         UPDATED: updated,
         PROGRESSING: progressing,
-        MODEL_AVAILABLE: _model(any(map(is_ready, current)), failure),
+        MODEL_AVAILABLE: _model(any(map(is_ready, current)), failure, updated),
         RECONCILING: progressing,
         STALLED: stalled,
     }
@@ -145,11 +145,13 @@ def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
     return Check("True", updated.reason, updated.message)
 
 
-def _model(ready: bool, failure: PodFailure | None) -> Check:
+def _model(ready: bool, failure: PodFailure | None, updated: Check) -> Check:
     if failure is not None and failure.reason in MODEL_REASONS:
         return Check("False", failure.reason, str(failure))
     if ready:
         return Check("True", "Loaded", "An engine has loaded the model.")
+    if updated.reason == reasons.SCALED_TO_ZERO:
+        return Check("Unknown", updated.reason, updated.message)
     return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
 
 

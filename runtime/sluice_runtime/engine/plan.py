@@ -134,7 +134,7 @@ def pool_pages(
                 f"{left // bytes_per_token}: KV pool allocation wants "
                 f"{config.kv_pool_tokens} tokens of {bytes_per_token} bytes, and "
                 f"{host.available >> 20} MiB are available, of which logits and penalties of "
-                f"maxRunningRequests want {reserved.sampling >> 20}"
+                f"maxRunningRequests want {reserved.sampling >> 20} MiB"
             )
         return config.kv_pool_tokens // page_size
     useful = (config.max_running_requests or 1) * context_tokens

@@ -39,6 +39,8 @@ from sluice_runtime.transport import ApiLink
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 """Who listens here has a person before it, who is shown how to ask."""
+TRY_PROMPT: Final = "copy: abcdefgh\n"
+"""A task that the small model has learnt; for any other as good as any."""
 TEXT_THREADS: Final = 2
 """Threads that parse, tokenise and write what is too long for the event loop. The tokenizer keeps a
 cache for each, and Python runs one at a time anyway."""
@@ -104,7 +106,7 @@ async def _become_ready(service: Service, config: EngineConfig, url: str) -> Non
     _return_free_memory()
     _log.info("ready: %r answers", service.identity.model)
     if config.server.host in _LOOPBACK:
-        body = json.dumps({"model": service.identity.model, "prompt": "Hello"})
+        body = json.dumps({"model": service.identity.model, "prompt": TRY_PROMPT})
         _log.info("try: curl %s/v1/completions -d '%s'", url, body)
 
 
@@ -125,7 +127,9 @@ def _model_text(config: EngineConfig) -> ModelText:
     template = load_chat_template(files)
     form = format_of(template.source if template else "", config.tool_call_format)
     if form is not None and template is not None and not template.shows_tools:
-        _log.warning("the model's chat template shows no tools: it is not told of a request's")
+        _log.warning(
+            "the model's chat template shows no tools: a request's tools are not shown to it"
+        )
     return ModelText(load_tokenizer(files), template, defaults, form, _formless(files))
 
 

@@ -24,6 +24,7 @@ def _ended(**terminated: Any) -> dict[str, Any]:
     return _container(state=waiting, lastState={"terminated": terminated})
 
 
+DIED = TerminationMessage(reason="EngineDied", message="ended by SIGKILL (out of memory?)")
 TOLD = TerminationMessage(reason="ModelLoadFailed", message="model.safetensors: truncated")
 
 FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -70,6 +71,16 @@ FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
         "truncated",
     ),
     "memory": (_ended(exitCode=137, reason="OOMKilled"), "OOMKilled", "more memory"),
+    "memory of one process, of which the other told": (
+        _ended(exitCode=1, reason="OOMKilled", message=DIED.to_bytes().decode()),
+        "OOMKilled",
+        "more memory than its limit",
+    ),
+    "a process died": (
+        _ended(exitCode=1, reason="Error", message=DIED.to_bytes().decode()),
+        "EngineDied",
+        "SIGKILL",
+    ),
     "crash": (
         _ended(exitCode=3, message="Traceback\nboom"), "CrashLoopBackOff", "code 3: Traceback boom",
     ),
@@ -85,6 +96,14 @@ def test_a_failure_is_told_with_reason_and_message(case: str) -> None:
     assert (failure.pod, failure.reason) == ("chat-0", reason)
     assert message in failure.message
     assert "\n" not in failure.message
+
+
+def test_out_of_memory_names_the_limit_of_the_container() -> None:
+    containers = [{"name": "other"}, {"name": "engine", "resources": {"limits": {"memory": "2Gi"}}}]
+    pod = _pod(**_ended(exitCode=137, reason="OOMKilled")) | {"spec": {"containers": containers}}
+    failure = failure_of(pod)
+    assert failure is not None
+    assert failure.message == "container engine used more memory than its limit of 2Gi"
 
 
 @pytest.mark.parametrize(

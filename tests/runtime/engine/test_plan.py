@@ -53,7 +53,7 @@ def test_the_pool_leaves_the_reserved_memory_free(part: str) -> None:
 def test_a_configured_pool_must_leave_room_for_logits_and_penalties() -> None:
     reserved = replace(RESERVED, sampling=100 * MIB)
     assert pool_pages(config(kvPoolTokens=800 * 1024), 4096, 1024, HOST, reserved) == 800 * 64
-    with pytest.raises(OutOfMemoryError, match=r"at most 819200: .* maxRunningRequests want 100"):
+    with pytest.raises(OutOfMemoryError, match=r"at most 819200: .* penalties .* want 100 MiB$"):
         pool_pages(config(kvPoolTokens=800 * 1024 + 16), 4096, 1024, HOST, reserved)
 
 
