@@ -135,6 +135,10 @@ bench-startup: setup ## process start to /health and to the first token
 bench-router: setup ## what the router adds to the time to first token
 	$(PYTHON) -m benchmarks.router
 
+.PHONY: bench-transfer
+bench-transfer: setup ## reading KV pages of another process, beside Mooncake's engine alone
+	$(PYTHON) -m benchmarks.transfer
+
 .PHONY: bench-malformed
 bench-malformed: setup ## how soon requests that are at fault are refused, and what others feel of it
 	$(PYTHON) -m benchmarks.malformed --model $(MODEL)

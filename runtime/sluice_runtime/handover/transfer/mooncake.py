@@ -82,10 +82,13 @@ class MooncakeBackend:
             raise _error(what, outcome, timeout_seconds)
 
     def close(self) -> None:
+        """Mooncake takes a second to end each engine, and holds the GIL meanwhile."""
         with self._lock:
             for engine in self._engines:
                 for first, _ in self._memory.ranges:
                     engine.unregister_memory(first)
+            self._engines.clear()
+        self._peers.close()
 
     def _start_another(self) -> MooncakeEngine:
         with self._lock:

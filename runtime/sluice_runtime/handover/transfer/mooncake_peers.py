@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from sluice_runtime.handover.transfer.backend import (
     OtherEpochError,
     PeerUnreachableError,
+    TransferError,
     TransferTimeoutError,
 )
 from sluice_runtime.handover.transfer.mooncake_engine import MooncakeEngine
@@ -40,7 +41,7 @@ class MooncakePeers:
     """`start`: makes one more engine, with all of our memory registered."""
 
     def __init__(self, engine: MooncakeEngine, start: Callable[[], MooncakeEngine]) -> None:
-        self._engine = engine
+        self._engine: MooncakeEngine | None = engine
         self._start = start
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
@@ -76,8 +77,16 @@ class MooncakePeers:
             if (peer := self._peers.get(address)) is not None and peer.token == token:
                 peer.answered = False
 
+    def close(self) -> None:
+        """Lets go of all engines."""
+        with self._lock:
+            self._engine = None
+            self._peers.clear()
+
     def _peer(self, address: str, token: str) -> Peer:
         """Called under the lock."""
+        if self._engine is None:
+            raise TransferError("the backend is closed")
         known = self._peers.get(address)
         if known is None:
             peer = Peer(token, self._engine)

@@ -6,20 +6,22 @@ import ctypes
 import mmap
 import random
 
+MARGIN = mmap.PAGESIZE
+
 
 class MemoryBlock:
-    """Of this process; zero at first."""
+    """Of this process; zero at first. No other block begins where it ends."""
 
     def __init__(self, size: int) -> None:
-        self._mmap = mmap.mmap(-1, size)
+        self._mmap = mmap.mmap(-1, size + 2 * MARGIN)
         self.size = size
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mmap))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mmap)) + MARGIN
 
     def fill(self, data: bytes) -> None:
-        self._mmap[: len(data)] = data
+        self._mmap[MARGIN : MARGIN + len(data)] = data
 
     def bytes_at(self, offset: int, length: int) -> bytes:
-        return self._mmap[offset : offset + length]
+        return self._mmap[MARGIN + offset : MARGIN + offset + length]
 
 
 def contents(seed: int, size: int) -> bytes:

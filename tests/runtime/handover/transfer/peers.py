@@ -86,6 +86,12 @@ class Setting:
         self.name = name
         self._network = MemoryNetwork()
         self._ends: list[Callable[[], None]] = []
+        self._blocks: list[MemoryBlock] = []
+
+    @cached_property
+    def lasting_backend(self) -> TransferBackend:
+        """To read with, for all tests that need no more than one."""
+        return self.backend()
 
     @cached_property
     def lasting(self) -> Peer:
@@ -99,6 +105,11 @@ class Setting:
             made = create_backend(self.name, TransferSettings(host="127.0.0.1"))
         self._ends.append(made.close)
         return made
+
+    def block(self) -> MemoryBlock:
+        """Kept as long as a backend may have it registered."""
+        self._blocks.append(MemoryBlock(SIZE))
+        return self._blocks[-1]
 
     def peer(self, seed: int = 1) -> Peer:
         if self.name == "Memory":
