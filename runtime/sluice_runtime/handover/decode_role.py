@@ -8,6 +8,7 @@ else's, whatever became of the request. Knows neither sockets nor memory.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.scheduler.step_outcome import FinishedChunk, Preallocated
 
+_log = logging.getLogger("sluice.handover")
 _ONLY_DECODE: Final = "this engine only decodes; send requests to the service's router"
 _REQUEST_AT_FAULT: Final = frozenset({"invalid", "uncompiled", "out_of_memory"})
 """Refusals of a prefill engine that its client must know; after others another pair may do."""
@@ -84,8 +86,8 @@ class DecodeRole:
         """Requests without pages."""
         self._rooms: dict[int, _Room] = {}
         self._requests: dict[str, _Room] = {}
-        self._reads: dict[int, _Room] = {}
-        """Rooms of reads that are under way, also when they have ended."""
+        self._reads: dict[int, tuple[_Room, int]] = {}
+        """Rooms of reads that are under way, also when they have ended; and how many pages."""
         self._numbers = count()
         self._failures: Counter[str] = Counter()
         self._next_check = 0.0
@@ -216,7 +218,7 @@ class DecodeRole:
         first, last = chunk.start // self._page_size, pages_for(chunk.end, self._page_size)
         self._scheduler.begin_transfer(room.request.request_id, number)
         room.arrival.reads.add(number)
-        self._reads[number] = room
+        self._reads[number] = room, last - first
         self._ports.pages.submit(
             PageRead(
                 number=number,
@@ -230,11 +232,17 @@ class DecodeRole:
 
     def _read(self, result: PagesRead, now: float) -> None:
         """Pages of a room that has ended are free now, unless they may still be written."""
-        room = self._reads.pop(result.number)
+        room, pages = self._reads.pop(result.number)
         room.arrival.reads.remove(result.number)
         if result.may_still_land:
-            self.quarantined_pages += len(room.page_ids)
+            self.quarantined_pages += pages
             self._failures["Quarantined"] += 1
+            _log.error(
+                "%d pages are never used again, since a read may still write them; "
+                "they are %d now, until this engine starts anew",
+                pages,
+                self.quarantined_pages,
+            )
         else:
             self._scheduler.end_transfer(result.number)
         if room.number not in self._rooms:
@@ -296,6 +304,7 @@ class DecodeRole:
         if not names_engine and refusal not in _REQUEST_AT_FAULT:
             engine = room.prefill.name or f"{room.prefill.host}:{room.prefill.port}"
             error = f"prefill engine {engine}: {error}"
+        _log.warning("hand-over of %s failed: %s", room.request.request_id, error)
         self._scheduler.fail(room.request.request_id, error, refusal)
 
     def _leave(self, room: _Room, error: str | None) -> None:

@@ -7,6 +7,7 @@ too late. Knows neither sockets nor how pages are read.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.scheduler.step_outcome import FinishedChunk
 
+_log = logging.getLogger("sluice.handover")
 _ONLY_PREFILL: Final = (
     "this engine computes prompts for decode engines; send requests to the service's router"
 )
@@ -263,6 +265,7 @@ class PrefillRole:
         self, room: _Room, reason: str, error: str, refused: Refusal = "prefill_failed"
     ) -> None:
         self._failures[reason] += 1
+        _log.warning("hand-over of %s failed: %s", room.request_id, error)
         self._end(room)
         self._port.send(room.peer, Failed(room.number, error, refused))
 

@@ -35,7 +35,7 @@ class Preallocations:
         """Gives rows and pages to as many as there are any for; one that does not fit is not
         overtaken."""
         waiting = self._table.awaiting_pages
-        if not waiting or len(self._table.waiting):
+        if not (waiting and self._kv.free_rows) or len(self._table.waiting):
             return []
         given: list[Preallocated] = []
         reserved = self._reserved_tokens()

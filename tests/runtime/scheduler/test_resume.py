@@ -116,3 +116,29 @@ def test_no_phase_follows_the_end_and_all_lead_to_it() -> None:
     assert TRANSITIONS.keys() == set(Phase)
     assert not TRANSITIONS[Phase.ENDED]
     assert all(Phase.ENDED in TRANSITIONS[phase] for phase in Phase if phase is not Phase.ENDED)
+
+
+def test_what_was_resumed_can_be_preempted_as_others_can() -> None:
+    bench = Bench(settings_of(64, policy="priority", max_running_requests=1))
+    asked = request("a", 8, 9, priority=0)
+    room = preallocate(bench, asked)
+    assert room is not None
+    bench.scheduler.begin_transfer("a", 1)
+    bench.scheduler.end_transfer(1)
+    arrive(bench, asked, room)
+    bench.step()
+    bench.add(request("urgent", 8, 3, priority=100))
+    bench.run()
+    assert list(bench.terminals) == ["urgent", "a"]
+    assert bench.answers["a"] == answer_to(asked.prompt_ids, 9)
+
+
+def test_whose_pages_are_read_is_not_preempted() -> None:
+    """Its pages would not come free by that."""
+    bench = Bench(settings_of(64, policy="priority", max_running_requests=1))
+    bench.scheduler.add(request("a", 40, 1, priority=0), transfer=1)
+    bench.step()
+    bench.add(request("urgent", 8, 3, priority=100))
+    bench.run()
+    assert list(bench.terminals) == ["a", "urgent"]
+    bench.scheduler.end_transfer(1)
