@@ -12,20 +12,19 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import count
 from typing import Final
 
 import msgspec
 
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.handover.arrival import Arrival, ArrivalError
+from sluice_runtime.handover.leased_reads import LeasedReads
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import Bootstrap, Cancel, Chunk, Failed, Finished, Received
 from sluice_runtime.handover.ports import (
     DecodePort,
     FromPrefill,
     PagePort,
-    PageRead,
     PagesRead,
     RoomLost,
 )
@@ -86,13 +85,9 @@ class DecodeRole:
         """Requests without pages."""
         self._rooms: dict[int, _Room] = {}
         self._requests: dict[str, _Room] = {}
-        self._reads: dict[int, tuple[_Room, int]] = {}
-        """Rooms of reads that are under way, also when they have ended; and how many pages."""
-        self._numbers = count()
+        self._reads = LeasedReads(scheduler, ports.pages)
         self._failures: Counter[str] = Counter()
         self._next_check = 0.0
-        self.quarantined_pages = 0
-        """Never used again: a read that timed out may still write them."""
 
     @property
     def busy(self) -> bool:
@@ -115,8 +110,9 @@ class DecodeRole:
 
     def receive(self, now: float) -> None:
         """Takes in what prefill engines said and what was read; ends rooms that took too long."""
-        for result in self._ports.pages.finished():
-            self._read(result, now)
+        for number, result in self._reads.finished():
+            if room := self._rooms.get(number):
+                self._read(room, result, now)
         for event in self._ports.prefill.events():
             if room := self._rooms.get(event.room):
                 self._heard(room, event, now)
@@ -148,7 +144,7 @@ class DecodeRole:
 
     def load(self, status: Status) -> HandoverLoad:
         """For the load report."""
-        counts = self._ports.pages.counts()
+        counts = self._reads.counts()
         return HandoverLoad(
             prealloc=status.awaiting_pages,
             transfer=len(self._rooms),
@@ -213,42 +209,19 @@ class DecodeRole:
             self._ports.prefill.send(Received(room.number))
 
     def _submit(self, room: _Room, announced: FromPrefill) -> None:
-        chunk, number = announced.message, next(self._numbers)
+        chunk = announced.message
         assert isinstance(chunk, Chunk)
         first, last = chunk.start // self._page_size, pages_for(chunk.end, self._page_size)
-        self._scheduler.begin_transfer(room.request.request_id, number)
-        room.arrival.reads.add(number)
-        self._reads[number] = room, last - first
-        self._ports.pages.submit(
-            PageRead(
-                number=number,
-                room=room.number,
-                memory=announced.memory,
-                page_ids=chunk.page_ids,
-                local_page_ids=room.page_ids[first:last],
-                checksum=chunk.checksum,
-            )
+        pages = chunk.page_ids, room.page_ids[first:last]
+        number = self._reads.submit(
+            room.request.request_id, room.number, announced.memory, pages, chunk.checksum
         )
+        room.arrival.reads.add(number)
 
-    def _read(self, result: PagesRead, now: float) -> None:
-        """Pages of a room that has ended are free now, unless they may still be written."""
-        room, pages = self._reads.pop(result.number)
+    def _read(self, room: _Room, result: PagesRead, now: float) -> None:
         room.arrival.reads.remove(result.number)
-        if result.may_still_land:
-            self.quarantined_pages += pages
-            self._failures["Quarantined"] += 1
-            _log.error(
-                "%d pages are never used again, since a read may still write them; "
-                "they are %d now, until this engine starts anew",
-                pages,
-                self.quarantined_pages,
-            )
-        else:
-            self._scheduler.end_transfer(result.number)
-        if room.number not in self._rooms:
-            return
         if result.error is not None:
-            self._fail(room, "ReadFailed", result.error)
+            self._fail(room, "Quarantined" if result.may_still_land else "ReadFailed", result.error)
             return
         try:
             self._go_on(room, now)
@@ -312,7 +285,7 @@ class DecodeRole:
         if error is not None:
             self._ports.prefill.send(Cancel(room.number, error))
         self._close(room)
-        self._ports.pages.cancel(room.number)
+        self._reads.cancel(room.number)
 
     def _close(self, room: _Room) -> None:
         del self._rooms[room.number], self._requests[room.request.request_id]

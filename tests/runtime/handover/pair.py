@@ -283,6 +283,6 @@ class Pair:
         self.prefill.check_empty()
         self.decode.check_empty()
         assert not self.prefill_role._requests
-        assert not self.decode_role._reads
+        assert not len(self.decode_role._reads)
         assert not self.decode_role._requests
         assert not self.wire.rooms

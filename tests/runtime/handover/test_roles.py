@@ -228,7 +228,7 @@ def test_pages_that_may_still_be_written_are_never_given_again() -> None:
     pair.ask(ask("a", 12, 3))
     pair.turns(10)
     assert pair.end("a").refusal == "prefill_failed"
-    assert pair.decode_role.quarantined_pages == 3
+    assert pair.decode_role._reads.quarantined_pages == 3
     assert pair.decode.scheduler.status().pages_free == 64 - 3
     pair.decode.scheduler.check_integrity()
     pair.prefill.check_empty()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import msgspec
 import pytest
+from sluice_runtime.errors import StartupError
 from sluice_runtime.messages import Generate, Grammar, Sampling
 
 from tests.runtime.handover.engines import Answer, pair, running, through
@@ -120,3 +122,19 @@ def test_nothing_waits_for_a_turn_of_an_idle_loop() -> None:
         for number in range(10):
             decode.answers(through(prefill, [generate(f"r{number}", prompt(20, number), 2)]))
         assert time.monotonic() - began < 5.0
+
+
+def test_what_a_role_lacks_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running("prefill") as prefill:
+        taken = prefill.ready.bootstrap_port
+        with (
+            pytest.raises(StartupError, match=f"kvTransfer.bootstrapPort: {taken} is not allowed"),
+            running("prefill", bootstrap_port=taken),
+        ):
+            pass
+    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
+    with (
+        pytest.raises(StartupError, match=r"kvTransfer.backend: .*Mooncake.* is not allowed"),
+        running("decode", "Mooncake"),
+    ):
+        pass
