@@ -1,0 +1,84 @@
+"""A service of two pools without a cluster: engines, a router, and what a client of it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sluice_contract.load import LoadReport
+
+from tests.disaggregated.engines import EngineProcess, RouterProcess
+from tests.runtime.launch.processes import HANG_SECONDS, until
+
+
+@dataclass
+class Service:
+    """Its processes."""
+
+    prefills: list[EngineProcess]
+    decodes: list[EngineProcess]
+    router: RouterProcess
+
+    @property
+    def url(self) -> str:
+        return self.router.url
+
+    @property
+    def engines(self) -> list[EngineProcess]:
+        return [*self.prefills, *self.decodes]
+
+    def known(self) -> None:
+        """Returns when the router has a report of the present life of every engine."""
+        until(self._knows)
+
+    def idle(self, *gone: EngineProcess, seconds: float = HANG_SECONDS) -> None:
+        """Returns when no engine, but for those that are gone, holds a page or a request."""
+        left = [engine for engine in self.engines if engine not in gone]
+        until(lambda: all(holds_nothing(engine.load()) for engine in left), seconds)
+
+    def _knows(self) -> bool:
+        rows = self.router.engines()
+        return all(
+            rows[engine.url].get("report", {}).get("epoch") == engine.load().epoch
+            and rows[engine.url]["condition"] == "ready"
+            for engine in self.engines
+        )
+
+
+def holds_nothing(report: LoadReport) -> bool:
+    """No request, no room and no page that is not free or cached."""
+    return (
+        not any(report.queues.to_json_dict().values())
+        and report.running_requests == report.queued_requests == 0
+        and report.kv_pages_free + report.kv_pages_evictable == report.kv_pages_total
+    )
+
+
+@contextmanager
+def running_service(
+    folder: Path, prefills: int = 1, decodes: int = 1, **settings: Any
+) -> Iterator[Service]:
+    """Once the router knows every engine. `settings`: of all engines; `prefill` and `decode`: of
+    one pool."""
+    pools = {role: settings.pop(role, {}) for role in ("prefill", "decode")}
+    wanted = ["prefill"] * prefills + ["decode"] * decodes
+    engines = [
+        EngineProcess(folder / f"{role}-{number}", role, **settings, **pools[role])
+        for number, role in enumerate(wanted)
+    ]
+    with ExitStack() as stack:
+        for engine in engines:
+            engine.start()
+            stack.callback(engine.stop)
+        first, second = engines[:prefills], engines[prefills:]
+        router = RouterProcess(folder, first, second)
+        for engine in engines:
+            engine.wait()
+        router.start()
+        stack.callback(router.stop)
+        service = Service(first, second, router)
+        service.known()
+        yield service
