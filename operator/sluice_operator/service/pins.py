@@ -35,6 +35,8 @@ class Pin(NamedTuple):
     text: str
     """The engine's file."""
     settings: Settings
+    in_use: bool
+    """It is the EnginePool's, not only that of a Deployment."""
 
 
 def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
@@ -53,13 +55,12 @@ def router_inputs(spec: InferenceServiceSpec) -> str:
     return _hash(spec, {"router": router, "drainSeconds": drain, "mode": spec.mode})
 
 
-def find_pin(observed: ServiceObserved, role: Role, inputs: str) -> Pin | None:
-    """What was decided for a pool whose inputs had the hash `inputs`; None when that is not known
-    any more."""
-    for fields in _decided(observed, role):
-        if fields.get("inputs") == inputs and (pin := _pin(observed, fields)):
-            return pin
-    return None
+def pins_of(observed: ServiceObserved, role: Role, inputs: str) -> Iterator[Pin]:
+    """What was decided for a pool whose inputs had the hash `inputs`, as far as that is known; what
+    is in use first."""
+    for fields, in_use in _decided(observed, role):
+        if fields.get("inputs") == inputs and (pin := _pin(observed, fields, in_use)):
+            yield pin
 
 
 def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
@@ -80,16 +81,17 @@ def _given(part: BaseModel | None) -> Manifest:
     return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
 
 
-def _decided(observed: ServiceObserved, role: Role) -> Iterator[Manifest]:
+def _decided(observed: ServiceObserved, role: Role) -> Iterator[tuple[Manifest, bool]]:
+    """`PINNED_FIELDS` of pools and revisions, and whether they are in use."""
     for pool in of_kind(observed.children, ENGINE_POOL):
         if pool["spec"]["role"] == role and (applied := applied_spec(pool)):
-            yield {name: applied[name] for name in PINNED_FIELDS if name in applied}
+            yield {name: applied[name] for name in PINNED_FIELDS if name in applied}, True
     for deployment in of_kind(observed.children, DEPLOYMENT):
         if found := _json(note_of(deployment, PINNED)):
-            yield found
+            yield found, False
 
 
-def _pin(observed: ServiceObserved, fields: Manifest) -> Pin | None:
+def _pin(observed: ServiceObserved, fields: Manifest, in_use: bool) -> Pin | None:
     name = (fields.get("configRef") or {}).get("name")
     for item in of_kind(observed.children, CONFIG_MAP):
         if item["metadata"]["name"] == name and ENGINE_FILE in (item.get("data") or {}):
@@ -97,7 +99,8 @@ def _pin(observed: ServiceObserved, fields: Manifest) -> Pin | None:
                 settings = settings_from(_json(note_of(item, RESOLVED)))
             except ValueError:
                 return None
-            return Pin(fields, item["data"][ENGINE_FILE], settings) if settings else None
+            text = item["data"][ENGINE_FILE]
+            return Pin(fields, text, settings, in_use) if settings else None
     return None
 
 

@@ -5,9 +5,8 @@ Pure. Says what this release would change of a pool that stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from pydantic.alias_generators import to_camel
 from sluice_contract import ports
@@ -24,7 +23,7 @@ from sluice_operator.manifests.config_map import engine_config_map
 from sluice_operator.manifests.engine_pool import pool_spec
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.pins import Pin, engine_inputs, find_pin, pinned_spec
+from sluice_operator.service.pins import Pin, engine_inputs, pinned_spec
 from sluice_operator.service.replicas import Replicas, plan_replicas
 from sluice_operator.service.settings import (
     EngineFile,
@@ -33,6 +32,7 @@ from sluice_operator.service.settings import (
     pool_settings,
     settings_status,
 )
+from sluice_operator.service.shared import shared_pin, shared_settings, unlike
 from sluice_operator.validation.errors import INVALID
 from sluice_operator.validation.refusal import Refusal
 
@@ -56,9 +56,12 @@ def resolve_pool(
     """The pool of `role`, of a spec without contradictions."""
     inputs = engine_inputs(spec, role)
     accelerator = find_accelerator(spec.pool(role), observed.nodes)
-    pin = find_pin(observed, role, inputs)
+    shared = shared_settings(observed, spec)
+    pin = shared_pin(observed, spec, role, shared)
     try:
-        file = engine_file(spec, role, accelerator.accelerator)
+        # Beside a pin, `file` only tells what this release would change.
+        taken = None if pin else shared
+        file = engine_file(spec, role, accelerator.accelerator, taken)
     except ConfigError as error:
         assert pin is not None, "contradictions are refused before"
         file = EngineFile(pin.settings, pin.text)
@@ -86,11 +89,12 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
     """Engine settings that contradict each other once they are resolved. What is in use was
     accepted, whatever this release would make of it."""
     found: dict[Role, Settings] = {}
+    shared = shared_settings(observed, spec)
     for role in spec.roles:
-        pin = find_pin(observed, role, engine_inputs(spec, role))
+        pin = shared_pin(observed, spec, role, shared)
         accelerator = find_accelerator(spec.pool(role), observed.nodes).accelerator
         try:
-            found[role] = pin.settings if pin else pool_settings(spec, role, accelerator)
+            found[role] = pin.settings if pin else pool_settings(spec, role, accelerator, shared)
         except ConfigError as error:
             for each in error.each:
                 path = _path(spec, role, each.key)
@@ -98,30 +102,9 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
     for role, settings in found.items():
         yield from _against_accelerator(spec, role, settings)
     if len(found) > 1:
-        yield from _between(spec, found)
+        yield from unlike(spec, found)
     if spec.is_disaggregated:
         yield from _of_handover(spec)
-
-
-SHARED: Final = ("dtype", "kv_cache_dtype", "page_size", "tensor_parallel_size")
-"""What two pools must have alike to hand each other the KV cache."""
-
-
-def _between(spec: InferenceServiceSpec, found: Mapping[Role, Settings]) -> Iterator[Refusal]:
-    """What the pools of a service must have alike, and have not."""
-    (first, settings), *others = found.items()
-    for other, theirs in others:
-        for name in SHARED:
-            if settings[name].value != theirs[name].value:
-                key = to_camel(name)
-                field = f"{_path(spec, other, key)}.{key}"
-                yield Refusal(
-                    INVALID,
-                    field,
-                    f"{field}: {shown_json(theirs[name].value)} in pool {other} is not allowed "
-                    f"beside {shown_json(settings[name].value)} in pool {first}; allowed: the same "
-                    "in both, which hand each other the KV cache",
-                )
 
 
 def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:

@@ -48,14 +48,16 @@ class EngineFile:
     text: str
 
 
-def engine_file(spec: InferenceServiceSpec, role: Role, accelerator: Accelerator) -> EngineFile:
-    """Resolves and renders the settings of one pool.
+def engine_file(
+    spec: InferenceServiceSpec, role: Role, accelerator: Accelerator, shared: Settings | None = None
+) -> EngineFile:
+    """Resolves and renders the settings of one pool; `shared`: as in `pool_settings`.
 
     Raises:
         ConfigError: two resolved values contradict each other.
     """
     source = model_source(spec.model)
-    settings = pool_settings(spec, role, accelerator)
+    settings = pool_settings(spec, role, accelerator, shared or {})
     values: dict[str, Any] = resolved_values(settings)
     config = EngineConfig(
         **values,
@@ -71,13 +73,19 @@ def engine_file(spec: InferenceServiceSpec, role: Role, accelerator: Accelerator
     return EngineFile(settings, render_engine_config(config))
 
 
-def pool_settings(spec: InferenceServiceSpec, role: Role, accelerator: Accelerator) -> Settings:
-    """The settings of one pool, with their sources.
+def pool_settings(
+    spec: InferenceServiceSpec, role: Role, accelerator: Accelerator, shared: Settings
+) -> Settings:
+    """The settings of one pool, with their sources; `shared`: those that other pools of the service
+    have, and that stand where the user has set none.
 
     Raises:
         ConfigError: two resolved values contradict each other.
     """
-    resolved = resolve_settings(spec.engine_of(role), accelerator, slo_targets(spec, role))
+    given = spec.engine_of(role)
+    taken = {name: entry for name, entry in shared.items() if getattr(given, name) is None}
+    wanted = given.model_copy(update=resolved_values(taken))
+    resolved = resolve_settings(wanted, accelerator, slo_targets(spec, role)) | taken
     own = spec.pool(role).engine
     for name in resolved.keys() & (own.model_fields_set if own else set()):
         if getattr(own, name) is not None:

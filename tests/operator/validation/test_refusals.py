@@ -123,8 +123,8 @@ def test_every_invalid_field_is_told_at_once() -> None:
         ),
         (
             {"pools": {"prefill": {"engine": {"pageSize": 32}}, "decode": {}}},
-            "spec.engine.pageSize",
-            "16 in pool decode is not allowed beside 32 in pool prefill",
+            "spec.pools.prefill.engine.pageSize",
+            "32 in pool prefill is not allowed beside 16 in pool decode",
         ),
     ],
 )  # fmt: skip

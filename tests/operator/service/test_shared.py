@@ -1,0 +1,103 @@
+"""What two pools must have alike stays alike, whatever another release would choose."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_contract import sizing
+from sluice_contract.config import parse_engine_config
+from sluice_contract.labels import Role
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.pool.observe import PoolObserved
+from sluice_operator.pool.plan import plan_pool
+from sluice_operator.service.plan import ServicePlan, plan_service
+
+from tests.operator.examples import live, service, service_observed, service_plan
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+MORE: Manifest = {"engine": {"maxRunningRequests": 64}}
+
+
+def _spec(prefill: Manifest | None = None, decode: Manifest | None = None) -> Manifest:
+    return {"mode": "Disaggregated", "pools": {"prefill": prefill or {}, "decode": decode or {}}}
+
+
+def _children(plan: ServicePlan) -> list[Manifest]:
+    return [live(each, uid=each["metadata"]["name"]) for each in plan.apply]
+
+
+def _plan(spec: Manifest, children: list[Manifest]) -> ServicePlan:
+    return plan_service(service_observed(service(spec), children))
+
+
+def _page_sizes(plan: ServicePlan) -> list[int | None]:
+    assert plan.refusal is None, plan.refusal
+    files = (pool.config_map["data"]["engine.json"] for pool in plan.pools)
+    return [parse_engine_config(text).page_size for text in files]
+
+
+@pytest.fixture
+def before() -> list[Manifest]:
+    """What a release with another default has made."""
+    return _children(service_plan(_spec()))
+
+
+@pytest.fixture
+def _upgraded(before: list[Manifest], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sizing.GENERAL, "page_size", 32)
+
+
+@pytest.mark.usefixtures("_upgraded")
+@pytest.mark.parametrize("spec", [_spec(decode=MORE), _spec(prefill=MORE)])
+def test_a_pool_that_is_edited_takes_what_its_sibling_has(
+    spec: Manifest, before: list[Manifest]
+) -> None:
+    plan = _plan(spec, before)
+    assert _page_sizes(plan) == [16, 16]
+    for pool in plan.pools:
+        entry = pool.settings["page_size"]
+        assert (entry.source, entry.origin) == (sizing.Source.GENERAL, "default")
+        assert pool.settings["min_prefill_tokens"].value == 16
+    again = _plan(spec, _children(plan))
+    assert _page_sizes(again) == [16, 16]
+    assert again.upgrade.count("pool prefill: pageSize 16 to 32") == 1
+    assert again.upgrade.count("pool decode: pageSize 16 to 32") == 1
+
+
+@pytest.mark.usefixtures("_upgraded")
+def test_two_pools_that_are_edited_take_the_new_default(before: list[Manifest]) -> None:
+    assert _page_sizes(_plan(_spec() | MORE, before)) == [32, 32]
+
+
+@pytest.mark.usefixtures("_upgraded")
+def test_what_a_user_sets_against_what_the_sibling_has_is_refused_by_name(
+    before: list[Manifest],
+) -> None:
+    refusal = _plan(_spec(decode={"engine": {"pageSize": 32}}), before).refusal
+    assert refusal is not None
+    assert refusal.field == "spec.pools.decode.engine.pageSize"
+    assert "32 in pool decode is not allowed beside 16 in pool prefill" in refusal.message
+    assert len(refusal.each) == 1
+
+
+@pytest.mark.usefixtures("_upgraded")
+@pytest.mark.parametrize("back", [PREFILL, DECODE])
+def test_one_pool_that_returns_to_a_former_release_s_revision_goes_on_with_its_sibling(
+    back: Role, before: list[Manifest]
+) -> None:
+    """Its Deployment is still there, with a page size that the sibling's engines have no more."""
+    former = [
+        built
+        for each in before
+        if each["kind"] == "EnginePool"
+        and (built := plan_pool(PoolObserved(each, service(_spec()))).deployment)
+    ]
+    both = _plan(_spec(MORE, MORE), before)
+    assert _page_sizes(both) == [32, 32]
+    config_maps = [each for each in before if each["kind"] == "ConfigMap"]
+    there = [*_children(both), *config_maps, *map(live, former)]
+    halves = {PREFILL: MORE, DECODE: MORE, back: None}
+    assert _page_sizes(_plan(_spec(halves[PREFILL], halves[DECODE]), there)) == [32, 32]
+
+
+def test_of_a_service_without_pools_all_is_resolved_anew() -> None:
+    assert _page_sizes(service_plan(_spec())) == [16, 16]
