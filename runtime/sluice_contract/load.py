@@ -14,9 +14,13 @@ class DisaggregationQueues(ContractModel):
     """Lengths, in requests, of the four hand-over queues; all 0 in the mixed role."""
 
     bootstrap: int = 0
+    """Of a prefill engine: rooms whose prompt is not computed; each is queued or running, too."""
     inflight: int = 0
+    """Of a prefill engine: computed, and held for the reader; neither queued nor running."""
     prealloc: int = 0
+    """Of a decode engine: without pages; queued, too."""
     transfer: int = 0
+    """Of a decode engine: with pages, without the prompt; running, too."""
 
 
 class LoadReport(ContractModel):
@@ -46,3 +50,16 @@ class LoadReport(ContractModel):
     """Of a prefill engine: where decode engines connect."""
     queued_work_seconds: float
     """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""
+
+    @property
+    def requests(self) -> int:
+        """Requests in the engine, each counted once: those in the queues of the hand-over are
+        queued or running, too, except those that are held for their reader."""
+        queues = self.queues
+        handed_over = queues.bootstrap + queues.prealloc + queues.transfer
+        return max(self.queued_requests + self.running_requests, handed_over) + queues.inflight
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether a request could get a page now."""
+        return self.kv_pages_free + self.kv_pages_evictable > 0

@@ -4,11 +4,12 @@ Power of two choices: two engines are drawn, and the less loaded one is taken. T
 loaded of all would send every router's requests to the same engine until the next load report,
 which is up to a second away.
 
-Load is a share: requests in the engine per request it can run at once, plus the seconds its queued
-prompts will take (a second of queued prefill weighs as much as a full batch). Requests of this
-router are counted as they are now, those of others as the last report has them. An engine without a
-fresh report is neither preferred nor avoided: it counts as the average of the others. Knows no
-clock and no network.
+Load is a share: requests in the engine, also in its queues of the hand-over, per request it can run
+at once, plus the seconds its queued prompts will take (a second of queued prefill weighs as much as
+a full batch). An engine without a page to give counts as full. Requests of this router are counted
+as they are now, those of others as the last report has them. An engine without a fresh report is
+neither preferred nor avoided: it counts as the average of the others of its role. Knows no clock
+and no network.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def pick(
     tried: Collection[str] = (),
 ) -> Choice:
     """An engine of that role which takes new requests and is not among the keys in `tried`."""
-    of_role = [engine for engine in engines if engine.endpoint.role is role]
+    of_role = _of_role(engines, role)
     ready = [engine for engine in of_role if condition(engine, now) == "ready"]
     candidates = [engine for engine in ready if engine.key not in tried]
     if not candidates:
@@ -86,7 +87,7 @@ def pick_pair(
     """
     legs = []
     for role in (Role.PREFILL, Role.DECODE):
-        of_role = [engine for engine in engines if engine.endpoint.role is role]
+        of_role = _of_role(engines, role)
         ready = [engine for engine in of_role if condition(engine, now) == "ready"]
         usable = [engine for engine in ready if engine.key not in tried]
         if not usable:
@@ -102,17 +103,19 @@ def pick_pair(
     prefills = [engine for engine in prefills if engine.fingerprint in shared]
     if not prefills:
         return PairChoice(None, None, "NoneMatches", _mismatch(legs[0], decodes))
-    neutral = _average_load(engines, now, stale_seconds)
-    prefill = _less_loaded(prefills, neutral, now, draws[0]).engine
+    average = _average_load(_of_role(engines, Role.PREFILL), now, stale_seconds)
+    prefill = _less_loaded(prefills, average, now, draws[0]).engine
     assert prefill is not None
     decodes = [engine for engine in decodes if engine.fingerprint == prefill.fingerprint]
-    decode = _less_loaded(decodes, neutral, now, draws[1])
+    average = _average_load(_of_role(engines, Role.DECODE), now, stale_seconds)
+    decode = _less_loaded(decodes, average, now, draws[1])
     message = f"{prefill.endpoint.name} and {decode.message}"
     return PairChoice(prefill, decode.engine, decode.reason, message)
 
 
 def reported_load(engine: EngineState, now: float, stale_seconds: float) -> float | None:
-    """Load by a fresh report, with our own requests counted live; None without one.
+    """Load by a fresh report, with our own requests counted live; None without one. At least 1
+    without a page to give.
 
     The report already holds the requests we had there when it was made; only what others sent is
     taken from it, and ours are counted as they are now.
@@ -121,15 +124,20 @@ def reported_load(engine: EngineState, now: float, stale_seconds: float) -> floa
     if received is None:
         return None
     report = received.report
-    reported = report.queued_requests + report.running_requests
-    others = max(0, reported - received.own_inflight)
-    slots = max(1, report.max_running_requests)
-    return (others + engine.inflight) / slots + max(0.0, report.queued_work_seconds)
+    others = max(0, report.requests - received.own_inflight)
+    share = (others + engine.inflight) / max(1, report.max_running_requests)
+    if not report.has_pages:
+        share = max(1.0, share)
+    return share + max(0.0, report.queued_work_seconds)
+
+
+def _of_role(engines: Sequence[EngineState], role: Role) -> list[EngineState]:
+    return [engine for engine in engines if engine.endpoint.role is role]
 
 
 @dataclass(frozen=True, slots=True)
 class _Neutral:
-    """The average engine: its load, its slots, and how many of our requests it has."""
+    """The average engine of a role: its load, its slots, and how many of our requests it has."""
 
     load: float
     slots: float

@@ -176,7 +176,7 @@ class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests in the queues of the hand-over, and what it has done since the start."""
 
     bootstrap: int = 0
-    """Of a prefill engine: opened by a decode engine and not queued yet."""
+    """Of a prefill engine: opened by a decode engine and not computed yet."""
     inflight: int = 0
     """Of a prefill engine: computed, and still held for the reader."""
     prealloc: int = 0

@@ -9,6 +9,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_contract.labels import Role
+from sluice_contract.load import DisaggregationQueues
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport, condition
 from sluice_router.pick import Draw, pick, pick_pair, reported_load
 
@@ -169,6 +170,28 @@ def test_requests_sent_since_the_report_count() -> None:
     assert chosen(replace(engine("a"), inflight=3), engine("b", running_requests=2)) == "b"
 
 
+def test_requests_in_the_queues_of_the_hand_over_count_once() -> None:
+    """Engines report them as queued or running, too, but those that are held for their reader."""
+
+    def load(**report: object) -> float | None:
+        return reported_load(engine("e", **report), NOW, STALE_SECONDS)
+
+    queues = DisaggregationQueues(prealloc=2, transfer=3)
+    assert load(queues=queues) == 5 / 16
+    assert load(queues=queues, queued_requests=2, running_requests=9) == 11 / 16
+    queues = DisaggregationQueues(bootstrap=2, inflight=3)
+    assert load(queues=queues, queued_requests=1, running_requests=1) == 5 / 16
+
+
+def test_an_engine_without_a_page_to_give_is_full() -> None:
+    full = engine("full", running_requests=1, kv_pages_free=0)
+    assert reported_load(full, NOW, STALE_SECONDS) == 1.0
+    assert chosen(full, engine("busy", running_requests=15)) == "busy"
+    assert chosen(full, engine("fuller", running_requests=17)) == "full"
+    evictable = engine("evictable", running_requests=1, kv_pages_free=0, kv_pages_evictable=1)
+    assert chosen(evictable, engine("busy", running_requests=15)) == "evictable"
+
+
 def test_our_own_requests_in_the_report_are_not_counted_twice() -> None:
     report = ReceivedReport(load_report(running_requests=3), NOW, own_inflight=3)
     ours = replace(engine("a"), inflight=3, received=report)
@@ -253,6 +276,28 @@ def test_a_pair_has_both_roles_and_one_fingerprint_and_is_found_whenever_there_i
     else:
         assert (found.prefill, found.decode) == (None, None)
         assert found.message
+
+
+def test_a_decode_engine_without_pages_is_left_to_its_queue() -> None:
+    waiting = DisaggregationQueues(prealloc=200)
+    crowded = decode("crowded", queues=waiting, kv_pages_free=0)
+    free = decode("free", running_requests=2, kv_pages_free=60)
+    found = pick_pair([prefill("p"), crowded, free], NOW, (DRAW, DRAW), stale_seconds=STALE_SECONDS)
+    assert found.decode == free
+
+
+def test_without_a_fresh_report_an_engine_counts_as_the_average_of_its_role() -> None:
+    """Idle prefill engines do not make a silent decode engine look idle."""
+    silent = decode("silent", age=STALE_SECONDS + 1)
+    idle = [prefill(f"p{n}") for n in range(8)]
+    calm, busy = decode("calm", running_requests=6), decode("busy", running_requests=12)
+
+    def found(*decodes: EngineState, draw: Draw) -> EngineState | None:
+        draws = (DRAW, draw)
+        return pick_pair([*idle, *decodes], NOW, draws, stale_seconds=STALE_SECONDS).decode
+
+    assert found(busy, calm, silent, draw=Draw(0.4, 0.9)) == calm  # draws calm and silent
+    assert found(busy, calm, silent, draw=Draw(0.0, 0.9)) == silent  # draws busy and silent
 
 
 def test_why_there_is_no_pair_names_the_leg_or_what_differs() -> None:

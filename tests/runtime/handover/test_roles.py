@@ -113,6 +113,27 @@ def test_the_queues_and_reads_are_in_the_load() -> None:
     assert load.failures == {}
 
 
+def test_every_request_of_the_hand_over_is_queued_or_running_but_those_held_for_the_reader() -> (
+    None
+):
+    """What the router counts on: no request counts twice, and none is missed."""
+    pair = Pair(pool_tokens=64)
+    pair.ask(*(ask(f"r{number}", 50, 2) for number in range(4)))
+    seen = 0
+    for _ in range(60):
+        pair.turns(1)
+        status = pair.decode.scheduler.status()
+        load = pair.decode_role.load(status)
+        assert load.prealloc <= status.queued_requests
+        assert load.transfer <= status.running_requests
+        status = pair.prefill.scheduler.status()
+        load = pair.prefill_role.load(status)
+        assert load.bootstrap == status.queued_requests + status.running_requests
+        seen += load.bootstrap
+    assert seen > 0
+    pair.check_empty()
+
+
 def test_scores_of_the_prompt_and_the_first_token_come_from_there() -> None:
     pair = Pair(prefix_cache=True)
     pair.ask(ask("a", 20, 3))
