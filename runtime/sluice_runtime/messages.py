@@ -127,6 +127,15 @@ class Generate(Message, frozen=True):
     grammar: Grammar | None = None
     prefill: PrefillEngine | None = None
     """In a decode engine, of every request of a client: who computes its prompt."""
+    generated_ids: list[int] = []
+    """What another engine generated of the answer. It goes on as one that was retracted:
+    `max_tokens`, penalties and `min_tokens` count these, and neither they nor the prompt's logprobs
+    are delivered."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All that is prefilled."""
+        return self.prompt_ids + self.generated_ids if self.generated_ids else self.prompt_ids
 
 
 class Abort(Message, frozen=True):

@@ -61,6 +61,10 @@ STUCK: Final = TooSlow(
     "no token may follow what was drawn, and the answer is not complete; allowed: a grammar of "
     "which every beginning can be completed",
 )
+REFUSED: Final = TooSlow(
+    "stuck",
+    "the answer to go on from does not follow it; allowed: one that was drawn with this grammar",
+)
 LOST: Final = TooSlow("lost", "the process that followed its grammar has ended")
 
 

@@ -71,7 +71,7 @@ class GrammarQueue:
     @property
     def prompt_tokens(self) -> int:
         """Of all waiting requests."""
-        return sum(len(m.prompt_ids) for group in self._waiting.values() for m in group.values())
+        return sum(len(m.token_ids) for group in self._waiting.values() for m in group.values())
 
     def add(self, message: Generate) -> None:
         """A request with a grammar; a later `released` returns it."""

@@ -147,7 +147,7 @@ def request_from(message: Generate, max_tokens: int) -> Request:
     """A waiting request; `max_tokens` is the message's, clamped to what can be served."""
     return Request(
         request_id=message.request_id,
-        token_ids=list(message.prompt_ids),
+        token_ids=list(message.token_ids),
         prompt_tokens=len(message.prompt_ids),
         max_tokens=max_tokens,
         sampling=message.sampling,
@@ -158,10 +158,19 @@ def request_from(message: Generate, max_tokens: int) -> Request:
         routing_key=message.routing_key,
         waiting_since_seconds=message.arrival_seconds,
         namespace=(message.cache_salt,),
-        key=key_of(message.prompt_ids),
+        key=key_of(message.token_ids),
         logprobs=message.logprobs,
-        prompt_logprobs=message.prompt_logprobs,
+        prompt_logprobs=-1 if message.generated_ids else message.prompt_logprobs,
     )
+
+
+def end_of_resumed(request: Request) -> FinishReason | None:
+    """Why a new request has ended already: with what another engine generated of its answer."""
+    if not request.output_tokens:
+        return None
+    if request.token_ids[-1] in request.stop_token_ids:
+        return "stop"
+    return "length" if len(request.token_ids) >= request.max_total_tokens else None
 
 
 def outcome_of(

@@ -31,7 +31,14 @@ from sluice_runtime.scheduler.page_leases import Fence
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for
 from sluice_runtime.scheduler.preallocation import Preallocations
 from sluice_runtime.scheduler.prefill_planner import PrefillPlanner
-from sluice_runtime.scheduler.request import Phase, Request, outcome_of, request_from, row_of
+from sluice_runtime.scheduler.request import (
+    Phase,
+    Request,
+    end_of_resumed,
+    outcome_of,
+    request_from,
+    row_of,
+)
 from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.retraction import RetractionPlan, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -85,14 +92,15 @@ class Scheduler:
         request = self._request_from(message)
         if transfer is not None:
             self._kv.begin_transfer(request, transfer)
-        if not self._refused(message):
+        if not self._settled(message, request):
             self._table.add(request)
 
     def add_remote(self, message: Generate) -> None:
         """Queues a request whose prompt somebody else computes; `next_preallocations` gives it
         pages. It can be aborted at any time."""
-        if not self._refused(message):
-            self._table.add_remote(self._request_from(message))
+        request = self._request_from(message)
+        if not self._settled(message, request):
+            self._table.add_remote(request)
 
     def next_preallocations(self) -> list[Preallocated]:
         """Gives rows and pages to those that were added by `add_remote`, as far as there are any;
@@ -210,6 +218,15 @@ class Scheduler:
     def _request_from(self, message: Generate) -> Request:
         longest = max_new_tokens(self._settings.limits, len(message.prompt_ids))
         return request_from(message, min(message.max_tokens, longest))
+
+    def _settled(self, message: Generate, request: Request) -> bool:
+        """Whether the request is refused, or has ended where it began; then `process` reports
+        it."""
+        if self._refused(message):
+            return True
+        if reason := end_of_resumed(request):
+            self._deltas.append(TokenDelta(request.request_id, (), reason))
+        return reason is not None
 
     def _refused(self, message: Generate) -> bool:
         """Whether the request is not taken; then `process` reports why."""

@@ -55,6 +55,10 @@ _LEFT: Final[Mapping[AbandonReason, LeftReason]] = {
 }
 
 
+class _RefusedError(Exception):
+    """The grammar forbids a token that was drawn."""
+
+
 class _Answer:
     """How far one answer is in its grammar."""
 
@@ -69,16 +73,18 @@ class _Answer:
         """Not shared with the engine: an abandoned call may still write here."""
         self.seconds = 0.0
         """Processor time of its last mask."""
-        self.broken = False
+        self.failed: LeftReason | None = None
 
     def fill(self, line: Line, clock: Callable[[], float]) -> None:
         """Writes the mask of the next token; all tokens are allowed once the answer has ended."""
         began = clock()
         try:
             self._fill(line)
+        except _RefusedError:
+            self.failed = "refused"
         except Exception:  # out of memory, or a check of the library; the others go on
             traceback.print_exc()
-            self.broken = True
+            self.failed = "broken"
         self.seconds = clock() - began
 
     def _fill(self, line: Line) -> None:
@@ -108,8 +114,8 @@ class _Answer:
             self._lost = self._lost or token == NO_TOKEN
             if self._lost or matcher.is_terminated():
                 break
-            accepted = matcher.accept_token(token, False)
-            assert accepted, f"token {token} was drawn though its grammar forbids it"
+            if not matcher.accept_token(token, False):
+                raise _RefusedError
             self._accepted += 1
         return matcher
 
@@ -146,7 +152,7 @@ class MaskWriter:
         left = [
             LeftLine(one.place, _LEFT[one.reason]) for one in self._calls.make(calls, limits, kinds)
         ]
-        left += [LeftLine(place, "broken") for place, a in enumerate(answers) if a.broken]
+        left += [LeftLine(place, a.failed) for place, a in enumerate(answers) if a.failed]
         without = {line.place for line in left}
         for place, answer in enumerate(answers):
             masks[place] = -1 if place in without else answer.mask

@@ -28,6 +28,7 @@ from sluice_runtime.grammar.allowance import (
     LOST,
     MAX_CALL_SECONDS,
     MAX_MEAN_SECONDS,
+    REFUSED,
     SLOW_CALL,
     STARVED,
     STUCK,
@@ -50,6 +51,7 @@ _LEFT: Final[Mapping[LeftReason, TooSlow]] = {
     "starved": STARVED,
     "crowded": CROWDED,
     "broken": BROKEN,
+    "refused": REFUSED,
 }
 
 
@@ -79,7 +81,7 @@ class Matcher:
         self._min_tokens = message.grammar.min_tokens
         self._stops = _bits(message.stop_token_ids)
         self._late_ends = _bits(message.grammar.end_token_ids if message.grammar.ends_late else [])
-        self._tokens: list[int] = []
+        self._tokens = list(message.generated_ids)
         """Of the answer, as drawn so far."""
         self._sent = 0
         """How many of them the worker has."""
@@ -87,6 +89,8 @@ class Matcher:
         """That has the answer open."""
         self._next: tuple[MaskWorker, int | None] | None = None
         """A replacement and how many tokens it has; None: sending them failed."""
+        self.resumed = bool(message.generated_ids)
+        """Whether its first tokens come from outside, and may be any."""
         self.replayed = False
         """Whether its last line had several tokens; its time is that of all of them."""
 
@@ -313,7 +317,9 @@ def _judge(matchers: Sequence[Matcher], turned: Turned) -> None:
     """Gives up matchers whose masks took too long, alone or together."""
     for left in turned.left:
         matcher, why = matchers[left.place], _LEFT[left.reason]
-        matcher.give_up(STARVED if matcher.replayed and why.own_fault else why)
+        if why is REFUSED and not matcher.resumed:
+            why = BROKEN
+        matcher.give_up(STARVED if matcher.replayed and why is SLOW_CALL else why)
     for matcher, seconds in zip(matchers, turned.seconds, strict=True):
         if not matcher.slow:
             matcher.took(seconds)

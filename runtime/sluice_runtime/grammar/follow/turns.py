@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-LeftReason = Literal["slow", "starved", "crowded", "broken"]
+LeftReason = Literal["slow", "starved", "crowded", "broken", "refused"]
+"""`refused`: the grammar forbids a token that was drawn; only where another engine drew it."""
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):

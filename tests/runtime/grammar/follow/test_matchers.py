@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -334,3 +335,28 @@ def test_a_step_keeps_its_limit_or_all_its_rows_are_cheap(seconds: list[float]) 
     if chosen:
         assert sum(left) + seconds[chosen[-1]] > MAX_STEP_SECONDS - 1e-9
         assert min(seconds[place] for place in chosen) >= max([*left, FREE_SECONDS])
+
+
+@pytest.mark.parametrize("generated", ["a", "ab", "ab12ab"])
+def test_an_answer_that_another_engine_began_goes_on_in_its_grammar(generated: str) -> None:
+    pool = mask_workers_here(SIZE)
+    matchers = Matchers(SIZE, pool)
+    asked = msgspec.structs.replace(request("r"), generated_ids=tokens_of(generated))
+    matchers.open(asked, kept(pool, COMPILED[0]))
+    matchers.follow(batch([(0, "r")]))
+    allowed = masked(matchers, 0, len(generated))
+    assert allowed == allowed_after(COMPILED[0], tokens_of(generated))
+    assert not matchers.take_slow(step=1)
+
+
+@pytest.mark.parametrize("generated", ["b", "ab1c", "abc"])
+def test_an_answer_that_another_grammar_drew_is_refused(generated: str) -> None:
+    pool = mask_workers_here(SIZE)
+    matchers = Matchers(SIZE, pool)
+    asked = msgspec.structs.replace(request("r"), generated_ids=tokens_of(generated))
+    matchers.open(asked, kept(pool, COMPILED[0]))
+    matchers.follow(batch([(0, "r")]))
+    masked(matchers, 0, len(generated))
+    (slow,) = matchers.take_slow(step=1)
+    assert slow.why.own_fault
+    assert "does not follow it" in slow.why.error
