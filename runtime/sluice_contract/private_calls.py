@@ -89,6 +89,8 @@ class EventComment(_Value, frozen=True):
     """Choices and their cached prompt tokens, with the first ids of each."""
     f: list[int] = []
     """Choices that finish with this event."""
+    last: bool = False
+    """Nothing but `[DONE]` follows this event."""
 
 
 _HEAD: Final = msgspec.json.Decoder(CallHead)

@@ -45,6 +45,10 @@ class Piece:
     """Ids of the prompt, on the first piece; None when not requested."""
     calls: tuple[CallPart, ...] = ()
     """Parts of tool calls; their source text is not in `text`."""
+    drawn_ids: tuple[int, ...] = ()
+    """The ids of all `tokens`."""
+    drawn_scores: tuple[TokenLogprob, ...] = ()
+    """Their logprobs, if requested."""
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:
@@ -137,6 +141,8 @@ class AnswerText:
             if self._plan.logprobs < 0
             else tuple([self._texts.scored(t.token_id, t.start + shift, t.score) for t in out]),
             returned_ids=tuple(delta.token_ids[:taken]) if self._plan.returns_token_ids else None,
+            drawn_ids=tuple(delta.token_ids[:taken]),
+            drawn_scores=tuple(delta.logprobs[:taken]),
         )
         if self._begun:
             return piece

@@ -11,7 +11,8 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from sluice_contract.engine_http import (
     IGNORED_FIELDS_HEADER,
     is_acceptable_request_id,
 )
+from sluice_contract.private_calls import AnswerStart, Resume
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -32,27 +34,34 @@ from sluice_runtime.errors import (
     RequestError,
 )
 from sluice_runtime.server.answer_text import Piece
-from sluice_runtime.server.answers import Chunks, Envelope, Shape, Usage, whole
+from sluice_runtime.server.answers import Chunks, Envelope, Shape, Usage, is_light, whole
 from sluice_runtime.server.body import read_body, refuse_heavy, routing_key_of
+from sluice_runtime.server.choice import BegunChoice
 from sluice_runtime.server.failures import ModelNotFoundError
-from sluice_runtime.server.generation import Caller
+from sluice_runtime.server.generation import Caller, Generator
 from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.private_answers import streamed, whole_at_end
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import GenerationRequest
+from sluice_runtime.server.resumption import (
+    MAX_HEAD_BYTES,
+    begun_choices,
+    opened_call,
+    prompt_hash,
+)
 from sluice_runtime.server.service import Service
-from sluice_runtime.server.streaming import EventStream, WholeAnswer, until_client_leaves
+from sluice_runtime.server.streaming import Event, EventStream, WholeAnswer, until_client_leaves
 
 _log = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
+EventT = TypeVar("EventT", bound=Event)
 
 _CLIENT_CLOSED_REQUEST: Final = 499
 """The client is gone; proxies log it."""
 
 _NAME_BYTES: Final = 64
 """Of an ignored field's name, as it is shown."""
-_LIGHT_PARTS: Final = 64
-"""Pieces and scored tokens that are encoded on the event loop; a scored token may take 30 µs."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +78,23 @@ class Planned(NamedTuple):
     """A request that was parsed and planned."""
 
     asked: GenerationRequest
-    plans: list[ChoicePlan]
+    choices: list[BegunChoice]
+    envelope: Envelope
     ignored: list[str]
     """Names of unknown fields, quoted for a header and a log."""
+    start: AnswerStart | None
+    """Of a private call: what another engine would need to go on."""
+
+    @property
+    def running(self) -> int:
+        """How many choices are to be generated."""
+        return sum(not choice.ended for choice in self.choices)
+
+    @property
+    def usage(self) -> Usage:
+        plans = [choice.reader.plan for choice in self.choices]
+        count = self.asked.choices
+        return Usage([len(plan.prompt_ids) for plan in plans[::count]], count)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -93,26 +116,66 @@ class Answerer:
         arrival_seconds = self._service.clocks.monotonic()
         try:
             prefill = self._service.role_check.prefill_of(request)
+            digest = self._service.private_check.digest_of(request)
             routing_key = routing_key_of(request)
-            body = await read_body(request, self._service.identity.max_body_bytes)
-            planner = self._service.planner()
-            planned = await asyncio.to_thread(self._plan, route, planner, body)
+            head_bytes = 0 if digest is None else MAX_HEAD_BYTES
+            max_bytes = self._service.identity.max_body_bytes + head_bytes
+            body = await read_body(request, max_bytes)
+            planner, generator = self._service.planner(), self._service.generator()
+            planned = await asyncio.to_thread(self._plan, route, planner, generator, body, digest)
         except ClientDisconnect:
             return self._gone()
         except RequestError:
             self._service.metrics.ended("refused")
             raise
         self._service.log_ignored(planned.ignored)
-        envelope = self._envelope(route)
-        names = (envelope.response_id, request.state.request_id, planned.asked.request_id)
+        response_id = planned.envelope.response_id
+        names = (response_id, request.state.request_id, planned.asked.request_id)
         given = tuple(name for name in names if name is not None)
         caller = Caller(arrival_seconds, routing_key, given, prefill)
-        response = await self._respond(route.shape, request, planned, envelope, caller)
+        pieces = self._counted(generator.pieces(planned.choices, caller), planned.running, caller)
+        response = await self._respond(route.shape, request, planned, pieces)
         response.headers.update(planned.headers)
         return response
 
-    def _plan(self, route: Route[RequestT], planner: Planner, body: bytes) -> Planned:
-        """Runs in a thread: a long body is slow to parse and to tokenise."""
+    def _plan(
+        self,
+        route: Route[RequestT],
+        planner: Planner,
+        generator: Generator,
+        body: bytes,
+        digest: str | None,
+    ) -> Planned:
+        """Runs in a thread: a long body is slow to parse and to tokenise. `digest`: of the body of
+        a private call."""
+        if digest is None:
+            asked, ignored = self._parsed(route, planner, body)
+            envelope = self._envelope(route, None)
+            choices = [
+                BegunChoice(generator.reader(plan, envelope.response_id))
+                for plan in route.plan(planner, asked)
+            ]
+            return Planned(asked, choices, envelope, ignored, None)
+        head, body = opened_call(digest, body, self._service.identity.max_body_bytes)
+        planner = replace(planner, draw_seed=lambda: head.seed)
+        asked, ignored = self._parsed(route, planner, body)
+        plans, envelope = route.plan(planner, asked), self._envelope(route, head.resume)
+        prompts = [plan.prompt_ids for plan in plans[:: asked.choices]]
+        start = AnswerStart(
+            envelope.response_id,
+            envelope.created_unix,
+            prompt_hash(prompts),
+            [plan.max_tokens for plan in plans],
+            sum(map(len, prompts)),
+        )
+        read = partial(generator.reader, response_id=envelope.response_id)
+        choices = begun_choices(plans, start, head.resume, planner.vocabulary_size, read)
+        return Planned(asked, choices, envelope, ignored, start)
+
+    def _parsed(
+        self, route: Route[RequestT], planner: Planner, body: bytes
+    ) -> tuple[RequestT, list[str]]:
+        """The request and its unknown fields."""
         identity = self._service.identity
         refuse_heavy(route.kind, body, planner.limits.request_tokens)
         asked, ignored = parse_request(route.kind, body, strict=identity.strict_requests)
@@ -123,29 +186,34 @@ class Answerer:
             )
         unread = planner.unread_options(asked, strict=identity.strict_requests)
         named = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored + unread]
-        return Planned(asked, route.plan(planner, asked), named)
+        return asked, named
 
     async def _respond(
-        self, shape: Shape, request: Request, planned: Planned, envelope: Envelope, caller: Caller
+        self,
+        shape: Shape,
+        request: Request,
+        planned: Planned,
+        pieces: AsyncGenerator[Piece, None],
     ) -> Response:
-        asked, plans, _ = planned
-        drawn = self._service.generator().pieces(plans, caller)
-        pieces = self._counted(drawn, len(plans), caller)
-        usage = Usage([len(plan.prompt_ids) for plan in plans[:: asked.choices]], asked.choices)
+        asked, envelope, usage = planned.asked, planned.envelope, planned.usage
+        chunks = Chunks(shape, envelope, usage, asked.stream_options)
+        written = partial(_written, shape, envelope, usage)
+        if planned.start is not None:
+            if asked.stream:
+                told = streamed(chunks, planned.choices, pieces, planned.start)
+            else:
+                told = whole_at_end(written, planned.choices, pieces, planned.start)
+            return await self._streamed(request, told)
         if asked.stream:
-            events = _events(Chunks(shape, envelope, usage, asked.stream_options), pieces)
-            return await self._streamed(request, events)
+            return await self._streamed(request, _events(chunks, pieces))
         collected = await until_client_leaves(request.receive, _collected(pieces))
         if collected is None:
             return self._gone()
-        if _is_light(collected):
-            return WholeAnswer(_written(shape, envelope, usage, collected))
-        body = await asyncio.to_thread(_written, shape, envelope, usage, collected)
-        return WholeAnswer(body)
+        if is_light(collected):
+            return WholeAnswer(written(collected))
+        return WholeAnswer(await asyncio.to_thread(written, collected))
 
-    async def _streamed(
-        self, request: Request, events: AsyncGenerator[dict[str, Any], None]
-    ) -> Response:
+    async def _streamed(self, request: Request, events: AsyncGenerator[EventT, None]) -> Response:
         """Waits for the first event, so that an early failure has its own status code."""
         first = await until_client_leaves(request.receive, anext(events))
         if first is None:
@@ -158,7 +226,7 @@ class Answerer:
     ) -> AsyncGenerator[Piece, None]:
         """Passes pieces on and counts how the request ended: by the reason of its last choice, or
         as an abort if not all choices finished."""
-        outcome, running = "abort", choices
+        outcome, running = "abort" if choices else "stop", choices
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
@@ -179,7 +247,11 @@ class Answerer:
         finally:
             self._service.metrics.ended(outcome)
 
-    def _envelope(self, route: Route[Any]) -> Envelope:
+    def _envelope(self, route: Route[Any], resume: Resume | None) -> Envelope:
+        """A new response, or the one that goes on."""
+        if resume is not None:
+            started = resume.start
+            return Envelope(started.id, started.created, self._service.identity.model)
         created = int(self._service.clocks.unix())
         response_id = route.id_prefix + secrets.token_hex(12)
         return Envelope(response_id, created, self._service.identity.model)
@@ -197,18 +269,12 @@ def _written(shape: Shape, envelope: Envelope, usage: Usage, collected: Sequence
     return msgspec.json.encode(whole(shape, envelope, usage, collected))
 
 
-def _is_light(pieces: Sequence[Piece]) -> bool:
-    """Whether encoding these is fast enough for the event loop."""
-    scored = sum(len(piece.scores or ()) + len(piece.prompt_scores or ()) for piece in pieces)
-    return len(pieces) + scored <= _LIGHT_PARTS
-
-
 async def _events(
     chunks: Chunks, pieces: AsyncGenerator[Piece, None]
 ) -> AsyncGenerator[dict[str, Any], None]:
     async with aclosing(pieces):
         async for piece in pieces:
-            light = _is_light([piece])
+            light = is_light([piece])
             if chunk := chunks.of(piece) if light else await asyncio.to_thread(chunks.of, piece):
                 yield chunk
     if last := chunks.last():
@@ -216,8 +282,8 @@ async def _events(
 
 
 async def _with_first(
-    first: dict[str, Any], rest: AsyncGenerator[dict[str, Any], None]
-) -> AsyncGenerator[dict[str, Any], None]:
+    first: EventT, rest: AsyncGenerator[EventT, None]
+) -> AsyncGenerator[EventT, None]:
     async with aclosing(rest):
         yield first
         async for event in rest:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from sluice_runtime.server.answer_text import Piece, joined
+from sluice_runtime.server.choice import BegunChoice
 from sluice_runtime.server.protocol import StreamOptions
 from sluice_runtime.server.token_text import ScoredToken, TokenText
 from sluice_runtime.server.tools.calls import CallPart
+
+_LIGHT_PARTS: Final = 64
+"""Pieces and scored tokens that are encoded on the event loop; a scored token may take 30 µs."""
 
 
 @dataclass
@@ -198,6 +202,13 @@ class Chunks:
             more["usage"] = None
         return self.envelope.around(self.shape.chunk_object, choices, **more)
 
+    def passed(self, choice: BegunChoice) -> None:
+        """Takes in what another engine sent of a choice."""
+        for piece in choice.sent:
+            self.of(piece)
+        if choice.sent and choice.reader.plan.prompt_logprobs >= 0:
+            self._begun.add(choice.reader.plan.index)  # its first chunk had those, if nothing else
+
     def last(self) -> dict[str, Any] | None:
         """The final usage chunk, which has no choices; None unless requested."""
         if not (self.options and self.options.include_usage):
@@ -216,6 +227,12 @@ def whole(
     choices = [shape.whole_choice(joined(answers[index])) for index in sorted(answers)]
     more = _prompt_ids(answers[0][0]) if shape.one_prompt else {}
     return envelope.around(shape.whole_object, choices, usage=usage.to_json(), **more)
+
+
+def is_light(pieces: Sequence[Piece]) -> bool:
+    """Whether encoding these is fast enough for the event loop."""
+    scored = sum(len(piece.scores or ()) + len(piece.prompt_scores or ()) for piece in pieces)
+    return len(pieces) + scored <= _LIGHT_PARTS
 
 
 def completion_logprobs(scores: Sequence[ScoredToken] | None) -> dict[str, Any] | None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from sluice_runtime.messages import Generate, PrefillEngine
-from sluice_runtime.server.answer_text import AnswerText, Piece
+from sluice_runtime.server.answer_text import Piece
+from sluice_runtime.server.choice import BegunChoice, ChoiceReader
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, EngineClient, TokenStream
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.token_text import TokenTexts
-from sluice_runtime.server.tools.calls import CallParser, whole_calls
 from sluice_runtime.tokenizer import Tokenizer
 
 _MERGED_PIECES: Final = 64
@@ -45,46 +45,51 @@ class Generator:
     draw_id: Callable[[], str]
     """Returns an id that is unique in this process."""
 
+    def reader(self, plan: ChoicePlan, response_id: str) -> ChoiceReader:
+        """A reader for a new choice of this response."""
+        return ChoiceReader(plan, self.tokenizer, self.texts, f"{response_id}/{plan.index}")
+
     async def pieces(
-        self, plans: Sequence[ChoicePlan], caller: Caller
+        self, choices: Sequence[BegunChoice], caller: Caller
     ) -> AsyncGenerator[Piece, None]:
-        """The pieces of all plans, in the order in which they come.
+        """The pieces that the engine generates for all choices, in the order in which they come.
 
         Raises:
             RequestError, GenerationFailedError: one of them failed; the others are aborted.
         """
-        messages = [self._message(plan, caller) for plan in plans]
-        streams = self.client.open_all(messages, caller.names)
+        running = [choice for choice in choices if not choice.ended]
+        messages = [self._message(choice, caller) for choice in running]
+        streams = self.client.open_all(messages, caller.names) if running else []
         try:
-            choices = [
-                self._choice(stream, plan) for stream, plan in zip(streams, plans, strict=True)
+            drawn = [
+                self._choice(stream, choice.reader)
+                for stream, choice in zip(streams, running, strict=True)
             ]
-            async with aclosing(choices[0] if len(choices) == 1 else _merged(choices)) as pieces:
+            async with aclosing(drawn[0] if len(drawn) == 1 else _merged(drawn)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
             for stream in streams:
                 self.client.close(stream)
 
-    async def _choice(self, stream: TokenStream, plan: ChoicePlan) -> AsyncGenerator[Piece, None]:
+    async def _choice(
+        self, stream: TokenStream, reader: ChoiceReader
+    ) -> AsyncGenerator[Piece, None]:
         """The pieces of one choice; its pages are freed as soon as it ends."""
-        answer = AnswerText(plan, self.tokenizer, self.texts)
-        parser = plan.reading.parser() if plan.reading else None
         while True:
             delta = await stream.next()
             if delta.prompt_logprobs is None:
-                piece = answer.push(delta)
+                piece = reader.push(delta)
             else:  # thousands of tokens to name
-                piece = await asyncio.to_thread(answer.push, delta)
-            if parser is not None:
-                piece = _with_calls(piece, parser)
+                piece = await asyncio.to_thread(reader.push, delta)
             if piece.finish_reason is not None:
                 self.client.close(stream)
             yield piece
             if piece.finish_reason is not None:
                 return
 
-    def _message(self, plan: ChoicePlan, caller: Caller) -> Generate:
+    def _message(self, choice: BegunChoice, caller: Caller) -> Generate:
+        plan = choice.reader.plan
         return Generate(
             request_id=self.draw_id(),
             prompt_ids=plan.prompt_ids,
@@ -101,6 +106,7 @@ class Generator:
             prompt_logprobs=plan.engine_prompt_logprobs,
             cache_salt=plan.cache_salt,
             prefill=caller.prefill,
+            generated_ids=list(choice.ids),
         )
 
 
@@ -131,19 +137,3 @@ async def _merged(choices: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _with_calls(piece: Piece, parser: CallParser) -> Piece:
-    """The piece with its tool calls parsed. A choice that stops and has calls finishes with
-    `tool_calls`."""
-    parsed = parser.push(piece.text)
-    if piece.finish_reason is None:
-        return replace(piece, text=parsed.text, calls=parsed.calls)
-    rest = parser.finish()
-    called = parser.calls > 0 and piece.finish_reason == "stop"
-    return replace(
-        piece,
-        text=parsed.text + rest.text,
-        calls=whole_calls([*parsed.calls, *rest.calls]),
-        finish_reason="tool_calls" if called else piece.finish_reason,
-    )

@@ -215,7 +215,9 @@ def _service(config: EngineConfig, link: ApiLink) -> Service:
 
 
 def _handover_key(config: EngineConfig) -> bytes | None:
-    return configured_key(config.handover_key_file) if config.role is Role.DECODE else None
+    if config.role is Role.PREFILL or (config.role is Role.MIXED and not config.handover_key_file):
+        return None
+    return configured_key(config.handover_key_file)
 
 
 def _signals() -> asyncio.Queue[signal.Signals]:

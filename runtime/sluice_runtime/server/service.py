@@ -23,6 +23,7 @@ from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.generation import Generator
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText, Planner
+from sluice_runtime.server.resumption import PrivateCheck
 from sluice_runtime.server.role import RoleCheck
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Identity:
     pool_revision: str | None = None
     """Of the pool that the pod belongs to; None outside a cluster."""
     handover_key: bytes | None = field(default=None, repr=False)
-    """Of a decode engine: what the router signs with."""
+    """What the router signs with; a decode engine has one."""
 
 
 class Service:
@@ -79,6 +80,7 @@ class Service:
         self.metrics = metrics
         self.clocks = clocks
         self.role_check = RoleCheck(identity.role, clocks.unix, identity.handover_key)
+        self.private_check = PrivateCheck(clocks.unix, identity.handover_key)
         self.text: ModelText | None = None
         self._logged_fields: set[str] = set()
 

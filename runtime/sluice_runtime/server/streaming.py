@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
+from sluice_contract.private_calls import EventComment, comment_line
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -32,11 +33,21 @@ class ClientGoneError(Exception):
     """The client disconnected or stopped reading."""
 
 
+class CommentedEvent(NamedTuple):
+    """An event of a private call, or only its comment."""
+
+    comment: EventComment
+    data: dict[str, Any] | msgspec.Raw | None
+
+
+Event = dict[str, Any] | CommentedEvent
+
+
 class EventStream(StreamingResponse):
     """A response that sends each object of `events` as one event."""
 
     def __init__(
-        self, events: AsyncGenerator[dict[str, Any], None], write_seconds: float = WRITE_SECONDS
+        self, events: AsyncGenerator[Event, None], write_seconds: float = WRITE_SECONDS
     ) -> None:
         super().__init__((), headers=_HEADERS, media_type="text/event-stream")
         self._events = events
@@ -132,5 +143,11 @@ async def _send_within(seconds: float, send: Send, message: Any) -> None:
         raise ClientGoneError from None
 
 
-def _event(value: dict[str, Any]) -> bytes:
+def _event(value: Event) -> bytes:
+    if not isinstance(value, CommentedEvent):
+        return _data(value)
+    return comment_line(value.comment) + (b"\n" if value.data is None else _data(value.data))
+
+
+def _data(value: dict[str, Any] | msgspec.Raw) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -87,7 +87,7 @@ def read_answers(
         end = results.ends[one.request_id]
         assert end.finish_reason in ("stop", "length"), end.error
         stream = Detokenizer(ByteTokenizer(), plan.reading.shown_tokens)
-        parser = plan.reading.parser()
+        parser = plan.reading.parser("a")
         text = stream.push(results.tokens[one.request_id]) + stream.finish()
         found = [parser.push(text), parser.finish()]
         if end.finish_reason == "stop":

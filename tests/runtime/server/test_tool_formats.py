@@ -273,14 +273,14 @@ def test_values_have_the_type_of_their_schema() -> None:
 
 def test_mistrals_templates_take_its_ids() -> None:
     for form in (MISTRAL, MISTRAL_NAMED):
-        drawn = form.draw_id()
-        assert len(drawn) == 9
-        assert drawn.isalnum()
-    assert HERMES.draw_id().startswith("call_")
+        ids = {form.id_of(f"chatcmpl-1/0/{number}") for number in range(99)}
+        assert len(ids) == 99
+        assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert HERMES.id_of("chatcmpl-1/0/0").startswith("call_")
 
 
 def read_beside_form(form: ToolFormat, said: str, *, whole: bool) -> tuple[str, list[Any]]:
-    parser = CallReading(form, SCHEMAS, calls_or_format=True).parser()
+    parser = CallReading(form, SCHEMAS, calls_or_format=True).parser("a")
     found = [parser.push(part) for part in ([said] if whole else said)] + [parser.finish()]
     calls = whole_calls(part for one in found for part in one.calls)
     return "".join(one.text for one in found), [

@@ -6,7 +6,7 @@ A format reads the text of calls (`readers`) and makes a grammar of them (`call_
 
 from __future__ import annotations
 
-import secrets
+import hashlib
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,13 +27,17 @@ from sluice_runtime.server.tools.calls import Reader
 _ID_CHARACTERS: Final = string.ascii_letters + string.digits
 
 
-def _long_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def _long_id(call: str) -> str:
+    return f"call_{hashlib.sha256(call.encode()).hexdigest()[:24]}"
 
 
-def _nine_characters() -> str:
+def _nine_characters(call: str) -> str:
     """Mistral's chat templates refuse any other id."""
-    return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
+    number, characters = int.from_bytes(hashlib.sha256(call.encode()).digest()), ""
+    for _ in range(9):
+        number, place = divmod(number, len(_ID_CHARACTERS))
+        characters += _ID_CHARACTERS[place]
+    return characters
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ class ToolFormat:
     """Whether a chat template uses this format."""
     markers: tuple[str, ...] = ()
     """Markers that may be special tokens and must be decoded as text."""
-    draw_id: Callable[[], str] = field(default=_long_id)
+    id_of: Callable[[str], str] = field(default=_long_id)
+    """The id of a call, from a name that no other call has: another engine that goes on with the
+    answer makes the same ids."""
 
 
 HERMES: Final = ToolFormat(
@@ -81,7 +87,7 @@ MISTRAL: Final = ToolFormat(
     grammar=JsonList(),
     known_by=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" not in template,
     markers=(readers.TOOL_CALLS,),
-    draw_id=_nine_characters,
+    id_of=_nine_characters,
 )
 """One list of calls."""
 MISTRAL_NAMED: Final = ToolFormat(
@@ -91,7 +97,7 @@ MISTRAL_NAMED: Final = ToolFormat(
     grammar=NamedTag(),
     known_by=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
     markers=(readers.TOOL_CALLS, readers.CALL_ID, readers.ARGS),
-    draw_id=_nine_characters,
+    id_of=_nine_characters,
 )
 """A marker, the name and the arguments of each call."""
 LLAMA3: Final = ToolFormat(

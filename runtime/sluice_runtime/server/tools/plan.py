@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from typing import Any
 
 from sluice_contract.http_errors import shown, shown_json
@@ -40,12 +42,13 @@ class CallReading:
     shown_tokens: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that are decoded as text, with their text."""
 
-    def parser(self) -> CallParser:
-        """A parser for one choice."""
+    def parser(self, answer: str) -> CallParser:
+        """A parser for one choice; `answer`: a name that no other choice has."""
         read = self.form.read
         if self.calls_or_format:
             read = calls_alone(read, self.form.grammar.begins(self.schemas))
-        return CallParser(read, self.schemas, self.form.draw_id, calls_only=self.calls_only)
+        ids = (self.form.id_of(f"{answer}/{number}") for number in count())
+        return CallParser(read, self.schemas, partial(next, ids), calls_only=self.calls_only)
 
 
 @dataclass(frozen=True)

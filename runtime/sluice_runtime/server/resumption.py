@@ -1,0 +1,159 @@
+"""What the router asks of an engine in a private call: whether it may, and where answers go on.
+
+Pure; knows neither HTTP's bodies nor the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fastapi import Request
+from sluice_contract import http_errors
+from sluice_contract.handover import InvalidSignatureError
+from sluice_contract.http_errors import Mistake
+from sluice_contract.private_calls import (
+    PRIVATE_HEADER,
+    RESUME_MISMATCH,
+    AnswerStart,
+    CallHead,
+    ChoiceSoFar,
+    Resume,
+    refuse_other_body,
+    split_body,
+    verified_digest,
+)
+
+from sluice_runtime.messages import TokenLogprob
+from sluice_runtime.server.choice import BegunChoice, ChoiceReader, Drawn, replay
+from sluice_runtime.server.failures import MistakenError
+from sluice_runtime.server.prompts import ChoicePlan
+from sluice_runtime.server.role import INVALID_SIGNATURE
+
+MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
+"""Besides the client's body; with logprobs a token takes up to 700."""
+
+
+@dataclass(frozen=True)
+class PrivateCheck:
+    """Knows private calls by the router's signature. `key`: None, and there are none."""
+
+    unix_clock: Callable[[], float]
+    key: bytes | None = None
+
+    def digest_of(self, request: Request) -> str | None:
+        """The digest that the body of a private call must have; None: it is a public request.
+
+        Raises:
+            MistakenError: 403, the header is not of this service's router.
+        """
+        value = request.headers.get(PRIVATE_HEADER)
+        if value is None:
+            return None
+        if self.key is None:
+            message = f"{PRIVATE_HEADER}: not allowed; allowed: with handoverKeyFile"
+            raise MistakenError(Mistake(403, INVALID_SIGNATURE, message))
+        try:
+            now = self.unix_clock()
+            return verified_digest(self.key, value, request.state.request_id, now)
+        except InvalidSignatureError as error:
+            raise MistakenError(Mistake(403, INVALID_SIGNATURE, str(error))) from None
+
+
+def opened_call(digest: str, body: bytes, max_client_bytes: int) -> tuple[CallHead, bytes]:
+    """Head and client's body of a private call.
+
+    Raises:
+        MistakenError: it is another body than was signed, has no head, or the client's is too long.
+    """
+    try:
+        refuse_other_body(digest, body)
+        head, client_body = split_body(body)
+    except InvalidSignatureError as error:
+        raise MistakenError(Mistake(403, INVALID_SIGNATURE, str(error))) from None
+    except ValueError as error:
+        message = f"the first line: {error}; allowed: the head of a private call"
+        raise MistakenError(Mistake(400, "invalid_value", message)) from None
+    if len(client_body) > max_client_bytes:
+        raise MistakenError(http_errors.body_too_large(max_client_bytes))
+    return head, client_body
+
+
+def prompt_hash(prompts: Sequence[Sequence[int]]) -> str:
+    """Of token ids."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(array("Q", [len(prompt), *prompt]).tobytes())
+    return digest.hexdigest()
+
+
+def begun_choices(
+    plans: Sequence[ChoicePlan],
+    own: AnswerStart,
+    resume: Resume | None,
+    vocabulary_size: int,
+    read: Callable[[ChoicePlan], ChoiceReader],
+) -> list[BegunChoice]:
+    """The choices where another engine left them, or new ones. `own`: what this engine would tell.
+
+    Raises:
+        MistakenError: 409, this engine would go on from something else; names what differs.
+    """
+    if resume is None:
+        return [BegunChoice(read(plan)) for plan in plans]
+    _check(plans, own.prompt_hash, resume, vocabulary_size)
+    most = resume.start.max_tokens
+    limited = [
+        replace(plan, max_tokens=min(plan.max_tokens, most[place]))
+        for place, plan in enumerate(plans)
+    ]
+    return [_begun(place, read(plan), resume.choices[place]) for place, plan in enumerate(limited)]
+
+
+def _check(
+    plans: Sequence[ChoicePlan], own_hash: str, resume: Resume, vocabulary_size: int
+) -> None:
+    start = resume.start
+    if start.prompt_hash != own_hash:
+        raise _mismatch(
+            "start.promptHash",
+            start.prompt_hash,
+            f"{own_hash}, of the prompts as this engine reads",
+        )
+    for key, given in (("start.maxTokens", start.max_tokens), ("choices", resume.choices)):
+        if len(given) != len(plans):
+            raise _mismatch(key, f"{len(given)} entries", f"{len(plans)}, one for each choice")
+    for number, (plan, choice) in enumerate(zip(plans, resume.choices, strict=True)):
+        _check_choice(f"choices[{number}]", plan, choice, vocabulary_size)
+
+
+def _check_choice(place: str, plan: ChoicePlan, choice: ChoiceSoFar, vocabulary_size: int) -> None:
+    wrong = next((one for one in choice.ids if not 0 <= one < vocabulary_size), None)
+    if wrong is not None:
+        raise _mismatch(f"{place}.ids", f"token id {wrong}", f"0 to {vocabulary_size - 1}")
+    scores = len(choice.ids) if plan.logprobs >= 0 else 0
+    if len(choice.scores) != scores:
+        allowed = f"{scores}, for {len(choice.ids)} ids"
+        raise _mismatch(f"{place}.scores", f"{len(choice.scores)} entries", allowed)
+
+
+def _begun(place: int, reader: ChoiceReader, choice: ChoiceSoFar) -> BegunChoice:
+    scores = [
+        TokenLogprob(token, score.logprob, score.rank, score.top)
+        for token, score in zip(choice.ids, choice.scores, strict=False)
+    ]
+    drawn = Drawn(choice.ids, scores, choice.cached, finished=choice.finished)
+    begun = replay(reader, drawn)
+    if begun is None or (choice.finished and choice.ids and not begun.complete):
+        ends = "behind" if begun is None else "before"
+        given = f"{len(choice.ids)} that end {ends} the answer's end"
+        raise _mismatch(f"choices[{place}].ids", given, "those that were told")
+    return begun
+
+
+def _mismatch(key: str, given: str, allowed: str) -> MistakenError:
+    message = f"resume.{key}: {given} is not allowed; allowed: {allowed}"
+    return MistakenError(Mistake(409, RESUME_MISMATCH, message))
