@@ -64,6 +64,8 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         scores=tuple(chain.from_iterable(scores)) if scores else None,
         returned_ids=tuple(chain.from_iterable(ids)) if ids else None,
         calls=whole_calls(chain.from_iterable(piece.calls for piece in pieces)),
+        drawn_ids=tuple(chain.from_iterable(piece.drawn_ids for piece in pieces)),
+        drawn_scores=tuple(chain.from_iterable(piece.drawn_scores for piece in pieces)),
     )
 
 

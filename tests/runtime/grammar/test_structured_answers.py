@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import jsonschema
+import msgspec
 import pytest
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.errors import GrammarProcessError
@@ -211,3 +212,34 @@ def test_an_answer_that_nothing_may_follow_ends_and_disturbs_no_other(
     assert (end.finish_reason, end.refusal) == ("error", "invalid")
     assert (end.error or "").startswith("response_format: no token may follow")
     assert answers.ends["free"].finish_reason in ("length", "stop")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_answer_goes_on_in_its_grammar_on_another_engine(engine: Engine, overlap: bool) -> None:
+    names = list(SCHEMAS)[:6]
+    whole = run(engine, [ask(name, schema_of(name)) for name in names])
+    with engine_of(max_queued_requests=256) as other:
+        resumed = [
+            msgspec.structs.replace(
+                ask(name, schema_of(name)),
+                request_id=f"{name}/{cut}",
+                generated_ids=whole.tokens[name][:cut],
+            )
+            for name in names
+            for cut in {1, len(whole.tokens[name]) // 2, len(whole.tokens[name]) - 1}
+        ]
+        answers = run(other, resumed, overlap=overlap)
+    for one in resumed:
+        rest = whole.tokens[one.request_id.split("/")[0]][len(one.generated_ids) :]
+        assert answers.ends[one.request_id].finish_reason == "stop"
+        assert answers.tokens[one.request_id] == rest, one.request_id
+
+
+def test_an_answer_that_does_not_follow_its_grammar_is_refused(engine: Engine) -> None:
+    asked = msgspec.structs.replace(
+        ask("other", grammar("regex", "[ab]{4}")), generated_ids=list(b"ax")
+    )
+    end = run(engine, [asked]).ends["other"]
+    assert (end.finish_reason, end.refusal) == ("error", "invalid")
+    assert end.error is not None
+    assert end.error.startswith("response_format: the answer to go on from does not follow it")

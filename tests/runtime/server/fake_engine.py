@@ -183,7 +183,8 @@ class FakeEngine:
                 prompt = (message.cache_salt, tuple(message.prompt_ids))
                 cached_tokens = len(message.prompt_ids) - 1 if prompt in self._prompts else 0
                 self._prompts.add(prompt)
-                self._answers[message.request_id] = _Answer(message, cached_tokens)
+                answer = _Answer(message, cached_tokens, len(message.generated_ids))
+                self._answers[message.request_id] = answer
                 if self.queued:
                     self.say(Heartbeat(load(0, self.queued)))
             case Abort():

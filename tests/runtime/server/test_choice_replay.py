@@ -1,0 +1,167 @@
+"""Replaying a choice's ids: what was sent before and what comes after are the whole answer.
+
+Over all formats of tool calls, cut anywhere: in a character, a stop string, a call.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_runtime.messages import FinishReason, Sampling, TokenDelta, TokenLogprob
+from sluice_runtime.server.answers import ChatShape, Chunks, Envelope, Usage
+from sluice_runtime.server.choice import BegunChoice, ChoiceReader, Drawn, replay
+from sluice_runtime.server.prompts import ChoicePlan
+from sluice_runtime.server.protocol import StreamOptions
+from sluice_runtime.server.token_text import TokenTexts
+from sluice_runtime.server.tools.formats import (
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_NAMED,
+    QWEN3_CODER,
+    ToolFormat,
+)
+from sluice_runtime.server.tools.plan import CallReading
+from sluice_runtime.tokenizer import ByteTokenizer
+
+EOS = 258
+TOKENIZER = ByteTokenizer()
+TEXTS = TokenTexts(TOKENIZER)
+SCHEMAS = {"f": {"type": "object", "properties": {"x": {"type": "string"}}}}
+PARTS = [
+    *("Hello ", "€", "🙂", "\n", " ", "END", "EN", "f", "{", "}", '"'),
+    '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>',
+    '<tool_call>{"name": "f", "argum',
+    "<tool_call><function=f><parameter=x>\n1é\n</parameter></function></tool_call>",
+    "<function=f><parameter=x>",
+    '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, {"name": "f", "arguments": {}}]',
+    '[TOOL_CALLS]f[ARGS]{"x": "é"}',
+    '{"name": "f", "parameters": {"x": "é"}}; ',
+    '<|python_tag|>{"name": "f", "parameters": {}}',
+]
+FORMATS = [None, HERMES, QWEN3_CODER, MISTRAL, MISTRAL_NAMED, LLAMA3]
+
+Step = tuple[tuple[int, ...], FinishReason | None]
+
+
+def reader_of(form: ToolFormat | None, fields: dict[str, Any], tokens: int) -> ChoiceReader:
+    reading = CallReading(form, SCHEMAS) if form else None
+    plan = ChoicePlan(
+        0, [1, 2], tokens, Sampling(), [EOS], False, logprobs=1, reading=reading, **fields
+    )
+    return ChoiceReader(plan, TOKENIZER, TEXTS, "chatcmpl-1/0")
+
+
+def scores_of(ids: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(token, -token / 7, 1, [(token, -token / 7)]) for token in ids)
+
+
+class Sent:
+    """A stream as the client has it, joined."""
+
+    def __init__(self, begun: BegunChoice | None = None) -> None:
+        options = StreamOptions(include_usage=True)
+        envelope = Envelope("chatcmpl-1", 1, "m")
+        self.chunks = Chunks(ChatShape(), envelope, Usage([2], 1), options)
+        self.text, self.roles, self.reasons = "", 0, []  # type: ignore[var-annotated]
+        self.calls: dict[int, dict[str, Any]] = {}
+        self.scores: list[Any] = []
+        self.ids: list[int] = []
+        if begun is not None:
+            self.chunks.passed(begun)
+            for piece in begun.unsent:
+                self.take(piece)
+
+    def take(self, piece: Any) -> None:
+        self.ids += piece.drawn_ids
+        if chunk := self.chunks.of(piece):
+            (choice,) = msgspec.json.decode(msgspec.json.encode(chunk))["choices"]
+            self._join(choice)
+
+    def _join(self, choice: dict[str, Any]) -> None:
+        delta = choice["delta"]
+        self.roles += "role" in delta
+        self.text += delta.get("content") or ""
+        for part in delta.get("tool_calls", ()):
+            function = part["function"]
+            known = self.calls.setdefault(part["index"], {"arguments": ""})
+            known["arguments"] += function["arguments"]
+            if "id" in part:
+                assert "id" not in known, "told twice"
+                known |= {"id": part["id"], "name": function["name"]}
+        self.scores += (choice["logprobs"] or {}).get("content", [])
+        if choice["finish_reason"]:
+            self.reasons.append(choice["finish_reason"])
+
+    def usage(self) -> Any:
+        last = self.chunks.last()
+        assert last is not None
+        return last["usage"]
+
+
+def stream(sent: Sent, reader: ChoiceReader, steps: list[Step], cached: int) -> bool:
+    """Whether it has ended."""
+    for place, (ids, reason) in enumerate(steps):
+        first = cached if not place else 0
+        delta = TokenDelta("r", ids, reason, cached_tokens=first, logprobs=scores_of(ids))
+        piece = reader.push(delta)
+        sent.take(piece)
+        if piece.finish_reason is not None:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name if form else "text")
+@given(data=st.data())
+def test_before_and_after_are_the_whole(form: ToolFormat | None, data: st.DataObject) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from(PARTS), min_size=1, max_size=5)))
+    ends = data.draw(st.booleans())
+    tokens = [*text.encode(), *([EOS] if ends else [])]
+    fields = {
+        "stops": data.draw(st.sampled_from([[], ["END"], ["END", "🙂"]])),
+        "keeps_stop": data.draw(st.booleans()),
+        "min_tokens": data.draw(st.sampled_from([0, 8])),
+    }
+    borders = sorted(data.draw(st.sets(st.integers(1, len(tokens)), max_size=9)) - {len(tokens)})
+    spans = list(pairwise([0, *borders, len(tokens)]))
+    reason: FinishReason = "stop" if ends else "length"
+    steps: list[Step] = [
+        (tuple(tokens[a:b]), reason if b == len(tokens) else None) for a, b in spans
+    ]
+    whole = Sent()
+    assert stream(whole, reader_of(form, fields, len(tokens)), steps, 1)
+    for cut in range(1, len(steps) + 1):
+        before = Sent()
+        finished = stream(before, reader_of(form, fields, len(tokens)), steps[:cut], 1)
+        ids = tuple(before.ids)
+        drawn = Drawn(ids, scores_of(ids), 1, finished=finished)
+        begun = replay(reader_of(form, fields, len(tokens)), drawn)
+        assert begun is not None
+        after = Sent(begun)
+        assert finished == begun.ended
+        if not finished:
+            assert stream(after, begun.reader, steps[cut:], 0)
+        check_joined(before, after, whole)
+        if finished:
+            return
+
+
+def check_joined(before: Sent, after: Sent, whole: Sent) -> None:
+    assert before.text + after.text == whole.text
+    assert before.roles + after.roles == whole.roles == 1
+    assert before.reasons + after.reasons == whole.reasons
+    assert before.scores + after.scores == whole.scores
+    assert before.ids + after.ids == whole.ids
+    assert after.usage() == whole.usage()
+    calls = {place: dict(call) for place, call in before.calls.items()}
+    for place, call in after.calls.items():
+        known = calls.setdefault(place, {"arguments": ""})
+        known["arguments"] += call["arguments"]
+        assert not ("id" in call and "id" in known)
+        known |= {key: value for key, value in call.items() if key != "arguments"}
+    assert calls == whole.calls
