@@ -158,7 +158,7 @@ class DecodeRole:
         assert message.prefill is not None
         number = self._ports.draw_room()
         assert number not in self._rooms, "a room was drawn twice"
-        prompt = message.prompt_ids
+        prompt = message.token_ids
         room = _Room(
             number=number,
             request=message,

@@ -196,7 +196,7 @@ class PrefillRole:
         request = msgspec.structs.replace(
             asked.request,
             request_id=f"{asked.request.request_id}#{next(self._numbers)}",
-            max_tokens=1,
+            max_tokens=len(asked.request.generated_ids) + 1,
             prefill=None,
             arrival_seconds=now,
         )
@@ -205,7 +205,7 @@ class PrefillRole:
             number=asked.room,
             peer=peer,
             request_id=request.request_id,
-            prompt_tokens=len(request.prompt_ids),
+            prompt_tokens=len(request.token_ids),
             held_tokens=asked.held_tokens,
             prompt_hash=asked.prompt_hash,
             deadline=now + seconds,
@@ -222,11 +222,13 @@ class PrefillRole:
             return "duplicate room", "prefill_failed"
         if self._draining:
             return "the prefill engine is draining and takes no new requests", "unavailable"
-        prompt = asked.request.prompt_ids
+        prompt = asked.request.token_ids
         if error := refusal(self._settings.limits, len(prompt)):
             return f"prefill engine: {error}", "invalid"
         if asked.prompt_hash != prompt_hash(prompt):
             return "the prompt is not the one whose hash was sent", "prefill_failed"
+        if asked.request.generated_ids and prompt[-1] in asked.request.stop_token_ids:
+            return "the answer to go on from has ended", "prefill_failed"
         held, size = asked.held_tokens, self._settings.page_size
         if held % size or not 0 <= held < len(prompt):
             return f"{held} tokens of {len(prompt)} cannot be held in pages of {size}", (

@@ -84,6 +84,34 @@ def test_the_answers_are_those_of_one_engine(
     assert bytes(first["formed"].tokens[:10]).decode()[-1] == "x"
 
 
+def test_an_answer_that_another_pair_began_goes_on(
+    page_size: int, expected: dict[str, Answer]
+) -> None:
+    resumed = [
+        msgspec.structs.replace(
+            one,
+            request_id=f"{one.request_id}/{cut}",
+            generated_ids=expected[one.request_id].tokens[:cut],
+        )
+        for one in requests()
+        for cut in {1, 7, len(expected[one.request_id].tokens) - 1}
+        if 0 < cut < len(expected[one.request_id].tokens)
+    ]
+    with pair("TCP", page_size=page_size, chunk_size=64) as (prefill, decode):
+        answers = decode.answers(through(prefill, resumed))
+        assert decode.last is not None
+        assert decode.last.load.handover is not None
+        assert decode.last.load.handover.failures == {}
+        assert decode.last.load.steps["EXTEND"] == 0
+    for one in resumed:
+        name, cut = one.request_id.split("/")[0], len(one.generated_ids)
+        whole, rest = expected[name], answers[one.request_id]
+        assert rest.tokens == whole.tokens[cut:], rest.end
+        assert rest.end.finish_reason == whole.end.finish_reason
+        assert [score.rank for score in rest.logprobs] == [s.rank for s in whole.logprobs[cut:]]
+        assert rest.prompt_logprobs == []
+
+
 def same(expected: Answer, answer: Answer) -> None:
     assert answer.tokens == expected.tokens, answer.end
     assert answer.end.finish_reason == expected.end.finish_reason
