@@ -12,6 +12,8 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
+from sluice_contract.handover import PREFILL_HEADER, PrefillRef, signed_header
+from sluice_contract.labels import Role
 from sluice_contract.private_calls import (
     PRIVATE_HEADER,
     AnswerStart,
@@ -294,6 +296,25 @@ async def test_only_the_router_can_make_private_calls(server: Server) -> None:
         assert (response.status_code, error["code"]) == (403, "invalid_signature")
         assert says in error["message"]
     assert server.engine.of(Generate) == []
+
+
+async def test_a_decode_engine_goes_on_with_a_pair(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "abcd", "stream": True}
+    sent = await events(server, COMPLETIONS, body)
+    head = call_body(CallHead(5, after(sent, 2).resume), json.dumps(body).encode())
+    prefill = PrefillRef(host="10.0.0.7", port=8998, epoch="e7")
+    headers = {
+        "X-Request-Id": "r1",
+        PRIVATE_HEADER: signed_call(KEY, "r1", head, time.time()),
+        PREFILL_HEADER: signed_header(KEY, prefill, "r1", time.time()),
+    }
+    with private_endpoint() as endpoint:
+        async with running_server(endpoint, Role.DECODE, KEY) as decode:
+            response = await decode.http.post(COMPLETIONS, content=head, headers=headers)
+            (generate,) = decode.engine.of(Generate)
+    assert response.text.endswith("data: [DONE]\n\n")
+    assert isinstance(generate, Generate)
+    assert (generate.generated_ids, generate.prefill is not None) == (list(b"ab"), True)
 
 
 async def test_an_engine_without_a_key_takes_none() -> None:
