@@ -172,10 +172,6 @@ class KvAllocator:
         self._leases.open(fence)
         request.transfers.add(fence)
 
-    def forget_ended_transfers(self, request: Request) -> None:
-        """So that nobody takes it for one whose pages are in use."""
-        request.transfers = set(filter(self._leases.is_open, request.transfers))
-
     def end_transfer(self, transfer: Fence) -> None:
         """It touches nothing any more."""
         self._pass(_fence_of(transfer))

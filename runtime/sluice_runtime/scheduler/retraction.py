@@ -127,9 +127,7 @@ def _retraction_order(request: Request) -> tuple[int, int]:
 
 
 def _preemptible(request: Request, priority: int, settings: SchedulerSettings) -> bool:
-    if request.transfers or request.preempted:
-        return False
-    return priority - request.priority > settings.priority_threshold
+    return not request.preempted and priority - request.priority > settings.priority_threshold
 
 
 def _rooms(

@@ -128,7 +128,6 @@ class Scheduler:
         assert request.phase is Phase.PREALLOCATED, f"{request_id} is {request.phase}"
         request.computed_tokens = request.prefilled_tokens = len(request.token_ids)
         request.started_seconds, request.cached_tokens = now, cached_tokens
-        self._kv.forget_ended_transfers(request)
         self._accept(request, first)
         if not request.ended:
             self._table.resume(request)
