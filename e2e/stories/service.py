@@ -12,6 +12,7 @@ from e2e.kubectl import Kubectl
 from e2e.up import SAMPLE
 
 KIND = "inferenceservices.serving.sluice.dev"
+DISAGGREGATED = SAMPLE.with_name("disaggregated.yaml")
 NAMESPACE = "default"
 MODEL = "sluice-tiny"
 WAIT_SECONDS = 240
@@ -34,6 +35,18 @@ def chat_service(name: str, replicas: int = 1, **spec: Any) -> dict[str, Any]:
         "metadata": metadata,
         "spec": sample["spec"] | {"pools": {"mixed": pool}} | spec,
     }
+
+
+def disaggregated_service(name: str, prefill: int, decode: int, **spec: Any) -> dict[str, Any]:
+    """The sample of two pools under another name, with so many small engines."""
+    sample: dict[str, Any] = yaml.safe_load(DISAGGREGATED.read_text())
+    resources = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+    pools = {
+        role: {"replicas": replicas, "resources": resources}
+        for role, replicas in (("prefill", prefill), ("decode", decode))
+    }
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return sample | {"metadata": metadata, "spec": sample["spec"] | {"pools": pools} | spec}
 
 
 class Service:

@@ -1,0 +1,84 @@
+"""Clients that ask one thing after the other while a story changes something, retries off.
+
+Every answer is compared with the only right one, so an exchanged KV page is seen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import openai
+
+from e2e.model.tasks import make_prompt
+from e2e.stories.service import MODEL
+
+CLIENTS = 6
+PROMPT_BYTES = 256
+SEEDS = 1000
+"""Prompts that the sample's model copies right; of others it gets one in several hundred wrong."""
+HUNG_SECONDS = 120
+
+
+@dataclass
+class Tally:
+    """What the clients saw."""
+
+    right: int = 0
+    wrong: list[str] = field(default_factory=list)
+    progressed: threading.Condition = field(default_factory=threading.Condition)
+
+    def record(self, error: str | None) -> None:
+        with self.progressed:
+            if error is None:
+                self.right += 1
+            else:
+                self.wrong.append(error)
+            self.progressed.notify_all()
+
+    def wait_for_more(self, requests: int) -> None:
+        """Until so many more requests were answered right."""
+        with self.progressed:
+            target = self.right + requests
+            arrived = self.progressed.wait_for(
+                lambda: self.right >= target or self.wrong, HUNG_SECONDS
+            )
+            assert arrived, f"{target - self.right} answers are missing"
+
+
+@contextmanager
+def load(url: str, clients: int = CLIENTS) -> Iterator[Tally]:
+    """Clients that stream one copy task after the other until the block ends."""
+    tally, stopping = Tally(), threading.Event()
+    threads = [
+        threading.Thread(target=_ask, args=(url, number, tally, stopping))
+        for number in range(clients)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield tally
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+
+
+def _ask(url: str, number: int, tally: Tally, stopping: threading.Event) -> None:
+    client = openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=HUNG_SECONDS
+    )
+    seed = number
+    while not stopping.is_set():
+        seed = (seed + 100) % SEEDS
+        prompt, answer = make_prompt("copy", PROMPT_BYTES, seed)
+        try:
+            chunks = client.completions.create(
+                model=MODEL, prompt=prompt, max_tokens=300, temperature=0, stream=True
+            )
+            text = "".join(chunk.choices[0].text for chunk in chunks)
+            tally.record(None if text == answer else f"seed {seed}: {text!r}")
+        except openai.OpenAIError as error:
+            tally.record(f"seed {seed}: {error!r}")
