@@ -31,22 +31,30 @@ def applied_spec(live: Manifest) -> Manifest | None:
     return found if noted == fields_hash(found) else None
 
 
-def applied_manifest(live: Manifest) -> Manifest:
+def applied_manifest(live: Manifest) -> Manifest | None:
     """What its owner has applied of an object, with what names it. What others have added or taken
-    over is not in it."""
+    over is not in it. None when it owns nothing of its spec: that of a restored backup, say."""
+    if "managedFields" not in live["metadata"]:  # a manifest that is not in a cluster yet
+        return whole_manifest(live)
+    owned = owned_fields(live, FIELD_MANAGER) or {}
+    if "f:spec" not in owned:
+        return None
     head = {"apiVersion": live["apiVersion"], "kind": live["kind"]}
     names = {key: live["metadata"][key] for key in ("name", "namespace")}
-    if "managedFields" not in live["metadata"]:  # a manifest that is not in a cluster yet
-        ours = {"labels", "annotations", "ownerReferences"}
-        metadata = {key: value for key, value in live["metadata"].items() if key in ours}
-        return head | {"metadata": names | metadata, "spec": live["spec"]}
-    owned = owned_fields(live, FIELD_MANAGER) or {}
     parts = {
         section: _part(owned.get(f"f:{section}") or {}, live[section], atomic_maps=True)
         for section in ("metadata", "spec")
         if f"f:{section}" in owned
     }
     return head | parts | {"metadata": names | parts.get("metadata", {})}
+
+
+def whole_manifest(live: Manifest) -> Manifest:
+    """An object as it is, whoever has applied it."""
+    kept = ("name", "namespace", "labels", "annotations", "ownerReferences")
+    metadata = {key: live["metadata"][key] for key in kept if key in live["metadata"]}
+    head = {"apiVersion": live["apiVersion"], "kind": live["kind"]}
+    return head | {"metadata": metadata, "spec": live["spec"]}
 
 
 def edits(live: Manifest) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ it back.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sluice_operator.api.findings import InvalidSpecError, parse
@@ -98,8 +99,8 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
     live = live_deployment(observed, built)
     deployment = kept(built, applied_manifest(live) if live else None)
     budget = disruption_budget(parent, parent.name, ENGINE, spec.role)
-    former = _former(observed, spec)
-    prune = _left_over(observed, (deployment, budget, *former), spec)
+    former = tuple(_former(observed, spec))
+    prune = _left_over(observed, (deployment, budget), spec)
     return PoolPlan(
         apply=(deployment, *former, budget),
         prune=prune,
@@ -119,29 +120,33 @@ def live_deployment(observed: PoolObserved, desired: Manifest) -> Manifest | Non
     return next((d for d in found if d["metadata"]["name"] == name), None)
 
 
-def _former(observed: PoolObserved, spec: EnginePoolSpec) -> tuple[Manifest, ...]:
+def _former(observed: PoolObserved, spec: EnginePoolSpec) -> Iterator[Manifest]:
     """The Deployments of the other revisions that the service plans to keep, as they were applied,
-    with their numbers of engines."""
+    with their numbers of engines. One of which nobody knows what was applied is left alone."""
     shares = {share.name: share.replicas for share in spec.revisions or ()}
-    return tuple(
-        with_replicas(applied_manifest(live), shares[name])
-        for live in of_kind(observed.children, DEPLOYMENT)
-        if (name := revision_of(live)) in shares.keys() - {revision(spec)}
-        and _is_ours(observed, live)
-    )
+    for live in of_kind(observed.children, DEPLOYMENT):
+        name = revision_of(live)
+        if name in shares.keys() - {revision(spec)} and _is_ours(observed, live):
+            applied = applied_manifest(live)
+            if applied is not None:
+                yield with_replicas(applied, shares[name])
 
 
 def _left_over(
     observed: PoolObserved, wanted: tuple[Manifest, ...], spec: EnginePoolSpec
 ) -> tuple[Reference, ...]:
     """What the pool controls and the service plans no longer. Nothing goes without such a plan."""
-    if revision(spec) not in {share.name for share in spec.revisions or ()}:
+    planned, wanted_revision = {share.name for share in spec.revisions or ()}, revision(spec)
+    if wanted_revision not in planned:
         return ()
+    former = planned - {wanted_revision}
     names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
     return tuple(
         reference_to(child, POOL_CHILDREN)
         for child in observed.children
-        if _is_ours(observed, child) and (child["kind"], child["metadata"]["name"]) not in names
+        if _is_ours(observed, child)
+        and (child["kind"], child["metadata"]["name"]) not in names
+        and not (child["kind"] == DEPLOYMENT.kind and revision_of(child) in former)
     )
 
 

@@ -19,7 +19,7 @@ from sluice_contract.router_config import (
 
 from sluice_operator.api.quantities import amount
 from sluice_operator.api.service import InferenceServiceSpec, RouterSpec
-from sluice_operator.apply.field_ownership import applied_manifest
+from sluice_operator.apply.field_ownership import applied_manifest, whole_manifest
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
 from sluice_operator.manifests.deployments import kept, with_replicas
@@ -52,7 +52,8 @@ def plan_router(
     built = _deployment(observed, top, spec, file["metadata"]["name"])
     live = _live(observed, built)
     if waits and live is not None and not _follows(observed, live, spec):
-        former = with_replicas(applied_manifest(live), built["spec"]["replicas"])
+        serving = applied_manifest(live) or whole_manifest(live)
+        former = with_replicas(serving, built["spec"]["replicas"])
         return PlannedRouter(former, (), (), is_former=True)
     deployment = kept(built, applied_manifest(live) if live else None)
     there = {item["metadata"]["name"] for item in of_kind(observed.children, CONFIG_MAP)}

@@ -145,6 +145,23 @@ def test_a_revision_that_the_roll_out_keeps_gets_the_number_of_engines_planned_f
     assert of(back.apply, "Deployment", old["metadata"]["name"]) == old
 
 
+@pytest.mark.parametrize("managers", [["velero"], []])
+def test_a_kept_revision_of_which_nobody_knows_what_was_applied_is_left_alone(
+    managers: list[str],
+) -> None:
+    """A restored backup, say: what serves goes on, and nothing about it is guessed."""
+    old, new = _deployment(OLD), _deployment(NEW)
+    fields = {"f:spec": {"f:replicas": {}}}
+    entries = [{"manager": m, "operation": "Apply", "fieldsV1": fields} for m in managers]
+    restored = live(old)
+    restored["metadata"] = restored["metadata"] | {"managedFields": entries}
+    rolling = pool_with(NEW, **{revision_of(old): 1})
+    plan = plan_pool(pool_observed(rolling, [restored, complete(new)], pods(old)))
+    assert plan.prune == ()
+    assert of(plan.apply, "Deployment") == new
+    assert plan_pool(pool_observed(pool(NEW), [restored, live(new)])).prune != ()
+
+
 def test_a_revision_that_the_roll_out_does_not_name_goes_whatever_serves() -> None:
     old, new = _deployment(OLD), _deployment(NEW)
     plan = plan_pool(pool_observed(pool(NEW), [complete(old), live(new)], pods(old)))

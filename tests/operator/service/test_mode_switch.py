@@ -156,6 +156,19 @@ def test_routers_that_wait_follow_their_number() -> None:
     assert _followed(world, plan) == _pools(MIXED)
 
 
+def test_routers_of_which_nobody_knows_what_was_applied_stay_as_they_are() -> None:
+    world, former = _serving(MIXED)
+    assert former.router is not None
+    router = world.children[_identity(former.router)]
+    fields = {"f:spec": {"f:replicas": {}}}
+    theirs = {"manager": "velero", "operation": "Apply", "fieldsV1": fields}
+    metadata = router["metadata"] | {"managedFields": [theirs]}
+    there = world.children | {_identity(router): router | {"metadata": metadata}}
+    plan = world._replace(children=there).plan(APART)
+    assert plan.router is not None
+    assert plan.router["spec"] == former.router["spec"]
+
+
 def test_it_is_ready_while_the_former_pools_serve() -> None:
     world, _ = _serving(MIXED)
     world = world.carried_out(world.plan(APART))
