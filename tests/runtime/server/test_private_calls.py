@@ -343,3 +343,14 @@ async def test_a_signed_body_without_a_head_is_refused(server: Server, head: byt
     response = await server.http.post(COMPLETIONS, content=sent, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith("the first line: ")
+
+
+async def test_the_limit_is_that_of_the_engine_that_began(server: Server) -> None:
+    body = {"model": MODEL, "prompt": "abcdef", "stream": True}
+    start = after(await events(server, COMPLETIONS, body), 1).start
+    assert start is not None
+    shorter = msgspec.structs.replace(start, max_tokens=[4])
+    rest = await events(server, COMPLETIONS, body, Resume(shorter, [ChoiceSoFar(list(b"ab"))]))
+    choices = [json.loads(one)["choices"][0] for one in after(rest, len(rest) - 1).passed]
+    assert [one["text"] for one in choices] == ["c", "d"]
+    assert choices[-1]["finish_reason"] == "length"
