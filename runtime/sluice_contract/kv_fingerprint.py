@@ -20,6 +20,8 @@ class KvFingerprint(ContractModel):
     """The model's URI."""
     model_revision: str | None = None
     """Commit of a hub's model; no other has one."""
+    weights: str = ""
+    """Digest of the files, as an engine found them; empty where only its configuration is known."""
     page_size_tokens: int
     kv_dtype: str
     """As resolved, e.g. `bfloat16`: never `auto`."""
@@ -29,9 +31,10 @@ class KvFingerprint(ContractModel):
     def __str__(self) -> str:
         """One line that is stable across versions, for logs and messages."""
         revision = f"@{self.model_revision}" if self.model_revision else ""
+        weights = f" weights={self.weights}" if self.weights else ""
         return (
             f"{self.model}{revision} {self.kv_dtype} page={self.page_size_tokens} "
-            f"tp={self.tensor_parallel_size} {self.layout}"
+            f"tp={self.tensor_parallel_size} {self.layout}{weights}"
         )
 
 

@@ -14,6 +14,7 @@ def kv_fingerprint(
     return KvFingerprint(
         model=model_uri,
         model_revision=model_revision,
+        weights=engine.weights,
         page_size_tokens=engine.page_size_tokens,
         kv_dtype=engine.kv_dtype,
         tensor_parallel_size=tensor_parallel_size,

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 13
+PROTOCOL_VERSION: Final = 14
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -272,6 +272,8 @@ class EngineReady(Message, frozen=True):
     max_queued_requests: int
     vocabulary_size: int
     kv_dtype: str
+    weights: str = ""
+    """Tells the model's weights apart from others under the same name."""
     bootstrap_port: int = 0
     """Of a prefill engine: where decode engines connect."""
 

@@ -17,6 +17,12 @@ def test_its_text_is_one_stable_line() -> None:
     assert str(FINGERPRINT) == "hf://org/m@a1b2 bfloat16 page=16 tp=2 page-layer-kv-token-head-dim"
 
 
+def test_its_text_names_weights_that_an_engine_has_found() -> None:
+    found = FINGERPRINT.model_copy(update={"weights": "c0ffee"})
+    assert str(found) == f"{FINGERPRINT} weights=c0ffee"
+    assert differences(FINGERPRINT, found) == ("weights:  and c0ffee",)
+
+
 def test_differences_name_the_key_and_both_values() -> None:
     other = FINGERPRINT.model_copy(update={"page_size_tokens": 32, "model_revision": None})
     assert differences(FINGERPRINT, FINGERPRINT) == ()

@@ -31,6 +31,7 @@ from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.load import load_model
+from sluice_runtime.model.weights_digest import weights_digest
 from sluice_runtime.model_files import ModelFiles
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
@@ -62,6 +63,8 @@ class Engine:
     grammar_processes: GrammarProcesses
     """The owner of the engine closes them."""
     model: Decoder
+    weights: str
+    """`weights_digest` of its model."""
     available_bytes: int
 
     def ready(self, epoch: str) -> EngineReady:
@@ -76,7 +79,8 @@ class Engine:
             max_running_requests=settings.max_running_requests,
             max_queued_requests=settings.max_queued_requests,
             vocabulary_size=self.model.spec.vocabulary_size,
-            kv_dtype=str(self.model.dtype).removeprefix("torch."),
+            kv_dtype=_name(self.model.dtype),
+            weights=self.weights,
         )
 
     def sizes(self) -> Sizes:
@@ -109,6 +113,7 @@ def build_engine(
     torch.set_num_threads(config.threads or processors())
     with allocation("model weights", "more memory", "the size of the model"):
         model = load_model(files, config.dtype or "auto", config.seed, hooks.backend)
+    weights = weights_digest(files, config.seed, _name(model.dtype))
     memory = host.memory()
     shape = KvShape(model.spec.layers, model.spec.kv_heads, model.spec.head_dim, model.dtype)
     context = context_length(config, model.spec.context_length_tokens)
@@ -128,9 +133,21 @@ def build_engine(
     allocator = PageAllocator(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
-    scheduler = Scheduler(settings, allocator)
-    grammars = GrammarQueue(processes.compilers, matchers)
-    return Engine(settings, scheduler, runner, pool, grammars, processes, model, memory.available)
+    return Engine(
+        settings=settings,
+        scheduler=Scheduler(settings, allocator),
+        runner=runner,
+        pool=pool,
+        grammars=GrammarQueue(processes.compilers, matchers),
+        grammar_processes=processes,
+        model=model,
+        weights=weights,
+        available_bytes=memory.available,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def processes_of(

@@ -104,6 +104,15 @@ class SafetensorsWeights:
         return self._files[path]
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a model's tensors, by name.
+
+    Raises:
+        ModelLoadError: the index, or the only file, cannot be read.
+    """
+    return sorted(set(_tensor_files(folder).values()))
+
+
 def _opened(path: Path) -> Any:
     try:
         # safetensors reports every file that it cannot open as missing; the system error is exact.

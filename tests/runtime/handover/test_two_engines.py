@@ -49,6 +49,14 @@ def requests() -> list[Generate]:
     ]
 
 
+def test_engines_with_other_weights_under_the_same_name_do_not_go_together() -> None:
+    with running("prefill", seed=1) as prefill, running("decode", seed=2) as decode:
+        answer = decode.answers(through(prefill, [generate("a", prompt(20), 5)]))["a"]
+    ours, theirs = prefill.ready.weights, decode.ready.weights
+    assert answer.end.refusal == "prefill_failed"
+    assert f"differ: weights: {ours} and {theirs}" in str(answer.end.error)
+
+
 @pytest.fixture(scope="module", params=[1, 16], ids=["pages-of-1", "pages-of-16"])
 def page_size(request: pytest.FixtureRequest) -> int:
     return int(request.param)

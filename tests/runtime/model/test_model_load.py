@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sluice_contract.kv_fingerprint import KvFingerprint, differences
+from sluice_runtime.engine.build import build_engine
+from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.model.load import load_model
 from sluice_runtime.model_files import resolve
 
 from tests.runtime.agreement.oracle import write_model
+from tests.runtime.harness import engine_config
 
 # It writes models with transformers, which one worker imports, and no other.
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -58,6 +64,21 @@ def load_line(folder: Path) -> str:
         load_model(resolve(str(folder)), "auto", 0)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_engines_started_before_and_after_the_folder_is_written_over_have_other_pages(
+    changed: Callable[..., Path],
+) -> None:
+    def fingerprint(folder: Path) -> KvFingerprint:
+        config = resolved(engine_config(str(folder)))
+        engine = build_engine(config, resolve(str(folder)))
+        with closing(engine.grammar_processes):
+            return kv_fingerprint("pvc", None, 1, engine.ready("epoch"))
+
+    first = fingerprint(changed(lambda tensors: None))
+    assert fingerprint(changed(lambda tensors: None)) == first
+    second = fingerprint(changed(lambda tensors: tensors[NORM].mul_(0.5)))
+    assert differences(first, second) == (f"weights: {first.weights} and {second.weights}",)
 
 
 def test_a_missing_tensor(changed: Callable[..., Path]) -> None:

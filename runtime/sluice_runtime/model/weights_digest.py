@@ -1,0 +1,77 @@
+"""Tells models apart by their files, without reading all of them: a path that was written over
+between two starts is another model.
+
+Read are config.json and, of each file of weights, name, size, header, both ends, and the beginning
+of tensors: training changes every tensor that it trains. Not a protection from whoever forges a
+file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, BinaryIO, Final
+
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.model.weights import weight_files
+from sluice_runtime.model_files import ModelFiles
+
+END_BYTES: Final = 64 * 1024
+"""Read at both ends of a file's data."""
+TENSOR_BYTES: Final = 4 * 1024
+"""Read at the beginning of a tensor."""
+MAX_TENSORS: Final = 512
+"""Of one file; of more, as many are taken at equal distances."""
+_LENGTH_BYTES: Final = 8
+"""Of the header's length, little-endian, with which a safetensors file begins."""
+
+
+def weights_digest(files: ModelFiles, seed: int, dtype: str) -> str:
+    """32 hexadecimal digits. Of a model without files: of its name, `seed` and `dtype`.
+
+    Raises:
+        ModelLoadError: a file cannot be read, or is damaged.
+    """
+    digest = blake2b(digest_size=16)
+    if files.folder is None:
+        digest.update(json.dumps([files.uri, seed, dtype]).encode())
+        return digest.hexdigest()
+    for path in (files.folder / "config.json", *weight_files(files.folder)):
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                digest.update(json.dumps([path.name, size]).encode())
+                for start, length in _pieces(file, size):
+                    file.seek(start)
+                    digest.update(file.read(length))
+        except OSError as error:
+            raise ModelLoadError(f"model.uri: cannot read {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise ModelLoadError(f"model.uri: {path} is damaged: {error}") from None
+    return digest.hexdigest()
+
+
+def _pieces(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
+    """Offset and length, in bytes, of what is read of a file."""
+    if file.name.endswith(".json"):
+        yield 0, size
+        return
+    header_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    starts = _tensor_starts(file.read(min(header_bytes, size)))
+    begin = _LENGTH_BYTES + header_bytes
+    yield 0, begin + END_BYTES
+    yield max(begin, size - END_BYTES), END_BYTES
+    for start in starts[:: len(starts) // MAX_TENSORS + 1]:
+        yield begin + start, TENSOR_BYTES
+
+
+def _tensor_starts(header: bytes) -> list[int]:
+    """Offsets of the tensors in a file's data, ascending.
+
+    Raises:
+        ValueError: it is no header.
+    """
+    tensors: dict[str, Any] = json.loads(header)
+    tensors.pop("__metadata__", None)
+    return sorted(tensor["data_offsets"][0] for tensor in tensors.values())
