@@ -32,6 +32,9 @@ OUT_OF_MEMORY: Final = "out_of_memory"
 """Error code of a 503: the engine is healthy, but a step with the request ran out of memory,
 perhaps because of the request."""
 
+UNAVAILABLE: Final = "unavailable"
+"""Error code of a 503, or of an event that ends a stream: the engine drains or is not ready."""
+
 IDLE_CONNECTION_SECONDS: Final = 75
 """How long an engine keeps an idle connection."""
 

@@ -48,6 +48,8 @@ class LoadReport(ContractModel):
     queues: DisaggregationQueues = DisaggregationQueues()
     bootstrap_port: int | None = None
     """Of a prefill engine: where decode engines connect."""
+    private_calls: bool = False
+    """Whether it takes private calls, and so goes on with answers that another engine began."""
     queued_work_seconds: float
     """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""
 

@@ -169,6 +169,23 @@ ROUTER: Final = (
         ("reason",),
     ),
     Metric(
+        "sluice_router_streams_resumed_total",
+        "counter",
+        "Answers that broke off and that another engine went on with, by reason.",
+        ("reason",),
+    ),
+    Metric(
+        "sluice_router_resume_failures_total",
+        "counter",
+        "Answers that broke off and that no other engine could end.",
+    ),
+    Metric(
+        "sluice_router_resumes_forgone_total",
+        "counter",
+        "Answers of which nothing was held any more to resume them with, because "
+        "server.maxBufferedBytes was short.",
+    ),
+    Metric(
         "sluice_router_engines", "gauge", "Engines known, by role and state.", ("role", "state")
     ),
     Metric("sluice_router_inflight_requests", "gauge", "Requests being served."),

@@ -100,7 +100,12 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 def call_body(head: CallHead, client_body: bytes) -> bytes:
     """The body of a private call."""
-    return _ENCODER.encode(head) + b"\n" + client_body
+    return head_line(head) + client_body
+
+
+def head_line(head: CallHead) -> bytes:
+    """What stands before the client's body."""
+    return _ENCODER.encode(head) + b"\n"
 
 
 def split_body(body: bytes) -> tuple[CallHead, bytes]:
@@ -129,8 +134,12 @@ def read_comment(line: bytes) -> EventComment:
 
 def signed_call(key: bytes, request_id: str, body: bytes, now_unix: float) -> str:
     """The header's value, for this request and this body."""
-    claims = {_DIGEST: hashlib.sha256(body).hexdigest()}
-    return signed_claims(key, _LABEL, claims, request_id, now_unix)
+    return signed_digest(key, request_id, hashlib.sha256(body).hexdigest(), now_unix)
+
+
+def signed_digest(key: bytes, request_id: str, digest: str, now_unix: float) -> str:
+    """The header's value, for this request and the body with this SHA-256, in hexadecimal."""
+    return signed_claims(key, _LABEL, {_DIGEST: digest}, request_id, now_unix)
 
 
 def verified_digest(key: bytes, value: str, request_id: str, now_unix: float) -> str:

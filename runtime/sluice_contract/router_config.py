@@ -168,8 +168,9 @@ class RouterConfig(ContractModel):
         default=None,
         min_length=1,
         max_length=4096,
-        description="File with the key that signs which prefill engine a decode engine is to ask. "
-        "Required beside the role decode.",
+        description="File with the key that signs what only this service's engines are told: which "
+        "prefill engine a decode engine is to ask, and how an answer goes on that another engine "
+        "began. Required beside the role decode; left out, no answer is resumed.",
     )
 
     @model_validator(mode="after")

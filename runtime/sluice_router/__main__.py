@@ -53,7 +53,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--handover-key-file",
         metavar="FILE",
-        help="with --prefill-engines: the key that all engines have",
+        help="the key that all engines have: required with --prefill-engines; with it, answers "
+        "that break off are resumed",
     )
     parser.add_argument("--host", help="with --engines: address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="with --engines (8080)")

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 from sluice_contract import http_errors
 
 from sluice_router import edge
 from sluice_router.accounting import ENGINE, FAILURE, ID, START, Accounting
-from sluice_router.attempts import Call
+from sluice_router.attempts import Call, Reply
 from sluice_router.dispatch import Dispatcher
 from sluice_router.errors import BadRequestError, RouterError
 from sluice_router.fleet import Clock, Fleet
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.memory import Body, ByteBudget
 from sluice_router.monitoring import health
+from sluice_router.private_form import PrivateForm
 from sluice_router.relay import Relay
+from sluice_router.resume import Progress
+from sluice_router.resuming import Answers
 from sluice_router.telemetry import Telemetry
 
 
@@ -34,6 +38,8 @@ class Parts:
     lifecycle: Lifecycle
     telemetry: Telemetry
     clock: Clock
+    private_form: PrivateForm | None = None
+    """Where answers may be resumed."""
 
 
 def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
@@ -59,6 +65,7 @@ class Routes:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._answers = Answers(parts.dispatcher, parts.telemetry)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """An OpenAI completion: checked, then passed through."""
@@ -74,23 +81,33 @@ class Routes:
 
     async def _forward(self, request: web.Request, body: Body | None) -> web.StreamResponse:
         headers = edge.request_headers(request.headers, request[ID])
-        call = Call(request.method, request.rel_url.raw_path, headers, body)
         relay = Relay(request)
         try:
             async with self._parts.lifecycle.request():
-                if body is not None:
-                    await _read_body(request, body)
-                async with self._parts.dispatcher.open(call) as reply:
-                    request[ENGINE] = reply.target.name
-                    self._parts.telemetry.first_byte(self._parts.clock() - request[START])
-                    return await relay.run(reply)
+                progress = None if body is None else await self._read(request, body)
+                call = Call(request.method, request.rel_url.raw_path, headers, body, progress)
+                on_reply = partial(self._begun, request)
+                return await self._answers.run(call, relay, on_reply)
         except RouterError as error:
             request[FAILURE] = error.with_traceback(None)
             return await relay.fail(error)
 
+    async def _read(self, request: web.Request, body: Body) -> Progress | None:
+        """Read the body; the progress of its answer, if that may be resumed."""
+        streams = await _read_body(request, body)
+        form = self._parts.private_form
+        if form is None:
+            return None
+        return Progress(form.draw_seed(), streams=streams, grow=body.grow)
 
-async def _read_body(request: web.Request, body: Body) -> None:
-    """Read and check the body.
+    def _begun(self, request: web.Request, reply: Reply) -> None:
+        if ENGINE not in request:
+            self._parts.telemetry.first_byte(self._parts.clock() - request[START])
+        request[ENGINE] = reply.target.name
+
+
+async def _read_body(request: web.Request, body: Body) -> bool:
+    """Read and check the body; whether it asks for a stream of events.
 
     Raises:
         RouterError: it cannot be served, or not now.
@@ -107,4 +124,4 @@ async def _read_body(request: web.Request, body: Body) -> None:
         raise BadRequestError(http_errors.body_too_late(http_errors.BODY_SECONDS)) from None
     if not whole:
         raise too_large
-    edge.check_body(body.content)
+    return edge.check_body(body.content)

@@ -6,53 +6,38 @@ Counts no failure and picks no engine. Knows nothing of the client's connection.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, Literal
+from typing import Final
 
 import aiohttp
-import msgspec
-from sluice_contract.engine_http import (
-    ENGINE_DIED,
-    GRAMMAR_UNAVAILABLE,
-    OUT_OF_MEMORY,
-    REQUEST_ID_HEADER,
-)
-from sluice_contract.handover import PREFILL_FAILED, PREFILL_HEADER
+from sluice_contract.engine_http import REQUEST_ID_HEADER
+from sluice_contract.handover import PREFILL_HEADER
+from sluice_contract.private_calls import PRIVATE_HEADER
 from yarl import URL
 
 from sluice_router import sse
 from sluice_router.edge import response_headers
 from sluice_router.engines import EngineState
-from sluice_router.errors import (
-    JSON_CONTENT_TYPE,
-    EngineFailedError,
-    EngineRefusedError,
-    RouterError,
+from sluice_router.errors import JSON_CONTENT_TYPE, EngineFailedError, EngineRefusedError
+from sluice_router.failures import (
+    REASON_OF_CODE,
+    RESUMED_CODES,
+    RETRIED_STATUSES,
+    AttemptFailedError,
+    RetryReason,
+    error_in,
 )
 from sluice_router.memory import SMALL_BYTES, Body
+from sluice_router.private_form import PrivateForm, SignedBody
+from sluice_router.resume import Progress
 from sluice_router.targets import Target
 from sluice_router.upstream import read_at_most
 
-RetryReason = Literal[
-    "connect", "broken", "unavailable", "queue_full", "uncompiled", "out_of_memory", "prefill"
-]
 SignPrefill = Callable[[EngineState, str], str]
 """Value of `PREFILL_HEADER` that names this prefill engine, for the request with that id."""
 
-RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
-    HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
-    HTTPStatus.BAD_GATEWAY: "broken",
-    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
-}
-REASON_OF_CODE: Final[dict[str | None, RetryReason]] = {
-    ENGINE_DIED: "broken",
-    GRAMMAR_UNAVAILABLE: "uncompiled",
-    OUT_OF_MEMORY: "out_of_memory",
-    PREFILL_FAILED: "prefill",
-}
-"""Where the code of a 503 says more than the status."""
 _REFUSAL_BYTES: Final = 65_536
 """Length to which a refusal is cut before it is passed on."""
 
@@ -65,18 +50,30 @@ class Call:
     path: str
     headers: dict[str, str]
     body: Body | None
+    progress: Progress | None = None
+    """Of the answer, if it may be asked for in the private form."""
 
 
 class Reply:
     """An engine's answer from its first byte on."""
 
-    def __init__(self, target: Target, response: aiohttp.ClientResponse, first: bytes) -> None:
+    def __init__(
+        self, target: Target, response: aiohttp.ClientResponse, first: bytes, *, private: bool
+    ) -> None:
+        """`private`: whether it was asked for in the private form."""
         self.target = target
         self.status = response.status
         self.headers = response_headers(response.headers)
         self.streams_events = response.content_type == sse.CONTENT_TYPE
+        self.private = private and self.streams_events and self.status == HTTPStatus.OK
+        """Whether its events have comments for the router."""
         self.first = first
         self._response = response
+
+    @property
+    def engine(self) -> str:
+        """For people."""
+        return f"engine {self.target.engine.endpoint.name}"
 
     async def read(self) -> bytes:
         """The bytes that came since; empty at the end.
@@ -87,8 +84,7 @@ class Reply:
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            name = self.target.engine.endpoint.name
-            raise EngineFailedError(f"engine {name} broke off") from error
+            raise EngineFailedError(f"{self.engine} broke off") from error
 
     def close(self) -> None:
         """Keep the connection if the answer was read to its end; else close it, so that the engine
@@ -99,22 +95,20 @@ class Reply:
             self._response.close()
 
 
-class AttemptFailedError(Exception):
-    """One engine did not answer; another one might."""
-
-    def __init__(self, reason: RetryReason, error: RouterError) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.error = error
-
-
 class Sender:
     """Sends calls to engines."""
 
-    def __init__(self, session: aiohttp.ClientSession, sign: SignPrefill | None) -> None:
-        """`sign` is required where targets have a prefill engine."""
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        sign: SignPrefill | None,
+        private_form: PrivateForm | None,
+    ) -> None:
+        """`sign` is required where targets have a prefill engine, `private_form` where calls have
+        progress."""
         self._session = session
         self._sign = sign
+        self._private_form = private_form
 
     async def send(self, target: Target, call: Call) -> Reply:
         """The engine's answer, once its first byte is there.
@@ -132,56 +126,52 @@ class Sender:
 
     async def _send(self, target: Target, call: Call) -> Reply:
         url = URL(target.engine.endpoint.url + call.path, encoded=True)  # as the client wrote it
+        signed = await self._signed(target, call)
         response = await self._session.request(
             call.method,
             url,
-            data=_payload(call.body),
-            headers=self._headers(target, call),
+            data=_payload(call.body, signed),
+            headers=self._headers(target, call, signed),
             allow_redirects=False,
         )
+        private = signed is not None
         try:
-            await _raise_if_refused(response)
+            await _raise_if_refused(response, private=private)
             first = await response.content.readany()
             if response.content_type == sse.CONTENT_TYPE:
                 _raise_if_nothing_generated(target.engine, first)
         except BaseException:
             response.close()
             raise
-        return Reply(target, response, first)
+        return Reply(target, response, first, private=private)
 
-    def _headers(self, target: Target, call: Call) -> dict[str, str]:
-        if target.prefill is None:
-            return call.headers
-        assert self._sign is not None, "a router of pairs has a key"
-        signed = self._sign(target.prefill, call.headers[REQUEST_ID_HEADER])
-        return call.headers | {PREFILL_HEADER: signed}
+    async def _signed(self, target: Target, call: Call) -> SignedBody | None:
+        """The call in its private form; None if the engine takes it as the client sent it."""
+        if call.progress is None or call.body is None or not target.engine.goes_on:
+            return None
+        assert self._private_form is not None, "calls have progress where there is a key"
+        id_ = call.headers[REQUEST_ID_HEADER]
+        return await self._private_form.sign(call.progress.head(), call.body.content, id_)
+
+    def _headers(self, target: Target, call: Call, signed: SignedBody | None) -> dict[str, str]:
+        headers = dict(call.headers)
+        if signed is not None:
+            headers |= {PRIVATE_HEADER: signed.signature, "Content-Length": str(signed.size)}
+        if target.prefill is not None:
+            assert self._sign is not None, "a router of pairs has a key"
+            headers[PREFILL_HEADER] = self._sign(target.prefill, headers[REQUEST_ID_HEADER])
+        return headers
 
 
-async def _raise_if_refused(response: aiohttp.ClientResponse) -> None:
+async def _raise_if_refused(response: aiohttp.ClientResponse, *, private: bool) -> None:
     reason = RETRIED_STATUSES.get(response.status)
-    if reason is None:
+    if reason is None or (reason == "mismatch" and not private):
         return
     body = await read_at_most(response, _REFUSAL_BYTES)
     headers = response_headers(response.headers)
     headers.pop("Content-Length", None)
-    reason = REASON_OF_CODE.get(_code_in(body), reason)
+    reason = REASON_OF_CODE.get(error_in(body).code, reason)
     raise AttemptFailedError(reason, EngineRefusedError(response.status, headers, body))
-
-
-class _Error(msgspec.Struct):
-    code: str | None = None
-
-
-class _Refusal(msgspec.Struct):
-    error: _Error
-
-
-def _code_in(body: bytes) -> str | None:
-    """The error's code, if it has one."""
-    try:
-        return msgspec.json.decode(body, type=_Refusal).error.code
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 def _raise_if_nothing_generated(engine: EngineState, first: bytes) -> None:
@@ -191,7 +181,7 @@ def _raise_if_nothing_generated(engine: EngineState, first: bytes) -> None:
     if (error := sse.error_in(first)) is not None:
         headers = {"Content-Type": JSON_CONTENT_TYPE}
         refusal = EngineRefusedError(HTTPStatus.BAD_GATEWAY, headers, error)
-        raise AttemptFailedError("broken", refusal)
+        raise AttemptFailedError(RESUMED_CODES.get(error_in(error).code, "broken"), refusal)
 
 
 def _failure(
@@ -203,8 +193,13 @@ def _failure(
     return AttemptFailedError(reason, error)
 
 
-def _payload(body: Body | None) -> bytes | io.BytesIO | None:
+def _payload(
+    body: Body | None, signed: SignedBody | None
+) -> bytes | io.BytesIO | AsyncIterator[bytes] | None:
     """The body for aiohttp, which sends a file in pieces and lets other requests run between."""
     if body is None:
         return None
+    if signed is not None:
+        small = signed.size <= SMALL_BYTES
+        return signed.head + signed.client_body if small else signed.pieces()
     return body.content if len(body.content) <= SMALL_BYTES else io.BytesIO(body.content)

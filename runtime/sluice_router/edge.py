@@ -71,8 +71,9 @@ def response_headers(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name.lower() not in dropped}
 
 
-def check_body(body: bytes) -> None:
-    """Refuse a body that is no JSON object or that carries a field of the router's own.
+def check_body(body: bytes) -> bool:
+    """Refuse a body that is no JSON object or that carries a field of the router's own; whether it
+    asks for a stream of events.
 
     Raises:
         BadRequestError: 400, naming the field.
@@ -85,3 +86,4 @@ def check_body(body: bytes) -> None:
         if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
             message = f"{name}: not allowed in a request; it is set by the service itself"
             raise BadRequestError(Mistake(400, "internal_field", message), name)
+    return "stream" in fields and bytes(fields["stream"]) == b"true"

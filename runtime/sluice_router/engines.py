@@ -76,6 +76,13 @@ class EngineState:
         return self.received.report.kv_fingerprint if self.received is not None else None
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it goes on with answers that another engine began; false until a report says.
+        Prefill engines take no part in that."""
+        known = self.received is not None and self.received.report.private_calls
+        return known or self.endpoint.role is Role.PREFILL
+
+    @property
     def bootstrap_port(self) -> int | None:
         """Of a prefill engine: where decode engines connect, by its last report."""
         return self.received.report.bootstrap_port if self.received is not None else None

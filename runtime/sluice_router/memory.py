@@ -1,11 +1,13 @@
 """How much of its clients' bytes the router holds at once: one budget for heads and bodies.
 
 A body is held until an engine has begun to answer, because until then the request may have to be
-offered to another engine. Knows no routes and no engines.
+offered to another engine. After that it may stay as a spare, with what came of the answer: it is
+dropped, the oldest first, when a new request needs its bytes. Knows no routes and no engines.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import aiohttp
@@ -22,6 +24,7 @@ class ByteBudget:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._spare: dict[Body, None] = {}
         self.held = 0
 
     def take(self, count: int, holder_bytes: int) -> None:
@@ -31,13 +34,36 @@ class ByteBudget:
             OverloadedError: they are beyond the budget; nothing was counted.
         """
         share = 1.0 if holder_bytes <= SMALL_BYTES else LARGE_SHARE
-        if self.held + count > self._max_bytes * share:
+        if not self._make_room(count, self._max_bytes * share):
             message = (
                 f"the router holds {self.held} bytes of requests; allowed: {self._max_bytes} "
                 "(server.maxBufferedBytes)"
             )
             raise OverloadedError(message)
         self.held += count
+
+    def take_spare(self, count: int) -> bool:
+        """Count bytes that nobody needs now, if there is room for them."""
+        if self.held + count > self._max_bytes * LARGE_SHARE:
+            return False
+        self.held += count
+        return True
+
+    def set_spare(self, body: Body, *, spare: bool) -> None:
+        """Whether the body may be dropped when bytes run short."""
+        if spare:
+            self._spare[body] = None
+        else:
+            self._spare.pop(body, None)
+
+    def _make_room(self, count: int, limit: float) -> bool:
+        """Drop what must be dropped for `count` more bytes; nothing if that is not enough."""
+        missing = self.held + count - limit
+        if missing > 0 and missing > sum(body.held for body in self._spare):
+            return False
+        while self.held + count > limit:
+            next(iter(self._spare)).drop()
+        return True
 
     def give_back(self, count: int) -> None:
         """Bytes are no longer held."""
@@ -50,7 +76,9 @@ class Body:
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self._pieces: list[bytes] = []
-        self._taken = 0
+        self._dropped: Callable[[], None] | None = None
+        self.held = 0
+        """Bytes that it counts, with those of the answer."""
         self.content = b""
 
     async def read(self, stream: aiohttp.StreamReader, max_bytes: int) -> bool:
@@ -61,7 +89,7 @@ class Body:
         """
         while not stream.at_eof():
             self._add(await stream.readany())
-            if self._taken > max_bytes:
+            if self.held > max_bytes:
                 return False
         self.content = b"".join(self._pieces)
         self._pieces.clear()
@@ -71,10 +99,33 @@ class Body:
         """The body is no longer needed."""
         self.content = b""
         self._pieces.clear()
-        self._budget.give_back(self._taken)
-        self._taken = 0
+        self._budget.set_spare(self, spare=False)
+        self._budget.give_back(self.held)
+        self.held = 0
+
+    def spare(self, dropped: Callable[[], None]) -> None:
+        """It may be dropped from now on; `dropped` is then called."""
+        self._dropped = dropped
+        self._budget.set_spare(self, spare=True)
+
+    def keep(self) -> None:
+        """It is needed again."""
+        self._budget.set_spare(self, spare=False)
+
+    def grow(self, count: int) -> None:
+        """A spare body counts so many bytes more; it is dropped if there is no room for them."""
+        if self._budget.take_spare(count):
+            self.held += count
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Let a spare body go."""
+        self.release()
+        if self._dropped is not None:
+            self._dropped()
 
     def _add(self, piece: bytes) -> None:
-        self._budget.take(len(piece), self._taken + len(piece))
-        self._taken += len(piece)
+        self._budget.take(len(piece), self.held + len(piece))
+        self.held += len(piece)
         self._pieces.append(piece)

@@ -1,7 +1,8 @@
-"""Passes one engine's answer on to the client, byte for byte, and ends it in every case.
+"""Passes an answer on to the client, and ends it in every case.
 
-Before the first byte a failure is an ordinary error answer. After it, a stream of events ends with
-one error event and no `[DONE]`; anything else is cut off, so that it cannot pass for complete.
+Bytes pass as they are, without the comments of the private form. Before the first byte a failure is
+an ordinary error answer. After it, a stream of events goes on with the next reply, or ends with one
+error event and no `[DONE]`; anything else is cut off, so that it cannot pass for complete.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from aiohttp import web
 
 from sluice_router import sse
 from sluice_router.attempts import Reply
-from sluice_router.errors import EngineFailedError, RouterError, SlowClientError
+from sluice_router.errors import (
+    JSON_CONTENT_TYPE,
+    EngineFailedError,
+    RouterError,
+    SlowClientError,
+)
+from sluice_router.failures import AttemptFailedError, refusal
+from sluice_router.private_replies import ErrorEventError, answer_of, events_of
+from sluice_router.resume import Progress
 
 WRITE_SECONDS = 45.0
 """A client that reads nothing for this long is disconnected. Engines wait longer (60 s) for us."""
@@ -24,6 +33,7 @@ HELD_UP_SECONDS = 5.0
 """After a longer write, an engine that broke off may have done so because of the client."""
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 """For proxies in front of the router, which would hold events back."""
+_PART_BYTES: Final = 65_536
 
 
 def error_response(error: RouterError) -> web.Response:
@@ -32,61 +42,109 @@ def error_response(error: RouterError) -> web.Response:
 
 
 class Relay:
-    """Passes one reply on to one client."""
+    """Passes one answer on to one client: of one reply, or of several that go on with it."""
 
     def __init__(self, request: web.BaseRequest) -> None:
         self._request = request
         self._longest_write_seconds = 0.0
         self._response: web.StreamResponse | None = None
-        self._events: sse.WholeEvents | None = None
+        self._streams = False
+        self._ended = False
 
-    async def run(self, reply: Reply) -> web.StreamResponse:
-        """Pass everything on; returns when all of it was written.
+    async def run(self, reply: Reply, progress: Progress | None) -> web.StreamResponse:
+        """Pass everything on; returns when all of it was written. `progress` is required for a
+        reply in the private form.
 
         Raises:
-            EngineFailedError: the engine broke off; call `fail` with it.
-            SlowClientError: it did so perhaps because of the client; call `fail` with it.
+            AttemptFailedError: the engine broke off; `run` with a reply that goes on.
+            RouterError: it did, and nothing can go on; call `fail` with it.
             ConnectionResetError: the client reads nothing; its connection is closed.
         """
-        response = web.StreamResponse(status=reply.status, headers=reply.headers)
-        if reply.streams_events:
-            self._events = sse.WholeEvents()
-            response.headers.update(NO_BUFFERING)
-        self._response = response
-        await response.prepare(self._request)
+        if self._response is not None and not reply.private:
+            raise EngineFailedError(f"{reply.engine} does not go on with it: {reply.status}")
         try:
-            await self._pass_on(reply, response)
+            if reply.private:
+                assert progress is not None, "without it no call is made in the private form"
+                response = await self._pass_private(reply, progress)
+            else:
+                response = await self._pass_on(reply)
         except EngineFailedError as error:
-            if self._longest_write_seconds < HELD_UP_SECONDS:
-                raise
-            message = f"{error} after the client had not read for a while"
-            raise SlowClientError(message) from error
-        await self._send(response.write_eof(), WRITE_SECONDS)
-        return response
+            failure = self._broken_off(error)
+        except ErrorEventError as event:
+            refused = refusal(event.body, nothing_sent=self._response is None)
+            if isinstance(refused, RouterError):
+                raise refused from None
+            failure = refused
+        else:
+            await self._send(response.write_eof(), WRITE_SECONDS)
+            return response
+        goes_on = reply.private and progress is not None and not progress.forgotten
+        raise failure if goes_on else failure.error
 
     async def fail(self, error: RouterError) -> web.StreamResponse:
         """End the answer with an error, in the way that its state allows."""
         response = self._response
         if response is None or not response.prepared:
             return error_response(error)
-        if self._events is None:
+        if not self._streams:
             self._request.protocol.force_close()
             return response
-        if not self._events.ended:
+        if not self._ended:
             await self._send(response.write(sse.error_event(error.body)), FAIL_SECONDS)
         await self._send(response.write_eof(), FAIL_SECONDS)
         return response
 
-    async def _pass_on(self, reply: Reply, response: web.StreamResponse) -> None:
+    async def _pass_on(self, reply: Reply) -> web.StreamResponse:
+        response = await self._begin(reply)
+        events = sse.WholeEvents() if reply.streams_events else None
         chunk = reply.first
         while chunk:
-            whole = self._events.feed(chunk) if self._events else chunk
+            whole = events.feed(chunk) if events else chunk
             if whole:
                 await self._send(response.write(whole), WRITE_SECONDS)
+                self._ended = events is not None and events.ended
             chunk = await reply.read()
-        if self._events is not None and not self._events.ended:
-            name = reply.target.engine.endpoint.name
-            raise EngineFailedError(f"engine {name} ended the stream without [DONE]")
+        if events is not None and not events.ended:
+            raise EngineFailedError(f"{reply.engine} ended the stream without [DONE]")
+        return response
+
+    async def _pass_private(self, reply: Reply, progress: Progress) -> web.StreamResponse:
+        if progress.streams:
+            async for data in events_of(reply, progress):
+                response = self._response or await self._begin(reply)
+                await self._send(response.write(data), WRITE_SECONDS)
+                self._ended = progress.done
+            return response
+        answer = await answer_of(reply, progress)
+        response = await self._begin(reply, whole_bytes=len(answer))
+        for start in range(0, len(answer), _PART_BYTES):
+            part = answer[start : start + _PART_BYTES]
+            await self._send(response.write(part), WRITE_SECONDS)
+        return response
+
+    async def _begin(self, reply: Reply, whole_bytes: int | None = None) -> web.StreamResponse:
+        """Send the response's head; `whole_bytes`: of the answer, where events brought it and the
+        client did not ask for events."""
+        response = web.StreamResponse(status=reply.status, headers=reply.headers)
+        self._response, self._streams = response, reply.streams_events and whole_bytes is None
+        if self._streams:
+            response.headers.update(NO_BUFFERING)
+        if whole_bytes is not None:
+            for name in NO_BUFFERING:
+                response.headers.popall(name, None)
+            response.headers["Content-Type"] = JSON_CONTENT_TYPE
+            response.content_length = whole_bytes
+        await response.prepare(self._request)
+        return response
+
+    def _broken_off(self, error: EngineFailedError) -> AttemptFailedError:
+        """Blames the engine, unless it may have waited for the client."""
+        if self._longest_write_seconds < HELD_UP_SECONDS:
+            return AttemptFailedError("broken", error)
+        self._longest_write_seconds = 0.0
+        slow = SlowClientError(f"{error} after the client had not read for a while")
+        slow.__cause__ = error
+        return AttemptFailedError("slow_client", slow)
 
     async def _send(self, writing: Awaitable[None], limit_seconds: float) -> None:
         """Finish `writing`, or abort the connection: closing it would wait for the client."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import random
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -34,6 +35,7 @@ from sluice_router.lifecycle import Lifecycle
 from sluice_router.load_poller import LoadPoller
 from sluice_router.memory import ByteBudget
 from sluice_router.monitoring import Monitoring
+from sluice_router.private_form import PrivateForm
 from sluice_router.targets import chooser, prefill_signer
 from sluice_router.telemetry import Telemetry
 from sluice_router.upstream import open_session
@@ -91,9 +93,12 @@ def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
     clock = time.monotonic
     fleet = Fleet(clock)
     telemetry = Telemetry(config.roles)
+    key = _key(config)
+    private_form = None if key is None else PrivateForm(key, time.time, _draw_seed)
+    sign = prefill_signer(key, time.time) if key is not None else None
     dispatcher = Dispatcher(
         fleet,
-        _sender(config, session),
+        Sender(session, sign, private_form),
         config.upstream,
         chooser(config.roles, config.load.stale_seconds, random.Random()),  # noqa: S311
         clock,
@@ -101,13 +106,18 @@ def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
     )
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
     budget = ByteBudget(config.server.max_buffered_bytes)
-    return Parts(fleet, dispatcher, budget, lifecycle, telemetry, clock)
+    return Parts(fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form)
 
 
-def _sender(config: RouterConfig, session: aiohttp.ClientSession) -> Sender:
-    if Role.DECODE not in config.roles:
-        return Sender(session, None)
-    return Sender(session, prefill_signer(configured_key(config.handover_key_file), time.time))
+def _key(config: RouterConfig) -> bytes | None:
+    """Required for pairs; without it nothing is resumed."""
+    if config.handover_key_file is None and Role.DECODE not in config.roles:
+        return None
+    return configured_key(config.handover_key_file)
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(63)
 
 
 def _engine_source(

@@ -28,8 +28,9 @@ class WholeEvents:
         if not self._unfinished and chunk.endswith(END):
             self._last = chunk
             return chunk
+        searched = max(0, len(self._unfinished) - 1)
         self._unfinished += chunk
-        cut = self._unfinished.rfind(END) + len(END)
+        cut = self._unfinished.rfind(END, searched) + len(END)
         if cut < len(END):
             return b""
         whole = bytes(self._unfinished[:cut])
@@ -56,3 +57,8 @@ def error_in(chunk: bytes) -> bytes | None:
 def error_event(body: bytes) -> bytes:
     """An error as the last event of a stream."""
     return b"data: " + body + END
+
+
+def first_data(events: bytes) -> bytes:
+    """What the first of these events carries; empty where there is none."""
+    return events.partition(END)[0].removeprefix(b"data: ")

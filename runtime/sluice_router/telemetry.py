@@ -43,6 +43,9 @@ class Telemetry:
         self._seconds = self._histogram(table["sluice_router_request_seconds"])
         self._first_byte = self._histogram(table["sluice_router_first_byte_seconds"])
         self._retries = self._counter(table["sluice_router_retries_total"])
+        self._resumed = self._counter(table["sluice_router_streams_resumed_total"])
+        self._resume_failures = self._counter(table["sluice_router_resume_failures_total"])
+        self._resumes_forgone = self._counter(table["sluice_router_resumes_forgone_total"])
         self._engines = self._gauge(table["sluice_router_engines"])
         self._inflight = self._gauge(table["sluice_router_inflight_requests"])
         self._buffered = self._gauge(table["sluice_router_buffered_bytes"])
@@ -59,6 +62,18 @@ class Telemetry:
     def retry(self, reason: str) -> None:
         """A request is offered to another engine."""
         self._retries.labels(reason).inc()
+
+    def resumed(self, reason: str) -> None:
+        """Another engine goes on with an answer that broke off."""
+        self._resumed.labels(reason).inc()
+
+    def resume_failure(self) -> None:
+        """No other engine could end an answer that broke off."""
+        self._resume_failures.inc()
+
+    def resume_forgone(self) -> None:
+        """What a resume would need was dropped."""
+        self._resumes_forgone.inc()
 
     def render(
         self,

@@ -25,6 +25,7 @@ from sluice_router.attempts import Call, Sender
 from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import Endpoint, Phase
 from sluice_router.fleet import Fleet
+from sluice_router.history import History
 from sluice_router.memory import Body, ByteBudget
 from sluice_router.targets import chooser, prefill_signer
 
@@ -291,10 +292,10 @@ async def test_an_answer_clears_the_prefill_engine_and_a_refusal_does_not(
         fleet.failed(ends[0].key)
         now += 60
         choose = chooser(set(urls), 5.0, random.Random(1))
-        sender = Sender(session, prefill_signer(KEY, time.time))
+        sender = Sender(session, prefill_signer(KEY, time.time), None)
         dispatcher = Dispatcher(fleet, sender, Upstream(), choose, lambda: now, lambda _: None)
         call = Call("POST", COMPLETIONS, {"X-Request-Id": "r"}, Body(ByteBudget(1 << 20)))
-        async with dispatcher.open(call) as reply:
+        async with dispatcher.open(call, History()) as reply:
             while await reply.read():
                 pass
     assert {engine.failures for engine in fleet.engines()} == {failures, 0}

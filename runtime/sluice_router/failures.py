@@ -1,0 +1,106 @@
+"""Why an attempt failed, by what the engine said, and whether another engine may be asked. Pure."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final, Literal
+
+import msgspec
+from sluice_contract.engine_http import (
+    ENGINE_DIED,
+    GRAMMAR_UNAVAILABLE,
+    OUT_OF_MEMORY,
+    UNAVAILABLE,
+)
+from sluice_contract.handover import PREFILL_FAILED
+from sluice_contract.http_errors import INTERNAL_CODE, INVALID_REQUEST
+
+from sluice_router.errors import JSON_CONTENT_TYPE, EngineRefusedError, RouterError
+
+RetryReason = Literal[
+    "connect",
+    "broken",
+    "unavailable",
+    "queue_full",
+    "uncompiled",
+    "out_of_memory",
+    "prefill",
+    "mismatch",
+    "slow_client",
+]
+
+RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
+    HTTPStatus.CONFLICT: "mismatch",
+    HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
+    HTTPStatus.BAD_GATEWAY: "broken",
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+}
+REASON_OF_CODE: Final[dict[str | None, RetryReason]] = {
+    ENGINE_DIED: "broken",
+    GRAMMAR_UNAVAILABLE: "uncompiled",
+    OUT_OF_MEMORY: "out_of_memory",
+    PREFILL_FAILED: "prefill",
+}
+"""Where the code of a 503 says more than the status."""
+RESUMED_CODES: Final[dict[str | None, RetryReason]] = {
+    ENGINE_DIED: "broken",
+    UNAVAILABLE: "unavailable",
+    PREFILL_FAILED: "prefill",
+}
+"""Codes of error events after which another engine goes on with a stream."""
+_SERVER_ERRORS: Final = frozenset({INTERNAL_CODE, "generation_failed"})
+_RETRY_AFTER: Final = {HTTPStatus.TOO_MANY_REQUESTS: "1", HTTPStatus.SERVICE_UNAVAILABLE: "2"}
+
+
+class AttemptFailedError(Exception):
+    """One engine did not answer; another one might."""
+
+    def __init__(self, reason: RetryReason, error: RouterError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error = error
+
+
+class EngineError(msgspec.Struct, frozen=True):
+    """What an engine's error JSON says, as far as it can be read."""
+
+    code: str | None = None
+    type: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: EngineError
+
+
+def error_in(body: bytes) -> EngineError:
+    """The error that an engine sent as JSON."""
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return EngineError()
+
+
+def refusal(error: bytes, *, nothing_sent: bool) -> AttemptFailedError | EngineRefusedError:
+    """The failure, if another engine may go on, else the error for the client. While the client has
+    nothing, that is whenever one would be asked after an answer with a status."""
+    said = error_in(error)
+    reason = RESUMED_CODES.get(said.code)
+    if reason is None and nothing_sent:
+        reason = REASON_OF_CODE.get(said.code)
+    status = _status(said)
+    headers = {"Content-Type": JSON_CONTENT_TYPE}
+    if status in _RETRY_AFTER:
+        headers["Retry-After"] = _RETRY_AFTER[status]
+    refused = EngineRefusedError(status, headers, error)
+    return refused if reason is None else AttemptFailedError(reason, refused)
+
+
+def _status(error: EngineError) -> HTTPStatus:
+    """The status that this error would have had as an answer."""
+    if error.type == INVALID_REQUEST:
+        return HTTPStatus.BAD_REQUEST
+    if error.type == "rate_limit_error":
+        return HTTPStatus.TOO_MANY_REQUESTS
+    if error.code in _SERVER_ERRORS:
+        return HTTPStatus.INTERNAL_SERVER_ERROR
+    return HTTPStatus.SERVICE_UNAVAILABLE

@@ -1,0 +1,141 @@
+"""What came of one answer so far, so that another engine can go on with it.
+
+Reads the comments of the private form's event streams and takes them out. Pure state: knows neither
+engines nor connections. Ids are held in four bytes each, scores as JSON.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from sluice_contract.private_calls import (
+    AnswerStart,
+    CallHead,
+    ChoiceSoFar,
+    EventComment,
+    Resume,
+    Score,
+    read_comment,
+)
+
+from sluice_router import sse
+
+_DATA: Final = b"data: "
+_ID_BYTES: Final = 4
+_CHOICE_BYTES: Final = 256
+"""Of an answer's choice before its first id."""
+_SCORES: Final = msgspec.json.Decoder(list[Score])
+
+
+@dataclass(slots=True)
+class _Choice:
+    ids: array[int] = field(default_factory=lambda: array("I"))
+    scores: bytearray = field(default_factory=bytearray)
+    """JSON of each, with a comma behind it."""
+    cached: int = 0
+    finished: bool = False
+
+    def so_far(self) -> ChoiceSoFar:
+        scores = _SCORES.decode(b"[" + self.scores[:-1] + b"]")
+        return ChoiceSoFar(self.ids.tolist(), scores, self.cached, self.finished)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What some events carried besides their comments."""
+
+    data: bytes
+    """Whole events for the client."""
+    error: bytes | None = None
+    """JSON of the error event that ended the stream; it is not in `data`."""
+
+
+class Progress:
+    """One answer, over all the engines that work on it."""
+
+    def __init__(self, seed: int, *, streams: bool, grow: Callable[[int], None]) -> None:
+        """`streams`: whether the client asked for events. `grow` is told how many bytes more are
+        held; it may call `forget`."""
+        self.streams = streams
+        self.forgotten = False
+        """Whether the answer can no longer be resumed."""
+        self.last_seen = False
+        """Whether everything but `[DONE]` came."""
+        self.done = False
+        """Whether that came too."""
+        self._seed = seed
+        self._grow = grow
+        self._start: AnswerStart | None = None
+        self._choices: list[_Choice] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of the answer was passed on: only a resume may follow it."""
+        return self._start is not None
+
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        self.forgotten = True
+        self._choices = []
+
+    def head(self) -> CallHead:
+        """What the next engine is told."""
+        if self._start is None:
+            return CallHead(self._seed)
+        return CallHead(self._seed, Resume(self._start, [c.so_far() for c in self._choices]))
+
+    def take(self, events: bytes) -> Taken:
+        """Read whole events; they count as passed on, except for an error that ends them.
+
+        An event that cannot be read passes, and nothing can be resumed after it.
+        """
+        passed: list[bytes] = []
+        for event in events.split(sse.END)[:-1]:
+            data = self._without_comments(event)
+            if data.startswith(sse.ERROR_START):
+                return Taken(b"".join(passed), data.removeprefix(_DATA))
+            if data and not self.begun:
+                self.forget()
+            if data:
+                passed.append(data + sse.END)
+        self.done = self.done or events.endswith(sse.DONE)
+        return Taken(b"".join(passed))
+
+    def _without_comments(self, event: bytes) -> bytes:
+        while event.startswith(b":"):
+            comment, _, event = event.partition(b"\n")
+            if not self.forgotten or b'"last"' in comment:
+                self._read(comment)
+        return event
+
+    def _read(self, line: bytes) -> None:
+        try:
+            comment = read_comment(line)
+            self.last_seen = self.last_seen or comment.last
+            if not self.forgotten:
+                self._add(comment)
+        except (ValueError, IndexError, OverflowError):  # of an engine that counts otherwise
+            self.forget()
+
+    def _add(self, comment: EventComment) -> None:
+        held = 0
+        if comment.start is not None and self._start is None:
+            self._start = comment.start
+            self._choices = [_Choice() for _ in comment.start.max_tokens]
+            held += len(self._choices) * _CHOICE_BYTES
+        for index, ids in comment.c:
+            self._choices[index].ids.extend(ids)
+            held += len(ids) * _ID_BYTES
+        for index, scores in comment.scores:
+            text = b"".join(msgspec.json.encode(score) + b"," for score in scores)
+            self._choices[index].scores.extend(text)
+            held += len(text)
+        for index, cached in comment.cached:
+            self._choices[index].cached = cached
+        for index in comment.f:
+            self._choices[index].finished = True
+        self._grow(held)
