@@ -1,8 +1,9 @@
 """What the router adds: time to first token, and 200 streams at once without loss.
 
 A stand-in engine streams events at a fixed pace from its own process; the same requests go to it
-directly, through the router and, when the program is there (`--nginx` or on PATH), through nginx
-with buffering off, in turns. Prints one JSON line a figure.
+directly, through the router, through one that has the service's key and so takes ids out of each
+event to resume with and, when the program is there (`--nginx` or on PATH), through nginx with
+buffering off, in turns. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ import uvloop
 from aiohttp import web
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
+from sluice_contract.private_calls import (
+    PRIVATE_HEADER,
+    AnswerStart,
+    EventComment,
+    comment_line,
+    split_body,
+)
 
 from benchmarks.startup import free_port
 
@@ -33,6 +41,7 @@ EVENT = (
     b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"%04d"}]}\n\n'
 )
 DONE = b"data: [DONE]\n\n"
+START = comment_line(EventComment(AnswerStart("cmpl-1", 1, "ab" * 32, [4096], 400)))
 HEADERS = {"Content-Type": "application/json"}
 START_SECONDS = 20.0
 NGINX = """
@@ -162,21 +171,32 @@ def report(figure: str, way: Way, value: float) -> None:
 @asynccontextmanager
 async def ways(options: argparse.Namespace) -> AsyncIterator[list[Way]]:
     """The engine, and the processes before it."""
-    engine, router, nginx = free_port(), free_port(), free_port()
+    engine, router, keyed, nginx = free_port(), free_port(), free_port(), free_port()
     me = [sys.executable, "-m", "benchmarks.router", "--engine", str(engine)]
     pace = ["--pace", str(options.pace)]
     upstream = f"http://127.0.0.1:{engine}"
-    front = [sys.executable, "-m", "sluice_router", "--engines", upstream, "--port", str(router)]
+    front = [sys.executable, "-m", "sluice_router", "--engines", upstream]
     async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        key = key_file(folder)
         await stack.enter_async_context(process([*me, *pace], engine))
-        pid = await stack.enter_async_context(process(front, router))
-        found = [Way("direct", upstream), Way("router", f"http://127.0.0.1:{router}", (pid,))]
+        found = [Way("direct", upstream)]
+        with_key = ["--handover-key-file", key]
+        for name, port, more in (("router", router, []), ("router with a key", keyed, with_key)):
+            command = [*front, "--port", str(port), *more]
+            pid = await stack.enter_async_context(process(command, port))
+            found.append(Way(name, f"http://127.0.0.1:{port}", (pid,)))
         if options.nginx:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
             command = nginx_command(options.nginx, folder, engine, nginx)
             pid = await stack.enter_async_context(process(command, nginx))
             found.append(Way("nginx", f"http://127.0.0.1:{nginx}", (pid, *children(pid))))
         yield found
+
+
+def key_file(folder: str) -> str:
+    file = Path(folder, "key")
+    file.write_bytes(b"k" * 32)
+    return str(file)
 
 
 def nginx_command(program: str, folder: str, engine_port: int, port: int) -> list[str]:
@@ -230,16 +250,18 @@ def resident_mebibytes(pid: int) -> float:
 
 
 async def stand_in_engine(port: int, pace_seconds: float) -> None:
-    """Streams as many events as the prompt's first digits say, at a pace."""
+    """Streams as many events as the prompt's first digits say, at a pace; with ids, to routers that
+    ask for them."""
 
     async def completion(request: web.Request) -> web.StreamResponse:
-        count = int((await request.json())["prompt"][:6])
+        body, private = await request.read(), PRIVATE_HEADER in request.headers
+        count = int(json.loads(split_body(body)[1] if private else body)["prompt"][:6])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for number in range(count):
             if number:
                 await asyncio.sleep(pace_seconds)
-            await response.write(EVENT % number)
+            await response.write(comment(number) * private + EVENT % number)
         await response.write(DONE)
         return response
 
@@ -252,6 +274,11 @@ async def stand_in_engine(port: int, pace_seconds: float) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
     await asyncio.Event().wait()
+
+
+def comment(number: int) -> bytes:
+    """What a router with a key is told of one event."""
+    return comment_line(EventComment(c=[(0, [100_000 + number])])) if number else START
 
 
 def idle_report() -> str:
@@ -269,6 +296,7 @@ def idle_report() -> str:
         kv_pages_evictable=0,
         page_size_tokens=16,
         queued_work_seconds=0.0,
+        private_calls=True,
     )
     return report.model_dump_json(by_alias=True)
 

@@ -149,6 +149,7 @@ class Service:
             page_size_tokens=engine.page_size_tokens,
             queues=_queues(load.handover),
             bootstrap_port=engine.bootstrap_port or None,
+            private_calls=self.identity.handover_key is not None,
             queued_work_seconds=load.queued_work_seconds,
         )
 

@@ -170,6 +170,7 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
         await server.http.post(COMPLETIONS, json={"model": MODEL, "prompt": 1})
         load = (await server.http.get("/load")).json()
         assert (load["kvPagesTotal"], load["epoch"], load["queuedWorkSeconds"]) == (64, "e1", 0.25)
+        assert load["privateCalls"] is False  # without a key
         text = (await server.http.get("/metrics")).text
         for line in (
             'sluice_requests_total{outcome="stop"} 1.0',
