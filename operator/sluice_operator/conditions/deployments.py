@@ -66,5 +66,12 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
     )
 
 
+def has_stopped(live: Manifest) -> bool:
+    """Whether a Deployment's controller has said that it comes no further."""
+    status = live.get("status") or {}
+    late = _condition(status, "Progressing").get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED
+    return late or _condition(status, "ReplicaFailure").get("status") == "True"
+
+
 def _condition(status: Manifest, kind: str) -> dict[str, Any]:
     return next((c for c in status.get("conditions") or () if c["type"] == kind), {})

@@ -1,14 +1,18 @@
 """The revisions of a service's pools as they are now: what the roll-out planner starts from.
 
-Pure. Reads Deployments and the service's status.
+Pure. Reads Deployments, and the statuses of the service and its pools.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from sluice_operator.api.conditions import UPDATED
 from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.apply.field_ownership import applied_manifest
+from sluice_operator.apply.field_ownership import applied_manifest, applied_spec
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import find
+from sluice_operator.conditions.deployments import has_stopped
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -28,14 +32,26 @@ from sluice_operator.service.rollout import PoolState, Revision, Revisions
 def pool_state(observed: ServiceObserved, spec: EnginePoolSpec, config_map: Manifest) -> PoolState:
     """The pool that should be as `spec` says, with all revisions that it has; `config_map`: the
     file of the wanted one."""
-    name, uids = revision(spec), _pool_uids(observed, spec)
+    name = revision(spec)
+    pools = [p for p in of_kind(observed.children, ENGINE_POOL) if p["spec"]["role"] == spec.role]
+    uids = {pool["metadata"]["uid"] for pool in pools}
+    planned = {name: count for pool in pools for name, count in _planned(pool).items()}
+    failed = {name for pool in pools for name in _failed(pool)}
     found = {
         revision_of(item): _revision(item, fingerprint_of_deployment(item, observed.children))
         for item in of_kind(observed.children, DEPLOYMENT)
         if controller_uid(item) in uids and not is_being_deleted(item)
     }
-    fingerprint = fingerprint_of(config_map)
-    wanted = replace(found.pop(name, Revision(name)), fingerprint=fingerprint)
+    found = {
+        each.name: replace(
+            each,
+            planned=planned.get(each.name, each.replicas),
+            stopped=each.stopped or each.name in failed,
+        )
+        for each in found.values()
+    }
+    wanted = found.pop(name, Revision(name, is_there=False))
+    wanted = replace(wanted, fingerprint=fingerprint_of(config_map))
     return PoolState(spec.role, spec.replicas, wanted, tuple(found.values()))
 
 
@@ -55,12 +71,19 @@ def stable_revisions(service: Manifest) -> Revisions:
     return dict(rollout.get("stable") or {})
 
 
-def _pool_uids(observed: ServiceObserved, spec: EnginePoolSpec) -> set[str]:
-    return {
-        pool["metadata"]["uid"]
-        for pool in of_kind(observed.children, ENGINE_POOL)
-        if pool["spec"]["role"] == spec.role
-    }
+def _planned(pool: Manifest) -> dict[str, int]:
+    """The engines that its service has planned for each revision of a pool."""
+    shares = (applied_spec(pool) or {}).get("revisions") or ()
+    return {share["name"]: share["replicas"] for share in shares}
+
+
+def _failed(pool: Manifest) -> tuple[str, ...]:
+    """The revision of which a pool says that something keeps its engines from starting."""
+    status = pool.get("status") or {}
+    updated = find(status, UPDATED)
+    if updated is None or updated["status"] != "False" or updated["reason"] in reasons.HEALTHY:
+        return ()
+    return tuple(each["name"] for each in status.get("revisions") or () if each["current"])
 
 
 def _revision(deployment: Manifest, fingerprint: str) -> Revision:
@@ -74,4 +97,5 @@ def _revision(deployment: Manifest, fingerprint: str) -> Revision:
         ready=status.get("readyReplicas", 0),
         settled=seen and all(count == replicas for count in counts),
         fingerprint=fingerprint,
+        stopped=has_stopped(deployment),
     )

@@ -5,7 +5,8 @@ are a set, and one set replaces another as a whole:
 
 - the wanted revisions get all their engines at once, beside those that serve (surge);
 - the stable ones keep all theirs, however unready they are at the moment, until the wanted ones are
-  complete in every pool and the service's status says so;
+  complete in every pool and the service's status says so. To fewer engines they follow at once; to
+  more only when the wanted ones come no further, as these are asked for more already;
 - any other revision goes, unless its engines serve while those above are too few.
 """
 
@@ -41,6 +42,12 @@ class Revision:
     ready."""
     fingerprint: str = ""
     """Engines of two pools work together only if theirs are equal."""
+    planned: int | None = None
+    """Engines that it was given in the last plan; None: those of its Deployment."""
+    stopped: bool = False
+    """Something keeps its engines from starting."""
+    is_there: bool = True
+    """It has a Deployment, so engines of it may have been tried."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,11 @@ class PoolState:
         """Whether the wanted revision has shown, with all engines, that it works. Of a pool that is
         asked for no engine nothing is known."""
         return self.replicas > 0 and self.wanted.settled and self.wanted.replicas == self.replicas
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether no engine is asked for, and the wanted revision is there with none."""
+        return self.replicas == 0 and self.wanted.settled and self.wanted.replicas == 0
 
     @property
     def all(self) -> tuple[Revision, ...]:
@@ -80,7 +92,7 @@ def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
     """The plan for all pools; `stable`: the set that was complete last, as noted in status. Until
     one was complete, the first that served stands for it."""
     wanted = {pool.role: pool.wanted.name for pool in pools}
-    complete = all(pool.is_complete for pool in pools)
+    complete = _are_complete(pools)
     reason, message = _reason(pools)
     if complete and stable == wanted:
         shares = {pool.role: {pool.wanted.name: pool.replicas} for pool in pools}
@@ -88,16 +100,40 @@ def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
     kept = {
         pool.role: [r for r in pool.others if r.name == stable.get(pool.role)] for pool in pools
     }
+    stopped = any(pool.wanted.stopped for pool in pools)
     shares = {
-        pool.role: dict.fromkeys(
-            (pool.wanted.name, *(r.name for r in kept[pool.role])), pool.replicas
-        )
+        pool.role: {pool.wanted.name: pool.replicas}
+        | {each.name: _kept_engines(pool, each, stopped) for each in kept[pool.role]}
         for pool in pools
     }
     _keep_serving(pools, shares)
     unknown = not any(_has(pool, stable.get(pool.role)) for pool in pools)
     serves = all(pool.wanted.ready for pool in pools)
-    return Rollout(shares, wanted if complete or (unknown and serves) else stable, reason, message)
+    done = complete or (unknown and serves) or (not unknown and _is_untried(pools, stable))
+    return Rollout(shares, wanted if done else stable, reason, message)
+
+
+def _are_complete(pools: tuple[PoolState, ...]) -> bool:
+    """Whether the wanted revisions have shown that they work. A pool without engines shows nothing,
+    and goes with one that has."""
+    shown = any(pool.is_complete for pool in pools)
+    return shown and all(pool.is_complete or pool.is_asleep for pool in pools)
+
+
+def _is_untried(pools: tuple[PoolState, ...], stable: Revisions) -> bool:
+    """Whether no pool is asked for an engine, and none has ever been asked of what is new. Such a
+    revision is as good as the one before, of which there is no engine either. One that was tried
+    may have failed."""
+    new = [pool.wanted for pool in pools if pool.wanted.name != stable.get(pool.role)]
+    asleep = all(pool.replicas == 0 for pool in pools)
+    return asleep and bool(new) and not any(revision.is_there for revision in new)
+
+
+def _kept_engines(pool: PoolState, stable: Revision, stopped: bool) -> int:
+    """Engines of the stable revision; `stopped`: whether the wanted ones come no further. From none
+    it goes up at once, as nothing serves."""
+    before = stable.replicas if stable.planned is None else stable.planned
+    return pool.replicas if stopped or not before else min(before, pool.replicas)
 
 
 def _has(pool: PoolState, name: str | None) -> bool:
@@ -175,7 +211,7 @@ def _reason(pools: tuple[PoolState, ...]) -> tuple[str, str]:
         complete = all(pool.is_complete or not pool.replicas for pool in pools)
         return COMPLETE if complete else STARTING, f"{counts}; there is no other revision."
     done = [pool.role for pool in pools if pool.is_complete]
-    if len(done) == len(pools):
+    if _are_complete(pools):
         return COMPLETE, f"{counts}; the former revisions go."
     if done:
         return WAITS_FOR_POOL, f"{counts}; the former revisions stay until every pool is complete."

@@ -112,6 +112,16 @@ async def evict_engines(cluster: Cluster, namespace: str) -> None:
     await comes_to_rest(cluster, namespace)
 
 
+async def comes_no_further(cluster: Cluster, namespace: str, stable: str | None) -> None:
+    """The Deployments of other revisions than `stable` say that their deadline has passed."""
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    for name, found in (await cluster.list(DEPLOYMENT, namespace, ENGINES)).items():
+        if found["metadata"]["labels"][REVISION] != stable:
+            status = {"status": {"conditions": [late]}}
+            await cluster.patch(DEPLOYMENT, namespace, name, status, "status")
+    await comes_to_rest(cluster, namespace)
+
+
 async def test_a_stuck_roll_out_and_an_eviction_take_away_no_engine(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
@@ -135,6 +145,21 @@ async def test_a_stuck_roll_out_and_an_eviction_take_away_no_engine(
     assert await engines(cluster, namespace) == {a: 1}
 
 
+async def test_what_serves_is_not_scaled_up_while_the_wanted_revision_comes(
+    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    start_operator()
+    await chat_that_serves(cluster, namespace)
+    a = stable(await cluster.until(INFERENCE_SERVICE, namespace, stable))
+    assert a is not None
+    await edited(cluster, namespace, {"image": "nowhere/engine:1"})
+    plane.kubectl("scale", "infsvc/chat", "--replicas=3", "-n", namespace)
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
+    found = await engines(cluster, namespace)
+    assert (found.pop(a), set(found.values())) == (1, {3})
+
+
 async def test_a_stuck_roll_out_blocks_no_scaling(
     plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
@@ -142,6 +167,7 @@ async def test_a_stuck_roll_out_blocks_no_scaling(
     await chat_that_serves(cluster, namespace)
     a = stable(await cluster.until(INFERENCE_SERVICE, namespace, stable))
     await edited(cluster, namespace, {"image": "nowhere/engine:1"})
+    await comes_no_further(cluster, namespace, a)
     for replicas in (2, 0, 3):
         plane.kubectl("scale", "infsvc/chat", f"--replicas={replicas}", "-n", namespace)
         await cluster.until(INFERENCE_SERVICE, namespace, settled())

@@ -1,0 +1,97 @@
+"""What the roll-out planner is told of the revisions that are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_operator.api.conditions import UPDATED
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.manifests.engine import revision_of
+from sluice_operator.manifests.metadata import owner
+from sluice_operator.service.plan import plan_service
+from sluice_operator.service.pools import resolve_pool
+from sluice_operator.service.revisions import pool_state
+from sluice_operator.service.rollout import PoolState
+
+from tests.operator.examples import (
+    POOL_UID,
+    edited_pool,
+    live,
+    pool,
+    pool_plan,
+    pool_with,
+    service,
+    service_observed,
+)
+
+OLD: Manifest = {"engine": {"image": "old:1"}}
+NEW: Manifest = {"engine": {"image": "new:2"}}
+
+
+def _state(*children: Manifest) -> PoolState:
+    """The pool of a service that wants `NEW`."""
+    observed = service_observed(service(NEW), children)
+    spec = plan_service(observed).spec
+    assert spec is not None
+    top = owner(INFERENCE_SERVICE, observed.service, "chat")
+    resolved = resolve_pool(observed, top, spec, spec.roles[0])
+    return pool_state(observed, resolved.spec, resolved.config_map)
+
+
+def _deployment(spec: Manifest, **status: Any) -> Manifest:
+    built = pool_plan(spec).deployment
+    assert built is not None
+    owned = [{"kind": "EnginePool", "uid": POOL_UID, "controller": True}]
+    return live(built | {"metadata": built["metadata"] | {"ownerReferences": owned}}, **status)
+
+
+def _says(reason: str, status: str = "False") -> Manifest:
+    """The pool, as it says how its wanted revision is doing."""
+    name = revision_of(_deployment(NEW))
+    revisions = [{"name": name, "current": True}, {"name": "other", "current": False}]
+    found = {"type": UPDATED, "status": status, "reason": reason, "message": ""}
+    return pool(NEW) | {"status": {"revisions": revisions, "conditions": [found]}}
+
+
+def test_a_revision_without_a_deployment_is_not_there() -> None:
+    assert not _state(pool(NEW)).wanted.is_there
+    assert _state(pool(NEW), _deployment(NEW)).wanted.is_there
+
+
+@pytest.mark.parametrize(
+    ("condition", "stopped"),
+    [
+        ({"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}, True),
+        ({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}, True),
+        ({"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}, False),
+    ],
+)
+def test_a_deployment_says_that_it_comes_no_further(condition: Manifest, stopped: bool) -> None:
+    wanted = _state(pool(NEW), _deployment(NEW, conditions=[condition])).wanted
+    assert wanted.stopped is stopped
+
+
+@pytest.mark.parametrize(
+    ("reason", "stopped"),
+    [("Unschedulable", True), ("ModelLoadFailed", True), ("Starting", False), ("Applying", False)],
+)
+def test_a_pool_says_what_keeps_its_engines_from_starting(reason: str, stopped: bool) -> None:
+    found = _state(_says(reason), _deployment(NEW), _deployment(OLD))
+    assert found.wanted.stopped is stopped
+    assert [other.stopped for other in found.others] == [False]
+    assert not _state(_says("AllReady", "True"), _deployment(NEW)).wanted.stopped
+
+
+def test_engines_are_counted_as_planned_and_not_as_somebody_edited_them() -> None:
+    old = _deployment(OLD)
+    scaled = old | {"spec": old["spec"] | {"replicas": 1}}
+    (other,) = _state(pool_with(NEW, **{revision_of(old): 4}), scaled).others
+    assert (other.planned, other.replicas) == (4, 1)
+    (other,) = _state(edited_pool(NEW, revisions=[]), scaled).others
+    assert other.planned == 1, "nothing is known of an edited pool"
+
+
+def test_the_wanted_revision_is_that_of_the_spec() -> None:
+    found = _state(pool(NEW), _deployment(NEW), _deployment(OLD))
+    assert found.wanted.name == revision_of(_deployment(NEW)) != revision_of(_deployment(OLD))
