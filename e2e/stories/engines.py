@@ -53,6 +53,11 @@ class Engine:
         """SIGKILL to the container's first process, which takes the others with it."""
         os.kill(self.processes()[0], signal.SIGKILL)
 
+    def kill_engine_process(self) -> None:
+        """SIGKILL to the process that computes; the one that answers HTTP lives on."""
+        (computing,) = [pid for pid in self.processes() if _is_engine_process(pid)]
+        os.kill(computing, signal.SIGKILL)
+
     def in_network(self, *argv: str) -> str:
         """Standard output of a command in the pod's network namespace."""
         return run(["nsenter", f"--net=/proc/{self.processes()[0]}/ns/net", *argv])
@@ -135,6 +140,10 @@ def _runs(pod: dict[str, Any]) -> bool:
 def _engine(pod: dict[str, Any]) -> Engine:
     container_id = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
     return Engine(pod["metadata"]["name"], pod["status"]["podIP"], container_id)
+
+
+def _is_engine_process(pid: int) -> bool:
+    return "sluice_runtime.engine" in _text_of(Path(f"/proc/{pid}/cmdline")).split("\0")
 
 
 def _text_of(file: Path) -> str:
