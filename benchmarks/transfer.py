@@ -35,6 +35,7 @@ MEMORY_BYTES = 128 << 20
 SHAPES = ((4 << 10, 1024), (64 << 10, 1024), (256 << 10, 256), (1 << 20, 64), (8 << 20, 8))
 """(bytes of a piece, pieces): 64 MiB, except for the smallest."""
 TIMEOUT_SECONDS = 60.0
+ROOM = 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Ours:
 
     def read(self, pieces: list[Piece], expected: int | None = None) -> None:
         self._finished.clear()
-        self._reader.submit(ReadJob(1, self._session, tuple(pieces), expected, TIMEOUT_SECONDS))
+        self._reader.submit(ReadJob(ROOM, self._session, tuple(pieces), expected, TIMEOUT_SECONDS))
         self._finished.wait()
         (result,) = self._reader.finished()
         if result.error is not None:
@@ -86,7 +87,8 @@ def main() -> None:
         for size, count in SHAPES:
             pieces = apart(remote, address, size, count)
             ours.read(pieces)
-            expected = checksum((piece.local_address, size) for piece in pieces)
+            ours_read = ((piece.local_address, size) for piece in pieces)
+            expected = checksum(ours_read, ROOM)
             tcp_pieces = apart(tcp_remote, address, size, count)
             ways = {
                 "engine": partial(read_alone, alone, session, pieces),

@@ -39,7 +39,9 @@ from sluice_runtime.scheduler.step_outcome import FinishedChunk, Preallocated
 _log = logging.getLogger("sluice.handover")
 _ONLY_DECODE: Final = "this engine only decodes; send requests to the service's router"
 _REQUEST_AT_FAULT: Final = frozenset({"invalid", "uncompiled", "out_of_memory"})
-"""Refusals of a prefill engine that its client must know; after others another pair may do."""
+"""Refusals of a prefill engine that are not its own failure, and need not name it."""
+_PASSED_ON: Final = _REQUEST_AT_FAULT | {"overloaded"}
+"""What the client is told as it was said; after others another pair may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ class DecodeRole:
         self._scheduler.resume(request_id, first, finished.cached_tokens, now)
 
     def _refused(self, room: _Room, failed: Failed) -> None:
-        refusal = failed.refusal if failed.refusal in _REQUEST_AT_FAULT else "prefill_failed"
+        refusal = failed.refusal if failed.refusal in _PASSED_ON else "prefill_failed"
         self._fail(room, "Refused", failed.error, refusal, tell=False)
 
     def _expire(self, now: float) -> None:

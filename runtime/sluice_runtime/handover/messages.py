@@ -88,7 +88,7 @@ class Chunk(Message, frozen=True):
     end: int
     page_ids: tuple[int, ...]
     checksum: int
-    """xxh3_64 over the bytes of the pages, in this order."""
+    """xxh3_64 over the bytes of the pages, in this order; the room's number is the seed."""
 
 
 class Finished(Message, frozen=True):

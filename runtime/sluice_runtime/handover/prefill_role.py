@@ -40,8 +40,8 @@ _log = logging.getLogger("sluice.handover")
 _ONLY_PREFILL: Final = (
     "this engine computes prompts for decode engines; send requests to the service's router"
 )
-Checksum = Callable[[Sequence[int]], int]
-"""Of the bytes of these pages, in this order."""
+Checksum = Callable[[Sequence[int], int], int]
+"""Of the bytes of these pages, in this order, for this room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +138,9 @@ class PrefillRole:
             if start >= chunk.end:
                 continue
             pages = chunk.page_ids[(start - chunk.start) // self._settings.page_size :]
-            announced = Chunk(room.number, start, chunk.end, pages, self._checksum(pages))
+            announced = Chunk(
+                room.number, start, chunk.end, pages, self._checksum(pages, room.number)
+            )
             self._port.send(room.peer, announced)
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
@@ -235,7 +237,7 @@ class PrefillRole:
                 "prefill_failed"
             )
         if error := queue_full(self._settings, len(self._requests)):
-            return f"prefill engine: {error}", "overloaded"
+            return error, "overloaded"
         return None
 
     def _finish(self, room: _Room, delta: TokenDelta, now: float) -> None:

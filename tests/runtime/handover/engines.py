@@ -113,7 +113,8 @@ class RunningEngine:
 def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[RunningEngine]:
     """With page checks when it ends: nothing is held by anybody."""
     overlap, port = settings.pop("overlap", False), settings.pop("bootstrap_port", 0)
-    config = resolved(engine_config("dummy://qwen3-tiny", role=Role(role), **settings))
+    model = settings.pop("model", "dummy://qwen3-tiny")
+    config = resolved(engine_config(model, role=Role(role), **settings))
     if role != "mixed":
         kv = KvTransfer(backend=backend).model_copy(update={"bootstrap_port": port})
         config = config.model_copy(update={"kv_transfer": kv})

@@ -88,8 +88,8 @@ class Engine:
         size = self.settings.page_size
         return [self.runner._slots[page * size + at] for page in page_ids for at in range(size)]
 
-    def checksum(self, page_ids: Sequence[int]) -> int:
-        return zlib.crc32(repr(self.slots(page_ids)).encode())
+    def checksum(self, page_ids: Sequence[int], room: int) -> int:
+        return zlib.crc32(repr(self.slots(page_ids)).encode(), room)
 
     def check_empty(self) -> None:
         """Nothing is held, by anybody."""
@@ -210,7 +210,7 @@ class Pages:
             part = slots[number * size : (number + 1) * size]
             self.target.runner._slots[page * size : (page + 1) * size] = part
         self.copied += len(read.page_ids)
-        if self.source.checksum(read.page_ids) != read.checksum:
+        if self.source.checksum(read.page_ids, read.room) != read.checksum:
             return PagesRead(read.number, "checksum")
         return result
 

@@ -201,9 +201,11 @@ def test_a_draining_prefill_engine_finishes_its_rooms_and_opens_none() -> None:
     assert (load.draining, load.bootstrap, load.inflight) == (True, 0, 0)
 
 
-def test_a_fault_of_the_request_is_passed_on_and_others_are_the_engines() -> None:
+def test_a_fault_of_the_request_is_passed_on_so_is_a_full_queue_and_others_are_the_engines() -> (
+    None
+):
     pair = Pair()
-    refusals = iter(["invalid", "overloaded"])
+    refusals = iter(["invalid", "overloaded", "unavailable"])
 
     def refuse(message: object) -> list[object]:
         if isinstance(message, Bootstrap):
@@ -212,10 +214,11 @@ def test_a_fault_of_the_request_is_passed_on_and_others_are_the_engines() -> Non
         return [message]
 
     pair.wire.meddle = refuse
-    pair.ask(ask("a", 5, 5), ask("b", 5, 5))
+    pair.ask(ask("a", 5, 5), ask("b", 5, 5), ask("c", 5, 5))
     pair.turns(4)
-    assert (pair.end("a").refusal, pair.end("a").error) == ("invalid", "because")
-    assert pair.end("b").refusal == "prefill_failed"
+    said = [(pair.end(name).refusal, pair.end(name).error) for name in "abc"]
+    named = "prefill engine prefill-0: because"
+    assert said == [("invalid", "because"), ("overloaded", named), ("prefill_failed", named)]
     pair.check_empty()
 
 

@@ -161,7 +161,7 @@ class PageReader:
         try:
             self._backend.read(job.session, job.pieces, job.timeout_seconds)
             if job.expected_checksum is not None:
-                verify(job.pieces, job.expected_checksum)
+                verify(job.pieces, job.expected_checksum, job.room)
         except TransferError as error:
             return error
         except Exception as error:
@@ -181,12 +181,12 @@ class PageReader:
         totals.read_seconds += result.seconds
 
 
-def verify(pieces: tuple[Piece, ...], expected: int) -> None:
+def verify(pieces: tuple[Piece, ...], expected: int, room: int) -> None:
     """
     Raises:
         ChecksumMismatchError: our memory has other bytes than announced.
     """
-    found = checksum((piece.local_address, piece.length_bytes) for piece in pieces)
+    found = checksum(((piece.local_address, piece.length_bytes) for piece in pieces), room)
     if found != expected:
         raise ChecksumMismatchError(
             f"checksum of {total_bytes(pieces)} bytes is {found:016x}, announced: {expected:016x}"

@@ -26,3 +26,9 @@ def test_one_changed_bit_is_another_checksum() -> None:
     before = checksum_of_pages(memory.address, PAGE, [0])
     memory.fill(b"\0\0\1")
     assert checksum_of_pages(memory.address, PAGE, [0]) != before
+
+
+def test_the_same_bytes_have_another_checksum_in_another_room() -> None:
+    memory = MemoryBlock(PAGE)
+    sums = {checksum([(memory.address, PAGE)], room=room) for room in (0, 7, 2**63 - 1)}
+    assert len(sums) == 3

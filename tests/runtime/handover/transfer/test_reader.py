@@ -86,7 +86,7 @@ class Pair:
         self.backend.register(self.here.address, SIZE)
         self.session = peer.session
         self.pieces = (Piece(self.there.address, self.here.address, SIZE),)
-        self.checksum = checksum([(self.there.address, SIZE)])
+        self.checksum = checksum([(self.there.address, SIZE)], room=7)
 
 
 def test_bytes_are_there_and_counted_when_the_callback_comes(readers: Readers) -> None:
