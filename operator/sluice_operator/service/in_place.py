@@ -24,6 +24,7 @@ from sluice_operator.kube.kinds import (
     of_kind,
 )
 from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.pairs import paired
 from sluice_operator.service.parts import (
     Part,
     Pools,
@@ -58,6 +59,12 @@ def parts_in_place(observed: ServiceObserved) -> dict[str, Part]:
         gone = Check("False", MISSING.reason, f"Routers: {MISSING.message}")
         parts[ROUTER_READY] = Part(gone, gone)
     return parts
+
+
+def paired_in_place(observed: ServiceObserved) -> Check:
+    """Whether engines of the pools work together."""
+    pools = (pool for pool in _pools(observed).values() if pool is not None)
+    return paired(pools, observed.children, WAITING)
 
 
 def other_checks_in_place(observed: ServiceObserved, kept: tuple[str, ...]) -> dict[str, Check]:

@@ -5,6 +5,7 @@ Pure; `now` is only used for transitions. What is below a pool it takes from the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
@@ -37,10 +38,12 @@ from sluice_operator.service.in_place import (
     facts_in_place,
     front_in_place,
     other_checks_in_place,
+    paired_in_place,
     parts_in_place,
     still_in_use,
 )
 from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.pairs import paired
 from sluice_operator.service.parts import (
     APPLYING,
     Part,
@@ -136,7 +139,7 @@ def _refused(observed: ServiceObserved, refusal: Refusal, in_use: str) -> dict[s
     parts = parts_in_place(observed)
     ready = {kind: part.ready for kind, part in parts.items()}
     return {
-        READY: serves((front_in_place(observed), *ready.values()), why),
+        READY: serves((front_in_place(observed), *ready.values(), paired_in_place(observed)), why),
         UPDATED: why,
         PROGRESSING: why,
         **ready,
@@ -156,7 +159,8 @@ def _checks(
     updated = obstacle or up_to_date(parts.values())
     former = {ready_of(pool["spec"]["role"]): _former(pool) for pool in plan.former.pools}
     serve = former | {ROUTER_READY: ready[ROUTER_READY]} if plan.former.is_served else ready
-    serving = serves((*front, *serve.values()), obstacle)
+    pair = paired(_served(observed, plan), observed.children, updated)
+    serving = serves((*front, *serve.values(), pair), obstacle)
     stalled = _given_up(observed, plan, parts[ROUTER_READY], updated) or not_stalled(
         {UPDATED: updated, READY: serving}
     )
@@ -176,6 +180,16 @@ def _checks(
         RECONCILING: progressing,
         STALLED: stalled,
     }
+
+
+def _served(observed: ServiceObserved, plan: ServicePlan) -> Iterator[Manifest]:
+    """The live pools that the routers use."""
+    if plan.former.is_served:
+        yield from plan.former.pools
+        return
+    for pool in plan.pools:
+        if live := _child(observed, ENGINE_POOL, pool.manifest):
+            yield live
 
 
 def _parts(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Part]:
