@@ -4,27 +4,34 @@ Power of two choices: two engines are drawn, and the less loaded one is taken. T
 loaded of all would send every router's requests to the same engine until the next load report,
 which is up to a second away.
 
-Load is a share: requests in the engine, also in its queues of the hand-over, per request it can run
-at once, plus the seconds its queued prompts will take (a second of queued prefill weighs as much as
-a full batch). An engine without a page to give counts as full. Requests of this router are counted
-as they are now, those of others as the last report has them. An engine without a fresh report is
-neither preferred nor avoided: it counts as the average of the others of its role. Knows no clock
-and no network.
+A request may prefer an engine, which probably holds the beginning of its prompt: it gets that one,
+unless it is more loaded than the one it would get otherwise by more than a margin, or full while
+that one is not. Knows no clock and no network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from sluice_contract.kv_fingerprint import KvFingerprint, differences
 from sluice_contract.labels import Role
 
+from sluice_router.affinity import Affinity, preferred
+from sluice_router.engine_load import FULL, Average, average_load, load_of
 from sluice_router.engines import EngineState, condition
 
 Reason = Literal[
-    "LessLoaded", "NoEngines", "NoneReady", "AllDraining", "AllFailing", "AllTried", "NoneMatches"
+    "LessLoaded",
+    "SamePrefix",
+    "SameSession",
+    "NoEngines",
+    "NoneReady",
+    "AllDraining",
+    "AllFailing",
+    "AllTried",
+    "NoneMatches",
 ]
 
 
@@ -62,6 +69,7 @@ def pick(
     stale_seconds: float,
     role: Role = Role.MIXED,
     tried: Collection[str] = (),
+    affinity: Affinity | None = None,
 ) -> Choice:
     """An engine of that role which takes new requests and is not among the keys in `tried`."""
     of_role = _of_role(engines, role)
@@ -69,7 +77,8 @@ def pick(
     candidates = [engine for engine in ready if engine.key not in tried]
     if not candidates:
         return _no_choice(of_role, ready, now)
-    return _less_loaded(candidates, _average_load(ready, now, stale_seconds), now, draw)
+    average = average_load(ready, now, stale_seconds)
+    return _preferred(candidates, average, now, draw, affinity)
 
 
 def pick_pair(
@@ -79,8 +88,10 @@ def pick_pair(
     *,
     stale_seconds: float,
     tried: Collection[str] = (),
+    affinity: Affinity | None = None,
 ) -> PairChoice:
-    """A prefill and a decode engine with equal KV fingerprints, both picked as `pick` does.
+    """A prefill and a decode engine with equal KV fingerprints, both picked as `pick` does; the
+    affinity is for the prefill engine, which has computed the prefix.
 
     An engine whose fingerprint is not known yet gets no request, nor does a prefill engine which
     has not told where decode engines connect.
@@ -103,55 +114,49 @@ def pick_pair(
     prefills = [engine for engine in prefills if engine.fingerprint in shared]
     if not prefills:
         return PairChoice(None, None, "NoneMatches", _mismatch(legs[0], decodes))
-    average = _average_load(_of_role(engines, Role.PREFILL), now, stale_seconds)
-    prefill = _less_loaded(prefills, average, now, draws[0]).engine
+    average = average_load(_of_role(engines, Role.PREFILL), now, stale_seconds)
+    first = _preferred(prefills, average, now, draws[0], affinity)
+    prefill = first.engine
     assert prefill is not None
     decodes = [engine for engine in decodes if engine.fingerprint == prefill.fingerprint]
-    average = _average_load(_of_role(engines, Role.DECODE), now, stale_seconds)
+    average = average_load(_of_role(engines, Role.DECODE), now, stale_seconds)
     decode = _less_loaded(decodes, average, now, draws[1])
-    message = f"{prefill.endpoint.name} and {decode.message}"
-    return PairChoice(prefill, decode.engine, decode.reason, message)
-
-
-def reported_load(engine: EngineState, now: float, stale_seconds: float) -> float | None:
-    """Load by a fresh report, with our own requests counted live; None without one. At least 1
-    without a page to give.
-
-    The report already holds the requests we had there when it was made; only what others sent is
-    taken from it, and ours are counted as they are now.
-    """
-    received = engine.fresh(now, stale_seconds)
-    if received is None:
-        return None
-    report = received.report
-    others = max(0, report.requests - received.own_inflight)
-    share = (others + engine.inflight) / max(1, report.max_running_requests)
-    if not report.has_pages:
-        share = max(1.0, share)
-    return share + max(0.0, report.queued_work_seconds)
+    message = f"prefill {first.message}; decode {decode.message}"
+    return PairChoice(prefill, decode.engine, first.reason, message)
 
 
 def _of_role(engines: Sequence[EngineState], role: Role) -> list[EngineState]:
     return [engine for engine in engines if engine.endpoint.role is role]
 
 
-@dataclass(frozen=True, slots=True)
-class _Neutral:
-    """The average engine of a role: its load, its slots, and how many of our requests it has."""
-
-    load: float
-    slots: float
-    inflight: float
-    stale_seconds: float
+def _preferred(
+    candidates: Sequence[EngineState],
+    average: Average,
+    now: float,
+    draw: Draw,
+    affinity: Affinity | None,
+) -> Choice:
+    """The preferred engine, unless the one drawn is less loaded by more than the margin, or it is
+    full and the other is not."""
+    drawn = _less_loaded(candidates, average, now, draw)
+    if affinity is None or drawn.engine is None:
+        return drawn
+    engine = preferred(affinity, candidates)
+    load, other = load_of(engine, now, average), load_of(drawn.engine, now, average)
+    name = engine.endpoint.name
+    if load > other + affinity.margin or load >= FULL > other:
+        return replace(drawn, message=f"{drawn.message}, not {name}: {affinity.reason}, {load:.2f}")
+    message = f"{name}: {affinity.reason}, load {load:.2f}, {other:.2f} elsewhere"
+    return Choice(engine, affinity.reason, message)
 
 
 def _less_loaded(
-    candidates: Sequence[EngineState], neutral: _Neutral, now: float, draw: Draw
+    candidates: Sequence[EngineState], average: Average, now: float, draw: Draw
 ) -> Choice:
     """The less loaded of two that are drawn; of equal ones that which was picked longer ago."""
 
     def order(engine: EngineState) -> tuple[float, float, str]:
-        return _load(engine, now, neutral), engine.picked_seconds, engine.key
+        return load_of(engine, now, average), engine.picked_seconds, engine.key
 
     drawn = _two_of(sorted(candidates, key=lambda engine: engine.key), draw)
     chosen = min(drawn, key=order)
@@ -168,36 +173,6 @@ def _two_of(engines: Sequence[EngineState], draw: Draw) -> list[EngineState]:
     first = int(draw.first * count)
     second = int(draw.second * (count - 1))
     return [engines[first], engines[second + (second >= first)]]
-
-
-def _load(engine: EngineState, now: float, neutral: _Neutral) -> float:
-    known = reported_load(engine, now, neutral.stale_seconds)
-    if known is not None:
-        return known
-    return neutral.load + max(0.0, engine.inflight - neutral.inflight) / neutral.slots
-
-
-def _average_load(engines: Sequence[EngineState], now: float, stale_seconds: float) -> _Neutral:
-    known = [
-        (load, engine)
-        for engine in engines
-        if (load := reported_load(engine, now, stale_seconds)) is not None
-        and condition(engine, now) == "ready"
-    ]
-    if not known:
-        return _Neutral(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
-    count = len(known)
-    return _Neutral(
-        load=sum(load for load, _ in known) / count,
-        slots=sum(_slots(engine) for _, engine in known) / count,
-        inflight=sum(engine.inflight for _, engine in known) / count,
-        stale_seconds=stale_seconds,
-    )
-
-
-def _slots(engine: EngineState) -> int:
-    received = engine.received
-    return max(1, received.report.max_running_requests) if received is not None else 1
 
 
 def _mismatch(prefills: Sequence[EngineState], decodes: Sequence[EngineState]) -> str:

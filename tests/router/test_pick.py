@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues
+from sluice_router.engine_load import reported_load
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport, condition
-from sluice_router.pick import Draw, pick, pick_pair, reported_load
+from sluice_router.pick import Draw, pick, pick_pair
 
 from tests.router.fakes import FINGERPRINT, load_report
 
