@@ -6,7 +6,10 @@ leave out what is stale without trusting the clocks of the engines.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
+
+from pydantic import Field
 
 from sluice_contract.base import ContractModel
 from sluice_contract.load import LoadReport
@@ -39,3 +42,7 @@ class ServiceLoad(ContractModel):
     waiting_requests: int
     """Requests held by this router because no engine is usable."""
     engines: tuple[EngineLoad, ...]
+    picks: Mapping[str, int] = Field(default_factory=dict)
+    """Requests given to an engine or a pair since this router's start, by why it was that one."""
+    last_pick: str | None = None
+    """The last of them: the request's id, the engines and their loads, for people."""

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import uvloop
 from prometheus_client import disable_created_metrics
@@ -22,6 +23,7 @@ from sluice_router.serve import serve
 
 TERMINATION_LOG = Path("/dev/termination-log")
 EXIT_BAD_CONFIG = 2
+LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,12 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     options = _parse(arguments)
     try:
+        logging.getLogger("sluice").setLevel(_log_level(os.environ.get("SLUICE_LOG_LEVEL", "INFO")))
         config = read_router_config(options.config) if options.config else _from_flags(options)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(config))
     except ConfigError as error:
         return _refuse(error)
     return 0
+
+
+def _log_level(name: str) -> str:
+    """Of the router's own lines; what libraries say at debug would drown them."""
+    if name not in LOG_LEVELS:
+        raise ConfigError("SLUICE_LOG_LEVEL", name, ", ".join(LOG_LEVELS))
+    return name
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

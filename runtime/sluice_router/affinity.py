@@ -17,8 +17,10 @@ import msgspec
 
 from sluice_router.engines import EngineState
 
+MIN_BYTES: Final = 1024
+"""A shorter prompt, some 250 tokens, is computed sooner than it is worth a preference."""
 TEXT_BYTES: Final = 1024
-"""Of a completion's prompt that are hashed: some 250 tokens."""
+"""Of a completion's prompt that are hashed."""
 MESSAGE_BYTES: Final = 4096
 """Of each message that are hashed."""
 MAX_MESSAGES: Final = 16
@@ -62,7 +64,7 @@ _message: Final = msgspec.json.Decoder(_Message)
 
 
 def affinity_of(routing_key: str | None, body: bytes) -> Affinity | None:
-    """Of a session by its key, else of a prompt; None where nothing is known of either."""
+    """Of a session by its key, else of a long prompt; None where there is neither."""
     if routing_key:
         return _affinity("SameSession", [routing_key.encode()])
     if len(body) > MAX_PARSED_BYTES:
@@ -89,10 +91,10 @@ def preferred(affinity: Affinity, engines: Iterable[EngineState]) -> EngineState
 def _beginning(body: _Body) -> Iterator[bytes]:
     """Of a conversation up to the first message of its user, so that all its turns have the same
     and others with the same system prompt have another."""
-    if body.prompt:
+    if len(bytes(body.prompt)) >= MIN_BYTES:
         yield bytes(body.prompt)[:TEXT_BYTES]
         return
-    if not body.messages:
+    if len(bytes(body.messages)) < MIN_BYTES:
         return
     for message in _messages.decode(body.messages)[:MAX_MESSAGES]:
         yield bytes(message)[:MESSAGE_BYTES]

@@ -11,9 +11,11 @@ from functools import partial
 
 from aiohttp import web
 from sluice_contract import http_errors
+from sluice_contract.engine_http import ROUTING_KEY_HEADER
 
 from sluice_router import edge
 from sluice_router.accounting import ENGINE, FAILURE, ID, START, Accounting
+from sluice_router.affinity import affinity_of
 from sluice_router.attempts import Call, Reply
 from sluice_router.dispatch import Dispatcher
 from sluice_router.errors import BadRequestError, RouterError
@@ -85,7 +87,11 @@ class Routes:
         try:
             async with self._parts.lifecycle.request():
                 progress = None if body is None else await self._read(request, body)
-                call = Call(request.method, request.rel_url.raw_path, headers, body, progress)
+                affinity = None
+                if body is not None:
+                    affinity = affinity_of(headers.get(ROUTING_KEY_HEADER), body.content)
+                path = request.rel_url.raw_path
+                call = Call(request.method, path, headers, body, progress, affinity)
                 on_reply = partial(self._begun, request)
                 return await self._answers.run(call, relay, on_reply)
         except RouterError as error:

@@ -18,6 +18,7 @@ from sluice_contract.private_calls import PRIVATE_HEADER
 from yarl import URL
 
 from sluice_router import sse
+from sluice_router.affinity import Affinity
 from sluice_router.edge import response_headers
 from sluice_router.engines import EngineState
 from sluice_router.errors import JSON_CONTENT_TYPE, EngineFailedError, EngineRefusedError
@@ -52,6 +53,8 @@ class Call:
     body: Body | None
     progress: Progress | None = None
     """Of the answer, if it may be asked for in the private form."""
+    affinity: Affinity | None = None
+    """Of its prompt or its session."""
 
 
 class Reply:

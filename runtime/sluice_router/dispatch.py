@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from http import HTTPStatus
 
+from sluice_contract.engine_http import REQUEST_ID_HEADER
 from sluice_contract.router_config import Upstream
 
 from sluice_router.attempts import Call, Reply, Sender
@@ -21,6 +22,7 @@ from sluice_router.errors import EngineFailedError, NoEngineError
 from sluice_router.failures import AttemptFailedError, RetryReason
 from sluice_router.fleet import Clock, Fleet
 from sluice_router.history import ENGINE_NOT_AT_FAULT, History, blamed
+from sluice_router.picks import Picks
 from sluice_router.targets import Choose, Target, TargetChoice
 
 
@@ -44,6 +46,7 @@ class Dispatcher:
         self._on_retry = on_retry
         self.waiting = 0
         """Requests that wait for a usable engine."""
+        self.picks = Picks()
 
     @asynccontextmanager
     async def open(self, call: Call, history: History) -> AsyncIterator[Reply]:
@@ -108,6 +111,7 @@ class Dispatcher:
             now = self._clock()
             choice = self._choose_now(call, history, now)
             if choice.target is not None:
+                self.picks.add(call.headers[REQUEST_ID_HEADER], choice)
                 return choice.target
             if failure is not None and (failure.reason in ENGINE_NOT_AT_FAULT or now >= deadline):
                 raise failure.error
@@ -125,7 +129,9 @@ class Dispatcher:
         if call.progress is not None and call.progress.begun:
             engines = tuple(engine for engine in engines if engine.goes_on)
         for left_out in history.left_out():
-            choice = self._choose(engines, now, left_out, generates=generates)
+            choice = self._choose(
+                engines, now, left_out, generates=generates, affinity=call.affinity
+            )
             if choice.target is not None:
                 break
         return choice

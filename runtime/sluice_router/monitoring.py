@@ -72,6 +72,8 @@ class Monitoring:
             discovered=self._fleet.discovered,
             waiting_requests=self._dispatcher.waiting,
             engines=tuple(_row(engine, now) for engine in self._fleet.engines()),
+            picks=dict(self._dispatcher.picks.counts),
+            last_pick=self._dispatcher.picks.last,
         )
         text = summary.model_dump_json(by_alias=True, exclude_none=True)
         return web.Response(text=text, content_type=JSON_CONTENT_TYPE)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sluice_contract.handover import PrefillRef, signed_header
 from sluice_contract.labels import Role
 from yarl import URL
 
+from sluice_router.affinity import Affinity
 from sluice_router.engines import EngineState
-from sluice_router.pick import Draw, pick, pick_pair
+from sluice_router.pick import Choice, Draw, Reason, pick, pick_pair
 
 _NAME_CHARACTERS = 253
 """Of an engine's name in a signed header; a URL, where there is no pod, may be longer."""
@@ -47,12 +48,13 @@ class TargetChoice:
     """Whom to ask, or why there is nobody."""
 
     target: Target | None
+    reason: Reason
     message: str
 
 
 class Choose(Protocol):
     """Chooses among engines; `tried`: keys of those that are left out. `generates`: whether the
-    request has a prompt."""
+    request has a prompt; `affinity`: of that prompt, or of its session."""
 
     def __call__(
         self,
@@ -61,6 +63,7 @@ class Choose(Protocol):
         tried: Collection[str],
         *,
         generates: bool,
+        affinity: Affinity | None,
     ) -> TargetChoice: ...
 
 
@@ -70,30 +73,45 @@ def chooser(roles: Collection[Role], stale_seconds: float, source: random.Random
     def draw() -> Draw:
         return Draw(source.random(), source.random())
 
-    def one(
-        engines: Sequence[EngineState], now: float, tried: Collection[str], role: Role
-    ) -> TargetChoice:
-        choice = pick(engines, now, draw(), stale_seconds=stale_seconds, role=role, tried=tried)
-        message = choice.message if role is Role.MIXED else f"{role}: {choice.message}"
-        return TargetChoice(Target(choice.engine) if choice.engine else None, message)
-
     def mixed(
-        engines: Sequence[EngineState], now: float, tried: Collection[str], *, generates: bool
+        engines: Sequence[EngineState],
+        now: float,
+        tried: Collection[str],
+        *,
+        generates: bool,
+        affinity: Affinity | None,
     ) -> TargetChoice:
-        return one(engines, now, tried, Role.MIXED)
+        found = pick(
+            engines, now, draw(), stale_seconds=stale_seconds, tried=tried, affinity=affinity
+        )
+        return _of_one(found)
 
     def pair(
-        engines: Sequence[EngineState], now: float, tried: Collection[str], *, generates: bool
+        engines: Sequence[EngineState],
+        now: float,
+        tried: Collection[str],
+        *,
+        generates: bool,
+        affinity: Affinity | None,
     ) -> TargetChoice:
         if not generates:
-            return one(engines, now, tried, Role.DECODE)
-        draws = (draw(), draw())
-        found = pick_pair(engines, now, draws, stale_seconds=stale_seconds, tried=tried)
-        if found.decode is None:
-            return TargetChoice(None, found.message)
-        return TargetChoice(Target(found.decode, found.prefill), found.message)
+            found = pick(
+                engines, now, draw(), stale_seconds=stale_seconds, role=Role.DECODE, tried=tried
+            )
+            return _of_one(replace(found, message=f"decode: {found.message}"))
+        draws = draw(), draw()
+        both = pick_pair(
+            engines, now, draws, stale_seconds=stale_seconds, tried=tried, affinity=affinity
+        )
+        target = Target(both.decode, both.prefill) if both.decode else None
+        return TargetChoice(target, both.reason, both.message)
 
     return pair if Role.DECODE in roles else mixed
+
+
+def _of_one(choice: Choice) -> TargetChoice:
+    target = Target(choice.engine) if choice.engine else None
+    return TargetChoice(target, choice.reason, choice.message)
 
 
 def prefill_signer(
