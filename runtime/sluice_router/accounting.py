@@ -12,6 +12,7 @@ from typing import Final
 from aiohttp import web
 from sluice_contract import http_errors
 from sluice_contract.engine_http import REQUEST_ID_HEADER
+from sluice_contract.trace import TRACEPARENT_HEADER, trace_id
 
 from sluice_router import edge
 from sluice_router.errors import BadRequestError, InternalError, RouterError
@@ -24,6 +25,8 @@ logger = logging.getLogger("sluice.router")
 
 ID: Final = web.RequestKey("ID", str)
 """The request's id, the client's or ours."""
+TRACE: Final = web.RequestKey("TRACE", str)
+"""Its traceparent, the client's or ours."""
 START: Final = web.RequestKey("START", float)
 """When the request came, by the router's clock."""
 ENGINE: Final = web.RequestKey("ENGINE", str)
@@ -55,6 +58,7 @@ class Accounting:
         start = self._clock()
         request[START] = start
         request[ID] = edge.request_id(request.headers.get(REQUEST_ID_HEADER))
+        request[TRACE] = edge.traceparent(request.headers.get(TRACEPARENT_HEADER))
         status = CLIENT_GONE
         try:
             response = await _answer(request, handler)
@@ -126,7 +130,7 @@ def _log(request: web.Request, route: str, status: int, outcome: Outcome, second
     failure = request.get(FAILURE)
     logger.log(
         logging.INFO if served or status >= 400 else logging.DEBUG,
-        "%s %s %s %d %s engine=%s seconds=%.3f%s",
+        "%s %s %s %d %s engine=%s seconds=%.3f trace=%s%s",
         request[ID],
         request.method,
         route,
@@ -134,6 +138,7 @@ def _log(request: web.Request, route: str, status: int, outcome: Outcome, second
         outcome,
         request.get(ENGINE, "-"),
         seconds,
+        trace_id(request[TRACE]),
         "" if failure is None else _reason(failure),
     )
 

@@ -14,7 +14,7 @@ from sluice_contract import http_errors
 from sluice_contract.engine_http import ROUTING_KEY_HEADER
 
 from sluice_router import edge
-from sluice_router.accounting import ENGINE, FAILURE, ID, START, Accounting
+from sluice_router.accounting import ENGINE, FAILURE, ID, START, TRACE, Accounting
 from sluice_router.affinity import affinity_of
 from sluice_router.attempts import Call, Reply
 from sluice_router.dispatch import Dispatcher
@@ -82,7 +82,7 @@ class Routes:
         return await self._forward(request, None)
 
     async def _forward(self, request: web.Request, body: Body | None) -> web.StreamResponse:
-        headers = edge.request_headers(request.headers, request[ID])
+        headers = edge.request_headers(request.headers, request[ID], request[TRACE])
         relay = Relay(request)
         try:
             async with self._parts.lifecycle.request():

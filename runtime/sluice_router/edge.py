@@ -18,11 +18,17 @@ from sluice_contract.engine_http import (
     is_acceptable_request_id,
 )
 from sluice_contract.http_errors import Mistake
+from sluice_contract.trace import (
+    TRACEPARENT_HEADER,
+    TRACESTATE_HEADER,
+    new_traceparent,
+    trace_id,
+)
 
 from sluice_router.errors import BadRequestError
 
 PASSED_REQUEST_HEADERS: Final = (
-    "Accept", "Content-Type", "Traceparent", "Tracestate", ROUTING_KEY_HEADER,
+    "Accept", "Content-Type", ROUTING_KEY_HEADER,
 )  # fmt: skip
 """Nothing else reaches an engine: no credentials, no cookies, no internal header."""
 
@@ -47,9 +53,17 @@ def request_id(given: str | None) -> str:
     return f"req-{uuid.uuid4().hex}"
 
 
-def request_headers(given: Mapping[str, str], id_: str) -> dict[str, str]:
+def traceparent(given: str | None) -> str:
+    """The client's if it is one, else that of a new trace."""
+    return given if given is not None and trace_id(given) else new_traceparent()
+
+
+def request_headers(given: Mapping[str, str], id_: str, trace: str) -> dict[str, str]:
     """Headers for the engine. Compressed answers are not asked for: bytes pass unchanged."""
     headers = {name: given[name] for name in PASSED_REQUEST_HEADERS if name in given}
+    headers[TRACEPARENT_HEADER] = trace
+    if given.get(TRACEPARENT_HEADER) == trace and TRACESTATE_HEADER in given:
+        headers[TRACESTATE_HEADER] = given[TRACESTATE_HEADER]
     return headers | {REQUEST_ID_HEADER: id_, "Accept-Encoding": "identity"}
 
 

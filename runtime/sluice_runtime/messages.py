@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Final, Literal
 
 import msgspec
+from sluice_contract.trace import trace_id
 
-PROTOCOL_VERSION: Final = 14
+PROTOCOL_VERSION: Final = 15
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -131,6 +132,15 @@ class Generate(Message, frozen=True):
     """What another engine generated of the answer. It goes on as one that was retracted:
     `max_tokens`, penalties and `min_tokens` count these, and neither they nor the prompt's logprobs
     are delivered."""
+
+    traceparent: str = ""
+    """W3C's, of the client's request; the same in every engine that has part in it."""
+
+    @property
+    def label(self) -> str:
+        """For logs: its id, and its trace's if it has one."""
+        trace = trace_id(self.traceparent)
+        return f"{self.request_id} trace={trace}" if trace else self.request_id
 
     @property
     def token_ids(self) -> list[int]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 
 import aiohttp
 import openai
 import pytest
 from aiohttp import web
+from sluice_contract.trace import trace_id
 from sluice_router.connections import LIBRARY_HEADER_BYTES, LIBRARY_HEADERS
 from yarl import URL
 
 from tests.router import fakes
 
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 BODY = b'{"model": "m", "prompt": "x",  "stream": true}'
 
 
@@ -56,7 +59,7 @@ async def test_only_allowed_headers_reach_the_engine(client: aiohttp.ClientSessi
         "X-Sluice-Room": "7",
         "X-Sluice-Prefill": "e30.00",
         "Proxy-Authorization": "x",
-        "Traceparent": "00-1-2-01",
+        "Traceparent": TRACEPARENT,
         "X-Sluice-Routing-Key": "team-7",
         "X-Request-Id": "client-7",
     }
@@ -73,7 +76,27 @@ async def test_only_allowed_headers_reach_the_engine(client: aiohttp.ClientSessi
         "accept-encoding",
     }  # fmt: skip
     assert seen["X-Request-Id"] == "client-7"
+    assert seen["Traceparent"] == TRACEPARENT
     assert seen["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("given", [None, "00-1-2-01", f"ff{TRACEPARENT[2:]}", "x" * 200])
+async def test_a_request_without_a_trace_gets_one_that_the_log_names(
+    client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture, given: str | None
+) -> None:
+    caplog.set_level(logging.INFO, "sluice.router")
+    headers = {} if given is None else {"Traceparent": given, "Tracestate": "a=b"}
+    async with (
+        fakes.running_engine(fakes.answers_json) as engine,
+        fakes.running_router(engine.url) as router,
+        client.post(router.url + "/v1/completions", data=BODY, headers=headers) as response,
+    ):
+        await response.read()
+        seen = engine.calls[0][1]
+    made = trace_id(seen["Traceparent"])
+    assert made is not None
+    assert "Tracestate" not in seen
+    assert f"trace={made}" in caplog.text
 
 
 @pytest.mark.parametrize("given", [None, "two words", "x" * 200])

@@ -244,10 +244,21 @@ class DecodeRole:
         if not room.received or finished is None:
             raise ArrivalError("pages were attested before they were received")
         self._close(room)
+        self._log_done(room, now)
         request_id = room.request.request_id
         self._grammars.resumed(request_id, finished.token_id)
         first = finished.token_id, finished.logprob, finished.prompt_logprobs
         self._scheduler.resume(request_id, first, finished.cached_tokens, now)
+
+    def _log_done(self, room: _Room, now: float) -> None:
+        asked = room.request
+        _log.info(
+            "hand-over of %s done: %d tokens from prefill engine %s, %.3f s after arrival",
+            asked.label,
+            len(asked.token_ids),
+            room.prefill.name,
+            now - asked.arrival_seconds,
+        )
 
     def _refused(self, room: _Room, failed: Failed) -> None:
         refusal = failed.refusal if failed.refusal in _PASSED_ON else "prefill_failed"
@@ -279,7 +290,7 @@ class DecodeRole:
         if not names_engine and refusal not in _REQUEST_AT_FAULT:
             engine = room.prefill.name or f"{room.prefill.host}:{room.prefill.port}"
             error = f"prefill engine {engine}: {error}"
-        _log.warning("hand-over of %s failed: %s", room.request.request_id, error)
+        _log.warning("hand-over of %s failed: %s", room.request.label, error)
         self._scheduler.fail(room.request.request_id, error, refusal)
 
     def _leave(self, room: _Room, error: str | None) -> None:

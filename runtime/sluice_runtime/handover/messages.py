@@ -24,7 +24,7 @@ import msgspec
 
 from sluice_runtime.messages import Generate, Refusal, TokenLogprob
 
-HANDOVER_VERSION: Final = 1
+HANDOVER_VERSION: Final = 2
 """Both engines must have the same: fields are added with defaults and this goes up."""
 
 

@@ -50,6 +50,8 @@ class _Room:
     peer: int
     request_id: str
     """The engine's own."""
+    label: str
+    """For logs."""
     prompt_tokens: int
     held_tokens: int
     prompt_hash: str
@@ -180,8 +182,10 @@ class PrefillRole:
             return
         if isinstance(message, Cancel):
             self._failures["Cancelled"] += 1
+            _log.info("hand-over of %s cancelled: %s", room.label, message.error)
             self._end(room)
         elif room.finished:
+            _log.info("hand-over of %s done: %d tokens", room.label, room.prompt_tokens)
             self._end(room)
             self._port.send(room.peer, Attested(room.number))
         else:
@@ -207,6 +211,7 @@ class PrefillRole:
             number=asked.room,
             peer=peer,
             request_id=request.request_id,
+            label=request.label,
             prompt_tokens=len(request.token_ids),
             held_tokens=asked.held_tokens,
             prompt_hash=asked.prompt_hash,
@@ -269,7 +274,7 @@ class PrefillRole:
         self, room: _Room, reason: str, error: str, refused: Refusal = "prefill_failed"
     ) -> None:
         self._failures[reason] += 1
-        _log.warning("hand-over of %s failed: %s", room.request_id, error)
+        _log.warning("hand-over of %s failed: %s", room.label, error)
         self._end(room)
         self._port.send(room.peer, Failed(room.number, error, refused))
 

@@ -24,6 +24,7 @@ from sluice_contract.engine_http import (
     is_acceptable_request_id,
 )
 from sluice_contract.private_calls import AnswerStart, Resume
+from sluice_contract.trace import trace_id
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -35,7 +36,7 @@ from sluice_runtime.errors import (
 )
 from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.answers import Chunks, Envelope, Shape, Usage, is_light, whole
-from sluice_runtime.server.body import read_body, refuse_heavy, routing_key_of
+from sluice_runtime.server.body import read_body, refuse_heavy, routing_key_of, traceparent_of
 from sluice_runtime.server.choice import BegunChoice
 from sluice_runtime.server.failures import ModelNotFoundError
 from sluice_runtime.server.generation import Caller, Generator
@@ -132,7 +133,8 @@ class Answerer:
         response_id = planned.envelope.response_id
         names = (response_id, request.state.request_id, planned.asked.request_id)
         given = tuple(name for name in names if name is not None)
-        caller = Caller(arrival_seconds, routing_key, given, prefill)
+        trace = traceparent_of(request)
+        caller = Caller(arrival_seconds, routing_key, given, prefill, trace)
         pieces = self._counted(generator.pieces(planned.choices, caller), planned.running, caller)
         response = await self._respond(route.shape, request, planned, pieces)
         response.headers.update(planned.headers)
@@ -241,8 +243,10 @@ class Answerer:
             raise
         except Exception as error:
             outcome = "error"
-            named = " ".join(name for name in caller.names if is_acceptable_request_id(name))
-            _log.warning("request %s failed: %s", named, error)
+            names = [name for name in caller.names if is_acceptable_request_id(name)]
+            if trace := trace_id(caller.traceparent):
+                names.append(f"trace={trace}")
+            _log.warning("request %s failed: %s", " ".join(names), error)
             raise
         finally:
             self._service.metrics.ended(outcome)

@@ -16,6 +16,7 @@ from fastapi import Request
 from sluice_contract import http_errors
 from sluice_contract.engine_http import ROUTING_KEY_HEADER, is_acceptable_routing_key
 from sluice_contract.http_errors import BODY_SECONDS
+from sluice_contract.trace import TRACEPARENT_HEADER, trace_id
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
@@ -43,6 +44,12 @@ def routing_key_of(request: Request) -> str:
             ROUTING_KEY_HEADER,
         )
     return given
+
+
+def traceparent_of(request: Request) -> str:
+    """The request's trace; empty when it has none."""
+    given = request.headers.get(TRACEPARENT_HEADER, "")
+    return given if trace_id(given) else ""
 
 
 async def read_body(request: Request, max_bytes: int, seconds: float = BODY_SECONDS) -> bytes:

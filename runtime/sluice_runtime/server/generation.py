@@ -33,6 +33,8 @@ class Caller:
     """Names by which the request may be aborted."""
     prefill: PrefillEngine | None = None
     """Who computes the prompts, if that is another engine."""
+    traceparent: str = ""
+    """As it came; empty if it is none."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Generator:
             prompt_logprobs=plan.engine_prompt_logprobs,
             cache_salt=plan.cache_salt,
             prefill=caller.prefill,
+            traceparent=caller.traceparent,
             generated_ids=list(choice.ids),
         )
 

@@ -41,7 +41,7 @@ def test_a_greeting_of_our_own_is_accepted_and_tells_where_the_pages_are() -> No
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("version", 2),
+        ("version", HANDOVER_VERSION + 1),
         ("epoch", "decode-2"),
         ("name", "x"),
         ("prefill_epoch", "prefill-2"),
@@ -109,12 +109,12 @@ def test_fingerprints_that_differ_are_refused_with_both_values() -> None:
 
 
 def test_another_version_is_told_so_whatever_else_it_says() -> None:
-    payload = msgspec.msgpack.encode({"type": "Hello", "version": 2, "new": [1]})
+    payload = msgspec.msgpack.encode({"type": "Hello", "version": 99, "new": [1]})
     answer = read_hello(payload)
     assert isinstance(answer, Refused)
     assert answer.reason == "OtherVersion"
     assert (
-        answer.error == f"version of the hand-over: 2; this prefill engine has {HANDOVER_VERSION}"
+        answer.error == f"version of the hand-over: 99; this prefill engine has {HANDOVER_VERSION}"
     )
 
 

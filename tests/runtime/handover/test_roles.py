@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 import pytest
 from sluice_runtime.handover.limits import HandoverLimits
@@ -36,6 +38,23 @@ def test_a_prompt_is_computed_there_and_decoded_here(length: int, overlap: bool)
     kinds = [type(message) for message in pair.wire.said]
     chunks = -(-length // 16)
     assert kinds == [Bootstrap, *[Chunk] * chunks, Finished, Received, Attested]
+
+
+def test_both_engines_log_the_trace_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sluice.handover")
+    pair = Pair()
+    done, left = (f"00-{digit * 32}-{'1' * 16}-01" for digit in "ab")
+    pair.ask(ask("a", 5, 3, traceparent=done), ask("b", 64, 3, traceparent=left))
+    pair.turns(2)
+    pair.abort("b")
+    pair.turns(15)
+    bootstraps = [message for message in pair.wire.said if isinstance(message, Bootstrap)]
+    assert [message.request.traceparent for message in bootstraps] == [done, left]
+    texts = caplog.messages
+    assert f"hand-over of a#0 trace={'a' * 32} done: 5 tokens" in texts
+    assert any(t.startswith(f"hand-over of a trace={'a' * 32} done: 5 tokens from") for t in texts)
+    cancelled = f"hand-over of b#1 trace={'b' * 32} cancelled: the request was aborted"
+    assert cancelled in texts
 
 
 def test_pages_are_read_while_the_rest_is_computed() -> None:

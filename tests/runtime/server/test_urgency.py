@@ -1,4 +1,4 @@
-"""Priority and routing key: from the client to the engine."""
+"""Priority and routing key: from the client to the engine; so with its trace."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.runtime.server.conftest import MODEL, Server
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BODY = {"model": MODEL, "prompt": "a", "max_tokens": 1}
+TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
 HEADER = "X-Sluice-Routing-Key"
 
 
@@ -32,6 +33,19 @@ async def test_priority_and_routing_key_reach_the_engine(
     (generate,) = server.engine.of(Generate)
     assert isinstance(generate, Generate)
     assert (generate.priority, generate.routing_key) == (priority, key)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [(TRACE, TRACE), ("", ""), ("00-0-0-00", ""), (f"{TRACE}-more", "")]
+)
+async def test_a_trace_reaches_the_engine(given: str, taken: str, server: Server) -> None:
+    headers = {"Traceparent": given} if given else {}
+    answer = await server.http.post("/v1/completions", json=BODY, headers=headers)
+    assert answer.status_code == 200
+    (generate,) = server.engine.of(Generate)
+    assert isinstance(generate, Generate)
+    assert generate.traceparent == taken
+    assert generate.label == generate.request_id + (f" trace={'a' * 32}" if taken else "")
 
 
 @pytest.mark.parametrize("priority", [1_000_001, 1.5, "high", True])
