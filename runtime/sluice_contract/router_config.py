@@ -148,6 +148,17 @@ class LoadFollowing(ContractModel):
     )
 
 
+class Auth(ContractModel):
+    """Who may send requests."""
+
+    keys_directory: str = Field(
+        min_length=1,
+        max_length=4096,
+        description="Folder with a file for each tenant: its name is the tenant's, its content the "
+        "API key. Read again when a file changes. Without a file every request is answered 401.",
+    )
+
+
 class RouterConfig(ContractModel):
     """The router's file. Engines come from `discovery` or from `engines`, never from both."""
 
@@ -171,6 +182,9 @@ class RouterConfig(ContractModel):
         description="File with the key that signs what only this service's engines are told: which "
         "prefill engine a decode engine is to ask, and how an answer goes on that another engine "
         "began. Required beside the role decode; left out, no answer is resumed.",
+    )
+    auth: Auth | None = Field(
+        default=None, description="Who may send requests; left out: whoever reaches the router."
     )
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from sluice_contract.engine_http import REQUEST_ID_HEADER
 from sluice_contract.trace import TRACEPARENT_HEADER, trace_id
 
 from sluice_router import edge
+from sluice_router.auth import ApiKeys
 from sluice_router.errors import BadRequestError, InternalError, RouterError
 from sluice_router.fleet import Clock
 from sluice_router.lifecycle import Lifecycle
@@ -31,6 +32,8 @@ START: Final = web.RequestKey("START", float)
 """When the request came, by the router's clock."""
 ENGINE: Final = web.RequestKey("ENGINE", str)
 """The engine that answers it, and the one that computed its prompt if that is another."""
+TENANT: Final = web.RequestKey("TENANT", str)
+"""Whose key it came with, where keys are asked for."""
 FAILURE: Final = web.RequestKey("FAILURE", RouterError)
 """What ended it, also when the answer had begun with 200. Without its traceback, whose frames hold
 what the client sent: aiohttp keeps a connection's last request."""
@@ -47,7 +50,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Accounting:
     """The application's only middleware."""
 
-    def __init__(self, telemetry: Telemetry, lifecycle: Lifecycle, clock: Clock) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        lifecycle: Lifecycle,
+        clock: Clock,
+        keys: ApiKeys | None = None,
+    ) -> None:
+        """`keys`: without one of them, every route but probes is answered 401."""
+        self._keys = keys
         self._telemetry = telemetry
         self._lifecycle = lifecycle
         self._clock = clock
@@ -61,7 +72,7 @@ class Accounting:
         request[TRACE] = edge.traceparent(request.headers.get(TRACEPARENT_HEADER))
         status = CLIENT_GONE
         try:
-            response = await _answer(request, handler)
+            response = await self._answer(request, handler)
             status = response.status
             return response
         finally:
@@ -72,6 +83,26 @@ class Accounting:
                 self._telemetry.request(route, status, outcome, seconds)
             _log(request, route, status, outcome, seconds)
 
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            edge.check_head(request.raw_path, request.raw_headers)
+            if self._keys is not None and _route(request) not in PROBES:
+                request[TENANT] = self._keys.tenant(request.headers.get("Authorization"))
+            return await handler(request)
+        except RouterError as error:
+            request[FAILURE] = error.with_traceback(None)
+            return error_response(error)
+        except web.HTTPException as error:
+            answer = error_response(_from_http(request, error))
+            if "Allow" in error.headers:
+                answer.headers["Allow"] = error.headers["Allow"]
+            return answer
+        except (ConnectionError, TimeoutError):
+            raise  # the client left, or does not read
+        except Exception:
+            logger.exception("request %s: unexpected error", request[ID])
+            return error_response(InternalError())
+
     async def finish_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Headers of every answer."""
         response.headers[REQUEST_ID_HEADER] = request[ID]
@@ -81,25 +112,6 @@ class Accounting:
             # an answer whose head kept the connection: that request is answered, and told.
             response.force_close()
             response.headers["Connection"] = "close"
-
-
-async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        edge.check_head(request.raw_path, request.raw_headers)
-        return await handler(request)
-    except RouterError as error:
-        request[FAILURE] = error.with_traceback(None)
-        return error_response(error)
-    except web.HTTPException as error:
-        answer = error_response(_from_http(request, error))
-        if "Allow" in error.headers:
-            answer.headers["Allow"] = error.headers["Allow"]
-        return answer
-    except (ConnectionError, TimeoutError):
-        raise  # the client left, or does not read
-    except Exception:
-        logger.exception("request %s: unexpected error", request[ID])
-        return error_response(InternalError())
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> BadRequestError:
@@ -130,7 +142,7 @@ def _log(request: web.Request, route: str, status: int, outcome: Outcome, second
     failure = request.get(FAILURE)
     logger.log(
         logging.INFO if served or status >= 400 else logging.DEBUG,
-        "%s %s %s %d %s engine=%s seconds=%.3f trace=%s%s",
+        "%s %s %s %d %s engine=%s seconds=%.3f trace=%s%s%s",
         request[ID],
         request.method,
         route,
@@ -139,6 +151,7 @@ def _log(request: web.Request, route: str, status: int, outcome: Outcome, second
         request.get(ENGINE, "-"),
         seconds,
         trace_id(request[TRACE]),
+        f" tenant={request[TENANT]}" if TENANT in request else "",
         "" if failure is None else _reason(failure),
     )
 

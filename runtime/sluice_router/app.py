@@ -17,6 +17,7 @@ from sluice_router import edge
 from sluice_router.accounting import ENGINE, FAILURE, ID, START, TRACE, Accounting
 from sluice_router.affinity import affinity_of
 from sluice_router.attempts import Call, Reply
+from sluice_router.auth import ApiKeys
 from sluice_router.dispatch import Dispatcher
 from sluice_router.errors import BadRequestError, RouterError
 from sluice_router.fleet import Clock, Fleet
@@ -42,12 +43,14 @@ class Parts:
     clock: Clock
     private_form: PrivateForm | None = None
     """Where answers may be resumed."""
+    keys: ApiKeys | None = None
+    """Where API keys are asked for."""
 
 
 def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
     """The application; the routes in this list are all there are."""
     routes = Routes(parts)
-    accounting = Accounting(parts.telemetry, parts.lifecycle, parts.clock)
+    accounting = Accounting(parts.telemetry, parts.lifecycle, parts.clock, parts.keys)
     app = web.Application(client_max_size=max_body_bytes, middlewares=[accounting.middleware])
     app.on_response_prepare.append(accounting.finish_headers)
     app.add_routes(

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
@@ -25,6 +26,7 @@ from sluice_contract.router_config import RouterConfig
 from sluice_router.accounting import UNKNOWN_ROUTE
 from sluice_router.app import Parts, build_app
 from sluice_router.attempts import Sender
+from sluice_router.auth import ApiKeys
 from sluice_router.connections import ConnectionLimits, Listener
 from sluice_router.discovery import SliceFollower, slice_client
 from sluice_router.dispatch import Dispatcher
@@ -106,7 +108,8 @@ def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
     )
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
     budget = ByteBudget(config.server.max_buffered_bytes)
-    return Parts(fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form)
+    keys = ApiKeys(Path(config.auth.keys_directory), clock) if config.auth else None
+    return Parts(fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form, keys)
 
 
 def _key(config: RouterConfig) -> bytes | None:

@@ -112,13 +112,25 @@ async def running_router(
     *urls: str,
     server: dict[str, Any] | None = None,
     upstream: dict[str, Any] | None = None,
-    **pairs: Any,
+    **more: Any,
 ) -> AsyncIterator[RunningRouter]:
-    """A router for the engines at `urls`, ready to be asked. `pairs`: what else it is told, so that
-    these only decode."""
-    config = RouterConfig(
+    """A router for the engines at `urls`, ready to be asked. `more`: what else it is told; of
+    pairs, so that these only decode."""
+    config = router_config(*urls, server=server, upstream=upstream, **more)
+    async with running_from(config, {}) as router:
+        yield router
+
+
+def router_config(
+    *urls: str,
+    server: dict[str, Any] | None = None,
+    upstream: dict[str, Any] | None = None,
+    **more: Any,
+) -> RouterConfig:
+    """A router's file, with times that suit tests."""
+    return RouterConfig(
         engines=urls,
-        **pairs,
+        **more,
         server=RouterServer(
             **{
                 "host": "127.0.0.1",
@@ -132,8 +144,6 @@ async def running_router(
         upstream=Upstream(**{"wait_for_engine_seconds": 0.1} | (upstream or {})),
         load=LoadFollowing(interval_seconds=0.05),
     )
-    async with running_from(config, {}) as router:
-        yield router
 
 
 @asynccontextmanager

@@ -25,7 +25,10 @@ ROUTER_REPLICAS: Final = 2
 class RouterAuth(ApiModel):
     """Who may send requests."""
 
-    secret_ref: LocalRef = Field(description="Secret whose values are the accepted API keys.")
+    secret_ref: LocalRef = Field(
+        description="Secret whose values are the accepted API keys, each under the name of its "
+        "tenant. Routers follow its changes."
+    )
 
 
 class RouterSpec(ApiModel):

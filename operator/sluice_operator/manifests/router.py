@@ -27,6 +27,9 @@ from sluice_operator.manifests.pods import (
     spread,
 )
 
+API_KEYS: Final = "api-keys"
+KEYS_FOLDER: Final = f"{CONFIG_FOLDER}/{API_KEYS}"
+"""Where the routers find the API keys: a file for each tenant, which changes with the Secret."""
 PROGRESS_SECONDS: Final = 120
 ROUTER_RESOURCES: Final[Manifest] = {
     "requests": {"cpu": "50m", "memory": "128Mi"},
@@ -48,6 +51,8 @@ class RouterDeployment:
     """Hash of all that the InferenceService says of the routers."""
     handover_secret: str | None = None
     """Secret with the key that signs what they tell decode engines."""
+    keys_secret: str | None = None
+    """Secret with the API keys of clients."""
 
 
 def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
@@ -84,6 +89,7 @@ def _pod(owner: Owner, router: RouterDeployment, selector: dict[str, str]) -> Ma
             config_volume(router.config_map),
             {"name": "tmp", "emptyDir": {}},
             *handover_volumes(router.handover_secret),
+            *_keys_volumes(router.keys_secret),
         ],
     }
 
@@ -109,5 +115,14 @@ def _container(router: RouterDeployment) -> Manifest:
             config_mount(),
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *handover_mounts(router.handover_secret),
+            *_keys_mounts(router.keys_secret),
         ],
     }
+
+
+def _keys_volumes(secret: str | None) -> list[Manifest]:
+    return [{"name": API_KEYS, "secret": {"secretName": secret}}] if secret else []
+
+
+def _keys_mounts(secret: str | None) -> list[Manifest]:
+    return [{"name": API_KEYS, "mountPath": KEYS_FOLDER, "readOnly": True}] if secret else []

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sluice_contract.labels import ROUTER_ROLE
 from sluice_contract.router_config import (
+    Auth,
     Discovery,
     RouterConfig,
     RouterServer,
@@ -26,7 +27,12 @@ from sluice_operator.manifests.deployments import kept, with_replicas
 from sluice_operator.manifests.handover import HANDOVER_KEY_FILE, handover_secret_name
 from sluice_operator.manifests.metadata import ROUTER, Owner
 from sluice_operator.manifests.pods import mounted_config_maps
-from sluice_operator.manifests.router import ROUTER_RESOURCES, RouterDeployment, router_deployment
+from sluice_operator.manifests.router import (
+    KEYS_FOLDER,
+    ROUTER_RESOURCES,
+    RouterDeployment,
+    router_deployment,
+)
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import router_inputs
 
@@ -93,6 +99,7 @@ def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
             max_buffered_bytes=max_buffered_bytes(_memory_limit_bytes(spec)),
         ),
         handover_key_file=HANDOVER_KEY_FILE if spec.is_disaggregated else None,
+        auth=Auth(keys_directory=KEYS_FOLDER) if _keys_secret(spec) else None,
     )
     return config_map(top, ROUTER_FILE, render_router_config(config), ROUTER, ROUTER_ROLE)
 
@@ -117,8 +124,15 @@ def _deployment(
         shutdown_seconds=lame_duck + spec.longest_drain_seconds,
         inputs=router_inputs(spec),
         handover_secret=handover_secret_name(top.service) if spec.is_disaggregated else None,
+        keys_secret=_keys_secret(spec),
     )
     return router_deployment(top, wanted)
+
+
+def _keys_secret(spec: InferenceServiceSpec) -> str | None:
+    """The Secret with the API keys of clients."""
+    auth = spec.router.auth if spec.router else None
+    return auth.secret_ref.name if auth else None
 
 
 def _live(observed: ServiceObserved, built: Manifest) -> Manifest | None:

@@ -61,12 +61,6 @@ ROWS: Final = (
         lambda s: s.rollout and s.rollout.strategy,
         "Surge",
     ),
-    Unsupported(
-        "spec.router.auth",
-        lambda s: s.router is not None and s.router.auth is not None,
-        lambda _: "a value",
-        "nothing",
-    ),
 )
 
 POOL_ROWS: Final[Mapping[str, str]] = {

@@ -302,3 +302,22 @@ def test_tensor_parallelism_takes_the_gpus_that_an_engine_has() -> None:
     found = next(each for each in refusal.each if each.reason == "InvalidSpec")
     assert found.field == "spec.engine.tensorParallelSize"
     assert "spec.pools.mixed.accelerator.count (4)" in found.message
+
+
+def test_api_keys_are_mounted_into_routers_alone_and_read_by_nobody_else() -> None:
+    plan = service_plan({"router": {"auth": {"secretRef": {"name": "team-keys"}}}})
+    assert plan.refusal is None
+    assert plan.router is not None
+    pod = plan.router["spec"]["template"]["spec"]
+    (volume,) = (each for each in pod["volumes"] if "secret" in each)
+    assert volume["secret"] == {"secretName": "team-keys"}
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == volume["name"])
+    assert mount["readOnly"]
+    assert "subPath" not in mount, "a changed Secret would not be seen"
+    texts = (m["data"].get("router.json") for m in plan.apply if m["kind"] == "ConfigMap")
+    config = parse_router_config(next(filter(None, texts)))
+    assert config.auth is not None
+    assert config.auth.keys_directory == mount["mountPath"]
+    others = [m for m in plan.apply if m is not plan.router]
+    assert "team-keys" not in str(others)
+    assert "auth" not in str(service_plan().router)

@@ -19,7 +19,6 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
     ),
     "spec.autoscaling": ({"autoscaling": {"gpuBudget": 8}}, "nothing"),
     "spec.rollout.strategy": ({"rollout": {"strategy": "InPlace"}}, "Surge"),
-    "spec.router.auth": ({"router": {"auth": {"secretRef": {"name": "keys"}}}}, "nothing"),
     "spec.pools.mixed.autoscaling": (
         {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
         "spec.pools.mixed.replicas",
