@@ -67,6 +67,8 @@ class Dispatcher:
                 reply = await self._attempt(target, call, history)
                 if reply is None:
                     continue
+                if call.progress is not None and not call.progress.begun:
+                    history.began = target.engine.fingerprint
                 try:
                     yield reply
                 except EngineFailedError:
@@ -127,7 +129,7 @@ class Dispatcher:
     def _choose_now(self, call: Call, history: History, now: float) -> TargetChoice:
         engines, generates = self._fleet.engines(), call.body is not None
         if call.progress is not None and call.progress.begun:
-            engines = tuple(engine for engine in engines if engine.goes_on)
+            engines = tuple(one for one in engines if one.ends_answers_of(history.began))
         for left_out in history.left_out():
             choice = self._choose(
                 engines, now, left_out, generates=generates, affinity=call.affinity

@@ -82,6 +82,13 @@ class EngineState:
         known = self.received is not None and self.received.report.private_calls
         return known or self.endpoint.role is Role.PREFILL
 
+    def ends_answers_of(self, other: KvFingerprint | None) -> bool:
+        """Whether it can go on with an answer that an engine with this fingerprint began."""
+        ours = self.fingerprint
+        if ours is None or other is None:
+            return False
+        return self.goes_on and ours.model_identity == other.model_identity
+
     @property
     def bootstrap_port(self) -> int | None:
         """Of a prefill engine: where decode engines connect, by its last report."""

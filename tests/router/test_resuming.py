@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from sluice_contract.load import LoadReport
 from sluice_contract.private_calls import CallHead
 from sluice_router import engines
 
@@ -72,15 +73,17 @@ class Service:
 
 
 @asynccontextmanager
-async def service(tmp_path: Path, count: int = 2, **options: Any) -> AsyncIterator[Service]:
+async def service(
+    tmp_path: Path, count: int = 2, loads: Sequence[LoadReport] = (), **options: Any
+) -> AsyncIterator[Service]:
     key = tmp_path / "key"
     key.write_bytes(KEY)
     script = Script()
     async with AsyncExitStack() as stack:
         running = []
-        for _ in range(count):
+        for load in loads or [SERVES] * count:
             engine = await stack.enter_async_context(fakes.running_engine(script.behave))
-            engine.load = SERVES
+            engine.load = load
             running.append(engine)
         router = await stack.enter_async_context(
             fakes.running_router(
@@ -186,6 +189,38 @@ async def test_the_engine_that_broke_off_is_not_asked_again(tmp_path: Path) -> N
             await running.ask()
             first, second = running.script.engines
             assert first is not second
+
+
+def serves(**fingerprint: object) -> LoadReport:
+    """The report of an engine with another fingerprint."""
+    other = fakes.FINGERPRINT.model_copy(update=fingerprint)
+    return SERVES.model_copy(update={"kv_fingerprint": other})
+
+
+async def test_an_answer_goes_on_with_the_weights_that_began_it_whatever_the_pages(
+    tmp_path: Path,
+) -> None:
+    loads = [serves(weights=w, page_size_tokens=size) for w in ("a", "b") for size in (1, 16)]
+    async with service(tmp_path, loads=loads) as running:
+        for _ in range(8):
+            running.script.engines.clear()
+            running.script.cuts = [Cut(200)]
+            assert folded((await running.ask())[2]) == EXPECTED
+            first, second = running.script.engines
+            assert first is not second
+            prints = [engine.load.kv_fingerprint for engine in (first, second)]
+            assert len({found.weights for found in prints if found}) == 1
+
+
+async def test_no_other_weights_end_an_answer(tmp_path: Path) -> None:
+    """It waits for an engine that can, here the one that broke off."""
+    async with service(tmp_path, loads=[serves(weights="a"), serves(weights="b")]) as running:
+        for _ in range(4):
+            running.script.engines.clear()
+            running.script.cuts = [Cut(200)]
+            assert folded((await running.ask())[2]) == EXPECTED
+            first, second = running.script.engines
+            assert first is second
 
 
 async def test_drains_are_followed_as_often_as_they_come(tmp_path: Path) -> None:
