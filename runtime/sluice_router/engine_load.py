@@ -57,7 +57,10 @@ def load_of(engine: EngineState, now: float, average: Average) -> float:
 
 
 def average_load(engines: Sequence[EngineState], now: float, stale_seconds: float) -> Average:
-    """Of those among the engines that are ready and have a fresh report."""
+    """Of those among the engines that are ready and have a fresh report; nobody asks for it when
+    all have one, and it is not computed."""
+    if all(engine.fresh(now, stale_seconds) is not None for engine in engines):
+        return Average(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
     known = [
         (load, engine)
         for engine in engines
