@@ -24,6 +24,9 @@ HEADER_SECONDS: Final = 60.0
 PREFILL_FAILED: Final = "prefill_failed"
 """Error code of a 503 of a decode engine: the prefill engine failed or refused for now, or pages
 did not arrive; another pair may serve the request."""
+PREFILL_UNAVAILABLE: Final = "prefill_unavailable"
+"""The same, but the prefill engine never took the request: it drains, cannot be reached, or is not
+the one that is meant. So the request cannot be at fault."""
 MIN_KEY_BYTES: Final = 32
 _LABEL: Final = b"sluice prefill header 1\0"
 

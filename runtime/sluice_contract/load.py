@@ -48,6 +48,9 @@ class LoadReport(ContractModel):
     queues: DisaggregationQueues = DisaggregationQueues()
     bootstrap_port: int | None = None
     """Of a prefill engine: where decode engines connect."""
+    handover_version: int | None = None
+    """Of the conversation between prefill and decode engines: they must have the same. Absent in
+    role mixed, and of engines that are older than this field."""
     private_calls: bool = False
     """Whether it takes private calls, and so goes on with answers that another engine began."""
     queued_work_seconds: float

@@ -104,6 +104,12 @@ class PrefillFailedError(RequestError):
     """
 
 
+class PrefillUnavailableError(RequestError):
+    """The engine that was to compute the request's prompt never took it: 503 with a code of its
+    own. Whoever asks elsewhere should name another such engine.
+    """
+
+
 class GrammarUnavailableError(RequestError):
     """The form of the answer could not be compiled, or not be followed beside others, perhaps by no
     fault of the request: 503 with a code of its own.

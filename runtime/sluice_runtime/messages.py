@@ -16,11 +16,18 @@ PROTOCOL_VERSION: Final = 15
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
-    "overloaded", "unavailable", "uncompiled", "invalid", "out_of_memory", "prefill_failed"
+    "overloaded",
+    "unavailable",
+    "uncompiled",
+    "invalid",
+    "out_of_memory",
+    "prefill_failed",
+    "prefill_unavailable",
 ]
 """Why the engine refused or ended a request. `invalid`: the grammar is at fault. `uncompiled`,
 `out_of_memory`: the request may be at fault. The others: it is not, so another engine may run
-it. `prefill_failed`: the engine that computes its prompt failed, or the pages did not arrive."""
+it. `prefill_failed`: the engine that computes its prompt failed, or the pages did not arrive.
+`prefill_unavailable`: that engine never took it."""
 GrammarKind = Literal["json_schema", "open_json_schema", "regex", "ebnf", "tags"]
 """`open_json_schema`: objects may have properties, and arrays items, that the schema does not name.
 `tags`: text in which some tags are followed by a grammar of their own, as tool calls are."""

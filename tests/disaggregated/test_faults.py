@@ -115,14 +115,14 @@ def test_the_former_life_of_a_prefill_engine_is_refused_and_the_next_one_serves(
     assert "p-0" in message
     gone = ask_pair(decode, former, LONG)
     status, code, message = error_of(gone)
-    assert (status, code) == (503, "prefill_failed")
+    assert (status, code) == (503, "prefill_unavailable")
     assert f"p-0 (127.0.0.1:{former.port}): cannot connect" in message
     prefill.restart()
     answers = ask_all(service.url, [task("copy", 200, seed) for seed in range(4)])
     for seed, answer in enumerate(answers):  # whatever life the router knows of
         check(task("copy", 200, seed), answer)
     status, code, message = error_of(ask_pair(decode, former, LONG))
-    assert (status, code) == (503, "prefill_failed")
+    assert (status, code) == (503, "prefill_unavailable")
     assert f"OtherEpoch: epoch {former.epoch} is meant" in message
     check(LONG, ask_pair(decode, life_of(prefill), LONG).json(), expected)
 

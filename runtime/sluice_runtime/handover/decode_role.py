@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,8 +40,14 @@ _log = logging.getLogger("sluice.handover")
 _ONLY_DECODE: Final = "this engine only decodes; send requests to the service's router"
 _REQUEST_AT_FAULT: Final = frozenset({"invalid", "uncompiled", "out_of_memory"})
 """Refusals of a prefill engine that are not its own failure, and need not name it."""
-_PASSED_ON: Final = _REQUEST_AT_FAULT | {"overloaded"}
-"""What the client is told as it was said; after others another pair may do."""
+_TOLD: Final[Mapping[Refusal, Refusal]] = {
+    "invalid": "invalid",
+    "uncompiled": "uncompiled",
+    "out_of_memory": "out_of_memory",
+    "overloaded": "overloaded",
+    "unavailable": "prefill_unavailable",
+}
+"""What becomes of a prefill engine's refusals; all others are its failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +188,8 @@ class DecodeRole:
 
     def _heard(self, room: _Room, event: FromPrefill | RoomLost, now: float) -> None:
         if isinstance(event, RoomLost):
-            self._fail(room, "RoomLost", event.error, names_engine=True)
+            refusal: Refusal = "prefill_unavailable" if event.unasked else "prefill_failed"
+            self._fail(room, "RoomLost", event.error, refusal, names_engine=True)
             return
         message = event.message
         try:
@@ -261,7 +268,7 @@ class DecodeRole:
         )
 
     def _refused(self, room: _Room, failed: Failed) -> None:
-        refusal = failed.refusal if failed.refusal in _PASSED_ON else "prefill_failed"
+        refusal = _TOLD.get(failed.refusal, "prefill_failed")
         self._fail(room, "Refused", failed.error, refusal, tell=False)
 
     def _expire(self, now: float) -> None:

@@ -67,6 +67,8 @@ class RoomLost:
     room: int
     error: str
     """One line that names the engine and what happened."""
+    unasked: bool = False
+    """Whether that engine never got the request, so that it cannot be at fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,14 +103,14 @@ class PrefillLink:
         self.ended = True
         self._keep_idle_timer(False)
         for room in self._rooms:
-            self._lose_room(room, reason)
+            self._lose_room(room, reason, unasked=self._memory is None)
 
     def open(self, bootstrap: Bootstrap) -> None:
         framed = frame(bootstrap)
         size_bytes, allowed = payload_bytes(framed), self._settings.max_sent_bytes
         if size_bytes > allowed:
             reason = f"the request has {size_bytes} bytes; allowed: at most {allowed}"
-            self._lose_room(bootstrap.room, reason)
+            self._lose_room(bootstrap.room, reason, unasked=False)
             return
         self._rooms.add(bootstrap.room)
         self._keep_idle_timer(False)
@@ -170,10 +170,10 @@ class PrefillLink:
         else:
             self._connection.send(framed)
 
-    def _lose_room(self, room: int, reason: str) -> None:
+    def _lose_room(self, room: int, reason: str, *, unasked: bool) -> None:
         prefill = self._prefill
         where = f"{prefill.name} ({prefill.host}:{prefill.port})".lstrip()
-        self._put(RoomLost(room, f"prefill engine {where}: {reason}"))
+        self._put(RoomLost(room, f"prefill engine {where}: {reason}", unasked))
 
     def _keep_idle_timer(self, idle: bool) -> None:
         if self._idle is not None:

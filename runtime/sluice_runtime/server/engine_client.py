@@ -18,6 +18,7 @@ from sluice_runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     PrefillFailedError,
+    PrefillUnavailableError,
     RequestError,
     RequestOutOfMemoryError,
     SluiceRuntimeError,
@@ -52,6 +53,7 @@ _REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
     "uncompiled": GrammarUnavailableError,
     "out_of_memory": RequestOutOfMemoryError,
     "prefill_failed": PrefillFailedError,
+    "prefill_unavailable": PrefillUnavailableError,
 }
 
 ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")
@@ -107,6 +109,7 @@ class TokenStream:
             OverloadedError: the engine's queue is full.
             RequestOutOfMemoryError: a step that computed it found no memory.
             PrefillFailedError: the engine that computes its prompt failed.
+            PrefillUnavailableError: that engine never took it.
             EngineDiedError: the engine has gone.
             UnavailableError: it drains, or this server hurries to its end.
         """

@@ -13,7 +13,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from sluice_contract import http_errors
 from sluice_contract.engine_http import ENGINE_DIED, GRAMMAR_UNAVAILABLE, OUT_OF_MEMORY
-from sluice_contract.handover import PREFILL_FAILED
+from sluice_contract.handover import PREFILL_FAILED, PREFILL_UNAVAILABLE
 from sluice_contract.http_errors import INVALID_REQUEST, SERVER_ERROR, Mistake, error_object
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
@@ -26,6 +26,7 @@ from sluice_runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     PrefillFailedError,
+    PrefillUnavailableError,
     RequestError,
     RequestOutOfMemoryError,
     SluiceRuntimeError,
@@ -73,6 +74,7 @@ _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     GrammarUnavailableError: Kind(503, SERVER_ERROR, GRAMMAR_UNAVAILABLE, retry_after_seconds=2),
     RequestOutOfMemoryError: Kind(503, SERVER_ERROR, OUT_OF_MEMORY, retry_after_seconds=2),
     PrefillFailedError: Kind(503, SERVER_ERROR, PREFILL_FAILED, retry_after_seconds=2),
+    PrefillUnavailableError: Kind(503, SERVER_ERROR, PREFILL_UNAVAILABLE, retry_after_seconds=2),
     UnavailableError: Kind(503, SERVER_ERROR, "unavailable", retry_after_seconds=2),
 }
 _INTERNAL: Final = Kind(500, SERVER_ERROR, http_errors.INTERNAL_CODE)

@@ -16,6 +16,7 @@ from sluice_contract.load import DisaggregationQueues, LoadReport
 
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.fingerprint import kv_fingerprint
+from sluice_runtime.handover.messages import HANDOVER_VERSION
 from sluice_runtime.messages import HandoverLoad
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.engine_client import EngineClient
@@ -149,6 +150,7 @@ class Service:
             page_size_tokens=engine.page_size_tokens,
             queues=_queues(load.handover),
             bootstrap_port=engine.bootstrap_port or None,
+            handover_version=None if self.identity.role is Role.MIXED else HANDOVER_VERSION,
             private_calls=self.identity.handover_key is not None,
             queued_work_seconds=load.queued_work_seconds,
         )

@@ -102,6 +102,7 @@ def test_an_engine_that_was_restarted_in_place_is_another() -> None:
         [lost] = decode.take()
         assert isinstance(lost, RoomLost)
         assert "OtherEpoch: epoch prefill-1 is meant; this engine's is prefill-2" in lost.error
+        assert lost.unasked
 
 
 def test_another_version_is_refused_with_both() -> None:

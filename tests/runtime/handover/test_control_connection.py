@@ -116,6 +116,8 @@ def test_a_prefill_engine_that_ends_loses_all_rooms_and_nothing_is_kept_of_it() 
         [refused] = decode.take()
         assert isinstance(refused, RoomLost)
         assert "Connect call failed" in refused.error
+        assert refused.unasked
+        assert not any(isinstance(e, RoomLost) and e.unasked for e in lost)
 
 
 def test_a_decode_engine_that_ends_is_lost_with_all_its_rooms() -> None:
@@ -173,6 +175,7 @@ def test_a_request_too_large_for_a_frame_ends_only_its_own_room() -> None:
         [lost] = decode.take()
         assert isinstance(lost, RoomLost)
         assert lost.error.endswith("bytes; allowed: at most 1000")
+        assert not lost.unasked
         decode.port.open(prefill.engine, bootstrap(2))
         assert prefill.take()[0].peer == 1
 

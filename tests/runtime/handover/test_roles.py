@@ -16,7 +16,7 @@ from sluice_runtime.handover.messages import (
     Finished,
     Received,
 )
-from sluice_runtime.handover.ports import PagesRead
+from sluice_runtime.handover.ports import PagesRead, RoomLost
 from sluice_runtime.messages import Drain, Generate, Sampling, TokenLogprob
 
 from tests.runtime.handover.pair import Pair, ask
@@ -212,7 +212,7 @@ def test_a_draining_prefill_engine_finishes_its_rooms_and_opens_none() -> None:
     pair.ask(ask("late", 40, 3))
     pair.turns(15)
     assert pair.decode.link.answer("a") == answer_to(range(40), 3)
-    assert pair.end("late").refusal == "prefill_failed"
+    assert pair.end("late").refusal == "prefill_unavailable"
     assert "draining" in (pair.end("late").error or "")
     assert "prefill-0" in (pair.end("late").error or "")
     pair.check_empty()
@@ -220,7 +220,7 @@ def test_a_draining_prefill_engine_finishes_its_rooms_and_opens_none() -> None:
     assert (load.draining, load.bootstrap, load.inflight) == (True, 0, 0)
 
 
-def test_a_fault_of_the_request_is_passed_on_so_is_a_full_queue_and_others_are_the_engines() -> (
+def test_a_fault_of_the_request_is_passed_on_so_are_a_full_queue_and_an_engine_that_leaves() -> (
     None
 ):
     pair = Pair()
@@ -237,7 +237,17 @@ def test_a_fault_of_the_request_is_passed_on_so_is_a_full_queue_and_others_are_t
     pair.turns(4)
     said = [(pair.end(name).refusal, pair.end(name).error) for name in "abc"]
     named = "prefill engine prefill-0: because"
-    assert said == [("invalid", "because"), ("overloaded", named), ("prefill_failed", named)]
+    assert said == [("invalid", "because"), ("overloaded", named), ("prefill_unavailable", named)]
+    pair.check_empty()
+
+
+def test_a_prefill_engine_that_never_got_the_request_is_unavailable_and_has_not_failed() -> None:
+    pair = Pair()
+    pair.ask(ask("a", 40, 3), ask("b", 40, 3))
+    pair.decode.loop.step()
+    pair.wire._to_decode += [RoomLost(1, "gone", unasked=True), RoomLost(2, "cut")]
+    pair.turns(3)
+    assert [pair.end(name).refusal for name in "ab"] == ["prefill_unavailable", "prefill_failed"]
     pair.check_empty()
 
 

@@ -53,7 +53,7 @@ def test_engines_with_other_weights_under_the_same_name_do_not_go_together() -> 
     with running("prefill", seed=1) as prefill, running("decode", seed=2) as decode:
         answer = decode.answers(through(prefill, [generate("a", prompt(20), 5)]))["a"]
     ours, theirs = prefill.ready.weights, decode.ready.weights
-    assert answer.end.refusal == "prefill_failed"
+    assert answer.end.refusal == "prefill_unavailable"
     assert f"differ: weights: {ours} and {theirs}" in str(answer.end.error)
 
 
@@ -145,7 +145,7 @@ def test_a_prefill_engine_that_is_not_there_is_named_in_the_refusal() -> None:
             ]
         )
     assert answers["a"].end.finish_reason == "length"
-    assert [answers[name].end.refusal for name in "bc"] == ["prefill_failed"] * 2
+    assert [answers[name].end.refusal for name in "bc"] == ["prefill_unavailable"] * 2
     assert "OtherEpoch" in (answers["b"].end.error or "")
     assert "prefill-9" in (answers["c"].end.error or "")
 

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from sluice_contract.handover import PREFILL_HEADER, PrefillRef, signed_header
 from sluice_contract.labels import Role
-from sluice_runtime.messages import Generate, HandoverLoad, Heartbeat, PrefillEngine
+from sluice_runtime.handover.messages import HANDOVER_VERSION
+from sluice_runtime.messages import Generate, HandoverLoad, Heartbeat, PrefillEngine, Refusal
 from sluice_runtime.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
@@ -122,16 +123,17 @@ async def test_every_engine_can_be_asked_whether_it_draws_tokens(role: Role) -> 
         assert probe.prefill is None
 
 
-async def test_a_failed_prefill_has_a_code_of_its_own() -> None:
+@pytest.mark.parametrize("code", ["prefill_failed", "prefill_unavailable"])
+async def test_a_failed_prefill_has_codes_of_its_own(code: Refusal) -> None:
     async with server_of(Role.DECODE) as server:
-        server.engine.refuse_with, server.engine.refusal = "prefill p-1: gone", "prefill_failed"
+        server.engine.refuse_with, server.engine.refusal = "prefill p-1: gone", code
         for stream in (False, True):
             body = BODIES["/v1/completions"] | {"stream": stream}
             response = await server.http.post("/v1/completions", json=body, headers=header())
             assert response.status_code == 503
             assert response.headers["retry-after"] == "2"
             error = response.json()["error"]
-            assert (error["code"], error["message"]) == ("prefill_failed", "prefill p-1: gone")
+            assert (error["code"], error["message"]) == (code, "prefill p-1: gone")
 
 
 async def test_the_load_report_tells_queues_and_where_decode_engines_connect() -> None:
@@ -142,6 +144,7 @@ async def test_the_load_report_tells_queues_and_where_decode_engines_connect() -
         report = (await server.http.get("/load")).json()
         assert report["role"] == "prefill"
         assert report["bootstrapPort"] == 9123
+        assert report["handoverVersion"] == HANDOVER_VERSION
         assert report["queues"] == {"bootstrap": 1, "inflight": 2, "prealloc": 3, "transfer": 4}
 
 
@@ -149,6 +152,7 @@ async def test_a_mixed_engine_reports_no_port_and_no_queues() -> None:
     async with server_of(Role.MIXED) as server:
         report = (await server.http.get("/load")).json()
         assert "bootstrapPort" not in report
+        assert "handoverVersion" not in report
         assert set(report["queues"].values()) == {0}
 
 
