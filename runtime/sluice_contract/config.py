@@ -257,8 +257,9 @@ class EngineConfig(EngineSettings):
         default=None,
         min_length=1,
         max_length=4096,
-        description="File with the key by which router, prefill and decode engines of a service "
-        "know each other.",
+        description="File with the key by which router and engines of a service know each other. "
+        "Required in roles prefill and decode; in role mixed an engine without it goes on with no "
+        "answer that another engine began.",
     )
 
     @field_validator("chunk_size")

@@ -79,7 +79,7 @@ class EnginePoolSpec(ApiModel):
     )
     handover_secret: DnsName | None = Field(
         default=None,
-        description="Secret with the key by which router, prefill and decode engines know each "
+        description="Secret with the key by which router and engines of a service know each "
         "other, mounted read-only at /etc/sluice/handover.",
     )
     bootstrap_port: int | None = Field(

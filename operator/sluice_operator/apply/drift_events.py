@@ -24,7 +24,6 @@ POOL_FIELDS: Final = {
     "spec.configRef": "spec.engine or spec.model",
     "spec.modelClaim": "spec.model.uri",
     "spec.bootstrapPort": "spec.engine.kvTransfer.bootstrapPort",
-    "spec.handoverSecret": "spec.mode",
     "spec.drainSeconds": "spec.engine.drainSeconds",
     "spec.startupSeconds": "spec.engine.startupSeconds",
     "spec.accelerator": "spec.pools.{role}.accelerator",

@@ -36,7 +36,7 @@ def pool_spec(
         model_claim=model_source(spec.model).claim,
         drain_seconds=spec.drain_seconds(role),
         startup_seconds=engine.startup_seconds or STARTUP_SECONDS,
-        handover_secret=handover_secret_name(service) if handover else None,
+        handover_secret=handover_secret_name(service),
         bootstrap_port=handover.bootstrap_port if handover and role is Role.PREFILL else None,
         accelerator=pool.accelerator,
         resources=pool.resources,

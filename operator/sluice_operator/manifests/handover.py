@@ -1,5 +1,5 @@
-"""The key by which router, prefill and decode engines of one service know each other: its Secret,
-and where pods find it. Knows no key: it is drawn when the Secret is made.
+"""The key by which router and engines of one service know each other: its Secret, and where pods
+find it. Knows no key: it is drawn when the Secret is made.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ def handover_secret(owner: Owner) -> Manifest:
     """The Secret without its key. Immutable: pods see a changed Secret at different times."""
     head = owner.child(SECRET, handover_secret_name(owner.service), ENGINE)
     return head | {"type": "Opaque", "immutable": True}
+
+
+def mounts_handover_secret(deployment: Manifest) -> bool:
+    """Whether the pods of a Deployment have the key. Those of earlier releases had none in mode
+    Mixed."""
+    volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
+    return any(each["name"] == HANDOVER for each in volumes)
 
 
 def handover_volumes(secret: str | None) -> list[Manifest]:

@@ -49,8 +49,8 @@ class RouterDeployment:
     """From SIGTERM to the end of the last stream, at most."""
     inputs: str
     """Hash of all that the InferenceService says of the routers."""
-    handover_secret: str | None = None
-    """Secret with the key that signs what they tell decode engines."""
+    handover_secret: str
+    """Secret with the key that signs what only the service's engines are told."""
     keys_secret: str | None = None
     """Secret with the API keys of clients."""
 

@@ -1,4 +1,5 @@
-"""What a service with two pools needs for handing over the KV cache, besides the pools.
+"""What a service needs besides its pools: the key by which router and engines know each other, and
+the ways by which two pools hand over the KV cache.
 
 Pure. The operator may create Secrets and never reads one, so it cannot see whether the key's Secret
 is there. It is created again, mostly in vain, whenever pods are missing, which may wait for it.
@@ -6,17 +7,18 @@ is there. It is created again, mostly in vain, whenever pods are missing, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sluice_contract import labels
 from sluice_contract.labels import ROUTER_ROLE, Role
 
+from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import KeySecret
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.engine import BOOTSTRAP
-from sluice_operator.manifests.handover import KEY, handover_secret
+from sluice_operator.manifests.handover import KEY, handover_secret, mounts_handover_secret
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.network import handover_policies
 from sluice_operator.service.observe import ServiceObserved
@@ -42,14 +44,17 @@ def _bootstrap_port(deployment: Manifest) -> int | None:
 
 
 def key_secrets(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
+    observed: ServiceObserved, top: Owner, router: Manifest, pools: Iterable[EnginePoolSpec]
 ) -> tuple[KeySecret, ...]:
-    """The Secret with the service's key; something may wait for it while pods are missing."""
-    if not spec.is_disaggregated:
+    """The Secret with the service's key, where `router` or `pools`, as they are planned, or a
+    Deployment that is there mount it; something may wait for it while pods are missing."""
+    deployments, planned = tuple(of_kind(observed.children, DEPLOYMENT)), tuple(pools)
+    mounted = any(map(mounts_handover_secret, (router, *deployments)))
+    if not mounted and not any(pool.handover_secret for pool in planned):
         return ()
-    deployments = tuple(of_kind(observed.children, DEPLOYMENT))
     roles = {(each["metadata"].get("labels") or {}).get(labels.ROLE) for each in deployments}
-    at_rest = roles >= {ROUTER_ROLE, *spec.roles} and not any(map(_lacks_pods, deployments))
+    wanted = {ROUTER_ROLE, *(pool.role for pool in planned)}
+    at_rest = roles >= wanted and not any(map(_lacks_pods, deployments))
     state = [observed.service["metadata"].get("uid"), *_states(deployments)]
     return (KeySecret(handover_secret(top), KEY, "" if at_rest else digest(state)),)
 

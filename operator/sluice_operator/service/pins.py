@@ -38,6 +38,12 @@ class Pin(NamedTuple):
     in_use: bool
     """It is the EnginePool's, not only that of a Deployment."""
 
+    @property
+    def has_key(self) -> bool:
+        """Whether the engines have the service's key; those of earlier releases had none in mode
+        Mixed, and a Secret that is mounted anew would restart them."""
+        return bool(_json(self.text).get("handoverKeyFile"))
+
 
 def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     """Hash of all that a service says of the engines of a pool."""
@@ -66,6 +72,8 @@ def pins_of(observed: ServiceObserved, role: Role, inputs: str) -> Iterator[Pin]
 def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
     """`fresh` with what was decided before."""
     own = {k: v for k, v in fresh.to_json_dict().items() if k not in PINNED_FIELDS}
+    if not pin.has_key:
+        own.pop("handoverSecret", None)
     return EnginePoolSpec.model_validate(own | pin.fields)
 
 

@@ -134,7 +134,7 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
         *removed(prune),
     )
     return ServicePlan(
-        secrets=key_secrets(observed, top, spec),
+        secrets=key_secrets(observed, top, router.deployment, (each.spec for each in resolved)),
         apply=apply,
         take_over=tuple(
             pool_replicas(top, each.spec.role, each.replicas.count)

@@ -156,7 +156,7 @@ def _config_map(top: Owner, role: Role, file: EngineFile) -> Manifest:
 def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]:
     """What differs between the two, for a person."""
     kept = pinned_spec(fresh, pin)
-    names = ("image", "drain_seconds", "startup_seconds")
+    names = ("image", "handover_secret", "drain_seconds", "startup_seconds")
     pairs = [(to_camel(name), getattr(kept, name), getattr(fresh, name)) for name in names]
     before, after = resolved_values(pin.settings), resolved_values(file.settings)
     for name in sorted(before.keys() | after.keys()):

@@ -98,7 +98,7 @@ def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
             drain_seconds=spec.longest_drain_seconds,
             max_buffered_bytes=max_buffered_bytes(_memory_limit_bytes(spec)),
         ),
-        handover_key_file=HANDOVER_KEY_FILE if spec.is_disaggregated else None,
+        handover_key_file=HANDOVER_KEY_FILE,
         auth=Auth(keys_directory=KEYS_FOLDER) if _keys_secret(spec) else None,
     )
     return config_map(top, ROUTER_FILE, render_router_config(config), ROUTER, ROUTER_ROLE)
@@ -123,7 +123,7 @@ def _deployment(
         resources=router.resources,
         shutdown_seconds=lame_duck + spec.longest_drain_seconds,
         inputs=router_inputs(spec),
-        handover_secret=handover_secret_name(top.service) if spec.is_disaggregated else None,
+        handover_secret=handover_secret_name(top.service),
         keys_secret=_keys_secret(spec),
     )
     return router_deployment(top, wanted)

@@ -65,7 +65,7 @@ def engine_file(
         model=ModelRef(uri=source.engine_uri, name=source.served_name),
         role=role,
         kv_transfer=spec.kv_transfer(role),
-        handover_key_file=HANDOVER_KEY_FILE if spec.is_disaggregated else None,
+        handover_key_file=HANDOVER_KEY_FILE,
         server=ServerSettings(
             host=LISTEN_ADDRESS, port=ports.ENGINE_HTTP, drain_seconds=spec.drain_seconds(role)
         ),

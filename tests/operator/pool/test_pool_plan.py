@@ -52,7 +52,7 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
     "image": {"image": "other:1"},
     "configuration": {"configRef": {"name": "chat-mixed-0123456789"}},
     "claim": {"modelClaim": "models"},
-    "key": {"handoverSecret": "chat-handover"},
+    "key": {"handoverSecret": "other-handover"},
     "port": {"bootstrapPort": 9000},
     "draining": {"drainSeconds": 7},
     "accelerator": {"accelerator": {"count": 1}},
