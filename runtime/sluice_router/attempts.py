@@ -23,6 +23,7 @@ from sluice_router.edge import response_headers
 from sluice_router.engines import EngineState
 from sluice_router.errors import JSON_CONTENT_TYPE, EngineFailedError, EngineRefusedError
 from sluice_router.failures import (
+    PRIVATE_REASONS,
     REASON_OF_CODE,
     RESUMED_CODES,
     RETRIED_STATUSES,
@@ -168,7 +169,7 @@ class Sender:
 
 async def _raise_if_refused(response: aiohttp.ClientResponse, *, private: bool) -> None:
     reason = RETRIED_STATUSES.get(response.status)
-    if reason is None or (reason == "mismatch" and not private):
+    if reason is None or (reason in PRIVATE_REASONS and not private):
         return
     body = await read_at_most(response, _REFUSAL_BYTES)
     headers = response_headers(response.headers)

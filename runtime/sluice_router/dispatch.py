@@ -1,18 +1,22 @@
 """Sends a request to one engine, or to one pair, after another until one answers.
 
 A request is retried before the first byte of an answer; after it, an answer in the private form is
-resumed, with the same history. After a connection error, 502 or 503
-(draining, not ready) the engine gets no requests for a moment; after 429 (queue full), or a 503 for
-want of memory or of a grammar, it does. Where the prompt's engine failed, it is that one which gets
-none. Every other answer is passed on. When two attempts have failed in a way that the request may
-have caused, there is no third. Knows nothing of the client's connection.
+resumed, with the same history. After a connection error, 502 or 503 (draining, not ready) the
+engine gets no requests for a moment; after 429 (queue full), or a 503 for want of memory or of a
+grammar, it does. Where the prompt's engine failed, it is that one which gets none. An engine that
+refuses our signature gets the request as the client sent it. Every other answer is passed on. When
+two attempts have failed in a way that the request may have caused, there is no third. Knows nothing
+of the client's connection.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from http import HTTPStatus
+from typing import Final
 
 from sluice_contract.engine_http import REQUEST_ID_HEADER
 from sluice_contract.router_config import Upstream
@@ -24,6 +28,8 @@ from sluice_router.fleet import Clock, Fleet
 from sluice_router.history import ENGINE_NOT_AT_FAULT, History, blamed
 from sluice_router.picks import Picks
 from sluice_router.targets import Choose, Target, TargetChoice
+
+logger: Final = logging.getLogger("sluice.router")
 
 
 class Dispatcher:
@@ -93,7 +99,7 @@ class Dispatcher:
             if target.prefill is not None:
                 computing.enter_context(self._fleet.request(target.prefill.key))
             try:
-                reply = await self._sender.send(target, call)
+                reply = await self._send(target, call)
             except AttemptFailedError as failure:
                 self._failed(target, failure, history)
                 return None
@@ -101,6 +107,30 @@ class Dispatcher:
         if target.prefill is not None and reply.status == HTTPStatus.OK:
             self._fleet.answered(target.prefill.key)
         return reply
+
+    async def _send(self, target: Target, call: Call) -> Reply:
+        """The answer, of a private call or of the client's: an engine with another key, or another
+        time, still serves.
+
+        Raises:
+            AttemptFailedError: there is none.
+        """
+        try:
+            return await self._sender.send(target, call)
+        except AttemptFailedError as failure:
+            if failure.reason != "signature":
+                raise
+            self._fleet.refused_private_call(target.engine.key)
+            logger.warning(
+                "engine %s refuses the router's signature: it has another key, or its clock is"
+                " wrong; its answers are not resumed",
+                target.engine.endpoint.name,
+            )
+            if call.progress is None or call.progress.begun:
+                raise
+            self._on_retry(failure.reason)
+        now_public = replace(target.engine, refused_private_seconds=self._clock())
+        return await self._sender.send(replace(target, engine=now_public), call)
 
     def _failed(self, target: Target, failure: AttemptFailedError, history: History) -> None:
         if failure.reason not in ENGINE_NOT_AT_FAULT:

@@ -16,6 +16,8 @@ from sluice_contract.service_load import EngineCondition
 
 FIRST_BREAK_SECONDS = 0.25
 LONGEST_BREAK_SECONDS = 8.0
+PUBLIC_SECONDS = 60.0
+"""How long an engine that has refused a private call gets none."""
 
 
 class Phase(StrEnum):
@@ -64,6 +66,8 @@ class EngineState:
     """Whether the last attempt to ask for a load report got no connection."""
     picked_seconds: float = 0.0
     """When it was last picked; of equal engines the one picked longer ago is next."""
+    refused_private_seconds: float | None = None
+    """When it last refused a private call, not long ago: its key, or its clock, is another."""
 
     @property
     def key(self) -> str:
@@ -79,8 +83,10 @@ class EngineState:
     def goes_on(self) -> bool:
         """Whether it goes on with answers that another engine began; false until a report says.
         Prefill engines take no part in that."""
-        known = self.received is not None and self.received.report.private_calls
-        return known or self.endpoint.role is Role.PREFILL
+        if self.endpoint.role is Role.PREFILL:
+            return True
+        takes = self.received is not None and self.received.report.private_calls
+        return takes and self.refused_private_seconds is None
 
     def ends_answers_of(self, other: KvFingerprint | None) -> bool:
         """Whether it can go on with an answer that an engine with this fingerprint began."""

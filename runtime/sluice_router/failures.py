@@ -26,15 +26,19 @@ RetryReason = Literal[
     "out_of_memory",
     "prefill",
     "mismatch",
+    "signature",
     "slow_client",
 ]
 
 RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
+    HTTPStatus.FORBIDDEN: "signature",
     HTTPStatus.CONFLICT: "mismatch",
     HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
     HTTPStatus.BAD_GATEWAY: "broken",
     HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
 }
+PRIVATE_REASONS: Final[frozenset[RetryReason]] = frozenset({"mismatch", "signature"})
+"""Statuses for these say so of private calls only."""
 REASON_OF_CODE: Final[dict[str | None, RetryReason]] = {
     ENGINE_DIED: "broken",
     GRAMMAR_UNAVAILABLE: "uncompiled",

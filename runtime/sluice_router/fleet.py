@@ -13,7 +13,13 @@ from dataclasses import replace
 
 from sluice_contract.load import LoadReport
 
-from sluice_router.engines import Endpoint, EngineState, ReceivedReport, break_seconds
+from sluice_router.engines import (
+    PUBLIC_SECONDS,
+    Endpoint,
+    EngineState,
+    ReceivedReport,
+    break_seconds,
+)
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -45,8 +51,12 @@ class Fleet:
 
     def report(self, key: str, report: LoadReport, own_inflight: int) -> None:
         """Set a load report; `own_inflight` of our requests were there when it was asked for."""
-        received = ReceivedReport(report, self._clock(), own_inflight)
+        now = self._clock()
+        received = ReceivedReport(report, now, own_inflight)
         if self._update(key, received=received, unreachable=False):
+            refused = self._states[key].refused_private_seconds
+            if refused is not None and now - refused >= PUBLIC_SECONDS:
+                self._update(key, refused_private_seconds=None)
             self._wake()
 
     def unreachable(self, key: str) -> None:
@@ -60,6 +70,10 @@ class Fleet:
             failures = state.failures + 1
             until = self._clock() + break_seconds(failures)
             self._update(key, failures=failures, failed_until_seconds=until)
+
+    def refused_private_call(self, key: str) -> None:
+        """The engine did not take our signature: no private calls for a while."""
+        self._update(key, refused_private_seconds=self._clock())
 
     def answered(self, key: str) -> None:
         """An attempt was answered: forget earlier failures."""

@@ -15,7 +15,7 @@ from sluice_router.failures import AttemptFailedError, RetryReason
 from sluice_router.targets import Target
 
 ENGINE_NOT_AT_FAULT: Final[frozenset[RetryReason]] = frozenset(
-    {"queue_full", "uncompiled", "out_of_memory", "mismatch", "slow_client"}
+    {"queue_full", "uncompiled", "out_of_memory", "mismatch", "signature", "slow_client"}
 )
 MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
     {"broken", "uncompiled", "out_of_memory", "prefill", "slow_client"}

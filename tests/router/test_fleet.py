@@ -9,6 +9,7 @@ from sluice_contract.labels import Role
 from sluice_router.engines import (
     FIRST_BREAK_SECONDS,
     LONGEST_BREAK_SECONDS,
+    PUBLIC_SECONDS,
     Endpoint,
     EngineState,
     Phase,
@@ -52,6 +53,20 @@ def state(fleet: Fleet, endpoint: Endpoint) -> EngineState:
 
 def test_nothing_is_discovered_before_the_first_list(time: Time) -> None:
     assert not Fleet(time).discovered
+
+
+def test_a_refused_private_call_is_forgotten_after_a_while(fleet: Fleet, time: Time) -> None:
+    def goes_on() -> bool:
+        fleet.report(A.key, load_report(private_calls=True), own_inflight=0)
+        return state(fleet, A).goes_on
+
+    assert goes_on()
+    fleet.refused_private_call(A.key)
+    time.now += PUBLIC_SECONDS - 1
+    assert not goes_on()
+    time.now += 1
+    assert goes_on()
+    fleet.refused_private_call("gone")
 
 
 def test_an_update_keeps_what_is_known(fleet: Fleet) -> None:

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from sluice_contract.load import LoadReport
-from sluice_contract.private_calls import CallHead
+from sluice_contract.private_calls import PRIVATE_HEADER, CallHead
 from sluice_router import engines
 
 from tests.router import fakes
@@ -290,6 +290,41 @@ async def test_engines_that_take_no_private_calls_get_the_clients_body(tmp_path:
         _, _, body = await running.ask()
         assert body.endswith(fakes.DONE)
         assert json.loads(old.calls[-1][2])["prompt"] == "x"
+
+
+async def has_another_key(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+    """Refuses private calls, and serves all others."""
+    if PRIVATE_HEADER in request.headers:
+        return await fakes.refuses(403, code="invalid_signature")(engine, request)
+    return await fakes.streams(engine, request)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_engines_with_another_key_get_the_clients_body(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    async with service(tmp_path, count=4) as running:
+        for engine in running.engines:
+            engine.behave = has_another_key
+        for _ in range(8):
+            status, _, body = await running.ask(stream=stream)
+            assert (status, body.endswith(fakes.DONE)) == (200, True)
+        calls = [call for engine in running.engines for call in engine.calls]
+        refused = [headers for _, headers, _ in calls if PRIVATE_HEADER in headers]
+        assert (len(refused), len(calls)) == (4, 8 + 4), "each has refused once"
+        assert await running.counted('sluice_router_retries_total{reason="signature"}') == 4
+    assert caplog.text.count("refuses the router's signature") == 4
+
+
+async def test_a_resume_goes_past_an_engine_with_another_key(tmp_path: Path) -> None:
+    async with service(tmp_path, count=3) as running:
+        refuses = fakes.refuses(403, code="invalid_signature")
+        behave = only_beginnings(running.script, refuses, times=1)
+        for engine in running.engines:
+            engine.behave = behave
+        running.script.cuts = [Cut(len(STREAM) // 2)]
+        assert folded((await running.ask())[2]) == EXPECTED
+        assert [len(engine.calls) for engine in running.engines] == [1, 1, 1]
 
 
 async def test_without_a_key_nothing_is_private() -> None:

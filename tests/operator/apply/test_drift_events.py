@@ -14,7 +14,7 @@ from sluice_operator.kube.kinds import Manifest
 from tests.operator.examples import live, of, pool_plan, service_plan
 
 IMMUTABLE = {"spec.serviceName", "spec.role"}
-PLANNED = {"spec.revisions", "spec.inputs"}
+PLANNED = {"spec.revisions", "spec.inputs", "spec.handoverSecret"}
 """What no single field of the InferenceService says."""
 
 

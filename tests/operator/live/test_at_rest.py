@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sluice_operator.kube.kinds import SECRET
 
 from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.conftest import OPERATOR_USER
@@ -36,6 +37,7 @@ async def test_the_audit_log_shows_no_write_over_resyncs_and_a_restart(
         operator = start_operator(**settings)
         await chat_that_serves(cluster, namespace)
         await comes_to_rest(cluster, namespace)
+        assert "chat-handover" in await cluster.list(SECRET, namespace)
 
         audit = AuditLog(plane.audit_log)
         for _ in range(2):

@@ -98,8 +98,9 @@ def test_no_wildcards_and_no_secret_is_read() -> None:
                     assert (rule["resources"], rule["verbs"]) == (["secrets"], ["create"]), path
 
 
-def test_the_key_of_a_service_may_be_made(rules: list[dict[str, Any]]) -> None:
-    (secret,) = service_plan({"mode": "Disaggregated"}).secrets
+@pytest.mark.parametrize("mode", ["Mixed", "Disaggregated"])
+def test_the_key_of_a_service_may_be_made(rules: list[dict[str, Any]], mode: str) -> None:
+    (secret,) = service_plan({"mode": mode}).secrets
     assert (secret.manifest["apiVersion"], secret.manifest["kind"]) == ("v1", "Secret")
     assert _verbs(rules, "", "secrets") == {"create"}
 

@@ -138,12 +138,13 @@ def test_every_pod_has_the_key_read_only_and_prefill_alone_the_port() -> None:
         assert ports.get("bootstrap") == (8998 if role == Role.PREFILL else None)
 
 
-def test_a_mixed_service_has_none_of_it() -> None:
+def test_a_mixed_service_hands_no_cache_over() -> None:
     plan = service_plan({})
-    assert plan.secrets == ()
     (config,) = _files(plan).values()
-    assert (config.handover_key_file, config.kv_transfer) == (None, None)
-    assert "handover" not in str(plan.apply)
+    assert config.kv_transfer is None
+    assert "bootstrap" not in str(plan.apply)
+    policies = {m["metadata"]["name"] for m in plan.apply if m["kind"] == "NetworkPolicy"}
+    assert policies == {"chat-router", "chat-engine"}
 
 
 def test_the_key_is_made_before_anything_waits_for_it() -> None:
