@@ -20,6 +20,7 @@ from tests.operator.harness.cluster import NAMESPACE, Cluster
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.proxy import Proxy, Seen, proxying
 from tests.operator.harness.rest import (
+    EXISTS,
     CountingTransport,
     Reconciler,
     comes_to_rest,
@@ -47,7 +48,7 @@ class DyingTransport:
 
     async def send(self, request: Request) -> Response:
         response = await self._inner.send(request)
-        if request.method != "GET":
+        if request.method != "GET" and response.status != EXISTS:
             self._left -= 1
             if self._left == 0:
                 raise Killed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import Any
+from typing import Any, Final
 
 from sluice_contract.labels import Role
 from sluice_operator.apply.events import EVENT
@@ -64,6 +64,10 @@ class Reconciler:
             await self._reconciles[key.kind](key)
 
 
+EXISTS: Final = 409
+"""Status of the answer to a Secret that is there already."""
+
+
 class CountingTransport:
     """Passes requests on, and keeps those that write. `refuse`: raises at the first of them. That
     a Secret is there is learned by creating it, which then writes nothing."""
@@ -76,7 +80,9 @@ class CountingTransport:
     async def send(self, request: Request) -> Response:
         if request.path.endswith("/secrets"):
             found = await self._inner.send(request)
-            assert not self._refuse or found.status == 409, f"has made: {request}"
+            assert not self._refuse or found.status == EXISTS, f"has made: {request}"
+            if found.status != EXISTS:
+                self.writes.append(request)
             return found
         if request.method != "GET":
             self.writes.append(request)
