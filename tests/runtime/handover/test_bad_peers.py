@@ -16,6 +16,7 @@ from sluice_runtime.handover.connection import ConnectionLimits
 from sluice_runtime.handover.framing import MAX_GREETING_BYTES, frame
 from sluice_runtime.handover.hello import make_hello, make_welcome
 from sluice_runtime.handover.messages import (
+    HANDOVER_VERSION,
     Attested,
     Finished,
     Hello,
@@ -107,11 +108,13 @@ def test_an_engine_that_was_restarted_in_place_is_another() -> None:
 
 def test_another_version_is_refused_with_both() -> None:
     with serving() as prefill, raw_client(prefill) as peer:
-        payload = msgspec.msgpack.encode({"type": "Hello", "version": 2, "more": 1})
+        other = HANDOVER_VERSION + 1
+        payload = msgspec.msgpack.encode({"type": "Hello", "version": other, "more": 1})
         peer.socket.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = peer.read()
         assert isinstance(answer, Refused)
-        assert answer.error == "version of the hand-over: 2; this prefill engine has 1"
+        known = f"this prefill engine has {HANDOVER_VERSION}"
+        assert answer.error == f"version of the hand-over: {other}; {known}"
         assert peer.at_end()
 
 
