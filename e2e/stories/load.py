@@ -28,6 +28,10 @@ class Tally:
 
     right: int = 0
     wrong: list[str] = field(default_factory=list)
+    """Wrong answers and errors, connections that broke too."""
+    cut_off: int = 0
+    """Connections that broke while `expects_cuts` was set; they are not wrong."""
+    expects_cuts: bool = False
     progressed: threading.Condition = field(default_factory=threading.Condition)
 
     def record(self, error: str | None) -> None:
@@ -37,6 +41,14 @@ class Tally:
             else:
                 self.wrong.append(error)
             self.progressed.notify_all()
+
+    def record_cut(self, error: str) -> None:
+        """A connection that broke, or could not be made."""
+        if not self.expects_cuts:
+            self.record(error)
+            return
+        with self.progressed:
+            self.cut_off += 1
 
     def wait_for_more(self, requests: int) -> None:
         """Until so many more requests were answered right."""
@@ -80,5 +92,9 @@ def _ask(url: str, number: int, tally: Tally, stopping: threading.Event) -> None
             )
             text = "".join(chunk.choices[0].text for chunk in chunks)
             tally.record(None if text == answer else f"seed {seed}: {text!r}")
+        except openai.APITimeoutError as error:
+            tally.record(f"seed {seed}: hung: {error!r}")
+        except openai.APIConnectionError as error:
+            tally.record_cut(f"seed {seed}: {error!r}")
         except openai.OpenAIError as error:
             tally.record(f"seed {seed}: {error!r}")

@@ -17,15 +17,7 @@ from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.model.tasks import as_chat, make_prompt
 from e2e.reach import reach
-from e2e.stories.engines import (
-    KV_PORTS,
-    Engine,
-    engines,
-    load_report,
-    metric,
-    rule,
-    wait_until_idle,
-)
+from e2e.stories.pods import KV_PORTS, Pod, load_report, metric, pods, rule, wait_until_idle
 from e2e.stories.service import DISAGGREGATED, MODEL, NAMESPACE, Service
 
 IDLE_SECONDS = 30
@@ -86,14 +78,14 @@ def pair_url(cluster: Cluster, service: Service) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def prefill(kubectl: Kubectl, service: Service) -> Engine:
-    (engine,) = engines(kubectl, service, Role.PREFILL)
+def prefill(kubectl: Kubectl, service: Service) -> Pod:
+    (engine,) = pods(kubectl, service, Role.PREFILL)
     return engine
 
 
 @pytest.fixture(scope="module")
-def decode(kubectl: Kubectl, service: Service) -> Engine:
-    (engine,) = engines(kubectl, service, Role.DECODE)
+def decode(kubectl: Kubectl, service: Service) -> Pod:
+    (engine,) = pods(kubectl, service, Role.DECODE)
     return engine
 
 
@@ -141,10 +133,10 @@ def test_streamed_answers_are_right(length: int, pair_url: str) -> None:
 
 
 def test_the_kernel_counts_the_kv_cache_on_mooncakes_ports(
-    kubectl: Kubectl, prefill: Engine, decode: Engine, pair_url: str
+    kubectl: Kubectl, prefill: Pod, decode: Pod, pair_url: str
 ) -> None:
     """What arrives there is the KV cache of the prompts' pages and little else."""
-    asked = [make_prompt("copy", 512, seed) for seed in range(40, 44)]
+    asked = [make_prompt("copy", 512, seed) for seed in range(40, 42)]
     before = metric(kubectl, decode, "sluice_handover_read_bytes_total")
     comes_in = ("INPUT", "-p", "tcp", "-s", prefill.address, "--sport", KV_PORTS)
     with rule(decode, *comes_in) as met_bytes:
@@ -161,7 +153,7 @@ def test_the_kernel_counts_the_kv_cache_on_mooncakes_ports(
 
 
 def test_blocked_ports_are_an_error_with_a_name_and_nothing_is_kept(
-    kubectl: Kubectl, prefill: Engine, decode: Engine, pair_url: str
+    kubectl: Kubectl, prefill: Pod, decode: Pod, pair_url: str
 ) -> None:
     prompt, answer = make_prompt("copy", 512, seed=77)
     block = ("-s", prefill.address, "-p", "tcp", "--sport", KV_PORTS, "-j", "DROP")

@@ -8,19 +8,33 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import httpx
 import pytest
-from sluice_contract.labels import Role
+from sluice_contract.labels import ROUTER_ROLE, Role
+from sluice_contract.ports import ROUTER_METRICS
 
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
-from e2e.stories.engines import Engine, engines, poll, wait_until_idle
 from e2e.stories.load import CLIENTS, Tally, load
-from e2e.stories.service import NAMESPACE, Service, chat_service, disaggregated_service
+from e2e.stories.pods import (
+    Pod,
+    held_requests,
+    load_report,
+    metric,
+    pods,
+    poll,
+    wait_until_idle,
+)
+from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service, disaggregated_service
 
 IDLE_SECONDS = 30
+ABORTED_SECONDS = 2
+"""One for the engines, one to look at all four."""
 REPLACED_SECONDS = 120
+RETRIES = "sluice_router_retries_total"
+RESUMED = "sluice_router_streams_resumed_total"
 ROLES = (Role.PREFILL, Role.DECODE)
 ENGINE = {"dtype": "float32", "kvPoolTokens": 16384, "drainSeconds": 30}
 
@@ -43,24 +57,36 @@ class Apart:
         manifest = chat_service("apart", replicas=2, engine=ENGINE, router={"replicas": 2})
         self._apply(manifest)
 
-    def engines(self, *roles: Role) -> list[Engine]:
-        return [engine for role in roles for engine in engines(self.kubectl, self.service, role)]
+    def engines(self, *roles: Role) -> list[Pod]:
+        return [engine for role in roles for engine in pods(self.kubectl, self.service, role)]
 
-    def pods(self) -> list[str]:
-        """Names of all of its pods, routers too."""
+    def routers(self) -> list[Pod]:
+        return pods(self.kubectl, self.service, ROUTER_ROLE)
+
+    def counted(self, name: str) -> float:
+        """A metric of all routers together."""
+        return sum(metric(self.kubectl, pod, name, ROUTER_METRICS) for pod in self.routers())
+
+    def waiting_for_prefill(self) -> int:
+        """Requests on the decode engines whose prompt is not there yet."""
+        reports = [load_report(self.kubectl, engine) for engine in self.engines(Role.DECODE)]
+        return sum(report.queues.prealloc + report.queues.transfer for report in reports)
+
+    def pod_names(self) -> list[str]:
+        """Of all its pods, routers too."""
         selector = f"serving.sluice.dev/service={self.service.name}"
         found = self.kubectl.run("get", "pods", "-n", NAMESPACE, "-l", selector, "-o", "name")
         return [name.removeprefix("pod/") for name in found.split()]
 
-    def restarts(self, engine: Engine) -> int:
-        pod = self.kubectl.get("pod", engine.name, "-n", NAMESPACE)
-        return int(pod["status"]["containerStatuses"][0]["restartCount"])
+    def restarts(self, pod: Pod) -> int:
+        found = self.kubectl.get("pod", pod.name, "-n", NAMESPACE)
+        return int(found["status"]["containerStatuses"][0]["restartCount"])
 
-    def wait_until_ready_again(self, engine: Engine, restarts: int) -> None:
+    def wait_until_ready_again(self, pod: Pod, restarts: int) -> None:
         """After its container was restarted so often."""
-        assert poll(lambda: self.restarts(engine) >= restarts, REPLACED_SECONDS)
+        assert poll(lambda: self.restarts(pod) >= restarts, REPLACED_SECONDS)
         self.kubectl.run(
-            "wait", "--for=condition=Ready", f"pod/{engine.name}", "-n", NAMESPACE,
+            "wait", "--for=condition=Ready", f"pod/{pod.name}", "-n", NAMESPACE,
             f"--timeout={REPLACED_SECONDS}s",
         )  # fmt: skip
 
@@ -100,25 +126,76 @@ def apart(deployed: Apart) -> Apart:
 
 
 @pytest.fixture
-def tally(cluster: Cluster, apart: Apart) -> Iterator[Tally]:
+def url(cluster: Cluster, apart: Apart) -> Iterator[str]:
+    with reach(cluster, NAMESPACE, apart.service.name) as found:
+        yield found
+
+
+@pytest.fixture
+def tally(apart: Apart, url: str) -> Iterator[Tally]:
     """The load. When the story is over, no answer may have been wrong, and nothing be held."""
-    with reach(cluster, NAMESPACE, apart.service.name) as url, load(url) as counted:
-        counted.wait_for_more(2 * CLIENTS)
+    with load(url) as counted:
+        counted.wait_for_more(CLIENTS)
         yield counted
-        counted.wait_for_more(2 * CLIENTS)
+        counted.wait_for_more(CLIENTS)
     assert counted.wrong == []
     apart.wait_until_idle(*ROLES)
 
 
-def test_a_prefill_engine_is_killed(apart: Apart, tally: Tally) -> None:
-    """Its requests go to another pair; restarted in place, under its old address, it serves."""
+def test_a_prefill_engine_is_killed_with_requests_in_it(apart: Apart, tally: Tally) -> None:
+    """They go to another pair. Restarted in place, under its old address, it serves again."""
     killed, _ = apart.engines(Role.PREFILL)
-    before = apart.restarts(killed)
+    restarts, retries = apart.restarts(killed), apart.counted(RETRIES)
+    killed.freeze()
+    assert poll(lambda: apart.waiting_for_prefill() > 0, REPLACED_SECONDS), "nobody asked it"
     killed.kill()
     tally.wait_for_more(CLIENTS)
-    apart.wait_until_ready_again(killed, before + 1)
-    tally.wait_for_more(4 * CLIENTS)
+    assert apart.counted(RETRIES) > retries
+    apart.wait_until_ready_again(killed, restarts + 1)
+    tally.wait_for_more(2 * CLIENTS)
     assert tally.wrong == []
+
+
+@pytest.mark.full
+def test_a_decode_engine_is_killed_in_the_middle_of_answers(apart: Apart, tally: Tally) -> None:
+    """Another pair goes on with them."""
+    killed, _ = apart.engines(Role.DECODE)
+    restarts, resumed = apart.restarts(killed), apart.counted(RESUMED)
+    assert poll(lambda: load_report(apart.kubectl, killed).running_requests > 1, REPLACED_SECONDS)
+    killed.kill()
+    tally.wait_for_more(CLIENTS)
+    assert apart.counted(RESUMED) > resumed
+    apart.wait_until_ready_again(killed, restarts + 1)
+    tally.wait_for_more(2 * CLIENTS)
+    assert tally.wrong == []
+
+
+@pytest.mark.full
+def test_a_router_is_killed(apart: Apart, tally: Tally) -> None:
+    """Only the connections to it are lost, and nothing once it is back."""
+    killed, _ = apart.routers()
+    restarts = apart.restarts(killed)
+    tally.expects_cuts = True
+    killed.kill()
+    apart.wait_until_ready_again(killed, restarts + 1)
+    tally.expects_cuts = False
+    assert tally.cut_off > 0, "none of the clients was connected to it"
+    tally.wait_for_more(2 * CLIENTS)
+    assert tally.wrong == []
+
+
+@pytest.mark.full
+def test_nobody_works_for_a_router_that_was_killed(apart: Apart, url: str) -> None:
+    engines, routers = apart.engines(*ROLES), apart.routers()
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        body = {"model": MODEL, "prompt": "copy: a\n", "max_tokens": 4000, "stream": True}
+        asked = {"ignore_eos": True, "temperature": 0}
+        with client.stream("POST", f"{url}/v1/completions", json=body | asked) as answer:
+            assert next(answer.iter_lines())
+            assert sum(held_requests(load_report(apart.kubectl, pod)) for pod in engines) == 1
+            for router in routers:
+                router.kill()
+            wait_until_idle(apart.kubectl, engines, ABORTED_SECONDS)
 
 
 @pytest.mark.full
@@ -155,14 +232,14 @@ def test_a_pool_is_scaled_in_and_out(apart: Apart, tally: Tally, role: Role) -> 
 
 @pytest.mark.full
 def test_every_pod_is_evicted_in_turn(apart: Apart, tally: Tally) -> None:
-    before = apart.pods()
+    before = apart.pod_names()
     assert len(before) == 6, before
     for pod in before:
         assert poll(partial(apart.evict, pod), REPLACED_SECONDS), f"{pod} cannot be evicted"
         tally.wait_for_more(CLIENTS)
         assert tally.wrong == [], pod
     apart.service.wait_for("Updated", "True")
-    assert poll(lambda: not set(before) & set(apart.pods()), REPLACED_SECONDS)
+    assert poll(lambda: not set(before) & set(apart.pod_names()), REPLACED_SECONDS)
 
 
 @pytest.mark.full

@@ -1,8 +1,8 @@
-"""The engine pods of a service, as an administrator of the node sees them: load reports, processes,
-network namespaces.
+"""The pods of a service, as an administrator of the node sees them: load reports, metrics,
+processes, network namespaces.
 
 Processes are found on this machine, so stories that need them are skipped where the node is
-elsewhere. Knows nothing of what an engine computes.
+elsewhere. Knows nothing of what they compute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import pytest
 from sluice_contract.labels import Role
@@ -26,13 +26,13 @@ from e2e.cluster.command import run
 from e2e.kubectl import Kubectl
 from e2e.stories.service import NAMESPACE, Service
 
-POLL_SECONDS = 0.1
-KV_PORTS = f"{KV_TRANSFER_MIN}:{KV_TRANSFER_MAX}"
+POLL_SECONDS: Final = 0.1
+KV_PORTS: Final = f"{KV_TRANSFER_MIN}:{KV_TRANSFER_MAX}"
 
 
 @dataclass(frozen=True)
-class Engine:
-    """One engine pod that is not being deleted."""
+class Pod:
+    """One pod of a service that is not being deleted."""
 
     name: str
     address: str
@@ -53,6 +53,11 @@ class Engine:
         """SIGKILL to the container's first process, which takes the others with it."""
         os.kill(self.processes()[0], signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """SIGSTOP to all processes: connections stay, nobody answers. Only death ends it."""
+        for pid in reversed(self.processes()):
+            os.kill(pid, signal.SIGSTOP)
+
     def kill_engine_process(self) -> None:
         """SIGKILL to the process that computes; the one that answers HTTP lives on."""
         (computing,) = [pid for pid in self.processes() if _is_engine_process(pid)]
@@ -63,37 +68,40 @@ class Engine:
         return run(["nsenter", f"--net=/proc/{self.processes()[0]}/ns/net", *argv])
 
 
-def engines(kubectl: Kubectl, service: Service, role: Role) -> list[Engine]:
+def pods(kubectl: Kubectl, service: Service, role: Role | Literal["router"]) -> list[Pod]:
     """Those that run, by name."""
     selector = f"serving.sluice.dev/service={service.name},serving.sluice.dev/role={role}"
-    pods = kubectl.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
-    return sorted((_engine(pod) for pod in pods if _runs(pod)), key=lambda engine: engine.name)
+    found = kubectl.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
+    return sorted((_pod(pod) for pod in found if _runs(pod)), key=lambda pod: pod.name)
 
 
-def load_report(kubectl: Kubectl, engine: Engine) -> LoadReport:
+def load_report(kubectl: Kubectl, engine: Pod) -> LoadReport:
     """What the engine tells the router, read through the API server."""
-    pod = f"/api/v1/namespaces/{NAMESPACE}/pods/{engine.name}:{ENGINE_HTTP}/proxy/load"
-    return LoadReport.model_validate_json(kubectl.run("get", "--raw", pod))
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{engine.name}:{ENGINE_HTTP}/proxy/load"
+    return LoadReport.model_validate_json(kubectl.run("get", "--raw", path))
 
 
-def metric(kubectl: Kubectl, engine: Engine, name: str) -> float:
-    """The sum of a metric's samples, over all labels."""
-    pod = f"/api/v1/namespaces/{NAMESPACE}/pods/{engine.name}:{ENGINE_HTTP}/proxy/metrics"
-    lines = kubectl.run("get", "--raw", pod).splitlines()
+def metric(kubectl: Kubectl, pod: Pod, name: str, port: int = ENGINE_HTTP) -> float:
+    """The sum of a metric's samples, over all labels; 0 without any."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.name}:{port}/proxy/metrics"
+    lines = kubectl.run("get", "--raw", path).splitlines()
     samples = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
-    assert samples, f"{engine.name} has no metric {name}"
     return sum(float(line.rsplit(" ", 1)[1]) for line in samples)
 
 
 def is_idle(report: LoadReport) -> bool:
     """Whether it holds no request, no room and no page but cached ones."""
-    requests = report.running_requests + report.queued_requests
-    waiting = sum(report.queues.model_dump().values())
     free = report.kv_pages_free + report.kv_pages_evictable
-    return (requests, waiting, free) == (0, 0, report.kv_pages_total)
+    return held_requests(report) == 0 and free == report.kv_pages_total
 
 
-def wait_until_idle(kubectl: Kubectl, found: list[Engine], timeout_seconds: float) -> None:
+def held_requests(report: LoadReport) -> int:
+    """Requests that it computes, or that wait in any of its queues."""
+    handed_over = sum(report.queues.model_dump().values())
+    return report.running_requests + report.queued_requests + int(handed_over)
+
+
+def wait_until_idle(kubectl: Kubectl, found: list[Pod], timeout_seconds: float) -> None:
     """Fails with the load report of one that still holds something."""
     for engine in found:
         idle = poll(partial(_holds_nothing, kubectl, engine), timeout_seconds)
@@ -111,23 +119,23 @@ def poll(predicate: Callable[[], bool], timeout_seconds: float) -> bool:
 
 
 @contextmanager
-def rule(engine: Engine, *words: str) -> Iterator[Callable[[], int]]:
+def rule(pod: Pod, *words: str) -> Iterator[Callable[[], int]]:
     """An iptables rule in the pod's namespace, first of its chain, for the length of the block;
     yields what tells the bytes that it has met."""
     chain, *rest = words
-    engine.in_network("iptables", "-I", chain, *rest)
+    pod.in_network("iptables", "-I", chain, *rest)
 
     def met_bytes() -> int:
-        table = engine.in_network("iptables", "-L", chain, "1", "-nvx")
+        table = pod.in_network("iptables", "-L", chain, "1", "-nvx")
         return int(table.split()[1])
 
     try:
         yield met_bytes
     finally:
-        engine.in_network("iptables", "-D", chain, *rest)
+        pod.in_network("iptables", "-D", chain, *rest)
 
 
-def _holds_nothing(kubectl: Kubectl, engine: Engine) -> bool:
+def _holds_nothing(kubectl: Kubectl, engine: Pod) -> bool:
     return is_idle(load_report(kubectl, engine))
 
 
@@ -137,9 +145,9 @@ def _runs(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" not in pod["metadata"] and bool(running)
 
 
-def _engine(pod: dict[str, Any]) -> Engine:
+def _pod(pod: dict[str, Any]) -> Pod:
     container_id = pod["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
-    return Engine(pod["metadata"]["name"], pod["status"]["podIP"], container_id)
+    return Pod(pod["metadata"]["name"], pod["status"]["podIP"], container_id)
 
 
 def _is_engine_process(pid: int) -> bool:
