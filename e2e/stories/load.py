@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import openai
 
@@ -62,7 +63,7 @@ class Tally:
 
 @contextmanager
 def load(url: str, clients: int = CLIENTS) -> Iterator[Tally]:
-    """Clients that stream one copy task after the other until the block ends."""
+    """Clients that ask one copy task after the other until the block ends; every other streams."""
     tally, stopping = Tally(), threading.Event()
     threads = [
         threading.Thread(target=_ask, args=(url, number, tally, stopping))
@@ -87,10 +88,7 @@ def _ask(url: str, number: int, tally: Tally, stopping: threading.Event) -> None
         seed = (seed + 100) % SEEDS
         prompt, answer = make_prompt("copy", PROMPT_BYTES, seed)
         try:
-            chunks = client.completions.create(
-                model=MODEL, prompt=prompt, max_tokens=300, temperature=0, stream=True
-            )
-            text = "".join(chunk.choices[0].text for chunk in chunks)
+            text = _copy(client, prompt, streams=number % 2 == 0)
             tally.record(None if text == answer else f"seed {seed}: {text!r}")
         except openai.APITimeoutError as error:
             tally.record(f"seed {seed}: hung: {error!r}")
@@ -98,3 +96,11 @@ def _ask(url: str, number: int, tally: Tally, stopping: threading.Event) -> None
             tally.record_cut(f"seed {seed}: {error!r}")
         except openai.OpenAIError as error:
             tally.record(f"seed {seed}: {error!r}")
+
+
+def _copy(client: openai.OpenAI, prompt: str, *, streams: bool) -> str:
+    words: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": 300, "temperature": 0}
+    if not streams:
+        return str(client.completions.create(**words).choices[0].text)
+    chunks = client.completions.create(**words, stream=True)
+    return "".join(chunk.choices[0].text for chunk in chunks)

@@ -16,6 +16,7 @@ from sluice_contract.ports import ROUTER_METRICS
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
+from e2e.model.tasks import make_prompt
 from e2e.reach import reach
 from e2e.stories.load import CLIENTS, Tally, load
 from e2e.stories.pods import (
@@ -142,30 +143,32 @@ def tally(apart: Apart, url: str) -> Iterator[Tally]:
     apart.wait_until_idle(*ROLES)
 
 
-def test_a_prefill_engine_is_killed_with_requests_in_it(apart: Apart, tally: Tally) -> None:
-    """They go to another pair. Restarted in place, under its old address, it serves again."""
-    killed, _ = apart.engines(Role.PREFILL)
-    restarts, retries = apart.restarts(killed), apart.counted(RETRIES)
-    killed.freeze()
+def test_an_engine_of_each_pool_is_killed_with_requests_in_it(apart: Apart, tally: Tally) -> None:
+    """Prompts are computed by another pair, and another pair goes on with answers."""
+    prefill, decode = (apart.engines(role)[0] for role in ROLES)
+    retries, resumed = apart.counted(RETRIES), apart.counted(RESUMED)
+    prefill.freeze()
     assert poll(lambda: apart.waiting_for_prefill() > 0, REPLACED_SECONDS), "nobody asked it"
-    killed.kill()
+    prefill.kill()
     tally.wait_for_more(CLIENTS)
     assert apart.counted(RETRIES) > retries
-    apart.wait_until_ready_again(killed, restarts + 1)
-    tally.wait_for_more(2 * CLIENTS)
+    assert poll(lambda: load_report(apart.kubectl, decode).running_requests > 1, REPLACED_SECONDS)
+    decode.kill()
+    tally.wait_for_more(CLIENTS)
+    assert apart.counted(RESUMED) > resumed
     assert tally.wrong == []
 
 
 @pytest.mark.full
-def test_a_decode_engine_is_killed_in_the_middle_of_answers(apart: Apart, tally: Tally) -> None:
-    """Another pair goes on with them."""
-    killed, _ = apart.engines(Role.DECODE)
-    restarts, resumed = apart.restarts(killed), apart.counted(RESUMED)
-    assert poll(lambda: load_report(apart.kubectl, killed).running_requests > 1, REPLACED_SECONDS)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_killed_engine_serves_again_under_its_old_address(
+    apart: Apart, tally: Tally, role: Role
+) -> None:
+    killed, _ = apart.engines(role)
+    restarts = apart.restarts(killed)
     killed.kill()
-    tally.wait_for_more(CLIENTS)
-    assert apart.counted(RESUMED) > resumed
     apart.wait_until_ready_again(killed, restarts + 1)
+    assert poll(lambda: held_requests(load_report(apart.kubectl, killed)) > 0, REPLACED_SECONDS)
     tally.wait_for_more(2 * CLIENTS)
     assert tally.wrong == []
 
@@ -252,3 +255,18 @@ def test_the_mode_is_switched_to_mixed_and_back(apart: Apart, tally: Tally) -> N
     apart.apply()
     assert poll(lambda: not apart.engines(Role.MIXED), REPLACED_SECONDS)
     assert tally.wrong == []
+
+
+@pytest.mark.full
+def test_a_pool_without_an_engine_is_named(apart: Apart, url: str) -> None:
+    """Requests wait a while, then say which pool; decode never computes a prompt instead."""
+    prompt, copied = make_prompt("copy", 64, seed=1)
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 80, "temperature": 0}
+    apart.apply(prefill=0)
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
+        refused = client.post("/v1/completions", json=body)
+        assert refused.status_code == 503
+        assert "prefill" in refused.json()["error"]["message"]
+        apart.apply()
+        answered = client.post("/v1/completions", json=body)
+    assert answered.json()["choices"][0]["text"] == copied
