@@ -14,6 +14,7 @@ from sluice_runtime.scheduler.status import Status
 
 from sluice_simulator.device import Leap
 from sluice_simulator.traces.request import TraceRequest
+from sluice_simulator.traces.tokens import request_number
 
 
 @dataclass(slots=True)
@@ -122,7 +123,7 @@ class Record:
     def _start(self, batch: Batch, now: float) -> None:
         starts = {extend.row: extend.start for extend in batch.extend_rows}
         for added in batch.added_rows:
-            timeline = self.timelines[int(added.request_id)]
+            timeline = self.timelines[request_number(added.request_id)]
             if timeline.started_seconds is None:
                 timeline.started_seconds = now
                 timeline.cached_tokens = starts.get(added.row, 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 
 from sluice_simulator.traces.request import TraceRequest
-from sluice_simulator.traces.tokens import END_OF_ANSWER, answer_id
+from sluice_simulator.traces.tokens import END_OF_ANSWER, answer_id, request_number
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class SimulatedRows:
         for number in batch.dropped_rows:
             del rows[number]
         for added in batch.added_rows:
-            rows[added.row] = self._row(int(added.request_id))
+            rows[added.row] = self._row(request_number(added.request_id), added.computed_tokens)
         for extend in batch.extend_rows:
             row = rows[extend.row]
             row.length = extend.start + len(extend.token_ids)
@@ -64,7 +64,8 @@ class SimulatedRows:
         """Rows whose answer has not ended."""
         return [row for row in self._rows.values() if row.length < row.last_length]
 
-    def _row(self, index: int) -> Row:
+    def _row(self, index: int, length: int) -> Row:
+        """`length`: of a row whose prompt was computed elsewhere."""
         request = self._requests[index]
         last = request.prompt_tokens + request.output_tokens - 1
-        return Row(index, 0, last, answer_id(index))
+        return Row(index, length, last, answer_id(index))

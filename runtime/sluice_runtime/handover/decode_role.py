@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.handover.arrival import Arrival, ArrivalError
 from sluice_runtime.handover.leased_reads import LeasedReads
 from sluice_runtime.handover.limits import HandoverLimits
@@ -24,6 +23,7 @@ from sluice_runtime.handover.messages import Bootstrap, Cancel, Chunk, Failed, F
 from sluice_runtime.handover.ports import (
     DecodePort,
     FromPrefill,
+    Grammars,
     PagePort,
     PagesRead,
     RoomLost,
@@ -79,7 +79,7 @@ class DecodeRole:
     def __init__(
         self,
         scheduler: Scheduler,
-        grammars: GrammarQueue,
+        grammars: Grammars,
         page_size: int,
         ports: DecodePorts,
         limits: HandoverLimits | None = None,

@@ -18,7 +18,7 @@ from sluice_runtime.handover.messages import (
     Finished,
     Received,
 )
-from sluice_runtime.messages import PrefillEngine
+from sluice_runtime.messages import Generate, PrefillEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,26 @@ class DecodePort(Protocol):
         Raises:
             HandoverThreadError: its thread died; the engine cannot go on.
         """
+        ...
+
+
+class Grammars(Protocol):
+    """What the roles use of the engine's grammar queue."""
+
+    def add(self, message: Generate) -> None:
+        """A request with a grammar, which has to be compiled before it runs."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Unknown ids are ignored."""
+        ...
+
+    def resumed(self, request_id: str, token: int) -> None:
+        """The first token of an answer was drawn elsewhere; it may have no grammar."""
+        ...
+
+    def ended(self, request_id: str) -> None:
+        """Unknown ids are ignored."""
         ...
 
 

@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Attested,
@@ -26,7 +25,7 @@ from sluice_runtime.handover.messages import (
     Failed,
     Finished,
 )
-from sluice_runtime.handover.ports import FromDecode, PeerLost, PrefillPort
+from sluice_runtime.handover.ports import FromDecode, Grammars, PeerLost, PrefillPort
 from sluice_runtime.handover.probe import is_probe
 from sluice_runtime.handover.prompt_hash import prompt_hash
 from sluice_runtime.messages import Generate, HandoverLoad, Refusal, TokenDelta
@@ -68,7 +67,7 @@ class PrefillRole:
     def __init__(
         self,
         scheduler: Scheduler,
-        grammars: GrammarQueue,
+        grammars: Grammars,
         settings: SchedulerSettings,
         port: PrefillPort,
         checksum: Checksum,

@@ -35,3 +35,8 @@ def prompt_ids(request: TraceRequest, index: int) -> list[int]:
 def answer_id(index: int) -> int:
     """The token that the request's answer is made of."""
     return ANSWER_BASE + index
+
+
+def request_number(request_id: str) -> int:
+    """The number in its trace of a request, which a prefill engine calls by a longer name."""
+    return int(request_id.partition("#")[0])

@@ -1,0 +1,231 @@
+"""Several engines under one trace: pools for prefill and decode, or mixed engines.
+
+Each engine runs the engine's own scheduler and role, with a cost model as device; pages and messages
+go over simulated wires. A request goes to the less loaded of two engines that are drawn, of each
+pool, by what they hold at that moment. An engine hears others between its steps, as the real one
+does. Every step is scheduled; the CPU's part of a step is taken for hidden. Knows no router.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sluice_contract.labels import Role
+from sluice_runtime.engine.role import MixedRole
+from sluice_runtime.engine.role import Role as EngineRole
+from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
+from sluice_runtime.handover.prefill_role import PrefillRole
+from sluice_runtime.messages import Generate, PrefillEngine, TokenDelta
+from sluice_runtime.scheduler.batch import Batch, SampledTokens
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+from sluice_simulator.costs import Cost
+from sluice_simulator.device import SimulatedDevice
+from sluice_simulator.handover import (
+    Calendar,
+    DecodeEnd,
+    HandOvers,
+    Network,
+    PagesEnd,
+    PrefillEnd,
+    Wires,
+)
+from sluice_simulator.record import Record
+from sluice_simulator.replay import GREEDY, Options
+from sluice_simulator.traces.request import Trace
+from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Equal engines of one role; prefill and decode pools go together."""
+
+    role: Role
+    replicas: int
+    cost: Cost
+    settings: SchedulerSettings
+
+
+class NoGrammars:
+    """Traces have none."""
+
+    def add(self, message: Generate) -> None:
+        raise AssertionError("no request of a trace has a grammar")
+
+    def abort(self, request_id: str) -> None:
+        """Nothing waits here."""
+
+    def resumed(self, request_id: str, token: int) -> None:
+        """No answer follows one."""
+
+    def ended(self, request_id: str) -> None:
+        """No answer follows one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """A batch that the device has."""
+
+    batch: Batch
+    tokens: SampledTokens
+    seconds: float
+    planned_seconds: float
+
+
+class FleetEngine:
+    """One engine: the loop's turn, when something has come or a step has ended."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        number: int,
+        wires: Wires,
+        record: Record,
+        told: Callable[[TokenDelta], None],
+    ) -> None:
+        """`told`: gets what clients get."""
+        self._calendar = wires.calendar
+        self._settings = settings = replace(
+            pool.settings, report_chunks=pool.role is Role.PREFILL
+        )
+        pages = settings.limits.kv_pool_tokens // settings.page_size
+        self._scheduler = Scheduler(settings, PageAllocator(pages))
+        self._device = SimulatedDevice([line.request for line in record.timelines], pool.cost)
+        self._seconds_per_token = pool.cost.coefficients.token
+        self._record = record
+        self._told = told
+        self._pending: PendingStep | None = None
+        self._woken = False
+        self.role_name = pool.role
+        self.number = number
+        self.held_requests = 0
+        self._role = self._made_role(wires)
+
+    @property
+    def load(self) -> float:
+        """Share of its rows that are taken, and seconds of prompts that wait."""
+        waiting = self._scheduler.status().queued_tokens * self._seconds_per_token
+        return self.held_requests / self._settings.max_running_requests + waiting
+
+    def ask(self, message: Generate) -> None:
+        self._role.admit(message)
+        self.wake()
+
+    def wake(self) -> None:
+        """A turn at this moment, after whatever else happens now."""
+        if self._pending is None and not self._woken:
+            self._woken = True
+            self._calendar.at(self._calendar.now, self._turn)
+
+    def _made_role(self, wires: Wires) -> EngineRole:
+        scheduler, settings, grammars = self._scheduler, self._settings, NoGrammars()
+        if self.role_name is Role.MIXED:
+            return MixedRole(scheduler)
+        if self.role_name is Role.PREFILL:
+            end = PrefillEnd(wires, self.number, self.wake)
+            return PrefillRole(scheduler, grammars, settings, end, lambda pages: 0)
+        draw = random.Random(self.number)  # noqa: S311
+        ports = DecodePorts(
+            DecodeEnd(wires, self.number, self.wake),
+            PagesEnd(wires, self.number, self.wake),
+            lambda: draw.getrandbits(63),
+        )
+        return DecodeRole(scheduler, grammars, settings.page_size, ports)
+
+    def _turn(self) -> None:
+        self._woken = False
+        now = self._calendar.now
+        self._role.receive(now)
+        self._role.plan(now)
+        if (batch := self._scheduler.next_batch(now)) is None:
+            return
+        tokens, seconds = self._device.run(batch)
+        self._pending = PendingStep(batch, tokens, seconds, now)
+        self._calendar.at(now + seconds, self._land)
+
+    def _land(self) -> None:
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        now = self._calendar.now
+        outcome = self._scheduler.process(pending.batch, pending.tokens, now)
+        self._role.computed(outcome.finished_chunks)
+        deltas = [delta for delta in outcome.deltas if not self._role.takes(delta, now)]
+        self._record.step(pending.batch, deltas, pending.planned_seconds, pending.seconds, now)
+        for delta in deltas:
+            self._told(delta)
+        self._turn()
+
+
+@dataclass(frozen=True)
+class FleetReplayed:
+    """A finished simulation."""
+
+    record: Record
+    hand_overs: HandOvers
+
+
+class FleetReplay:
+    """One run; made anew for each."""
+
+    def __init__(
+        self, trace: Trace, pools: Sequence[Pool], network: Network, options: Options, seed: int = 0
+    ) -> None:
+        self._trace = trace
+        self._options = options
+        self._draw = random.Random(seed)  # noqa: S311
+        self._record = Record(trace.requests, options.sample_seconds)
+        self._wires = Wires(Calendar(), network)
+        each = [pool for pool in pools for _ in range(pool.replicas)]
+        self._engines = [
+            FleetEngine(pool, number, self._wires, self._record, self._told)
+            for number, pool in enumerate(each)
+        ]
+        self._asked: dict[str, list[FleetEngine]] = {}
+        """Of each request: the engine that answers it, and before its first token the one that
+        computes its prompt."""
+
+    def run(self) -> FleetReplayed:
+        """Until every request of the trace has ended."""
+        calendar = self._wires.calendar
+        for number, request in enumerate(self._trace.requests):
+            calendar.at(request.arrival_seconds, lambda number=number: self._arrive(number))
+        calendar.run()
+        assert not self._asked, f"{len(self._asked)} requests never ended"
+        return FleetReplayed(self._record, self._wires.seen)
+
+    def _arrive(self, number: int) -> None:
+        request = self._trace.requests[number]
+        prefill = self._less_loaded(Role.PREFILL)
+        engine = self._less_loaded(Role.DECODE if prefill else Role.MIXED)
+        assert engine is not None, "a fleet has mixed engines, or both others"
+        message = Generate(
+            request_id=str(number),
+            prompt_ids=prompt_ids(request, number),
+            max_tokens=max(self._options.max_tokens, request.output_tokens),
+            sampling=GREEDY,
+            stop_token_ids=[END_OF_ANSWER],
+            arrival_seconds=request.arrival_seconds,
+            prefill=PrefillEngine("", prefill.number, "") if prefill else None,
+        )
+        self._asked[message.request_id] = [engine, prefill] if prefill else [engine]
+        for asked in self._asked[message.request_id]:
+            asked.held_requests += 1
+        engine.ask(message)
+
+    def _less_loaded(self, role: Role) -> FleetEngine | None:
+        of_role = [engine for engine in self._engines if engine.role_name is role]
+        drawn = self._draw.sample(of_role, min(2, len(of_role)))
+        return min(drawn, key=lambda engine: engine.load, default=None)
+
+    def _told(self, delta: TokenDelta) -> None:
+        """A request holds its prefill engine until its first token, the other until its last."""
+        asked = self._asked[delta.request_id]
+        left = 0 if delta.finish_reason else 1
+        while len(asked) > left:
+            asked.pop().held_requests -= 1
+        if not asked:
+            del self._asked[delta.request_id]

@@ -1,0 +1,202 @@
+"""The connections and wires of a simulated fleet: the ports through which the engines' roles speak.
+
+A message takes the latency of the network, a read of pages as long as its bytes take on the wires of
+both engines, which carry one read at a time. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from sluice_runtime.handover.messages import (
+    Attested,
+    Bootstrap,
+    Cancel,
+    Chunk,
+    Failed,
+    Finished,
+    Received,
+)
+from sluice_runtime.handover.ports import (
+    DecodeEvent,
+    FromDecode,
+    FromPrefill,
+    PageRead,
+    PagesRead,
+    PeerMemory,
+    PrefillEvent,
+    ReadCounts,
+)
+from sluice_runtime.messages import PrefillEngine
+
+
+class Calendar:
+    """What happens when; seconds of the trace."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._order = count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+
+    def at(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (seconds, next(self._order), event))
+
+    def run(self) -> None:
+        """Until nothing is left."""
+        while self._events:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Of each engine, and between any two."""
+
+    bytes_per_second: float
+    latency_seconds: float
+    """Of a message, and of a read beside its bytes."""
+    page_bytes: int
+
+
+@dataclass
+class HandOvers:
+    """What all rooms have seen."""
+
+    read_bytes: int = 0
+    hidden_bytes: int = 0
+    """Of reads that ended before the prompt's last chunk was computed."""
+    seconds: list[float] = field(default_factory=list)
+    """Of each prompt, from its last chunk until its request could decode."""
+
+
+class Wires:
+    """Connects engines, which are numbered."""
+
+    def __init__(self, calendar: Calendar, network: Network) -> None:
+        self.calendar = calendar
+        self.network = network
+        self.seen = HandOvers()
+        self.prefills: dict[int, PrefillEnd] = {}
+        self.decodes: dict[int, DecodeEnd] = {}
+        self._free_seconds: defaultdict[int, float] = defaultdict(float)
+        """When the wire of an engine has nothing more to carry."""
+        self._finished: dict[int, float] = {}
+        """When the last chunk of a room was computed."""
+
+    def later(self, event: Callable[[], None]) -> None:
+        """After the latency of the network."""
+        self.calendar.at(self.calendar.now + self.network.latency_seconds, event)
+
+    def finished(self, room: int) -> None:
+        self._finished[room] = self.calendar.now
+
+    def closed(self, room: int) -> None:
+        """Its request decodes from now on, or has failed."""
+        if (finished := self._finished.pop(room, None)) is not None:
+            self.seen.seconds.append(self.calendar.now - finished)
+
+    def read(self, room: int, engines: tuple[int, int], pages: int, ended: Callable[[], None]) -> None:
+        """`ended` is called when the bytes of so many pages have gone from one to the other."""
+        size, free = pages * self.network.page_bytes, self._free_seconds
+        begun = max(self.calendar.now, *(free[engine] for engine in engines))
+        for engine in engines:
+            free[engine] = begun + size / self.network.bytes_per_second
+
+        def end() -> None:
+            self.seen.read_bytes += size
+            self.seen.hidden_bytes += size if room not in self._finished else 0
+            ended()
+
+        self.calendar.at(free[engines[0]] + self.network.latency_seconds, end)
+
+
+class PrefillEnd:
+    """See `PrefillPort`. `wake`: something has come."""
+
+    def __init__(self, wires: Wires, engine: int, wake: Callable[[], None]) -> None:
+        self._wires = wires
+        self._memory = PeerMemory(str(engine), 0, wires.network.page_bytes, 1 << 62)
+        self._wake = wake
+        self._come: list[PrefillEvent] = []
+        wires.prefills[engine] = self
+
+    def events(self) -> list[PrefillEvent]:
+        come, self._come = self._come, []
+        return come
+
+    def send(self, peer: int, message: Chunk | Finished | Attested | Failed) -> None:
+        if isinstance(message, Finished):
+            self._wires.finished(message.room)
+        decode, event = self._wires.decodes[peer], FromPrefill(message, self._memory)
+        self._wires.later(lambda: decode.deliver(event))
+
+    def deliver(self, event: PrefillEvent) -> None:
+        self._come.append(event)
+        self._wake()
+
+
+class DecodeEnd:
+    """See `DecodePort` and `PagePort`."""
+
+    def __init__(self, wires: Wires, engine: int, wake: Callable[[], None]) -> None:
+        self._wires = wires
+        self._engine = engine
+        self._wake = wake
+        self._rooms: dict[int, PrefillEnd] = {}
+        self._come: list[DecodeEvent] = []
+        wires.decodes[engine] = self
+
+    def open(self, prefill: PrefillEngine, bootstrap: Bootstrap) -> None:
+        self._rooms[bootstrap.room] = self._wires.prefills[prefill.port]
+        self._tell(bootstrap)
+
+    def send(self, message: Received | Cancel) -> None:
+        self._tell(message)
+
+    def close(self, room: int) -> None:
+        del self._rooms[room]
+        self._wires.closed(room)
+
+    def events(self) -> list[DecodeEvent]:
+        come, self._come = self._come, []
+        return come
+
+    def deliver(self, event: DecodeEvent) -> None:
+        self._come.append(event)
+        self._wake()
+
+    def _tell(self, message: Bootstrap | Received | Cancel) -> None:
+        prefill, event = self._rooms[message.room], FromDecode(self._engine, message)
+        self._wires.later(lambda: prefill.deliver(event))
+
+
+class PagesEnd:
+    """See `PagePort`."""
+
+    def __init__(self, wires: Wires, engine: int, wake: Callable[[], None]) -> None:
+        self._wires = wires
+        self._engine = engine
+        self._wake = wake
+        self._read: list[PagesRead] = []
+
+    def submit(self, read: PageRead) -> None:
+        engines = int(read.memory.session), self._engine
+        self._wires.read(read.room, engines, len(read.page_ids), lambda: self._ended(read.number))
+
+    def cancel(self, room: int) -> None:
+        """What was submitted is read."""
+
+    def finished(self) -> list[PagesRead]:
+        read, self._read = self._read, []
+        return read
+
+    def counts(self) -> ReadCounts:
+        return ReadCounts()
+
+    def _ended(self, number: int) -> None:
+        self._read.append(PagesRead(number))
+        self._wake()
