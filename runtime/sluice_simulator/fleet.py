@@ -141,6 +141,7 @@ class FleetEngine:
         now = self._calendar.now
         self._role.receive(now)
         self._role.plan(now)
+        self._tell(self._scheduler.take_first_tokens())
         if (batch := self._scheduler.next_batch(now)) is None:
             return
         tokens, seconds = self._device.run(batch)
@@ -158,6 +159,12 @@ class FleetEngine:
         for delta in deltas:
             self._told(delta)
         self._turn()
+
+    def _tell(self, deltas: Sequence[TokenDelta]) -> None:
+        """Tokens that were drawn elsewhere."""
+        self._record.tokens(deltas, self._calendar.now)
+        for delta in deltas:
+            self._told(delta)
 
 
 @dataclass(frozen=True)

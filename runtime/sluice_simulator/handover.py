@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+from sluice_runtime.handover.held_rooms import HeldRooms
 from sluice_runtime.handover.messages import (
     Attested,
     Bootstrap,
@@ -122,6 +123,7 @@ class PrefillEnd:
         self._memory = PeerMemory(str(engine), 0, wires.network.page_bytes, 1 << 62)
         self._wake = wake
         self._come: list[PrefillEvent] = []
+        self._held = HeldRooms()
         wires.prefills[engine] = self
 
     def events(self) -> list[PrefillEvent]:
@@ -134,13 +136,22 @@ class PrefillEnd:
         decode, event = self._wires.decodes[peer], FromPrefill(message, self._memory)
         self._wires.later(lambda: decode.deliver(event))
 
-    def deliver(self, event: PrefillEvent) -> None:
+    def hold(self, room: int, peer: int) -> None:
+        self._held.hold(room, peer)
+
+    def let_go(self, room: int) -> None:
+        self._held.let_go(room)
+
+    def deliver(self, event: FromDecode) -> None:
+        message = event.message
+        if isinstance(message, Received) and self._held.attest(message.room, event.peer):
+            self.send(event.peer, Attested(message.room))
         self._come.append(event)
         self._wake()
 
 
 class DecodeEnd:
-    """See `DecodePort` and `PagePort`."""
+    """See `DecodePort`."""
 
     def __init__(self, wires: Wires, engine: int, wake: Callable[[], None]) -> None:
         self._wires = wires

@@ -80,6 +80,12 @@ class Record:
         """A step that was planned at one time, ended at another, and took the device `seconds`."""
         if batch.added_rows:
             self._start(batch, planned)
+        self.tokens(outcomes, ended)
+        self.busy_seconds += seconds
+        self.ended_seconds = ended
+
+    def tokens(self, outcomes: Iterable[TokenDelta], ended: float) -> None:
+        """What clients get at `ended`."""
         for outcome in outcomes:
             timeline = self.timelines[int(outcome.request_id)]
             if outcome.token_ids:
@@ -88,8 +94,6 @@ class Record:
                 timeline.finished_seconds = ended
                 timeline.error = outcome.error
                 self._ended_requests += 1
-        self.busy_seconds += seconds
-        self.ended_seconds = ended
 
     def leap(self, leap: Leap, ended: float) -> None:
         """Decode steps taken at once, the last of which ended at `ended`."""

@@ -127,6 +127,7 @@ class EngineLoop:
         self._role.receive(began)
         self._admit_compiled(began)
         self._role.plan(began)
+        self._send_first_tokens(began)
         batch = self._scheduler.next_batch(began)
         if batch is not None:
             self._launch(batch, began)
@@ -233,6 +234,11 @@ class EngineLoop:
                 self._scheduler.fail(outcome.request_id, "slow reader: too many tokens wait")
         return released
 
+    def _send_first_tokens(self, now: float) -> None:
+        """Those that were drawn elsewhere are not of a step, and wait for none."""
+        if deltas := self._scheduler.take_first_tokens():
+            self._tell(self._deltas(deltas, now), now)
+
     def _idle_turn(self, now: float) -> None:
         """Nothing runs: sends deltas that new credit released, or a heartbeat when it is due."""
         if not self._idle:
@@ -240,8 +246,7 @@ class EngineLoop:
             self._checked = False
         self._idle = True
         if self._released:
-            mode = ForwardMode.IDLE.value
-            self._send(StepResult(0, mode, now, 0.0, 0.0, self._deltas((), now), self._load_now()))
+            self._tell(self._deltas((), now), now)
         elif now - self._sent_seconds >= self._heartbeat_seconds:
             self._check()
             self._send(Heartbeat(self._load_now()))
@@ -252,6 +257,11 @@ class EngineLoop:
         if not self._checked:
             self._scheduler.check_integrity()
             self._checked = True
+
+    def _tell(self, deltas: list[TokenDelta], now: float) -> None:
+        """What no step has made."""
+        mode = ForwardMode.IDLE.value
+        self._send(StepResult(0, mode, now, 0.0, 0.0, deltas, self._load_now()))
 
     def _load_now(self) -> Load:
         return self._load(self._scheduler.status())

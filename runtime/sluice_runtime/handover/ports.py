@@ -120,8 +120,17 @@ class PrefillPort(Protocol):
         """
         ...
 
-    def send(self, peer: int, message: Chunk | Finished | Attested | Failed) -> None:
+    def send(self, peer: int, message: Chunk | Finished | Failed) -> None:
         """To a decode engine; dropped when the connection is gone."""
+        ...
+
+    def hold(self, room: int, peer: int) -> None:
+        """The prompt's pages are complete and held: when `Received` comes, it is answered with
+        `Attested` at once, between two turns of the loop as well."""
+        ...
+
+    def let_go(self, room: int) -> None:
+        """Before the pages may be used again: nothing is attested from now on."""
         ...
 
 

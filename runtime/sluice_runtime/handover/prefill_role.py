@@ -18,7 +18,6 @@ import msgspec
 
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
-    Attested,
     Bootstrap,
     Cancel,
     Chunk,
@@ -185,8 +184,7 @@ class PrefillRole:
             self._end(room)
         elif room.finished:
             _log.info("hand-over of %s done: %d tokens", room.label, room.prompt_tokens)
-            self._end(room)
-            self._port.send(room.peer, Attested(room.number))
+            self._end(room)  # its port has attested
         else:
             self._fail(room, "Protocol", "pages were received before they were computed")
 
@@ -246,6 +244,7 @@ class PrefillRole:
 
     def _finish(self, room: _Room, delta: TokenDelta, now: float) -> None:
         room.finished, room.deadline = True, now + self._limits.hold_seconds
+        self._port.hold(room.number, room.peer)
         self._port.send(
             room.peer,
             Finished(
@@ -280,6 +279,7 @@ class PrefillRole:
     def _end(self, room: _Room) -> None:
         """Its pages may be used again; what is not computed of it will not be."""
         del self._rooms[room.number]
+        self._port.let_go(room.number)
         if room.request_id in self._requests:
             self._grammars.abort(room.request_id)
             self._scheduler.abort(room.request_id)

@@ -26,6 +26,7 @@ from sluice_runtime.handover.framing import (
     frame,
     payload_bytes,
 )
+from sluice_runtime.handover.held_rooms import HeldRooms
 from sluice_runtime.handover.hello import (
     PrefillIdentity,
     SeenNonces,
@@ -88,7 +89,8 @@ class PrefillServer:
         self.port: Final[int] = listener.getsockname()[1]
         self._settings = settings
         self._thread: LoopThread[PrefillEvent] = LoopThread("handover-server", wake)
-        self._peers = _Peers(us, self._thread.put, settings, unix_seconds)
+        self._held = HeldRooms()
+        self._peers = _Peers(us, self._held, self._thread.put, settings, unix_seconds)
         self._thread.start(lambda stop: self._peers.serve(listener, stop))
 
     @property
@@ -109,6 +111,14 @@ class PrefillServer:
         nothing; a message too large for a frame ends its room on both sides."""
         self._thread.call(self._peers.send, peer, message)
 
+    def hold(self, room: int, peer: int) -> None:
+        """From now on `Received` of this room is answered at once."""
+        self._held.hold(room, peer)
+
+    def let_go(self, room: int) -> None:
+        """Nothing is attested from now on."""
+        self._held.let_go(room)
+
     def close(self) -> None:
         """Ends all connections and the thread."""
         self._thread.close()
@@ -120,11 +130,13 @@ class _Peers:
     def __init__(
         self,
         us: PrefillIdentity,
+        held: HeldRooms,
         put: Callable[[PrefillEvent], None],
         settings: ServerSettings,
         unix_seconds: Callable[[], float],
     ) -> None:
         self._us = us
+        self._held = held
         self._put = put
         self._settings = settings
         self._unix_seconds = unix_seconds
@@ -205,6 +217,8 @@ class _Peers:
 
     def _said(self, peer: int, payload: bytes) -> None:
         message = decode(_decoder, payload)
+        if isinstance(message, Received) and self._held.attest(message.room, peer):
+            self.send(peer, Attested(message.room))
         if not isinstance(message, Ping):
             self._put(FromDecode(peer, message))
 

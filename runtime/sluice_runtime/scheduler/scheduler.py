@@ -134,6 +134,14 @@ class Scheduler:
             self._kv.cache_unfinished(request)
             self._resumed.append(request)
 
+    def take_first_tokens(self) -> list[TokenDelta]:
+        """Of requests that were resumed and have not run yet: clients need not wait for the step.
+        Whatever else is to be told comes with them."""
+        if not self._resumed:
+            return []
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
     def begin_transfer(self, request_id: str, transfer: Fence) -> None:
         """Until `end_transfer`, no page of the request is handed to others, also when it has ended.
         Now it has started and not ended."""

@@ -20,8 +20,16 @@ from sluice_runtime.engine.loop import Clock, EngineLoop
 from sluice_runtime.engine.role import Role
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
+from sluice_runtime.handover.held_rooms import HeldRooms
 from sluice_runtime.handover.limits import HandoverLimits
-from sluice_runtime.handover.messages import Bootstrap, Message, ToDecode, ToPrefill
+from sluice_runtime.handover.messages import (
+    Attested,
+    Bootstrap,
+    Message,
+    Received,
+    ToDecode,
+    ToPrefill,
+)
 from sluice_runtime.handover.ports import (
     DecodeEvent,
     FromDecode,
@@ -111,6 +119,7 @@ class Wire:
         self._to_prefill: deque[PrefillEvent] = deque()
         self._to_decode: deque[DecodeEvent] = deque()
         self.rooms: set[int] = set()
+        self.held = HeldRooms()
         self.peer = 1
         self.memory = PeerMemory("session", 0, 4, 1 << 20)
 
@@ -125,6 +134,8 @@ class Wire:
     def to_prefill(self, message: Any) -> None:
         for each in self._meddled(message, ToPrefill):
             self._to_prefill.append(FromDecode(self.peer, each))
+            if isinstance(each, Received) and self.held.attest(each.room, self.peer):
+                self.to_decode(Attested(each.room))
 
     def to_decode(self, message: Any) -> None:
         for each in self._meddled(message, ToDecode):
@@ -150,6 +161,12 @@ class PrefillEnd:
     def send(self, peer: int, message: Any) -> None:
         if peer == self.wire.peer:
             self.wire.to_decode(message)
+
+    def hold(self, room: int, peer: int) -> None:
+        self.wire.held.hold(room, peer)
+
+    def let_go(self, room: int) -> None:
+        self.wire.held.let_go(room)
 
 
 @dataclass
