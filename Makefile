@@ -139,6 +139,12 @@ bench-router: setup ## what the router adds to the time to first token
 bench-transfer: setup ## reading KV pages of another process, beside Mooncake's engine alone
 	$(PYTHON) -m benchmarks.transfer
 
+.PHONY: bench-pd
+bench-pd: setup ## two pools beside the same engines mixed, for real; TRACES=FOLDER: simulated fleets too
+	$(PYTHON) -m benchmarks.pd
+	$(PYTHON) -m benchmarks.pd_handover
+	$(if $(TRACES),$(PYTHON) -m benchmarks.pd_fleet --traces $(TRACES))
+
 .PHONY: bench-malformed
 bench-malformed: setup ## how soon requests that are at fault are refused, and what others feel of it
 	$(PYTHON) -m benchmarks.malformed --model $(MODEL)

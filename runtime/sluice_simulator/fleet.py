@@ -1,9 +1,10 @@
 """Several engines under one trace: pools for prefill and decode, or mixed engines.
 
-Each engine runs the engine's own scheduler and role, with a cost model as device; pages and messages
-go over simulated wires. A request goes to the less loaded of two engines that are drawn, of each
-pool, by what they hold at that moment. An engine hears others between its steps, as the real one
-does. Every step is scheduled; the CPU's part of a step is taken for hidden. Knows no router.
+Each engine runs the engine's own scheduler and role, with a cost model as device; pages and
+messages go over simulated wires. A request goes to the less loaded of two engines that are drawn,
+of each pool, by what they hold at that moment. An engine hears others between its steps, as the
+real one does. Every step is scheduled; the CPU's part of a step is taken for hidden. Knows no
+router.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sluice_contract.labels import Role
 from sluice_runtime.engine.role import MixedRole
@@ -89,9 +91,7 @@ class FleetEngine:
     ) -> None:
         """`told`: gets what clients get."""
         self._calendar = wires.calendar
-        self._settings = settings = replace(
-            pool.settings, report_chunks=pool.role is Role.PREFILL
-        )
+        self._settings = settings = replace(pool.settings, report_chunks=pool.role is Role.PREFILL)
         pages = settings.limits.kv_pool_tokens // settings.page_size
         self._scheduler = Scheduler(settings, PageAllocator(pages))
         self._device = SimulatedDevice([line.request for line in record.timelines], pool.cost)
@@ -199,7 +199,7 @@ class FleetReplay:
         """Until every request of the trace has ended."""
         calendar = self._wires.calendar
         for number, request in enumerate(self._trace.requests):
-            calendar.at(request.arrival_seconds, lambda number=number: self._arrive(number))
+            calendar.at(request.arrival_seconds, partial(self._arrive, number))
         calendar.run()
         assert not self._asked, f"{len(self._asked)} requests never ended"
         return FleetReplayed(self._record, self._wires.seen)

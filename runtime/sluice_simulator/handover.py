@@ -1,7 +1,7 @@
-"""The connections and wires of a simulated fleet: the ports through which the engines' roles speak.
+"""Connections and wires of a simulated fleet: the ports through which the engines' roles speak.
 
-A message takes the latency of the network, a read of pages as long as its bytes take on the wires of
-both engines, which carry one read at a time. Knows no scheduler.
+A message takes the latency of the network, a read of pages as long as its bytes take on the wires
+of both engines, which carry one read at a time. Knows no scheduler.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class Wires:
         if (finished := self._finished.pop(room, None)) is not None:
             self.seen.seconds.append(self.calendar.now - finished)
 
-    def read(self, room: int, engines: tuple[int, int], pages: int, ended: Callable[[], None]) -> None:
+    def read(
+        self, room: int, engines: tuple[int, int], pages: int, ended: Callable[[], None]
+    ) -> None:
         """`ended` is called when the bytes of so many pages have gone from one to the other."""
         size, free = pages * self.network.page_bytes, self._free_seconds
         begun = max(self.calendar.now, *(free[engine] for engine in engines))

@@ -315,3 +315,33 @@ def test_what_is_not_as_announced_is_never_decoded(wrong: str) -> None:
     pair.ask(ask("b", 16, 5))
     pair.turns(15)
     assert pair.decode.link.answer("b") == answer_to(range(16), 5)
+
+
+def test_pages_are_attested_while_the_prefill_engine_is_in_a_step() -> None:
+    """And its first token is sent before the decode engine's next step."""
+    pair = Pair()
+    pair.ask(ask("a", 4, 3))
+    while Finished not in map(type, pair.wire.said):
+        pair.turns()
+    while not pair.deltas("a"):
+        pair.decode.loop.step()  # no turn of the other
+    first = next(step for step in pair.decode.link.steps if step.deltas)
+    assert (first.mode, len(first.deltas)) == ("IDLE", 1)
+    assert Attested in map(type, pair.wire.said)
+    pair.turns(5)
+    assert pair.decode.link.answer("a") == answer_to(range(4), 3)
+    pair.check_empty()
+
+
+def test_a_room_that_took_too_long_is_not_attested() -> None:
+    pair = Pair(limits=HandoverLimits(hold_seconds=5.0))
+    pair.pages.held = True
+    pair.ask(ask("a", 4, 3))
+    pair.turns(5)
+    pair.now = 6.0
+    pair.prefill.loop.step()
+    pair.pages.held = False
+    pair.run()
+    assert Attested not in map(type, pair.wire.said)
+    assert pair.end("a").refusal == "prefill_failed"
+    pair.check_empty()
