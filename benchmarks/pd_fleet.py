@@ -210,7 +210,8 @@ def loads(traces: Path) -> Iterator[Load]:
     yield Load(mooncake, ttft_seconds=10.0, slowest=0.15, seconds=120.0)
 
 
-HEAD = ("workload", "fleet", "as", "requests/s kept", "of mixed", "TTFT p50", "p99", "ITL p50", "p99", "tok/s out", "hidden", "hand-over p50")  # fmt: skip
+HEAD = ("workload", "fleet", "as", "requests/s", "of mixed", "TTFT p50", "p99", "ITL p50", "p99",
+        "tok/s out", "hidden", "hand-over p50")  # fmt: skip
 
 
 def main() -> None:

@@ -127,7 +127,7 @@ class FleetEngine:
             return MixedRole(scheduler)
         if self.role_name is Role.PREFILL:
             end = PrefillEnd(wires, self.number, self.wake)
-            return PrefillRole(scheduler, grammars, settings, end, lambda pages: 0)
+            return PrefillRole(scheduler, grammars, settings, end, lambda pages, room: 0)
         draw = random.Random(self.number)  # noqa: S311
         ports = DecodePorts(
             DecodeEnd(wires, self.number, self.wake),
