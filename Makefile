@@ -99,6 +99,10 @@ mutate: setup ## breaks listed lines of the scheduler one at a time; the tests m
 test-full: test ## the long matrices and soaks as well
 	$(PYTEST) -m full tests e2e/stories --timeout 3600
 
+.PHONY: soak
+soak: setup ## ten minutes of two pools under load, engines killed and clients gone: nothing wrong, nothing leaks
+	$(PYTEST) -m full tests/disaggregated/test_soak.py -k 600 -s --timeout 1200
+
 ## Measure it: one JSON line a figure
 
 .PHONY: bench-interference
