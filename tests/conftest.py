@@ -8,8 +8,13 @@ from collections import Counter
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
+
+# How long an example takes is the machine's affair, which other workers share.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 GROUP = re.compile(r"@([^]@]+)$")
 """What pytest-xdist adds to the name of a test that is in a group."""

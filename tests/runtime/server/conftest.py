@@ -12,7 +12,6 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from hypothesis import settings
 from sluice_contract.labels import Role
 from sluice_runtime import model_files
 from sluice_runtime.chat_template import load_chat_template
@@ -29,10 +28,6 @@ from sluice_runtime.tokenizer import load_tokenizer
 from sluice_runtime.transport import ApiLink, private_endpoint
 
 from tests.runtime.server.fake_engine import EOS, FakeEngine
-
-# How long an example takes is the machine's affair, which other workers share.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 MODEL = "echo"
 MAX_BODY_BYTES = 64 * 1024
