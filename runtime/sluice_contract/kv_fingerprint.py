@@ -1,7 +1,6 @@
 """The KV fingerprint: whether an engine can go on with pages that another engine computed.
 
-Pages are handed over only between engines with equal fingerprints, and answers go on only with the
-same model.
+Pages are handed over only between engines with equal fingerprints.
 """
 
 from __future__ import annotations
@@ -28,12 +27,6 @@ class KvFingerprint(ContractModel):
     """As resolved, e.g. `bfloat16`: never `auto`."""
     layout: str = PAGE_MAJOR
     tensor_parallel_size: int
-
-    @property
-    def model_identity(self) -> tuple[str, str | None, str]:
-        """Equal where an answer that one engine began may be ended by another, whatever their
-        pages."""
-        return self.model, self.model_revision, self.weights
 
     def __str__(self) -> str:
         """One line that is stable across versions, for logs and messages."""

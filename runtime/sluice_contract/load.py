@@ -53,6 +53,8 @@ class LoadReport(ContractModel):
     role mixed, and of engines that are older than this field."""
     private_calls: bool = False
     """Whether it takes private calls, and so goes on with answers that another engine began."""
+    answer_identity: str | None = None
+    """Opaque: an answer goes on only between engines that say the same."""
     queued_work_seconds: float
     """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""
 

@@ -47,6 +47,8 @@ class AnswerStart(_Value, frozen=True):
     """Of each choice; so there are as many choices."""
     prompt_tokens: int = 0
     """Of all prompts together."""
+    answer_identity: str = ""
+    """Of the engine that began it, as in its load report: others do not go on with it."""
 
 
 class ChoiceSoFar(_Value, frozen=True):

@@ -19,10 +19,11 @@ from http import HTTPStatus
 from typing import Final
 
 from sluice_contract.engine_http import REQUEST_ID_HEADER
+from sluice_contract.labels import Role
 from sluice_contract.router_config import Upstream
 
 from sluice_router.attempts import Call, Reply, Sender
-from sluice_router.errors import EngineFailedError, NoEngineError
+from sluice_router.errors import EngineFailedError, NoEngineError, RouterError
 from sluice_router.failures import AttemptFailedError, RetryReason
 from sluice_router.fleet import Clock, Fleet
 from sluice_router.history import ENGINE_NOT_AT_FAULT, History, blamed
@@ -73,8 +74,6 @@ class Dispatcher:
                 reply = await self._attempt(target, call, history)
                 if reply is None:
                     continue
-                if call.progress is not None and not call.progress.begun:
-                    history.began = target.engine.fingerprint
                 try:
                     yield reply
                 except EngineFailedError:
@@ -146,7 +145,7 @@ class Dispatcher:
                 self.picks.add(call.headers[REQUEST_ID_HEADER], choice)
                 return choice.target
             if failure is not None and (failure.reason in ENGINE_NOT_AT_FAULT or now >= deadline):
-                raise failure.error
+                raise _last_error(failure, choice)
             if now >= deadline:
                 raise NoEngineError(f"no engine can take the request: {choice.message}")
             history.forget_engines()
@@ -158,8 +157,11 @@ class Dispatcher:
 
     def _choose_now(self, call: Call, history: History, now: float) -> TargetChoice:
         engines, generates = self._fleet.engines(), call.body is not None
-        if call.progress is not None and call.progress.begun:
-            engines = tuple(one for one in engines if one.ends_answers_of(history.began))
+        if call.progress is not None and (began := call.progress.began) is not None:
+            engines = tuple(one for one in engines if one.ends_answers_of(began.answer_identity))
+            if all(one.endpoint.role is Role.PREFILL for one in engines):
+                message = "no engine serves the model, as it was served when the answer began"
+                return TargetChoice(None, "NoneGoesOn", message)
         for left_out in history.left_out():
             choice = self._choose(
                 engines, now, left_out, generates=generates, affinity=call.affinity
@@ -167,3 +169,10 @@ class Dispatcher:
             if choice.target is not None:
                 break
         return choice
+
+
+def _last_error(failure: AttemptFailedError, choice: TargetChoice) -> RouterError:
+    """Why nobody is asked after the failure."""
+    if choice.reason != "NoneGoesOn":
+        return failure.error
+    return NoEngineError(f"the answer broke off, and {choice.message}")

@@ -88,12 +88,12 @@ class EngineState:
         takes = self.received is not None and self.received.report.private_calls
         return takes and self.refused_private_seconds is None
 
-    def ends_answers_of(self, other: KvFingerprint | None) -> bool:
-        """Whether it can go on with an answer that an engine with this fingerprint began."""
-        ours = self.fingerprint
-        if ours is None or other is None:
-            return False
-        return self.goes_on and ours.model_identity == other.model_identity
+    def ends_answers_of(self, identity: str) -> bool:
+        """Whether it can have a part in an answer that an engine with this identity began."""
+        if self.endpoint.role is Role.PREFILL:
+            return True  # a decode engine with this identity takes only pages that fit
+        known = self.received.report.answer_identity if self.received is not None else None
+        return self.goes_on and known == identity
 
     @property
     def bootstrap_port(self) -> int | None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluice_contract.kv_fingerprint import KvFingerprint
-
 from sluice_router.engines import EngineState
 from sluice_router.failures import AttemptFailedError, RetryReason
 from sluice_router.targets import Target
@@ -33,8 +31,6 @@ class History:
     """Keys of engines that took part in one."""
     tried: set[str] = field(default_factory=set)
     """Keys of engines that failed: they are asked again only after all others."""
-    began: KvFingerprint | None = None
-    """Of the engine that began the answer."""
     failure: AttemptFailedError | None = None
     caused: int = 0
     """Failures that the request may have caused."""

@@ -32,6 +32,7 @@ Reason = Literal[
     "AllFailing",
     "AllTried",
     "NoneMatches",
+    "NoneGoesOn",
 ]
 
 

@@ -77,6 +77,11 @@ class Progress:
         """Whether some of the answer was passed on: only a resume may follow it."""
         return self._start is not None
 
+    @property
+    def began(self) -> AnswerStart | None:
+        """What the answer is; None before it is begun."""
+        return self._start
+
     def forget(self) -> None:
         """Hold nothing any more."""
         self.forgotten = True
@@ -127,6 +132,9 @@ class Progress:
             self._start = comment.start
             self._choices = [_Choice() for _ in comment.start.max_tokens]
             held += len(self._choices) * _CHOICE_BYTES
+            if not comment.start.answer_identity:  # of an engine that is older
+                self.forget()
+                return
         for index, ids in comment.c:
             self._choices[index].ids.extend(ids)
             held += len(ids) * _ID_BYTES

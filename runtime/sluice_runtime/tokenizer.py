@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,6 +17,7 @@ from tokenizers.models import BPE, Unigram
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model_files import ModelFiles
 
+_FILE: Final = "tokenizer.json"
 _BYTE_VALUES: Final = 256
 _DUMMY_VOCABULARY: Final = 259
 """Bytes, then the special tokens."""
@@ -132,14 +134,29 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """
     if files.folder is None:
         return ByteTokenizer()
-    return FileTokenizer(_read(files.folder / "tokenizer.json"))
+    return FileTokenizer(_read(files.folder / _FILE))
+
+
+def tokenizer_digest(files: ModelFiles) -> str:
+    """Of tokenizer.json; empty for a dummy model, whose name says it.
+
+    Raises:
+        ModelLoadError: the file cannot be read.
+    """
+    if files.folder is None:
+        return ""
+    return blake2b(_content(files.folder / _FILE), digest_size=16).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelLoadError(f"model.uri: cannot read {path}: {error.strerror}") from None
 
 
 def _read(path: Path) -> tokenizers.Tokenizer:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ModelLoadError(f"model.uri: cannot read {path}: {error.strerror}") from None
+    content = _content(path)
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exceptions

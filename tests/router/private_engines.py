@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 from sluice_contract.engine_http import REQUEST_ID_HEADER
 from sluice_contract.private_calls import (
     PRIVATE_HEADER,
@@ -33,10 +34,10 @@ from tests.router import fakes
 KEY = b"k" * 32
 TEXTS = (("a", "b", "c", "d", "e"), ("V", "W", "X", "Y"))
 """Of the tokens of each choice."""
-START = AnswerStart("cmpl-7", 17, "ab12", [9, 9], prompt_tokens=3)
+START = AnswerStart("cmpl-7", 17, "ab12", [9, 9], prompt_tokens=3, answer_identity="m1")
 DRAINING = b'data: {"error":{"message":"draining","type":"server_error","code":"unavailable"}}\n\n'
 ENGINE_DIED = b'data: {"error":{"message":"died","type":"server_error","code":"engine_died"}}\n\n'
-SERVES = fakes.load_report(private_calls=True)
+SERVES = fakes.load_report(private_calls=True, answer_identity=START.answer_identity)
 
 
 def ids_of(index: int) -> list[int]:
@@ -140,7 +141,14 @@ class Script:
             head, client_body = opened(request, await request.read())
             self.heads.append(head)
             streams = json.loads(client_body)["stream"]
-            events = list(events_from(head) if streams else whole_from(head))
+            if head.resume is not None:
+                assert head.resume.start.answer_identity == engine.load.answer_identity
+                head = replace(head, resume=replace(head.resume, start=START))
+            ours = b'"answerIdentity":"%s"' % (engine.load.answer_identity or "").encode()
+            events = [
+                one.replace(b'"answerIdentity":"m1"', ours)
+                for one in (events_from(head) if streams else whole_from(head))
+            ]
         except Exception as error:
             self.wrong.append(repr(error))
             raise

@@ -191,36 +191,81 @@ async def test_the_engine_that_broke_off_is_not_asked_again(tmp_path: Path) -> N
             assert first is not second
 
 
-def serves(**fingerprint: object) -> LoadReport:
-    """The report of an engine with another fingerprint."""
-    other = fakes.FINGERPRINT.model_copy(update=fingerprint)
-    return SERVES.model_copy(update={"kv_fingerprint": other})
+def serves(identity: str, page_size_tokens: int = 16) -> LoadReport:
+    """The report of an engine that serves another model, or in other pages."""
+    pages = fakes.FINGERPRINT.model_copy(update={"page_size_tokens": page_size_tokens})
+    return SERVES.model_copy(update={"answer_identity": identity, "kv_fingerprint": pages})
 
 
-async def test_an_answer_goes_on_with_the_weights_that_began_it_whatever_the_pages(
+async def test_an_answer_goes_on_with_the_model_that_began_it_whatever_the_pages(
     tmp_path: Path,
 ) -> None:
-    loads = [serves(weights=w, page_size_tokens=size) for w in ("a", "b") for size in (1, 16)]
+    loads = [serves(identity, size) for identity in ("a", "b") for size in (1, 16)]
     async with service(tmp_path, loads=loads) as running:
         for _ in range(8):
             running.script.engines.clear()
-            running.script.cuts = [Cut(200)]
+            running.script.cuts = [Cut(300)]
             assert folded((await running.ask())[2]) == EXPECTED
             first, second = running.script.engines
             assert first is not second
-            prints = [engine.load.kv_fingerprint for engine in (first, second)]
-            assert len({found.weights for found in prints if found}) == 1
+            assert first.load.answer_identity == second.load.answer_identity
 
 
-async def test_no_other_weights_end_an_answer(tmp_path: Path) -> None:
+async def test_no_other_model_ends_an_answer(tmp_path: Path) -> None:
     """It waits for an engine that can, here the one that broke off."""
-    async with service(tmp_path, loads=[serves(weights="a"), serves(weights="b")]) as running:
+    async with service(tmp_path, loads=[serves("a"), serves("b")]) as running:
         for _ in range(4):
             running.script.engines.clear()
-            running.script.cuts = [Cut(200)]
+            running.script.cuts = [Cut(300)]
             assert folded((await running.ask())[2]) == EXPECTED
             first, second = running.script.engines
             assert first is second
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_with_no_engine_of_the_model_left_one_error_says_so(
+    tmp_path: Path, stream: bool
+) -> None:
+    """As when an engine comes back in place with another model."""
+    loads = [serves("a")] * 2
+    async with service(tmp_path, loads=loads, upstream={"wait_for_engine_seconds": 0}) as running:
+        gate = asyncio.Event()
+
+        async def waits(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+            head, _ = opened(request, await request.read())
+            events = list(events_from(head) if stream else whole_from(head))[:4]
+            response = await fakes.start_stream(request)
+            await response.write(b"".join(events).replace(b'"m1"', b'"a"'))
+            await gate.wait()
+            await response.write(DRAINING)
+            return response
+
+        for engine in running.engines:
+            engine.behave = waits
+        asked = asyncio.create_task(running.ask(stream=stream))
+        for engine in running.engines:
+            engine.load = serves("b")
+        async with asyncio.timeout(10):
+            while any(
+                row["report"]["answerIdentity"] != "b" or row["condition"] != "ready"
+                for row in await running.loads()
+            ):
+                await running.engines[0].polled.wait()
+                running.engines[0].polled.clear()
+        gate.set()
+        status, _, body = await asked
+        assert status == (200 if stream else 503)
+        error = json.loads(body.strip().rpartition(b"data: ")[2])["error"]
+        assert error["code"] == "no_engine"
+        assert "no engine serves the model, as it was served when" in error["message"]
+
+
+async def test_an_engine_that_tells_no_identity_is_not_followed(tmp_path: Path) -> None:
+    async with service(tmp_path, loads=[serves("")] * 2) as running:
+        running.script.cuts = [Cut(300)]
+        _, _, body = await running.ask()
+        assert b'"engine_failed"' in body.rpartition(b"data: ")[2]
+        assert len(running.script.engines) == 1
 
 
 async def test_drains_are_followed_as_often_as_they_come(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ class Answerer:
             prompt_hash(prompts),
             [plan.max_tokens for plan in plans],
             sum(map(len, prompts)),
+            self._service.answer_identity(),
         )
         read = partial(generator.reader, response_id=envelope.response_id)
         choices = begun_choices(plans, start, head.resume, planner.vocabulary_size, read)

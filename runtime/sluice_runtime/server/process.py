@@ -34,7 +34,7 @@ from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.sampling_plan import defaults_from
 from sluice_runtime.server.service import Clocks, Identity, Service
 from sluice_runtime.server.tools.formats import format_of
-from sluice_runtime.tokenizer import load_tokenizer
+from sluice_runtime.tokenizer import load_tokenizer, tokenizer_digest
 from sluice_runtime.transport import ApiLink
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -130,7 +130,8 @@ def _model_text(config: EngineConfig) -> ModelText:
         _log.warning(
             "the model's chat template shows no tools: a request's tools are not shown to it"
         )
-    return ModelText(load_tokenizer(files), template, defaults, form, _formless(files))
+    digest = tokenizer_digest(files)
+    return ModelText(load_tokenizer(files), template, defaults, form, _formless(files), digest)
 
 
 def _formless(files: ModelFiles) -> str | None:

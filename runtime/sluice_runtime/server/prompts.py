@@ -107,6 +107,8 @@ class ModelText:
     """The model's format of tool calls, if known."""
     formless: str | None = None
     """Why structured output is not available; None: it is."""
+    tokenizer_digest: str = ""
+    """Tells its tokenizer apart from others."""
 
     @cached_property
     def token_texts(self) -> TokenTexts:

@@ -104,7 +104,7 @@ def begun_choices(
     """
     if resume is None:
         return [BegunChoice(read(plan)) for plan in plans]
-    _check(plans, own.prompt_hash, resume, vocabulary_size)
+    _check(plans, own, resume, vocabulary_size)
     most = resume.start.max_tokens
     limited = [
         replace(plan, max_tokens=min(plan.max_tokens, most[place]))
@@ -114,15 +114,15 @@ def begun_choices(
 
 
 def _check(
-    plans: Sequence[ChoicePlan], own_hash: str, resume: Resume, vocabulary_size: int
+    plans: Sequence[ChoicePlan], own: AnswerStart, resume: Resume, vocabulary_size: int
 ) -> None:
     start = resume.start
-    if start.prompt_hash != own_hash:
-        raise _mismatch(
-            "start.promptHash",
-            start.prompt_hash,
-            f"{own_hash}, of the prompts as this engine reads",
-        )
+    for key, theirs, ours, of in (
+        ("answerIdentity", start.answer_identity, own.answer_identity, "the model as served here"),
+        ("promptHash", start.prompt_hash, own.prompt_hash, "the prompts as this engine reads"),
+    ):
+        if theirs != ours:
+            raise _mismatch(f"start.{key}", theirs or "an empty one", f"{ours}, of {of}")
     for key, given in (("start.maxTokens", start.max_tokens), ("choices", resume.choices)):
         if len(given) != len(plans):
             raise _mismatch(key, f"{len(given)} entries", f"{len(plans)}, one for each choice")

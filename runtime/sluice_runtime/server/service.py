@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues, LoadReport
 
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.handover.messages import HANDOVER_VERSION
-from sluice_runtime.messages import HandoverLoad
+from sluice_runtime.messages import EngineReady, HandoverLoad
 from sluice_runtime.scheduler.limits import Limits
+from sluice_runtime.server.answer_identity import answer_identity
 from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.generation import Generator
@@ -112,6 +114,20 @@ class Service:
             self.client, text.tokenizer, text.token_texts, lambda: secrets.token_hex(12)
         )
 
+    def answer_identity(self) -> str:
+        """Equal on all engines that may go on with an answer of this one; raises UnavailableError
+        while the model loads."""
+        text, engine = self.text, self.client.ready
+        if text is None or engine is None:
+            raise UnavailableError("the model is being loaded")
+        return answer_identity(self._fingerprint(engine), self.identity.model, text)
+
+    def _fingerprint(self, engine: EngineReady) -> KvFingerprint:
+        identity = self.identity
+        return kv_fingerprint(
+            identity.model_uri, identity.model_revision, identity.tensor_parallel_size, engine
+        )
+
     def log_ignored(self, fields: Sequence[str]) -> None:
         """Logs unknown fields of requests, each once."""
         for name in fields:
@@ -132,12 +148,7 @@ class Service:
             role=self.identity.role,
             epoch=engine.epoch,
             revision=self.identity.pool_revision,
-            kv_fingerprint=kv_fingerprint(
-                self.identity.model_uri,
-                self.identity.model_revision,
-                self.identity.tensor_parallel_size,
-                engine,
-            ),
+            kv_fingerprint=self._fingerprint(engine),
             time_seconds=load.time_seconds,
             draining=self.gate.closed,
             queued_requests=load.queued_requests,
@@ -152,6 +163,7 @@ class Service:
             bootstrap_port=engine.bootstrap_port or None,
             handover_version=None if self.identity.role is Role.MIXED else HANDOVER_VERSION,
             private_calls=self.identity.handover_key is not None,
+            answer_identity=None if self.text is None else self.answer_identity(),
             queued_work_seconds=load.queued_work_seconds,
         )
 

@@ -232,6 +232,8 @@ async def test_the_routers_seed_is_for_requests_without_one(server: Server) -> N
 @pytest.mark.parametrize(
     ("changed", "names"),
     [
+        ({"start": {"answerIdentity": "0"}}, "resume.start.answerIdentity: 0 is not allowed"),
+        ({"start": {"answerIdentity": ""}}, "resume.start.answerIdentity"),
         ({"start": {"promptHash": "0"}}, "resume.start.promptHash"),
         ({"start": {"maxTokens": [3, 3]}}, "resume.start.maxTokens"),
         ({"choices": []}, "resume.choices"),
