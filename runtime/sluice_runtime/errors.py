@@ -44,6 +44,12 @@ class StepOutOfMemoryError(SluiceRuntimeError):
     """A step found no memory for its activations or logits. The message names settings to lower."""
 
 
+class EngineUnfitError(SluiceRuntimeError):
+    """The process can serve only worse and worse; another life of it can serve well."""
+
+    reason = "PagesQuarantined"
+
+
 STARTUP_REASONS: Final = frozenset(
     kind.reason for kind in (StartupError, InvalidConfigError, ModelLoadError, OutOfMemoryError)
 )

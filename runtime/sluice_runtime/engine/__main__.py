@@ -24,7 +24,7 @@ from sluice_contract.labels import Role
 from sluice_runtime.engine.host import collect_garbage_rarely, set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.plan import resolved
-from sluice_runtime.errors import InvalidConfigError, StartupError
+from sluice_runtime.errors import EngineUnfitError, InvalidConfigError, StartupError
 from sluice_runtime.messages import EngineFailed
 from sluice_runtime.model_files import resolve_model
 from sluice_runtime.transport import EngineLink
@@ -55,6 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
         logger.error("%s: %s", error.reason, error)
         link.send(EngineFailed(error.reason, str(error)))
         return EXIT_STARTUP
+    except EngineUnfitError as error:
+        logger.error("%s: %s", error.reason, error)
+        link.send(EngineFailed(error.reason, str(error)))
+        return EXIT_CRASH
     except Exception as error:
         logger.exception("the engine process failed")
         link.send(EngineFailed("EngineCrashed", f"{type(error).__name__}: {error}"))

@@ -1,18 +1,23 @@
 """Reads of pages, each with a lease: our pages are nobody else's until a read is over.
 
-A read that ended in doubt, and whose bytes may still arrive, keeps its pages for good. Knows no
-message of a prefill engine.
+A read that ended in doubt, and whose bytes may still arrive, takes its pages out of the pool. When
+that has cost too much of it, the process has to start anew. Knows no message of a prefill engine.
 """
 
 from __future__ import annotations
 
 import logging
 from itertools import count
+from typing import Final
 
+from sluice_runtime.errors import EngineUnfitError
 from sluice_runtime.handover.ports import PagePort, PageRead, PagesRead, PeerMemory, ReadCounts
 from sluice_runtime.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger("sluice.handover")
+
+MAX_QUARANTINED: Final = 0.1
+"""Share of the pool: an engine that has lost more ends, to be started anew."""
 
 
 class LeasedReads:
@@ -24,7 +29,8 @@ class LeasedReads:
         self._numbers = count()
         self._under_way: dict[int, PageRead] = {}
         self.quarantined_pages = 0
-        """Never used again: a read that timed out may still write them."""
+        """Out of the pool for good: a read that timed out may still write them."""
+        self._pool_pages = scheduler.status().pages_total
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -47,7 +53,11 @@ class LeasedReads:
         return read.number
 
     def finished(self) -> list[tuple[int, PagesRead]]:
-        """Rooms and results since the last call; whoever had the pages may give them back now."""
+        """Rooms and results since the last call; whoever had the pages may give them back now.
+
+        Raises:
+            EngineUnfitError: too much of the pool is lost.
+        """
         results = self._port.finished()
         return [(self._end(result).room, result) for result in results]
 
@@ -60,15 +70,17 @@ class LeasedReads:
 
     def _end(self, result: PagesRead) -> PageRead:
         read = self._under_way.pop(result.number)
-        if not result.may_still_land:
-            self._scheduler.end_transfer(result.number)
-            return read
-        self.quarantined_pages += len(read.local_page_ids)
-        _log.error(
-            "%d pages are never used again, since a read may still write them; "
-            "they are %d now, until this engine starts anew: %s",
-            len(read.local_page_ids),
-            self.quarantined_pages,
-            result.error,
-        )
+        if result.may_still_land:
+            self._quarantine(read, result.error)
+        self._scheduler.end_transfer(result.number)
         return read
+
+    def _quarantine(self, read: PageRead, error: str | None) -> None:
+        lost = self.quarantined_pages = self._scheduler.retire(read.local_page_ids)
+        state = (
+            f"{lost} of {self._pool_pages} KV pages are out of use until this engine starts anew, "
+            f"since reads may still write them, the last one: {error}"
+        )
+        _log.error("%s", state)
+        if lost > MAX_QUARANTINED * self._pool_pages:
+            raise EngineUnfitError(f"{state}; allowed: at most {MAX_QUARANTINED:.0%}")

@@ -61,6 +61,11 @@ class KvAllocator:
         return self._allocator.total_pages
 
     @property
+    def retired_pages(self) -> int:
+        """Those that nobody gets again, whether they were given back or not."""
+        return len(self._allocator.retired)
+
+    @property
     def free_pages(self) -> int:
         return self._allocator.free_pages
 
@@ -175,6 +180,10 @@ class KvAllocator:
     def end_transfer(self, transfer: Fence) -> None:
         """It touches nothing any more."""
         self._pass(_fence_of(transfer))
+
+    def retire(self, page_ids: Sequence[int]) -> None:
+        """Pages that a request or a transfer still holds leave the pool when they come back."""
+        self._allocator.retire(page_ids)
 
     def take_dropped_rows(self) -> tuple[int, ...]:
         """Rows that came free since the last call."""

@@ -6,7 +6,7 @@ no validated request can wait for ever. Knows sizes only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 
@@ -44,6 +44,21 @@ def queue_full(limits: QueueLimits, held_requests: int, coming: int = 1) -> str 
         f"the queue is full: {held_requests} requests run or wait, {coming} more come; allowed: "
         f"{limits.max_running_requests} (maxRunningRequests) and "
         f"{limits.max_queued_requests} (maxQueuedRequests)"
+    )
+
+
+def without(limits: Limits, retired_tokens: int) -> Limits:
+    """What an engine can still do whose pool has lost so much."""
+    return replace(limits, kv_pool_tokens=limits.kv_pool_tokens - retired_tokens)
+
+
+def shrunk_refusal(limits: Limits, left: Limits, known_tokens: int) -> str | None:
+    """Why what fitted `limits` fits no more, for a person, with the numbers; None when it does."""
+    if fits_empty_pool(left, known_tokens):
+        return None
+    return (
+        f"{known_tokens} tokens, and 1 more, do not fit the {left.kv_pool_tokens} tokens that are "
+        f"left of this engine's KV pool of {limits.kv_pool_tokens}, until it starts anew"
     )
 
 

@@ -21,6 +21,9 @@ class PageAllocator:
         on_free: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.total_pages = total_pages
+        """Without those that were retired and given back."""
+        self.retired: set[int] = set()
+        """Those that nobody gets again."""
         self._on_free = on_free
         self._free = list(range(total_pages) if order is None else order)[::-1]
         self._held = bytearray(total_pages)
@@ -45,6 +48,11 @@ class PageAllocator:
             held[page] = 1
         return pages
 
+    def retire(self, page_ids: Sequence[int]) -> None:
+        """Pages that are held leave the pool for good when they are given back."""
+        assert all(self._held[page] for page in page_ids), "a free page is retired"
+        self.retired.update(page_ids)
+
     def free(self, page_ids: Sequence[int]) -> None:
         """Takes pages back; each must be held."""
         if self._on_free is not None and page_ids:
@@ -53,4 +61,8 @@ class PageAllocator:
         for page in page_ids:
             assert held[page], f"page {page} is freed twice"
             held[page] = 0
+        if self.retired:
+            kept = [page for page in page_ids if page not in self.retired]
+            self.total_pages -= len(page_ids) - len(kept)
+            page_ids = kept
         self._free += page_ids

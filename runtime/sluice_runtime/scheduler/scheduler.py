@@ -24,7 +24,14 @@ from sluice_runtime.messages import FinishReason, Generate, Refusal, TokenDelta
 from sluice_runtime.scheduler.admission import PrefillItem, PrefillPlan
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledRow, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
-from sluice_runtime.scheduler.limits import max_new_tokens, queue_full, refusal
+from sluice_runtime.scheduler.limits import (
+    Limits,
+    max_new_tokens,
+    queue_full,
+    refusal,
+    shrunk_refusal,
+    without,
+)
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.page_leases import Fence
@@ -153,6 +160,14 @@ class Scheduler:
         """Nobody reads or writes for this transfer any more."""
         self._kv.end_transfer(transfer)
 
+    def retire(self, page_ids: Sequence[int]) -> int:
+        """Nobody gets these pages again, which are held now: the pool is smaller from now on, and
+        who waits for more than is left ends. Returns how many are gone by now."""
+        self._kv.retire(page_ids)
+        for request in (*self._table.waiting, *self._table.awaiting_pages.values()):
+            self._fit(request)
+        return self._kv.retired_pages
+
     def flush_cache(self) -> None:
         """What was computed before is not found by requests that start from now on."""
         self._kv.flush()
@@ -220,10 +235,16 @@ class Scheduler:
         self._kv.check_integrity(self._table.requests)
         self._table.running.check_integrity()
 
+    @property
+    def _limits(self) -> Limits:
+        """Those of the pool that is left."""
+        retired_tokens = self._kv.retired_pages * self._settings.page_size
+        return without(self._settings.limits, retired_tokens)
+
     # Before a batch: who leaves.
 
     def _request_from(self, message: Generate) -> Request:
-        longest = max_new_tokens(self._settings.limits, len(message.prompt_ids))
+        longest = max_new_tokens(self._limits, len(message.prompt_ids))
         return request_from(message, min(message.max_tokens, longest))
 
     def _settled(self, message: Generate, request: Request) -> bool:
@@ -239,6 +260,8 @@ class Scheduler:
         """Whether the request is not taken; then `process` reports why."""
         kind: Refusal | None = None
         if not (error := self._refusal(message)):
+            error, kind = self._shrunk(len(message.token_ids)), "unavailable"
+        if not error:
             error, kind = queue_full(self._settings, len(self._table)), "overloaded"
         if error:
             refused = TokenDelta(message.request_id, (), "error", error, refusal=kind)
@@ -251,6 +274,21 @@ class Scheduler:
         if message.max_tokens < 0:
             return f"max_tokens {message.max_tokens} is not allowed; allowed: at least 0"
         return refusal(self._settings.limits, len(message.prompt_ids))
+
+    def _shrunk(self, known_tokens: int) -> str | None:
+        """Why so many tokens fitted when the engine started, and do not now."""
+        if not self._kv.retired_pages:
+            return None
+        return shrunk_refusal(self._settings.limits, self._limits, known_tokens)
+
+    def _fit(self, request: Request) -> None:
+        """Of a waiting request: it ends, or its answer is as long as there is room for."""
+        if error := self._shrunk(len(request.token_ids)):
+            self._fail(request, error, "unavailable")
+        else:
+            most = self._limits.request_tokens
+            request.max_total_tokens = min(request.max_total_tokens, most)
+            request.plain_below = min(request.plain_below, most - 1)
 
     def _drop_aborted(self) -> None:
         for request in self._aborting:
@@ -383,6 +421,8 @@ class Scheduler:
         self._kv.release(request)
         self._table.requeue(request, now)
         self._retractions += 1
+        if self._kv.retired_pages:
+            self._fit(request)
 
     def _fail(
         self, request: Request, error: str, refusal: Refusal | None, *, trusted: bool = True

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from sluice_runtime.engine import __main__ as engine_main
-from sluice_runtime.errors import OutOfMemoryError
+from sluice_runtime.errors import EngineUnfitError, OutOfMemoryError
 from sluice_runtime.messages import (
     Abort,
     EngineFailed,
@@ -126,6 +126,7 @@ def test_an_invalid_configuration_is_reported_in_one_line(
     [
         (OutOfMemoryError("the pool"), "OutOfMemory", 2),
         (ValueError("a bug"), "EngineCrashed", 1),
+        (EngineUnfitError("7 of 64 pages"), "PagesQuarantined", 1),
     ],
 )
 def test_the_exit_code_depends_on_the_error(

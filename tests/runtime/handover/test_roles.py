@@ -6,6 +6,7 @@ import logging
 
 import msgspec
 import pytest
+from sluice_runtime.errors import EngineUnfitError
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Attested,
@@ -282,9 +283,58 @@ def test_pages_that_may_still_be_written_are_never_given_again() -> None:
     pair.turns(10)
     assert pair.end("a").refusal == "prefill_failed"
     assert pair.decode_role._reads.quarantined_pages == 3
-    assert pair.decode.scheduler.status().pages_free == 64 - 3
-    pair.decode.scheduler.check_integrity()
-    pair.prefill.check_empty()
+    status = pair.decode.scheduler.status()
+    assert (status.pages_total, status.pages_free) == (64 - 3, 64 - 3)
+    pair.check_empty()
+
+
+def short_of_three_pages() -> Pair:
+    """61 of 64 pages are left; nothing runs."""
+    pair = Pair()
+    pair.pages.result = lambda read: PagesRead(read.number, "timed out", may_still_land=True)
+    pair.ask(ask("lost", 12, 3))
+    pair.turns(10)
+    pair.pages.result = lambda read: PagesRead(read.number)
+    return pair
+
+
+def test_a_pool_that_lost_pages_ends_every_request_and_serves_on() -> None:
+    pair = short_of_three_pages()
+    pair.ask(ask("all", 40, 216), ask("beside", 40, 150), ask("never", 244, 2))
+    pair.turns(600)
+    assert len(pair.decode.link.answer("all")) == 244 - 40
+    assert pair.end("all").finish_reason == "length"
+    assert len(pair.decode.link.answer("beside")) == 150
+    assert pair.end("never").refusal == "unavailable"
+    assert pair.end("never").error == (
+        "244 tokens, and 1 more, do not fit the 244 tokens that are left of this engine's KV pool "
+        "of 256, until it starts anew"
+    )
+    pair.ask(ask("next", 12, 3))
+    pair.turns(10)
+    assert pair.decode.link.answer("next") == answer_to(range(12), 3)
+    pair.check_empty()
+
+
+def test_who_waits_for_more_than_is_left_of_the_pool_ends() -> None:
+    pair = Pair()
+    pair.pages.result = lambda read: PagesRead(read.number, "timed out", may_still_land=True)
+    pair.pages.held = True
+    pair.ask(ask("lost", 12, 3), ask("waits", 250, 3))
+    pair.turns(6)
+    pair.pages.held = False
+    pair.turns(6)
+    assert pair.end("waits").refusal == "unavailable"
+    assert not pair.decode_role._awaiting
+    pair.check_empty()
+
+
+def test_an_engine_that_lost_a_tenth_of_its_pool_ends_with_the_numbers() -> None:
+    pair = short_of_three_pages()
+    pair.pages.result = lambda read: PagesRead(read.number, "timed out", may_still_land=True)
+    pair.ask(ask("more", 16, 3))
+    with pytest.raises(EngineUnfitError, match=r"7 of 64 KV pages are out of use .*at most 10%"):
+        pair.turns(10)
 
 
 @pytest.mark.parametrize("wrong", ["prompt_hash", "checksum", "page_ids", "end", "token_id"])
