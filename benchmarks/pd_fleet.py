@@ -42,7 +42,7 @@ GOOD_SHARE = 0.9
 """Of the requests that must have what is promised."""
 UNLIKE_FASTER = 5.0
 """Speed to begin with on the unlike GPUs, as so many times that of 4 A100."""
-GRID, GRID_STEP = 16, 1.15
+GRID, GRID_STEP = 20, 1.15
 """Speeds that are tried, by halving."""
 
 
@@ -203,9 +203,9 @@ def goodput(setup: Setup, load: Load) -> tuple[float, Outcome]:
     return best or (first, play(setup, load, first))
 
 
-def loads(traces: Path) -> Iterator[Load]:
+def loads(traces: Path, azure_seconds: float) -> Iterator[Load]:
     azure = read_trace(traces / "azure2023/AzureLLMInferenceTrace_conv.csv")
-    yield Load(azure, ttft_seconds=1.0, slowest=1.0, seconds=20.0)
+    yield Load(azure, ttft_seconds=1.0, slowest=1.0, seconds=azure_seconds)
     mooncake = read_trace(traces / "mooncake/conversation_trace.jsonl")
     yield Load(mooncake, ttft_seconds=10.0, slowest=0.12, seconds=90.0)
 
@@ -217,11 +217,12 @@ HEAD = ("workload", "fleet", "as", "requests/s", "of mixed", "TTFT p50", "p99", 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--traces", type=Path, required=True, help="with azure2023 and mooncake")
+    parser.add_argument("--azure-seconds", type=float, default=30.0, help="length of its runs")
     parser.add_argument("--only", default="", help="part of a trace's name")
     parser.add_argument("--fleet", default="", help="part of a fleet's name")
     options = parser.parse_args()
     rows: list[tuple[str, ...]] = []
-    for load in loads(options.traces):
+    for load in loads(options.traces, options.azure_seconds):
         for setup in setups():
             if options.only not in load.trace.name or options.fleet not in setup.fleet:
                 continue
