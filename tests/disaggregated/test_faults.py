@@ -116,7 +116,7 @@ def test_the_former_life_of_a_prefill_engine_is_refused_and_the_next_one_serves(
     gone = ask_pair(decode, former, LONG)
     status, code, message = error_of(gone)
     assert (status, code) == (503, "prefill_unavailable")
-    assert f"p-0 (127.0.0.1:{former.port}): cannot connect" in message
+    assert "p-0: cannot connect" in message
     prefill.restart()
     answers = ask_all(service.url, [task("copy", 200, seed) for seed in range(4)])
     for seed, answer in enumerate(answers):  # whatever life the router knows of
@@ -250,7 +250,7 @@ def test_a_reset_connection_ends_its_requests_by_name(
         cut.resets = True
         status, code, message = error_of(asked.result())
     assert (status, code) == (503, "prefill_failed")
-    assert f"prefill engine p-0 (127.0.0.1:{cut.port}): " in message
+    assert "prefill engine p-0: " in message
 
 
 @pytest.mark.full

@@ -7,6 +7,8 @@ the connection does, or when it has had no room for a while. Knows no other conn
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -39,6 +41,7 @@ from sluice_runtime.handover.messages import (
 from sluice_runtime.handover.ports import DecodeEvent, FromPrefill, PeerMemory, RoomLost
 from sluice_runtime.messages import PrefillEngine
 
+_log = logging.getLogger("sluice.handover")
 _greeting_decoder: Final = msgspec.msgpack.Decoder(Welcome | Refused)
 _decoder: Final = msgspec.msgpack.Decoder(Chunk | Finished | Attested | Failed | Ping)
 
@@ -140,7 +143,8 @@ class PrefillLink:
         except TimeoutError:
             return f"no connection in {seconds:g} s"
         except OSError as error:
-            return f"cannot connect: {error}"
+            _log.info("%s:%d: cannot connect: %s", host, port, error)
+            return f"cannot connect: {os.strerror(error.errno or 0)}"
         self._connection.send(frame(self._hello))
         await self._connection.ended
         return self._reason
@@ -172,7 +176,9 @@ class PrefillLink:
 
     def _lose_room(self, room: int, reason: str, *, unasked: bool) -> None:
         prefill = self._prefill
-        where = f"{prefill.name} ({prefill.host}:{prefill.port})".lstrip()
+        address = f"{prefill.host}:{prefill.port}"
+        _log.info("prefill engine %s at %s: room lost: %s", prefill.name, address, reason)
+        where = prefill.name or address
         self._put(RoomLost(room, f"prefill engine {where}: {reason}", unasked))
 
     def _keep_idle_timer(self, idle: bool) -> None:

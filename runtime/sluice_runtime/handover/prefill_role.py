@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from typing import Final
 
 import msgspec
@@ -83,7 +84,11 @@ class PrefillRole:
         """Rooms whose request has not ended, also when they have."""
         self._numbers = count()
         self._failures: Counter[str] = Counter()
+        self._told_to_leave = False
+        self._refuses_from = inf
+        """When no more rooms are opened."""
         self._draining = False
+        """Whether that time has come."""
         self._next_check = 0.0
 
     @property
@@ -96,14 +101,18 @@ class PrefillRole:
         return None if is_probe(message) else _ONLY_PREFILL
 
     def drain(self) -> None:
-        """Rooms are finished, and no more are opened."""
-        self._draining = True
+        """Rooms are finished, and soon no more are opened: routers that do not know yet may have
+        named this engine."""
+        self._told_to_leave = True
 
     def abort(self, request_id: str) -> None:
         """No room is the API process's to abort."""
 
     def receive(self, now: float) -> None:
         """Takes in what decode engines said, and ends rooms that took too long."""
+        if self._told_to_leave and self._refuses_from == inf:
+            self._refuses_from = now + self._limits.lame_duck_seconds
+        self._draining = now >= self._refuses_from
         for event in self._port.events():
             if isinstance(event, PeerLost):
                 self._lost(event.peer)

@@ -109,13 +109,13 @@ def test_a_prefill_engine_that_ends_loses_all_rooms_and_nothing_is_kept_of_it() 
                 decode.port.open(engine, bootstrap(room))
             prefill.take(3)
         lost = decode.take(3)
-        where = f"prefill engine prefill-pod (127.0.0.1:{engine.port})"
+        where = "prefill engine prefill-pod: "
         assert {event.room for event in lost} == {1, 2, 3}
         assert all(isinstance(e, RoomLost) and e.error.startswith(where) for e in lost)
         decode.port.open(engine, bootstrap(4))
         [refused] = decode.take()
         assert isinstance(refused, RoomLost)
-        assert "Connect call failed" in refused.error
+        assert refused.error == f"{where}cannot connect: Connection refused"
         assert refused.unasked
         assert not any(isinstance(e, RoomLost) and e.unasked for e in lost)
 
@@ -166,7 +166,8 @@ def test_a_prefill_engine_that_is_not_there_is_named() -> None:
         [lost] = decode.take()
         assert isinstance(lost, RoomLost)
         assert lost.room == 5
-        assert lost.error.startswith(f"prefill engine prefill-pod (127.0.0.1:{engine.port}): ")
+        assert lost.error.startswith("prefill engine prefill-pod: ")
+        assert str(engine.port) not in lost.error
 
 
 def test_a_request_too_large_for_a_frame_ends_only_its_own_room() -> None:

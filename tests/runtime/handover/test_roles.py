@@ -203,16 +203,22 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     pair.check_empty()
 
 
-def test_a_draining_prefill_engine_finishes_its_rooms_and_opens_none() -> None:
+def test_a_draining_prefill_engine_finishes_its_rooms_and_soon_opens_none() -> None:
     pair = Pair()
     pair.ask(ask("a", 40, 3))
     pair.turns(2)
     pair.prefill.link.coming.append([Drain()])
     pair.turns(1)
+    pair.ask(ask("in time", 40, 3))
+    pair.turns(1)
+    load = pair.prefill_role.load(pair.prefill.scheduler.status())
+    assert not load.draining
     assert pair.prefill.loop.busy
+    pair.now += 3.0
     pair.ask(ask("late", 40, 3))
     pair.turns(15)
     assert pair.decode.link.answer("a") == answer_to(range(40), 3)
+    assert pair.decode.link.answer("in time") == answer_to(range(40), 3)
     assert pair.end("late").refusal == "prefill_unavailable"
     assert "draining" in (pair.end("late").error or "")
     assert "prefill-0" in (pair.end("late").error or "")

@@ -90,6 +90,11 @@ class TransferBackend(Protocol):
         """
         ...
 
+    def interrupt(self, pieces: Sequence[Piece]) -> None:
+        """Nobody wants the read of these pieces any more, which is under way or just over: it ends
+        now, if the backend can end it."""
+        ...
+
     def close(self) -> None:
         """Serves nobody any more. Not while a read is under way."""
         ...

@@ -67,5 +67,8 @@ class MemoryBackend:
         except NotRegisteredError as error:
             raise NotRegisteredError(f"{what}: {error}") from error
 
+    def interrupt(self, pieces: Sequence[Piece]) -> None:
+        """A copy ends by itself."""
+
     def close(self) -> None:
         self._network.leave(self._session)

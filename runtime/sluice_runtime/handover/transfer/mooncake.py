@@ -81,6 +81,9 @@ class MooncakeBackend:
             self._peers.doubt(session)
             raise _error(what, outcome, timeout_seconds)
 
+    def interrupt(self, pieces: Sequence[Piece]) -> None:
+        """Mooncake ends a read in its time only: until then it may write."""
+
     def close(self) -> None:
         """Mooncake takes a second to end each engine, and holds the GIL meanwhile."""
         with self._lock:

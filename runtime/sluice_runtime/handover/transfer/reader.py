@@ -33,7 +33,8 @@ from sluice_runtime.handover.transfer.reads import (
 
 WORKERS: Final = 4
 MAX_PER_SESSION: Final = 2
-"""Of one peer at once: a peer that is frozen keeps no thread from reading of the others."""
+"""Of one peer at once, and a second one only if a thread is left for reads of others: peers that
+are frozen keep no thread from those that are well, unless as many are as there are threads."""
 MAX_QUEUED: Final = 4096
 
 logger = logging.getLogger("sluice.handover.reader")
@@ -61,11 +62,14 @@ class PageReader:
         self._backend = backend
         self._on_finished = on_finished
         self._max_queued = max_queued
+        self._workers = workers
         self._changed = threading.Condition()
         """Around everything below; notified when a thread may find a job."""
         self._queue: deque[ReadJob] = deque()
         self._running: Counter[str] = Counter()
         """Reads of each session."""
+        self._begun: dict[int, ReadJob] = {}
+        """Those that run, by their identity."""
         self._results: list[ReadResult] = []
         self._totals = _Totals()
         self._closed = False
@@ -89,13 +93,16 @@ class PageReader:
             self._changed.notify()
 
     def cancel(self, room: int) -> None:
-        """Jobs of this room that wait end as cancelled. One that runs ends by itself, and until its
-        result is there its pages are written."""
+        """Jobs of this room that wait end as cancelled. One that runs ends now if the backend can
+        end it, else by itself; until its result is there its pages are written."""
         with self._changed:
+            begun = [job for job in self._begun.values() if job.room == room]
             dropped = [job for job in self._queue if job.room == room]
             self._queue = deque(job for job in self._queue if job.room != room)
             for job in dropped:
                 self._record(ReadResult(job, 0.0, ReadCancelledError(f"room {room}: cancelled")))
+        for job in begun:
+            self._backend.interrupt(job.pieces)
         if dropped:
             self._on_finished()
 
@@ -136,6 +143,7 @@ class PageReader:
             error = self._read(job)
             result = ReadResult(job, time.monotonic() - began_seconds, error)
             with self._changed:
+                del self._begun[id(job)]
                 self._running[job.session] -= 1
                 self._running += Counter()  # leaves out zeros
                 self._record(result)
@@ -150,12 +158,17 @@ class PageReader:
         with self._changed:
             while not self._closed:
                 for job in self._queue:
-                    if self._running[job.session] < MAX_PER_SESSION:
+                    if self._may_begin(job):
                         self._queue.remove(job)
                         self._running[job.session] += 1
+                        self._begun[id(job)] = job
                         return job
                 self._changed.wait()
             return None
+
+    def _may_begin(self, job: ReadJob) -> bool:
+        of_peer, begun = self._running[job.session], len(self._begun)
+        return not of_peer or (of_peer < MAX_PER_SESSION and begun + 1 < self._workers)
 
     def _read(self, job: ReadJob) -> TransferError | None:
         try:

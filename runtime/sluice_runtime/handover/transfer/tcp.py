@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
@@ -54,6 +55,8 @@ class TcpBackend:
         self._server = TcpServer(host, token, self._memory)
         self._session = f"{host}:{self._server.port}#{token.hex()}"
         self._connections = IdleConnections()
+        self._reading: dict[int, socket.socket] = {}
+        """By the first address of ours that the read fills, which is no other read's."""
 
     @property
     def session(self) -> str:
@@ -66,41 +69,52 @@ class TcpBackend:
         what = describe(self.name, session, pieces)
         deadline = time.monotonic() + timeout_seconds
         try:
+            token = token_of(session)
             views = [self._memory.view(piece.local_address, piece.length_bytes) for piece in pieces]
             for start in range(0, len(pieces), MAX_DESCRIPTORS):
                 some = slice(start, start + MAX_DESCRIPTORS)
                 ranges = [(piece.remote_address, piece.length_bytes) for piece in pieces[some]]
-                self._read(session, ranges, views[some], deadline)
+                connection = self._connections.take(session, deadline)
+                self._reading[pieces[0].local_address] = connection
+                _read(connection, token, ranges, views[some], deadline)
+                self._connections.give_back(session, connection)
         except TransferError as error:
             raise type(error)(f"{what}: {error}") from error
         except TimeoutError as error:
             raise TransferTimeoutError(f"{what}: not done after {timeout_seconds} s") from error
         except OSError as error:
             raise PeerUnreachableError(f"{what}: {error}") from error
+        finally:
+            if pieces:
+                self._reading.pop(pieces[0].local_address, None)
+
+    def interrupt(self, pieces: Sequence[Piece]) -> None:
+        if pieces and (connection := self._reading.get(pieces[0].local_address)):
+            with suppress(OSError):  # it was closed meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connections.close()
         self._server.close()
 
-    def _read(
-        self,
-        session: str,
-        ranges: Sequence[tuple[int, int]],
-        views: Sequence[memoryview],
-        deadline: float,
-    ) -> None:
-        token = token_of(session)
-        connection = self._connections.take(session, deadline)
-        try:
-            connection.settimeout(remaining(deadline))
-            connection.sendall(pack_request(token, ranges))
-            _check(receive(connection, 1, deadline)[0])
-            for view in views:
-                receive_into(connection, view, deadline)
-        except BaseException:
-            connection.close()
-            raise
-        self._connections.give_back(session, connection)
+
+def _read(
+    connection: socket.socket,
+    token: bytes,
+    ranges: Sequence[tuple[int, int]],
+    views: Sequence[memoryview],
+    deadline: float,
+) -> None:
+    """Closes the connection if not every byte came."""
+    try:
+        connection.settimeout(remaining(deadline))
+        connection.sendall(pack_request(token, ranges))
+        _check(receive(connection, 1, deadline)[0])
+        for view in views:
+            receive_into(connection, view, deadline)
+    except BaseException:
+        connection.close()
+        raise
 
 
 class IdleConnections:

@@ -36,6 +36,8 @@ class ToldBackend:
     def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
         self._on_read(session)
 
+    def interrupt(self, pieces: Sequence[Piece]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -149,14 +151,14 @@ def test_a_callback_that_raises_stops_no_thread(caplog: pytest.LogCaptureFixture
 
 
 class Gate:
-    """Reads of session `frozen` wait for `open`."""
+    """Reads of sessions `frozen…` wait for `open`."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
         self.began = threading.Semaphore(0)
 
     def __call__(self, session: str) -> None:
-        if session == "frozen":
+        if session.startswith("frozen"):
             self.began.release()
             assert self.open.wait(10)
 
@@ -174,6 +176,19 @@ def test_a_frozen_peer_leaves_threads_for_the_others(readers: Readers) -> None:
     gate.open.set()
     assert sorted(result.job.room for result in readers.results(reader, 10)) == list(range(10))
     assert (reader.counts().running, reader.counts().queued) == (0, 0)
+
+
+def test_two_frozen_peers_leave_a_thread_for_the_others(readers: Readers) -> None:
+    gate = Gate()
+    reader = readers(ToldBackend(gate), workers=4)
+    for room in range(10):
+        reader.submit(job(room, f"frozen {room % 2}"))
+    for _ in range(3):
+        assert gate.began.acquire(timeout=5)
+    reader.submit(job(99, "well"))
+    assert [result.job.room for result in readers.results(reader, 1)] == [99]
+    gate.open.set()
+    assert len(readers.results(reader, 10)) == 10
 
 
 def test_what_waits_can_be_cancelled_and_what_runs_ends_by_itself(readers: Readers) -> None:

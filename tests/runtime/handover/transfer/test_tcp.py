@@ -17,6 +17,8 @@ from sluice_runtime.handover.transfer.backend import (
     TransferError,
     TransferTimeoutError,
 )
+from sluice_runtime.handover.transfer.reader import PageReader
+from sluice_runtime.handover.transfer.reads import ReadJob
 from sluice_runtime.handover.transfer.tcp import TcpBackend
 from sluice_runtime.handover.transfer.tcp_wire import HEADER, MAGIC, RANGE, TOKEN_BYTES, Status
 
@@ -126,6 +128,29 @@ def test_more_connections_than_allowed_are_closed(
     reader.register(local.address, SIZE)
     with pytest.raises(PeerUnreachableError):
         reader.read(server.session, [Piece(memory.address, local.address, 1)], 5)
+
+
+def test_a_read_of_a_frozen_peer_ends_when_nobody_wants_it(reader: TcpBackend) -> None:
+    ours = MemoryBlock(SIZE)
+    reader.register(ours.address, SIZE)
+    finished = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        session = f"127.0.0.1:{frozen.getsockname()[1]}#{'00' * TOKEN_BYTES}"
+        pages = PageReader(reader, finished.set)
+        try:
+            pages.submit(ReadJob(1, session, (Piece(0, ours.address, SIZE),), None, 60.0))
+            connection, _ = frozen.accept()
+            with connection:
+                assert connection.recv(1)  # it waits for an answer
+                pages.cancel(2)
+                assert not finished.wait(0.05)
+                pages.cancel(1)
+                assert finished.wait(5)
+        finally:
+            pages.close()
+    [result] = pages.finished()
+    assert isinstance(result.error, PeerUnreachableError)
+    assert not result.error.may_still_land
 
 
 def test_a_peer_that_trickles_is_given_up_at_the_deadline(reader: TcpBackend) -> None:
