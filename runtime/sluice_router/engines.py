@@ -80,6 +80,13 @@ class EngineState:
         return self.received.report.kv_fingerprint if self.received is not None else None
 
     @property
+    def hands_over(self) -> tuple[KvFingerprint, int | None] | None:
+        """Equal of two engines that can hand over to each other; None: not known yet."""
+        if self.received is None or self.fingerprint is None:
+            return None
+        return self.fingerprint, self.received.report.handover_version
+
+    @property
     def goes_on(self) -> bool:
         """Whether it goes on with answers that another engine began; false until a report says.
         Prefill engines take no part in that."""

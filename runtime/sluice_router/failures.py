@@ -12,7 +12,7 @@ from sluice_contract.engine_http import (
     OUT_OF_MEMORY,
     UNAVAILABLE,
 )
-from sluice_contract.handover import PREFILL_FAILED
+from sluice_contract.handover import PREFILL_FAILED, PREFILL_UNAVAILABLE
 from sluice_contract.http_errors import INTERNAL_CODE, INVALID_REQUEST
 
 from sluice_router.errors import JSON_CONTENT_TYPE, EngineRefusedError, RouterError
@@ -25,6 +25,7 @@ RetryReason = Literal[
     "uncompiled",
     "out_of_memory",
     "prefill",
+    "prefill_unavailable",
     "mismatch",
     "signature",
     "slow_client",
@@ -44,12 +45,14 @@ REASON_OF_CODE: Final[dict[str | None, RetryReason]] = {
     GRAMMAR_UNAVAILABLE: "uncompiled",
     OUT_OF_MEMORY: "out_of_memory",
     PREFILL_FAILED: "prefill",
+    PREFILL_UNAVAILABLE: "prefill_unavailable",
 }
 """Where the code of a 503 says more than the status."""
 RESUMED_CODES: Final[dict[str | None, RetryReason]] = {
     ENGINE_DIED: "broken",
     UNAVAILABLE: "unavailable",
     PREFILL_FAILED: "prefill",
+    PREFILL_UNAVAILABLE: "prefill_unavailable",
 }
 """Codes of error events after which another engine goes on with a stream."""
 _SERVER_ERRORS: Final = frozenset({INTERNAL_CODE, "generation_failed"})

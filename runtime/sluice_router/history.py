@@ -15,6 +15,8 @@ from sluice_router.targets import Target
 ENGINE_NOT_AT_FAULT: Final[frozenset[RetryReason]] = frozenset(
     {"queue_full", "uncompiled", "out_of_memory", "mismatch", "signature", "slow_client"}
 )
+PREFILL_AT_FAULT: Final[frozenset[RetryReason]] = frozenset({"prefill", "prefill_unavailable"})
+"""Of a pair; of any other failure its decode engine is."""
 MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
     {"broken", "uncompiled", "out_of_memory", "prefill", "slow_client"}
 )
@@ -66,6 +68,6 @@ class History:
 
 def blamed(target: Target, failure: AttemptFailedError) -> EngineState:
     """The engine of a failed attempt that did not do its part."""
-    if failure.reason == "prefill" and target.prefill is not None:
+    if failure.reason in PREFILL_AT_FAULT and target.prefill is not None:
         return target.prefill
     return target.engine

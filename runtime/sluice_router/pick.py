@@ -91,8 +91,9 @@ def pick_pair(
     tried: Collection[str] = (),
     affinity: Affinity | None = None,
 ) -> PairChoice:
-    """A prefill and a decode engine with equal KV fingerprints, both picked as `pick` does; the
-    affinity is for the prefill engine, which has computed the prefix.
+    """A prefill and a decode engine with equal KV fingerprints and one version of the hand-over,
+    both picked as `pick` does; the affinity is for the prefill engine, which has computed the
+    prefix.
 
     An engine whose fingerprint is not known yet gets no request, nor does a prefill engine which
     has not told where decode engines connect.
@@ -107,19 +108,19 @@ def pick_pair(
             return PairChoice(None, None, missing.reason, f"{role}: {missing.message}")
         legs.append(usable)
     prefills, decodes = legs
-    shared = {engine.fingerprint for engine in decodes} - {None}
+    shared = {engine.hands_over for engine in decodes} - {None}
     prefills = [engine for engine in prefills if engine.bootstrap_port is not None]
     if not prefills:
         message = f"prefill: engines without a bootstrap port in a load report: {len(legs[0])}"
         return PairChoice(None, None, "NoneReady", message)
-    prefills = [engine for engine in prefills if engine.fingerprint in shared]
+    prefills = [engine for engine in prefills if engine.hands_over in shared]
     if not prefills:
         return PairChoice(None, None, "NoneMatches", _mismatch(legs[0], decodes))
     average = average_load(_of_role(engines, Role.PREFILL), now, stale_seconds)
     first = _preferred(prefills, average, now, draws[0], affinity)
     prefill = first.engine
     assert prefill is not None
-    decodes = [engine for engine in decodes if engine.fingerprint == prefill.fingerprint]
+    decodes = [engine for engine in decodes if engine.hands_over == prefill.hands_over]
     average = average_load(_of_role(engines, Role.DECODE), now, stale_seconds)
     decode = _less_loaded(decodes, average, now, draws[1])
     message = f"prefill {first.message}; decode {decode.message}"
@@ -178,15 +179,17 @@ def _two_of(engines: Sequence[EngineState], draw: Draw) -> list[EngineState]:
 
 def _mismatch(prefills: Sequence[EngineState], decodes: Sequence[EngineState]) -> str:
     """What differs between the first two engines that tell."""
-    first, second = _first_fingerprint(prefills), _first_fingerprint(decodes)
+    first, second = _first_known(prefills), _first_known(decodes)
     if first is None or second is None:
         return "no KV fingerprint known yet of prefill or of decode engines"
-    found = "; ".join(differences(first, second))
-    return f"no prefill and decode engine have equal KV fingerprints: {found}"
+    if found := differences(first[0], second[0]):
+        return f"no prefill and decode engine have equal KV fingerprints: {'; '.join(found)}"
+    versions = f"{first[1]} and {second[1]}"
+    return f"no prefill and decode engine have one version of the hand-over: {versions}"
 
 
-def _first_fingerprint(engines: Sequence[EngineState]) -> KvFingerprint | None:
-    return next((engine.fingerprint for engine in engines if engine.fingerprint), None)
+def _first_known(engines: Sequence[EngineState]) -> tuple[KvFingerprint, int | None] | None:
+    return next((known for engine in engines if (known := engine.hands_over)), None)
 
 
 def _no_choice(engines: Sequence[EngineState], ready: Sequence[EngineState], now: float) -> Choice:

@@ -257,6 +257,27 @@ async def test_two_failed_prefills_and_no_third(tmp_path: Path) -> None:
         assert sum(len(decode.calls) for decode in service.decodes) == 2
 
 
+async def test_prefill_engines_that_drain_are_passed_over_however_many(tmp_path: Path) -> None:
+    """It is not the request's fault; each is left alone, and none is asked twice."""
+    draining = [f"e{number}" for number in range(4)]
+
+    async def behave(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+        refuses = fakes.refuses(503, code="prefill_unavailable")
+        unavailable = named(engine) in draining
+        return await (refuses if unavailable else fakes.streams)(engine, request)
+
+    async with pools(tmp_path, [behave], prefills=5, max_attempts=9) as service:
+        await service.known(service.decodes[0])
+        for _ in range(5):
+            assert (await service.ask())[1].endswith(fakes.DONE)
+        decode = service.decodes[0]
+        asked = [named(decode, number) for number in range(len(decode.calls))]
+        assert [asked.count(epoch) for epoch in draining] == [1] * 4
+        assert await service.retries("prefill_unavailable") == 4
+        rows = await service.engines()
+        assert rows[decode.url]["condition"] == "ready"
+
+
 @pytest.mark.parametrize("missing", [Role.PREFILL, Role.DECODE])
 async def test_a_pool_without_engines_is_named(tmp_path: Path, missing: Role) -> None:
     async with pools(tmp_path, [fakes.streams], wait_for_engine_seconds=0.3) as service:

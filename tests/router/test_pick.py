@@ -246,12 +246,17 @@ def decode(name: str, **load: object) -> EngineState:
 fingerprints = st.sampled_from([FINGERPRINT, OTHER, None])
 pools = st.lists(
     st.builds(
-        lambda name, role, fingerprint, running: engine(
-            name, role=role, kv_fingerprint=fingerprint, running_requests=running
+        lambda name, role, fingerprint, version, running: engine(
+            name,
+            role=role,
+            kv_fingerprint=fingerprint,
+            handover_version=version,
+            running_requests=running,
         ),
         st.uuids().map(str),
         st.sampled_from(Role),
         fingerprints,
+        st.sampled_from([None, 1, 2]),
         st.integers(0, 16),
     ),
     max_size=10,
@@ -265,7 +270,7 @@ def test_a_pair_has_both_roles_and_one_fingerprint_and_is_found_whenever_there_i
 ) -> None:
     found = pick_pair(engines, NOW, (first, second), stale_seconds=STALE_SECONDS)
     prints = {
-        role: {e.fingerprint for e in engines if e.endpoint.role is role} - {None}
+        role: {e.hands_over for e in engines if e.endpoint.role is role} - {None}
         for role in (Role.PREFILL, Role.DECODE)
     }
     if prints[Role.PREFILL] & prints[Role.DECODE]:
@@ -273,7 +278,7 @@ def test_a_pair_has_both_roles_and_one_fingerprint_and_is_found_whenever_there_i
         assert found.decode is not None
         assert found.prefill.endpoint.role is Role.PREFILL
         assert found.decode.endpoint.role is Role.DECODE
-        assert found.prefill.fingerprint == found.decode.fingerprint != None  # noqa: E711
+        assert found.prefill.hands_over == found.decode.hands_over != None  # noqa: E711
     else:
         assert (found.prefill, found.decode) == (None, None)
         assert found.message
@@ -310,6 +315,11 @@ def test_why_there_is_no_pair_names_the_leg_or_what_differs() -> None:
     reason, message = found(prefill("p"), decode("d", kv_fingerprint=OTHER))
     assert reason == "NoneMatches"
     assert "pageSizeTokens: 16 and 32; kvDtype: bfloat16 and float32" in message
+    reason, message = found(prefill("p", handover_version=1), decode("d", handover_version=2))
+    assert (reason, message) == (
+        "NoneMatches",
+        "no prefill and decode engine have one version of the hand-over: 1 and 2",
+    )
     reason, message = found(prefill("p", kv_fingerprint=None), decode("d"))
     assert (reason, "known yet" in message) == ("NoneMatches", True)
     assert found(prefill("p", bootstrap_port=None), decode("d")) == (
