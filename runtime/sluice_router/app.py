@@ -85,9 +85,9 @@ class Routes:
         return await self._forward(request, None)
 
     async def _forward(self, request: web.Request, body: Body | None) -> web.StreamResponse:
-        headers = edge.request_headers(request.headers, request[ID], request[TRACE])
         relay = Relay(request)
         try:
+            headers = edge.request_headers(request.headers, request[ID], request[TRACE])
             async with self._parts.lifecycle.request():
                 progress = None if body is None else await self._read(request, body)
                 affinity = None

@@ -21,7 +21,12 @@ from sluice_router import sse
 from sluice_router.affinity import Affinity
 from sluice_router.edge import response_headers
 from sluice_router.engines import EngineState
-from sluice_router.errors import JSON_CONTENT_TYPE, EngineFailedError, EngineRefusedError
+from sluice_router.errors import (
+    JSON_CONTENT_TYPE,
+    EngineFailedError,
+    EngineRefusedError,
+    OtherKeyError,
+)
 from sluice_router.failures import (
     PRIVATE_REASONS,
     REASON_OF_CODE,
@@ -140,7 +145,8 @@ class Sender:
         )
         private = signed is not None
         try:
-            await _raise_if_refused(response, private=private)
+            resumes = private and call.progress is not None and call.progress.begun
+            await _raise_if_refused(response, target, private=private, resumes=resumes)
             first = await response.content.readany()
             if response.content_type == sse.CONTENT_TYPE:
                 _raise_if_nothing_generated(target.engine, first)
@@ -167,15 +173,25 @@ class Sender:
         return headers
 
 
-async def _raise_if_refused(response: aiohttp.ClientResponse, *, private: bool) -> None:
+async def _raise_if_refused(
+    response: aiohttp.ClientResponse, target: Target, *, private: bool, resumes: bool
+) -> None:
     reason = RETRIED_STATUSES.get(response.status)
+    if resumes and reason is None and response.status != HTTPStatus.OK:
+        reason = "mismatch"  # the engine that began the answer took the request
+    if reason == "signature" and target.prefill is not None and not private:
+        raise AttemptFailedError("other_key", OtherKeyError(target.engine.endpoint.name))
     if reason is None or (reason in PRIVATE_REASONS and not private):
         return
     body = await read_at_most(response, _REFUSAL_BYTES)
     headers = response_headers(response.headers)
     headers.pop("Content-Length", None)
-    reason = REASON_OF_CODE.get(error_in(body).code, reason)
-    raise AttemptFailedError(reason, EngineRefusedError(response.status, headers, body))
+    code = error_in(body).code
+    if resumes and reason in PRIVATE_REASONS:
+        what = f"does not go on with the answer: {response.status} {code}"
+        raise _failure(reason, target.engine, what)
+    error = EngineRefusedError(response.status, headers, body)
+    raise AttemptFailedError(REASON_OF_CODE.get(code, reason), error)
 
 
 def _raise_if_nothing_generated(engine: EngineState, first: bytes) -> None:

@@ -59,12 +59,27 @@ def traceparent(given: str | None) -> str:
 
 
 def request_headers(given: Mapping[str, str], id_: str, trace: str) -> dict[str, str]:
-    """Headers for the engine. Compressed answers are not asked for: bytes pass unchanged."""
+    """Headers for the engine. Compressed answers are not asked for: bytes pass unchanged.
+
+    Raises:
+        BadRequestError: 400, one that is passed on is not UTF-8; names it.
+    """
     headers = {name: given[name] for name in PASSED_REQUEST_HEADERS if name in given}
     headers[TRACEPARENT_HEADER] = trace
     if given.get(TRACEPARENT_HEADER) == trace and TRACESTATE_HEADER in given:
         headers[TRACESTATE_HEADER] = given[TRACESTATE_HEADER]
+    for name, value in headers.items():
+        _refuse_other_bytes(name, value)
     return headers | {REQUEST_ID_HEADER: id_, "Accept-Encoding": "identity"}
+
+
+def _refuse_other_bytes(name: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # aiohttp decodes with surrogateescape
+        shown = value.encode(errors="backslashreplace").decode()
+        message = f"{name}: {shown} is not allowed; allowed: UTF-8"
+        raise BadRequestError(Mistake(400, "invalid_value", message), name) from None
 
 
 def check_head(target: str, headers: Iterable[tuple[bytes, bytes]]) -> None:

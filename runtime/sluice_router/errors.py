@@ -95,6 +95,20 @@ class EngineFailedError(RouterError):
     code = "engine_failed"
 
 
+class OtherKeyError(RouterError):
+    """An engine that cannot serve without the router's signature did not take it."""
+
+    status = 503
+    code = "invalid_signature"
+    retry_after_seconds = 2
+
+    def __init__(self, engine: str) -> None:
+        super().__init__(
+            f"engine {engine} refuses the router's signature: it has another key, or its clock is"
+            " wrong"
+        )
+
+
 class SlowClientError(RouterError):
     """An engine broke off, perhaps because the client did not read."""
 

@@ -28,6 +28,7 @@ RetryReason = Literal[
     "prefill_unavailable",
     "mismatch",
     "signature",
+    "other_key",
     "slow_client",
 ]
 

@@ -278,6 +278,28 @@ async def test_prefill_engines_that_drain_are_passed_over_however_many(tmp_path:
         assert rows[decode.url]["condition"] == "ready"
 
 
+async def test_a_decode_engine_with_another_key_is_passed_over_and_left_alone(
+    tmp_path: Path,
+) -> None:
+    other_key = fakes.refuses(403, code="invalid_signature")
+    async with pools(tmp_path, [other_key, fakes.streams]) as service:
+        await service.known(service.decodes[0])
+        for _ in range(3):
+            assert (await service.ask())[1].endswith(fakes.DONE)
+        assert await service.retries("other_key") == len(service.decodes[0].calls) == 1
+        rows = await service.engines()
+        assert rows[service.prefills[0].url]["condition"] == "ready"
+
+
+async def test_where_all_have_another_key_the_error_is_not_the_clients(tmp_path: Path) -> None:
+    other_key = fakes.refuses(403, code="invalid_signature")
+    async with pools(tmp_path, [other_key], wait_for_engine_seconds=0) as service:
+        await service.known(service.decodes[0])
+        status, code, message = await service.error()
+        assert (status, code) == (503, "invalid_signature")
+        assert f"engine {service.decodes[0].url} refuses the router's signature" in message
+
+
 @pytest.mark.parametrize("missing", [Role.PREFILL, Role.DECODE])
 async def test_a_pool_without_engines_is_named(tmp_path: Path, missing: Role) -> None:
     async with pools(tmp_path, [fakes.streams], wait_for_engine_seconds=0.3) as service:

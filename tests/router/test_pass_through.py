@@ -249,3 +249,24 @@ async def test_probes_load_and_metrics(client: aiohttp.ClientSession) -> None:
             text = await response.text()
         assert 'sluice_router_engines{role="mixed",state="ready"} 1.0' in text
         assert json.dumps(summary)
+
+
+@pytest.mark.parametrize("name", ["X-Sluice-Routing-Key", "Accept", "Content-Type"])
+async def test_a_header_of_other_bytes_than_utf8_is_refused_by_name(name: str) -> None:
+    async with (
+        fakes.running_engine(fakes.answers_json) as engine,
+        fakes.running_router(engine.url) as router,
+    ):
+        url = URL(router.url)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Length: 2\r\n" + name.encode() + b": \xff\xfe\r\n\r\n{}"
+        )
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 400 ")
+        error = json.loads(body)["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", name)
+        assert error["message"].startswith(name + ": ")
+        assert not engine.calls

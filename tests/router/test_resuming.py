@@ -310,6 +310,43 @@ async def test_an_engine_that_reads_another_prompt_is_passed_over(tmp_path: Path
         assert await running.counted('sluice_router_retries_total{reason="mismatch"}') == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("status", "code"), [(404, "model_not_found"), (400, "prompt_too_long"), (500, "internal")]
+)
+async def test_an_engine_that_refuses_what_another_took_is_passed_over_and_left_in_peace(
+    tmp_path: Path, stream: bool, status: int, code: str
+) -> None:
+    async with service(tmp_path, count=3) as running:
+        expected = (await running.ask(stream=stream))[2]
+        running.script.engines.clear()
+        for engine in running.engines:
+            engine.calls.clear()
+        behave = only_beginnings(running.script, fakes.refuses(status, code=code), times=1)
+        for engine in running.engines:
+            engine.behave = behave
+        running.script.cuts = [Cut(3, DRAINING, events=True)]
+        assert (await running.ask(stream=stream))[2] == expected
+        assert [len(engine.calls) for engine in running.engines] == [1, 1, 1]
+        assert await running.counted('sluice_router_retries_total{reason="mismatch"}') == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_when_all_refuse_it_the_error_is_never_that_of_a_bad_request(
+    tmp_path: Path, stream: bool
+) -> None:
+    async with service(tmp_path, count=3) as running:
+        behave = only_beginnings(running.script, fakes.refuses(404, code="model_not_found"))
+        for engine in running.engines:
+            engine.behave = behave
+        running.script.cuts = [Cut(3, DRAINING, events=True)]
+        status, _, body = await running.ask(stream=stream)
+        assert status == (200 if stream else 502)
+        error = json.loads(body.strip().rpartition(b"data: ")[2])["error"]
+        assert error["code"] == "engine_failed"
+        assert error["message"].endswith("does not go on with the answer: 404 model_not_found")
+
+
 def only_beginnings(script: Script, refuses: fakes.Behaviour, times: int = 9) -> fakes.Behaviour:
     """The script's, except that so many resumes of all are refused."""
     refused: list[str] = []
