@@ -136,7 +136,7 @@ ENGINE: Final = (
     Metric(
         "sluice_handover_recomputed_total",
         "counter",
-        "Retracted requests whose prompt a decode engine computed itself.",
+        "Retracted requests, whose prompt a decode engine computes again by itself.",
     ),
     Metric("sluice_draining", "gauge", "1 while the engine drains."),
 )

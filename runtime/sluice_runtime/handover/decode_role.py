@@ -156,7 +156,7 @@ class DecodeRole:
         return HandoverLoad(
             prealloc=status.awaiting_pages,
             transfer=len(self._rooms),
-            recomputed=status.recomputed,
+            recomputed=status.retractions,
             read_bytes=counts.read_bytes,
             read_seconds=counts.read_seconds,
             failures=dict(self._failures),

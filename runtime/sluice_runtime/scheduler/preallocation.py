@@ -1,6 +1,6 @@
 """Rows and pages for requests whose prompts somebody else computes, in the order of their arrival.
 
-Whoever was retracted goes first: it waits for its pages here too. For each request that is active a
+Whoever was retracted goes first. For each request that is active a
 number of tokens is kept free, so that what was just received is not retracted at once. Knows
 neither who computes a prompt nor how it arrives.
 """
@@ -35,7 +35,8 @@ class Preallocations:
         """Gives rows and pages to as many as there are any for; one that does not fit is not
         overtaken."""
         waiting = self._table.awaiting_pages
-        if not (waiting and self._kv.free_rows) or len(self._table.waiting):
+        retracted = any(request.output_tokens for request in self._table.waiting)
+        if retracted or not (waiting and self._kv.free_rows):
             return []
         given: list[Preallocated] = []
         reserved = self._reserved_tokens()

@@ -87,7 +87,6 @@ class Scheduler:
         self._steps: Counter[str] = Counter({mode.value: 0 for mode in ForwardMode})
         self._admission_reason = PrefillPlan().reason
         self._retractions = 0
-        self._recomputed = 0
         self._chunk_cuts = 0
 
     def add(self, message: Generate, transfer: Fence | None = None) -> None:
@@ -224,7 +223,6 @@ class Scheduler:
             prefilling=progress_of(prefilling),
             admission_reason=self._admission_reason,
             retractions=self._retractions,
-            recomputed=self._recomputed,
             chunk_cuts=self._chunk_cuts,
             steps=dict(self._steps),
             pace=self._pacing.status(),
@@ -325,7 +323,6 @@ class Scheduler:
     def _launch(self, plan: PrefillPlan, decode: list[Request], now: float) -> Batch:
         self._step += 1
         starting = self._planner.start(plan, now)
-        self._recomputed += sum(r.output_tokens > 0 for r in starting)
         starting += self._newly_resumed()
         batch = self._writer.write(self._step, starting, plan.items, decode)
         self._pending[self._step] = PendingStep(plan.items, decode)

@@ -45,8 +45,6 @@ class Status:
     admission_reason: str
     """Why the last step has no more prompts, whoever waits: `PrefillPlan.reason`."""
     retractions: int
-    recomputed: int
-    """Since the start: retracted requests that left the queue again."""
     chunk_cuts: int
     steps: Mapping[str, int]
     """Since the start, by forward mode."""

@@ -203,6 +203,18 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     pair.check_empty()
 
 
+def test_a_probe_that_waits_holds_back_no_prompt() -> None:
+    pair = Pair()
+    probe = ask("probe", 1, 1, prefill=None)
+    pair.ask(probe, ask("a", 40, 3))
+    pair.decode.loop.step()
+    assert [message.request.request_id for message in pair.wire.said] == ["a"]  # type: ignore[attr-defined]
+    pair.turns(15)
+    assert pair.decode.link.answer("a") == answer_to(range(40), 3)
+    assert pair.end("probe").finish_reason == "length"
+    pair.check_empty()
+
+
 def test_a_draining_prefill_engine_finishes_its_rooms_and_soon_opens_none() -> None:
     pair = Pair()
     pair.ask(ask("a", 40, 3))

@@ -104,8 +104,7 @@ def total_bytes(pieces: Sequence[Piece]) -> int:
     return sum(piece.length_bytes for piece in pieces)
 
 
-def describe(backend: str, session: str, pieces: Sequence[Piece]) -> str:
-    """For messages: what was read, from where. Leaves out the session's token."""
+def describe(backend: str, pieces: Sequence[Piece]) -> str:
+    """For messages, which clients see: what was read. Leaves out where."""
     count = f"{len(pieces)} piece" + ("s" if len(pieces) != 1 else "")
-    peer = session.partition("#")[0]
-    return f"{backend}: reading {total_bytes(pieces)} bytes in {count} from {peer}"
+    return f"{backend}: reading {total_bytes(pieces)} bytes in {count}"

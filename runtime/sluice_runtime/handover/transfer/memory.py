@@ -58,7 +58,7 @@ class MemoryBackend:
         """Never waits by itself, so `timeout_seconds` is not looked at."""
         if self._before_read is not None:
             self._before_read()
-        what = describe(self.name, session, pieces)
+        what = describe(self.name, pieces)
         if (peer := self._network.peer(session)) is None:
             raise PeerUnreachableError(f"{what}: it is closed")
         try:

@@ -68,7 +68,7 @@ class MooncakeBackend:
         """Can take longer than `timeout_seconds` by as long as its pieces take to end."""
         if not pieces:
             return
-        what = describe(self.name, session, pieces)
+        what = describe(self.name, pieces)
         deadline = time.monotonic() + timeout_seconds
         try:
             for piece in pieces:

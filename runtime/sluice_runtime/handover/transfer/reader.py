@@ -176,6 +176,8 @@ class PageReader:
             if job.expected_checksum is not None:
                 verify(job.pieces, job.expected_checksum, job.room)
         except TransferError as error:
+            peer = job.session.partition("#")[0]
+            logger.warning("room %d: a read from %s failed: %s", job.room, peer, error)
             return error
         except Exception as error:
             logger.exception("room %d: a read failed unexpectedly", job.room)

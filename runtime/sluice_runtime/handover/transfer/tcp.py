@@ -66,7 +66,7 @@ class TcpBackend:
         self._memory.add(address, length_bytes)
 
     def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
-        what = describe(self.name, session, pieces)
+        what = describe(self.name, pieces)
         deadline = time.monotonic() + timeout_seconds
         try:
             token = token_of(session)

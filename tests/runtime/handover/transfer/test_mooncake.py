@@ -178,7 +178,7 @@ def test_an_address_that_came_back_in_another_epoch_gets_another_engine() -> Non
     assert [peer for peer, *_ in second.submitted] == ["10.0.0.1:15000"]
     assert second.registered == [(case.memory.address, SIZE)]
     assert [peer for peer, *_ in first.submitted] == ["10.0.0.1:15000", "10.0.0.2:15000"]
-    with pytest.raises(OtherEpochError, match=r"10\.0\.0\.1:15000: another process"):
+    with pytest.raises(OtherEpochError, match="in 1 piece: another process"):
         case.read("10.0.0.1:15000#aa")
     more = MemoryBlock(SIZE)
     case.backend.register(more.address, SIZE)
