@@ -55,6 +55,10 @@ BESIDE = {
     "sluice_router/upstream",
     "sluice_runtime/server/health",
     "sluice_runtime/engine/__main__",
+    "sluice_runtime/grammar/frames",
+    "sluice_runtime/grammar/follow/process",
+    "sluice_runtime/grammar/compile/process",
+    "sluice_runtime/grammar/compile/pool",
 }
 """What runs now and then, request or not."""
 
