@@ -41,7 +41,7 @@ EVENT = (
     b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"%04d"}]}\n\n'
 )
 DONE = b"data: [DONE]\n\n"
-START = comment_line(EventComment(AnswerStart("cmpl-1", 1, "ab" * 32, [4096], 400)))
+START = comment_line(EventComment(AnswerStart("cmpl-1", 1, "ab" * 32, [4096], 400, "m1")))
 HEADERS = {"Content-Type": "application/json"}
 START_SECONDS = 20.0
 NGINX = """
@@ -297,6 +297,7 @@ def idle_report() -> str:
         page_size_tokens=16,
         queued_work_seconds=0.0,
         private_calls=True,
+        answer_identity="m1",
     )
     return report.model_dump_json(by_alias=True)
 
