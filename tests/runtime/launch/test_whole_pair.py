@@ -117,7 +117,8 @@ def test_a_pair_answers_and_outlives_the_deaths_of_its_prefill_engine(pair: Pair
     assert {answer.status_code for answer in answers} <= {200, 503}
     failed = [answer.json()["error"] for answer in answers if answer.status_code == 503]
     assert failed
-    assert {error["code"] for error in failed} == {"prefill_failed"}
+    # Whoever got pages after the death never reached the engine.
+    assert {error["code"] for error in failed} <= {"prefill_failed", "prefill_unavailable"}
     until(lambda: pair.all_free(pair.url))
     pair.prefill.popen.wait(HANG_SECONDS)
     pair.start_prefill()  # on the same bootstrap port, with another epoch
