@@ -152,7 +152,8 @@ def test_a_prefill_engine_that_drains_first_finishes_what_was_asked_of_it(pair: 
             clients.submit(pair.ask, name, signed, prompt=[number] * 2000)
             for number, (name, signed) in enumerate(headers.items())
         ]
-        until(lambda: sum(pair.load(pair.prefill_url).queues.model_dump().values()) == 8)  # type: ignore[union-attr]
+        # The others come while it still takes rooms: it is leaving, and the router may not know.
+        until(lambda: sum(pair.load(pair.prefill_url).queues.model_dump().values()) > 0)  # type: ignore[union-attr]
         pair.prefill.popen.terminate()
         answers = [one.result() for one in asked]
     assert [answer.status_code for answer in answers] == [200] * 8

@@ -108,11 +108,11 @@ def test_a_grammar_that_never_compiles_is_a_400_and_hurts_nobody(
         )
         until(lambda: _waits(process, sdk))
         assert sdk.completions.create(model="tiny", prompt="a", max_tokens=4).choices
+        assert not bad.done()
         yes = sdk.completions.create(
             model="tiny", prompt="a", extra_body={"guided_choice": ["yes", "no"]}
         )
         assert yes.choices[0].text in ("yes", "no")
-        assert not bad.done()
         with pytest.raises(openai.BadRequestError) as error:
             bad.result()
     assert error.value.param == "structured_outputs.json"
