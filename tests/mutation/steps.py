@@ -293,8 +293,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "preallocation: prompts from elsewhere go before those that were sent back",
         "preallocation",
-        " or len(self._table.waiting)",
-        "",
+        "if retracted or not (waiting",
+        "if not (waiting",
         ("test_handed_over_pages",),
     ),
     Mutation(

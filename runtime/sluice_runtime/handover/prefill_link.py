@@ -143,7 +143,7 @@ class PrefillLink:
         except TimeoutError:
             return f"no connection in {seconds:g} s"
         except OSError as error:
-            _log.info("%s:%d: cannot connect: %s", host, port, error)
+            _log.info("%s:%d: cannot connect: %s", host, port, str(error))
             return f"cannot connect: {os.strerror(error.errno or 0)}"
         self._connection.send(frame(self._hello))
         await self._connection.ended
