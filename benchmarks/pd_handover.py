@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import queue
 import secrets
-import select
 import statistics
 import subprocess
 import sys
@@ -40,16 +38,14 @@ from sluice_runtime.messages import (
     PrefillEngine,
     Sampling,
     StepResult,
-    ToApi,
-    ToEngine,
 )
 from sluice_runtime.model_files import resolve
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.step_outcome import FinishedChunk
-from sluice_runtime.wakeup import Wakeup
 
 from benchmarks.cpu_serving import as_an_engine_process, write_model
+from tests.runtime.handover.engines import ThreadLink
 
 KEY = b"k" * 32
 CHUNK, CONTEXT = 1_024, 16_384
@@ -96,28 +92,10 @@ class Watched:
         return self._executor.launch(batch)
 
 
-class Link:
-    """The engine's end of a transport between two threads."""
-
-    def __init__(self) -> None:
-        self.wakeup = Wakeup()
-        self.coming: deque[ToEngine] = deque()
-        self.sent: queue.Queue[ToApi] = queue.Queue()
-
-    def poll(self, timeout_seconds: float) -> list[ToEngine]:
-        if not self.coming:
-            select.select([self.wakeup], [], [], timeout_seconds)
-        self.wakeup.clear()
-        return [self.coming.popleft() for _ in range(len(self.coming))]
-
-    def send(self, message: ToApi) -> None:
-        self.sent.put(message)
-
-
 @contextmanager
 def engine(
     folder: Path, role: str, backend: str, tell: Callable[[str, float], None]
-) -> Iterator[tuple[Link, EngineReady, Watched]]:
+) -> Iterator[tuple[ThreadLink, EngineReady, Watched]]:
     """A loop in a thread."""
     settings = {
         "model": {"uri": str(folder)},
@@ -129,7 +107,11 @@ def engine(
     config = resolved(EngineConfig.model_validate(settings))
     kv = KvTransfer(backend=backend).model_copy(update={"bootstrap_port": 0})
     config = config.model_copy(update={"kv_transfer": kv})
-    built, link, stop = build_engine(config, resolve(config.model.uri)), Link(), threading.Event()
+    built, link, stop = (
+        build_engine(config, resolve(config.model.uri)),
+        ThreadLink(),
+        threading.Event(),
+    )
     warm_up(built.runner, built.settings, built.model.spec.vocabulary_size)
     with ExitStack() as stack:
         stack.enter_context(closing(built.grammar_processes))
@@ -237,7 +219,7 @@ def measure(folder: Path, backend: str, rounds: int) -> None:
             report(kind, backend, seen[1:])
 
 
-def ask(link: Link, prompt: list[int], prefill: PrefillEngine) -> None:
+def ask(link: ThreadLink, prompt: list[int], prefill: PrefillEngine) -> None:
     """Returns when it has ended."""
     request = Generate(
         secrets.token_hex(4),
