@@ -57,6 +57,15 @@ class LoadReport(ContractModel):
     """Opaque: an answer goes on only between engines that say the same."""
     queued_work_seconds: float
     """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""
+    prefill_tokens_per_second: float | None = None
+    """At which prompts are computed while some are; absent when unknown."""
+    itl_seconds: float | None = None
+    """Mean time between two tokens of an answer in the last ten seconds; absent while none ran."""
+    prompt_tokens_total: int | None = None
+    """Since `epoch` began, as are the next two: tokens of the prompts that were received, without
+    those that the prefix cache held. The three are absent in reports of older engines."""
+    generated_tokens_total: int | None = None
+    finished_requests_total: int | None = None
 
     @property
     def requests(self) -> int:

@@ -1,0 +1,71 @@
+"""What the autoscaler sees of a service at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice_contract.labels import Role
+from sluice_contract.service_load import EngineCondition
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """One engine by its last load report. Totals count since `epoch` began; None: not reported."""
+
+    name: str
+    role: Role
+    epoch: str
+    condition: EngineCondition
+    age_seconds: float
+    """Of the report, at the moment of the sample."""
+    revision: str | None = None
+    queued_requests: int = 0
+    queued_tokens: int = 0
+    """Prompt tokens that are not computed yet."""
+    queued_work_seconds: float = 0.0
+    """To compute them, at the engine's own rate; 0 when that is unknown."""
+    running_requests: int = 0
+    max_running_requests: int = 0
+    kv_used: float = 0.0
+    """Share of the pages that requests hold."""
+    bootstrap_requests: int = 0
+    inflight_requests: int = 0
+    prealloc_requests: int = 0
+    transfer_requests: int = 0
+    prefill_tokens_per_second: float | None = None
+    """At which prompts are computed while some are."""
+    itl_seconds: float | None = None
+    """Between two tokens of an answer, of late."""
+    prompt_tokens_total: int | None = None
+    """Tokens of the prompts that were received, without those of the prefix cache."""
+    generated_tokens_total: int | None = None
+    finished_requests_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSample:
+    """One pool, of all revisions."""
+
+    role: Role
+    replicas: int
+    """Engines that it is asked for."""
+    ready: int
+    starting: int = 0
+    """Pods that have a place and are not ready yet."""
+    unschedulable: int = 0
+    """Pods without a place."""
+    surplus: int = 0
+    """Pods beyond `replicas` that still hold their GPUs: they drain, or a roll-out needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A service at `time_seconds`, by a clock that never goes back."""
+
+    time_seconds: float
+    pools: Mapping[Role, PoolSample]
+    engines: tuple[EngineSample, ...] | None
+    """None: no router answered."""
+    waiting_requests: int = 0
+    """Held by routers, as no engine is usable."""
