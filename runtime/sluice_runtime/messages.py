@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from sluice_contract.trace import trace_id
 
-PROTOCOL_VERSION: Final = 15
+PROTOCOL_VERSION: Final = 16
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -253,6 +253,14 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Mean relative error of the predicted step times."""
     handover: HandoverLoad | None = None
     """Of prefill and decode engines."""
+    prefill_tokens_per_second: float | None = None
+    """As in the load report; so is the next."""
+    itl_seconds: float | None = None
+    prompt_tokens: int = 0
+    """Since the start, as are the next two: of prompts to compute here, without those that the
+    prefix cache had when they came."""
+    generated_tokens: int = 0
+    finished_requests: int = 0
 
 
 class StepResult(Message, frozen=True):

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from sluice_runtime.engine.pace import Pace
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import HandoverLoad, Load
 from sluice_runtime.scheduler.status import Status
 
 
+class Now(NamedTuple):
+    """One moment by two clocks: that of the steps, and that of people."""
+
+    monotonic_seconds: float
+    unix_seconds: float
+
+
 def load_from(
     status: Status,
     grammars: GrammarQueue,
-    unix_seconds: float,
+    pace: Pace,
+    now: Now,
     handover: HandoverLoad | None = None,
 ) -> Load:
-    """`unix_seconds`: when `status` was read. Requests that wait for a grammar count as
-    queued."""
+    """`now`: when `status` was read. Requests that wait for a grammar count as queued."""
     queued_tokens = status.queued_tokens + grammars.prompt_tokens
     return Load(
-        time_seconds=unix_seconds,
+        time_seconds=now.unix_seconds,
         queued_requests=status.queued_requests + len(grammars),
         queued_tokens=queued_tokens,
         running_requests=status.running_requests,
@@ -38,4 +48,9 @@ def load_from(
         chunk_budgets=dict(status.pace.budgets),
         step_error_ratio=status.pace.error_ratio,
         handover=handover,
+        prefill_tokens_per_second=pace.prefill_tokens_per_second,
+        itl_seconds=pace.itl_seconds(now.monotonic_seconds),
+        prompt_tokens=status.received_prompt_tokens,
+        generated_tokens=pace.generated_tokens,
+        finished_requests=status.finished_requests,
     )

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.heartbeat import HeartbeatThread
-from sluice_runtime.engine.load import load_from
+from sluice_runtime.engine.load import Now, load_from
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.pace import Pace
@@ -153,7 +153,7 @@ class EngineLoop:
         computed = self._finished_seconds = self._clock.monotonic()
         outcome = self._scheduler.process(batch, result, computed)
         finished = self._clock.monotonic()
-        self._pace.decoded(len(batch.sampling_rows), since)
+        self._pace.stepped(batch, since, computed)
         self._role.computed(outcome.finished_chunks)
         deltas = self._deltas(outcome.deltas, computed)
         status = self._scheduler.status()
@@ -267,8 +267,9 @@ class EngineLoop:
         return self._load(self._scheduler.status())
 
     def _load(self, status: Status) -> Load:
+        now = Now(self._clock.monotonic(), self._clock.unix())
         self._known_load = load_from(
-            status, self._grammars, self._clock.unix(), self._role.load(status)
+            status, self._grammars, self._pace, now, self._role.load(status)
         )
         return self._known_load
 

@@ -88,6 +88,8 @@ class Scheduler:
         self._admission_reason = PrefillPlan().reason
         self._retractions = 0
         self._chunk_cuts = 0
+        self._received_prompt_tokens = 0
+        self._finished_requests = 0
 
     def add(self, message: Generate, transfer: Fence | None = None) -> None:
         """Queues a request. One that can never run ends at once, and `process` reports it.
@@ -100,6 +102,8 @@ class Scheduler:
             self._kv.begin_transfer(request, transfer)
         if not self._settled(message, request):
             self._table.add(request)
+            cached_tokens = self._kv.matched_tokens(request)
+            self._received_prompt_tokens += len(request.token_ids) - cached_tokens
 
     def add_remote(self, message: Generate) -> None:
         """Queues a request whose prompt somebody else computes; `next_preallocations` gives it
@@ -224,6 +228,8 @@ class Scheduler:
             admission_reason=self._admission_reason,
             retractions=self._retractions,
             chunk_cuts=self._chunk_cuts,
+            received_prompt_tokens=self._received_prompt_tokens,
+            finished_requests=self._finished_requests,
             steps=dict(self._steps),
             pace=self._pacing.status(),
         )
@@ -439,6 +445,7 @@ class Scheduler:
         """The one terminal event of a request; `trusted`: what it computed may serve others."""
         if request.row is not None:
             self._kv.release(request, trusted=trusted)
+        self._finished_requests += reason in ("stop", "length")
         if reason in ("stop", "length") and not request.ignore_eos:
             self._ratio.learn(request.output_tokens, request.max_tokens)
         self._table.end(request)

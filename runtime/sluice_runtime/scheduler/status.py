@@ -46,6 +46,11 @@ class Status:
     """Why the last step has no more prompts, whoever waits: `PrefillPlan.reason`."""
     retractions: int
     chunk_cuts: int
+    received_prompt_tokens: int
+    """Since the start: tokens of the prompts to compute here, without those that were cached when
+    they came."""
+    finished_requests: int
+    """Since the start: whose answer came to its end."""
     steps: Mapping[str, int]
     """Since the start, by forward mode."""
     pace: PaceStatus

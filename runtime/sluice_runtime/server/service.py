@@ -165,6 +165,11 @@ class Service:
             private_calls=self.identity.handover_key is not None,
             answer_identity=None if self.text is None else self.answer_identity(),
             queued_work_seconds=load.queued_work_seconds,
+            prefill_tokens_per_second=load.prefill_tokens_per_second,
+            itl_seconds=load.itl_seconds,
+            prompt_tokens_total=load.prompt_tokens,
+            generated_tokens_total=load.generated_tokens,
+            finished_requests_total=load.finished_requests,
         )
 
 

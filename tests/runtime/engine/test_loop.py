@@ -71,7 +71,13 @@ def link() -> FakeLink:
 
 @pytest.fixture
 def loop(link: FakeLink) -> EngineLoop:
-    settings = settings_of(pool_tokens=32_768, page_size=16, chunk_size=64)
+    return loop_on(link)
+
+
+def loop_on(link: FakeLink, prefix_cache: bool = False) -> EngineLoop:
+    settings = settings_of(
+        pool_tokens=32_768, page_size=16, chunk_size=64, prefix_cache=prefix_cache
+    )
     scheduler = Scheduler(settings, PageAllocator(2048))
     ticks = count()
     clock = Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
@@ -103,6 +109,25 @@ def test_one_message_a_step_carries_all_tokens_and_the_load(
     assert last.load.steps == {"EXTEND": 1, "DECODE": 2, "MIXED": 0, "IDLE": 0}
     assert last.load.time_seconds == 1.7e9
     assert last.step_seconds > last.scheduler_seconds > 0
+
+
+def test_the_load_counts_prompts_without_what_was_cached_and_requests_that_finished(
+    link: FakeLink,
+) -> None:
+    loop = loop_on(link, prefix_cache=True)
+    link.coming.append([ask("a", 40, 3)])
+    turns(loop, 4)
+    assert not link.steps[-1].load.queued_tokens
+    link.coming.append([ask("b", 40, 2), ask("c", 50, 400)])
+    turns(loop, 3)
+    link.coming.append([Abort("c")])
+    turns(loop, 2)
+    load = link.steps[-1].load
+    assert load.prompt_tokens == 40 + (40 - 32) + (50 - 32)  # two whole pages were cached
+    assert load.finished_requests == 2
+    assert load.generated_tokens == len(link.answer("a") + link.answer("b") + link.answer("c"))
+    assert load.prefill_tokens_per_second is not None
+    assert load.itl_seconds is not None
 
 
 def test_it_waits_for_messages_and_sends_heartbeats_only_while_idle(

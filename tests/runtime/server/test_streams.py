@@ -171,6 +171,9 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
         load = (await server.http.get("/load")).json()
         assert (load["kvPagesTotal"], load["epoch"], load["queuedWorkSeconds"]) == (64, "e1", 0.25)
         assert load["privateCalls"] is False  # without a key
+        assert (load["prefillTokensPerSecond"], load["itlSeconds"]) == (1500.0, 0.025)
+        totals = ("promptTokensTotal", "generatedTokensTotal", "finishedRequestsTotal")
+        assert [load[total] for total in totals] == [700, 90, 6]
         text = (await server.http.get("/metrics")).text
         for line in (
             'sluice_requests_total{outcome="stop"} 1.0',

@@ -1,0 +1,55 @@
+"""Rates of an engine, from the steps that it made."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_runtime.engine.pace import Pace
+from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode
+
+
+def step(prompt_tokens: int = 0, decode_rows: int = 0) -> Batch:
+    extends = (ExtendRow(99, 0, tuple(range(prompt_tokens)), samples=True),)
+    rows = tuple(range(decode_rows))
+    return Batch(
+        1, ForwardMode.MIXED, extend_rows=extends if prompt_tokens else (), decode_rows=rows
+    )
+
+
+def test_nothing_is_known_before_the_first_step() -> None:
+    pace = Pace()
+    assert pace.prefill_tokens_per_second is None
+    assert pace.itl_seconds(5.0) is None
+    assert pace.generated_tokens == 0
+
+
+def test_prompts_are_computed_at_the_rate_of_whole_chunks() -> None:
+    """Even if the prompts' ends are as many steps, and take nearly as long."""
+    pace = Pace()
+    for at in range(20):
+        pace.stepped(step(prompt_tokens=2000), at, at + 0.5)
+        pace.stepped(step(prompt_tokens=3), at + 0.5, at + 0.9)
+    assert pace.prefill_tokens_per_second == pytest.approx(4000, rel=0.01)
+    for at in range(20, 400):
+        pace.stepped(step(prompt_tokens=2000), at, at + 1.0)
+    assert pace.prefill_tokens_per_second == pytest.approx(2000, rel=0.01)
+
+
+def test_answers_wait_for_steps_that_they_sit_out() -> None:
+    pace = Pace()
+    pace.stepped(step(decode_rows=4), 0.0, 0.1)
+    pace.stepped(step(prompt_tokens=8), 0.1, 0.4)
+    pace.stepped(step(decode_rows=4), 0.4, 0.5)
+    assert pace.itl_seconds(0.5) == pytest.approx((0.1 + 0.4) / 2)
+    assert pace.generated_tokens == 9
+
+
+def test_the_time_between_tokens_is_that_of_the_last_ten_seconds_without_idleness() -> None:
+    pace = Pace()
+    for at in range(5):
+        pace.stepped(step(decode_rows=1), float(at), at + 1.0)
+    pace.forget_decode()
+    for at in range(20, 26):
+        pace.stepped(step(decode_rows=3), at, at + 0.5)
+        pace.stepped(step(decode_rows=3), at + 0.5, at + 1.0)
+    assert pace.itl_seconds(26.0) == pytest.approx(0.5)
+    assert pace.itl_seconds(40.0) is None
