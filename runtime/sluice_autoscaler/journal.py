@@ -1,0 +1,123 @@
+"""A bounded record of samples and decisions, as JSON lines that can be decided on again.
+
+A line has what `decide` was given and what it answered; values that are defaults are left out, and
+a reader passes over keys that it does not know. Equal decisions are thinned out, and each line says
+how many ticks are missing before it. Knows no file and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sluice_autoscaler.decision import Decision
+from sluice_autoscaler.history import Tick
+from sluice_autoscaler.sample import Sample
+from sluice_autoscaler.settings import Settings
+
+KEPT_BYTES: Final = 512 * 1024
+"""Of a service's journal: half of what an object of Kubernetes may hold."""
+QUIET_SECONDS: Final = 30.0
+"""Of ticks that decide the same, one in so many seconds is kept."""
+
+
+class JournalError(ValueError):
+    """A line that cannot be read: its number, and why."""
+
+
+class JournalLine(BaseModel):
+    """One tick: what was seen, under which settings, and what was decided."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    settings: Settings
+    sample: Sample
+    decision: Decision
+    left_out_ticks: int = 0
+    """Ticks between the line before and this one, all decided as the line before."""
+
+    @property
+    def tick(self) -> Tick:
+        return Tick(self.sample, self.decision)
+
+    def text(self) -> str:
+        """One line of JSON, without its end."""
+        return self.model_dump_json(exclude_defaults=True)
+
+
+class Journal:
+    """The last lines of one service, the oldest first; what is older than fits is dropped."""
+
+    def __init__(self, lines: Iterable[str] = (), kept_bytes: int = KEPT_BYTES) -> None:
+        """`lines`: of an earlier life, as `text` gave them."""
+        self._kept_bytes = kept_bytes
+        self._lines: list[str] = []
+        self._bytes = 0
+        self._last: Tick | None = None
+        self._left_out = 0
+        for line in lines:
+            self._append(line)
+
+    def add(self, settings: Settings, tick: Tick) -> bool:
+        """Whether the tick was written, and not thinned out."""
+        if self._last is not None and not _differs(self._last, tick):
+            self._left_out += 1
+            return False
+        line = JournalLine(
+            settings=settings,
+            sample=tick.sample,
+            decision=tick.decision,
+            left_out_ticks=self._left_out,
+        )
+        self._append(line.text())
+        self._last, self._left_out = tick, 0
+        return True
+
+    def text(self) -> str:
+        """All lines."""
+        return "".join(f"{line}\n" for line in self._lines)
+
+    def _append(self, line: str) -> None:
+        self._lines.append(line)
+        self._bytes += len(line.encode()) + 1
+        while self._bytes > self._kept_bytes and len(self._lines) > 1:
+            self._bytes -= len(self._lines.pop(0).encode()) + 1
+
+
+def read_journal(lines: Iterable[str]) -> Iterator[JournalLine]:
+    """The lines of a journal; blank ones are passed over.
+
+    Raises:
+        JournalError: a line that is not one of a journal.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield JournalLine.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the line"
+            raise JournalError(f"line {number}: {where}: {first['msg']}") from None
+
+
+def _differs(before: Tick, tick: Tick) -> bool:
+    elapsed = tick.sample.time_seconds - before.sample.time_seconds
+    changes = bool(tick.decision.changes) or _outcome(before) != _outcome(tick)
+    return changes or not 0 <= elapsed < QUIET_SECONDS
+
+
+def _outcome(tick: Tick) -> dict[str, tuple[int, str]]:
+    return {role: (pool.desired, pool.reason) for role, pool in tick.decision.pools.items()}
+
+
+def decided_alike(one: Decision, other: Decision) -> bool:
+    """Whether both want the same engines for the same reasons; words may differ."""
+    bare = [
+        {role: replace(pool, message="") for role, pool in decision.pools.items()}
+        for decision in (one, other)
+    ]
+    return bare[0] == bare[1] and one.reason == other.reason
