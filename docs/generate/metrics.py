@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sluice_contract import ports
-from sluice_contract.metrics import ENGINE, OPERATOR, ROUTER, Metric
+from sluice_contract.metrics import ENGINE, ENGINE_PROCESS, OPERATOR, PROCESS, ROUTER, Metric
 
 from docs.generate.markdown import GENERATED, table
 
@@ -23,10 +23,19 @@ chooses by the load reports of [engines](api.md#routes), not by metrics.
 """
 
 
+PARTS: Final = (
+    ("Engine", ENGINE),
+    ("Router", ROUTER),
+    ("Operator", OPERATOR),
+    ("Processes: router, operator, and the API process of an engine", PROCESS),
+    ("The process of an engine that computes", ENGINE_PROCESS),
+)
+
+
 def metrics_page() -> str:
     """docs/reference/metrics.md."""
     lines = [GENERATED, HEAD]
-    for title, metrics in (("Engine", ENGINE), ("Router", ROUTER), ("Operator", OPERATOR)):
+    for title, metrics in PARTS:
         lines += [f"## {title}", "", *_table(metrics), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 

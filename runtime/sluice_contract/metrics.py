@@ -5,7 +5,7 @@ Knows nothing of prometheus-client: each process makes its own collectors from t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 LATENCY_SECONDS: Final = (
@@ -28,6 +28,12 @@ class Metric:
 
 
 ENGINE: Final = (
+    Metric(
+        "sluice_engine_info",
+        "gauge",
+        "Always 1: what the engine is; join the others by their target (pod, instance).",
+        ("model", "role", "revision", "version"),
+    ),
     Metric("sluice_requests_total", "counter", "Requests ended, by outcome.", ("outcome",)),
     Metric("sluice_prompt_tokens_total", "counter", "Prompt tokens of accepted requests."),
     Metric(
@@ -65,7 +71,9 @@ ENGINE: Final = (
     Metric("sluice_prompt_length_tokens", "histogram", "Prompt length.", (), TOKENS),
     Metric("sluice_output_length_tokens", "histogram", "Output length.", (), TOKENS),
     Metric("sluice_running_requests", "gauge", "Requests in the running batch."),
+    Metric("sluice_max_running_requests", "gauge", "Most requests that run at once."),
     Metric("sluice_queued_requests", "gauge", "Requests waiting for admission."),
+    Metric("sluice_max_queued_requests", "gauge", "Most requests that wait; one more is a 429."),
     Metric("sluice_queued_tokens", "gauge", "Prompt tokens not computed yet."),
     Metric("sluice_grammar_requests", "gauge", "Queued requests whose grammar is being compiled."),
     Metric(
@@ -86,6 +94,8 @@ ENGINE: Final = (
         ("reason",),
     ),
     Metric("sluice_kv_pages", "gauge", "KV pages by state.", ("state",)),
+    Metric("sluice_kv_pool_tokens", "gauge", "Size of the KV pool, in tokens."),
+    Metric("sluice_context_length_tokens", "gauge", "Most tokens of a prompt and its answer."),
     Metric("sluice_token_usage_ratio", "gauge", "Share of the KV pool in use."),
     Metric("sluice_new_token_ratio", "gauge", "Share of max_tokens that admission reserves."),
     Metric("sluice_retractions_total", "counter", "Running requests sent back to the queue."),
@@ -127,6 +137,7 @@ ENGINE: Final = (
     ),
     Metric("sluice_handover_read_bytes_total", "counter", "Bytes of KV pages read from prefill."),
     Metric("sluice_handover_read_seconds_total", "counter", "Time of these reads, by the clock."),
+    Metric("sluice_handover_reads_total", "counter", "Reads that ended well: one for each chunk."),
     Metric(
         "sluice_handover_failures_total",
         "counter",
@@ -142,6 +153,7 @@ ENGINE: Final = (
 )
 
 ROUTER: Final = (
+    Metric("sluice_router_info", "gauge", "Always 1: the release of the router.", ("version",)),
     Metric(
         "sluice_router_requests_total",
         "counter",
@@ -188,11 +200,19 @@ ROUTER: Final = (
     Metric(
         "sluice_router_engines", "gauge", "Engines known, by role and state.", ("role", "state")
     ),
+    Metric(
+        "sluice_router_picks_total",
+        "counter",
+        "Requests given to an engine or a pair, by why it was that one.",
+        ("reason",),
+    ),
+    Metric("sluice_router_waiting_requests", "gauge", "Requests held until an engine is usable."),
     Metric("sluice_router_inflight_requests", "gauge", "Requests being served."),
     Metric("sluice_router_buffered_bytes", "gauge", "Heads and bodies of requests that are held."),
 )
 
 OPERATOR: Final = (
+    Metric("sluice_operator_info", "gauge", "Always 1: the operator's release.", ("version",)),
     Metric(
         "sluice_operator_reconcile_total",
         "counter",
@@ -223,8 +243,8 @@ OPERATOR: Final = (
     Metric(
         "sluice_operator_condition",
         "gauge",
-        "1 for the status that each condition of an InferenceService has now.",
-        ("namespace", "name", "type", "status"),
+        "1 for the status that each condition of an InferenceService has now, and why.",
+        ("namespace", "name", "type", "status", "reason"),
     ),
     Metric(
         "sluice_operator_pool_replicas",
@@ -232,4 +252,21 @@ OPERATOR: Final = (
         "Engines of a pool: desired, ready and draining.",
         ("namespace", "name", "role", "state"),
     ),
+)
+
+_PROCESS: Final = (
+    Metric("cpu_seconds_total", "counter", "Processor time, of user and system."),
+    Metric("resident_memory_bytes", "gauge", "Memory that it holds."),
+    Metric("virtual_memory_bytes", "gauge", "Memory that it has mapped."),
+    Metric("start_time_seconds", "gauge", "Unix time at which it began."),
+    Metric("open_fds", "gauge", "Files and connections that are open."),
+    Metric("max_fds", "gauge", "Most that may be open."),
+)
+"""What prometheus-client tells of a process, without the prefix."""
+PROCESS: Final = tuple(replace(each, name=f"process_{each.name}") for each in _PROCESS)
+"""Of the router, the operator, and the API process of an engine."""
+COMPUTING_PROCESS: Final = "sluice_engine"
+"""Prefix of `PROCESS` for the process of an engine that computes."""
+ENGINE_PROCESS: Final = tuple(
+    replace(each, name=f"{COMPUTING_PROCESS}_{each.name}") for each in PROCESS
 )

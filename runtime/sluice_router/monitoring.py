@@ -17,7 +17,7 @@ from sluice_router.errors import JSON_CONTENT_TYPE
 from sluice_router.fleet import Clock, Fleet
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.memory import ByteBudget
-from sluice_router.telemetry import CONTENT_TYPE, Telemetry
+from sluice_router.telemetry import CONTENT_TYPE, Held, Telemetry
 
 
 async def health(request: web.Request) -> web.Response:
@@ -84,7 +84,9 @@ class Monitoring:
         states = [
             (engine.endpoint.role, condition(engine, now)) for engine in self._fleet.engines()
         ]
-        text = self._telemetry.render(states, self._lifecycle.inflight, self._budget.held)
+        dispatcher = self._dispatcher
+        held = Held(self._lifecycle.inflight, dispatcher.waiting, self._budget.held)
+        text = self._telemetry.render(states, dispatcher.picks.counts, held)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 

@@ -6,9 +6,9 @@ Knows how to count and to print; the names and buckets are `sluice_contract.metr
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -22,6 +22,7 @@ from prometheus_client import (
 from sluice_contract import metrics
 from sluice_contract.labels import Role
 from sluice_contract.service_load import EngineCondition
+from sluice_contract.version import VERSION
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Outcome = Literal["complete", "cut", "client_gone"]
@@ -30,15 +31,26 @@ client, who left or did not read."""
 CONDITIONS: tuple[EngineCondition, ...] = ("ready", "unready", "draining", "failing")
 
 
+class Held(NamedTuple):
+    """What a router holds now."""
+
+    requests: int
+    waiting_requests: int
+    """Of these: until an engine is usable."""
+    buffered_bytes: int
+
+
 class Telemetry:
     """All collectors of one router."""
 
     def __init__(self, roles: Collection[Role]) -> None:
         """`roles`: of the service's pools."""
         self._roles = roles
+        self._counted_picks: Tally[str] = Tally()
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         table = {metric.name: metric for metric in metrics.ROUTER}
+        self._gauge(table["sluice_router_info"]).labels(VERSION).set(1)
         self._requests = self._counter(table["sluice_router_requests_total"])
         self._seconds = self._histogram(table["sluice_router_request_seconds"])
         self._first_byte = self._histogram(table["sluice_router_first_byte_seconds"])
@@ -47,6 +59,8 @@ class Telemetry:
         self._resume_failures = self._counter(table["sluice_router_resume_failures_total"])
         self._resumes_forgone = self._counter(table["sluice_router_resumes_forgone_total"])
         self._engines = self._gauge(table["sluice_router_engines"])
+        self._picks = self._counter(table["sluice_router_picks_total"])
+        self._waiting = self._gauge(table["sluice_router_waiting_requests"])
         self._inflight = self._gauge(table["sluice_router_inflight_requests"])
         self._buffered = self._gauge(table["sluice_router_buffered_bytes"])
 
@@ -78,15 +92,19 @@ class Telemetry:
     def render(
         self,
         engines: Iterable[tuple[Role, EngineCondition]],
-        inflight: int,
-        buffered_bytes: int,
+        picks: Mapping[str, int],
+        held: Held,
     ) -> bytes:
-        """The exposition, with gauges as of now."""
+        """The exposition, with gauges as of now. `picks`: since the start, by reason."""
         tally = Tally(engines)
         for role, condition in product(self._roles, CONDITIONS):
             self._engines.labels(role, condition).set(tally[role, condition])
-        self._inflight.set(inflight)
-        self._buffered.set(buffered_bytes)
+        for reason, count in picks.items():
+            self._picks.labels(reason).inc(count - self._counted_picks[reason])
+            self._counted_picks[reason] = count
+        self._waiting.set(held.waiting_requests)
+        self._inflight.set(held.requests)
+        self._buffered.set(held.buffered_bytes)
         return generate_latest(self._registry)
 
     def _counter(self, metric: metrics.Metric) -> Counter:

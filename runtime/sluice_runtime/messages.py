@@ -213,6 +213,7 @@ class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of a decode engine: retracted requests that it prefilled itself."""
     read_bytes: int = 0
     read_seconds: float = 0.0
+    reads: int = 0
     failures: dict[str, int] = {}
     """Rooms that failed, by reason."""
     draining: bool = False
@@ -301,6 +302,8 @@ class EngineReady(Message, frozen=True):
     """Tells the model's weights apart from others under the same name."""
     bootstrap_port: int = 0
     """Of a prefill engine: where decode engines connect."""
+    pid: int = 0
+    """Of the engine process; 0 where it is a thread."""
 
 
 class EngineFailed(Message, frozen=True):

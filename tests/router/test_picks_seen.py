@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -14,6 +15,8 @@ from sluice_contract.service_load import ServiceLoad
 from sluice_router.__main__ import main
 
 from tests.router import fakes
+
+PICKED = re.compile(r'^sluice_router_picks_total\{reason="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
 @asynccontextmanager
@@ -69,7 +72,7 @@ async def test_short_prompts_take_turns() -> None:
         assert [len(engine.calls) for engine in engines] == [4, 4]
 
 
-async def test_why_an_engine_was_picked_is_in_its_load_and_in_the_log_at_debug(
+async def test_why_an_engine_was_picked_is_in_load_metrics_and_in_the_log_at_debug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "sluice.router.pick")
@@ -79,6 +82,10 @@ async def test_why_an_engine_was_picked_is_in_its_load_and_in_the_log_at_debug(
         await ask(router, ["hello"])
         async with client.get(router.metrics_url + "/load") as response:
             load = ServiceLoad.model_validate_json(await response.read())
+        for _ in range(2):  # each scrape tells the same total
+            async with client.get(router.metrics_url + "/metrics") as response:
+                counted = PICKED.findall(await response.text())
+    assert dict(counted) == {"SamePrefix": "1.0", "SameSession": "1.0", "LessLoaded": "1.0"}
     assert load.picks == {"SamePrefix": 1, "SameSession": 1, "LessLoaded": 1}
     assert load.last_pick is not None
     assert load.last_pick.startswith("r1: http://127.0.0.1:")

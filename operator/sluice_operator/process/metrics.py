@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from sluice_contract.metrics import OPERATOR, Metric
+from sluice_contract.version import VERSION
 
 from sluice_operator.process.status_metrics import ServiceStatuses
 
@@ -21,6 +29,8 @@ class OperatorMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._gauge(BY_NAME["sluice_operator_info"]).labels(VERSION).set(1)
         self._total = self._counter(BY_NAME["sluice_operator_reconcile_total"])
         self._errors = self._counter(BY_NAME["sluice_operator_reconcile_errors_total"])
         self._duration = self._histogram(BY_NAME["sluice_operator_reconcile_duration_seconds"])

@@ -21,8 +21,8 @@ STATES: Final = ("desired", "ready", "draining")
 class _Shown(NamedTuple):
     """What the gauges say of one service."""
 
-    conditions: tuple[tuple[str, str], ...]
-    """Type and status."""
+    conditions: tuple[tuple[str, str, str], ...]
+    """Type, status and reason."""
     replicas: tuple[tuple[str, str, int], ...]
     """Role, state and number."""
 
@@ -50,8 +50,8 @@ class ServiceStatuses(Collector):
         """Both families, with the series of every service that is there."""
         conditions, replicas = map(_family, (self._condition, self._replicas))
         for place, shown in self._known.items():
-            for kind, status in shown.conditions:
-                conditions.add_metric((*place, kind, status), 1)
+            for condition in shown.conditions:
+                conditions.add_metric((*place, *condition), 1)
             for role, state, count in shown.replicas:
                 replicas.add_metric((*place, role, state), count)
         yield conditions
@@ -63,7 +63,10 @@ def _family(metric: Metric) -> GaugeMetricFamily:
 
 
 def _shown(status: Manifest) -> _Shown:
-    conditions = ((each["type"], each["status"]) for each in status.get("conditions") or ())
+    conditions = (
+        (each["type"], each["status"], each.get("reason", ""))
+        for each in status.get("conditions") or ()
+    )
     replicas = (
         (role, state, pool[state])
         for role, pool in (status.get("pools") or {}).items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -81,6 +82,7 @@ class Engine:
             vocabulary_size=self.model.spec.vocabulary_size,
             kv_dtype=_name(self.model.dtype),
             weights=self.weights,
+            pid=os.getpid(),
         )
 
     def sizes(self) -> Sizes:

@@ -159,6 +159,7 @@ class DecodeRole:
             recomputed=status.retractions,
             read_bytes=counts.read_bytes,
             read_seconds=counts.read_seconds,
+            reads=counts.reads,
             failures=dict(self._failures),
         )
 

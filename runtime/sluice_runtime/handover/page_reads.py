@@ -68,7 +68,7 @@ class PageReads:
 
     def counts(self) -> ReadCounts:
         counts = self._reader.counts()
-        return ReadCounts(counts.read_bytes, counts.read_seconds)
+        return ReadCounts(counts.read_bytes, counts.read_seconds, counts.reads)
 
     def _job(self, read: PageRead) -> ReadJob:
         memory, local = read.memory, self._local

@@ -103,6 +103,7 @@ class ReadCounts:
 
     read_bytes: int = 0
     read_seconds: float = 0.0
+    reads: int = 0
 
 
 PrefillEvent = FromDecode | PeerLost

@@ -70,6 +70,7 @@ class Link(Protocol):
 class StepObserver(Protocol):
     """Observes every request and step; keeps the metrics."""
 
+    def began(self, ready: EngineReady) -> None: ...
     def opened(self, generate: Generate) -> None: ...
     def stepped(self, result: StepResult) -> None: ...
     def loaded(self, load: Load) -> None: ...
@@ -289,6 +290,7 @@ class EngineClient:
             case EngineReady():
                 self.ready = message
                 self.became_ready.set()
+                self._observer.began(message)
                 self._take_load(_empty_load(message))
             case Heartbeat():
                 self._take_load(message.load)

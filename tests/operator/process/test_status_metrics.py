@@ -13,11 +13,13 @@ from tests.operator.examples import pool, service
 
 KEY = Key(INFERENCE_SERVICE.kind, "default", "chat")
 PLACE = {"namespace": "default", "name": "chat"}
+WHY = {"True": "Serving", "False": "Unschedulable"}
 
 
 def status(ready: str, desired: int = 2) -> Manifest:
     pools = {"mixed": {"desired": desired, "ready": 1, "draining": 0, "summary": "1/2"}}
-    return {"conditions": [{"type": "Ready", "status": ready}], "pools": pools}
+    condition = {"type": "Ready", "status": ready, "reason": WHY[ready]}
+    return {"conditions": [condition], "pools": pools}
 
 
 @pytest.fixture
@@ -34,8 +36,10 @@ def value(statuses: ServiceStatuses, name: str, **labels: str) -> float | None:
 def test_a_condition_has_a_series_for_the_status_it_has_now(statuses: ServiceStatuses) -> None:
     statuses.record(service(), status("False"))
     statuses.record(service(), status("True"))
-    assert value(statuses, "condition", type="Ready", status="True") == 1
-    assert value(statuses, "condition", type="Ready", status="False") is None
+    assert value(statuses, "condition", type="Ready", status="True", reason="Serving") == 1
+    assert (
+        value(statuses, "condition", type="Ready", status="False", reason="Unschedulable") is None
+    )
 
 
 def test_a_pool_has_its_numbers_by_state(statuses: ServiceStatuses) -> None:
@@ -50,9 +54,9 @@ def test_a_pool_has_its_numbers_by_state(statuses: ServiceStatuses) -> None:
 def test_a_service_that_is_gone_has_no_series(statuses: ServiceStatuses) -> None:
     statuses.record(service(), status("True"))
     statuses.forget(Key(ENGINE_POOL.kind, "default", "chat"))
-    assert value(statuses, "condition", type="Ready", status="True") == 1
+    assert value(statuses, "condition", type="Ready", status="True", reason="Serving") == 1
     statuses.forget(KEY)
-    assert value(statuses, "condition", type="Ready", status="True") is None
+    assert value(statuses, "condition", type="Ready", status="True", reason="Serving") is None
     assert value(statuses, "pool_replicas", role="mixed", state="ready") is None
 
 

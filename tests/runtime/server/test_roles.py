@@ -165,6 +165,7 @@ async def test_the_hand_over_is_in_the_metrics() -> None:
                 recomputed=3 * times,
                 read_bytes=1000 * times,
                 read_seconds=0.5 * times,
+                reads=2 * times,
                 failures={"checksum": times},
             )
             await shown(server, handover)
@@ -174,6 +175,7 @@ async def test_the_hand_over_is_in_the_metrics() -> None:
     assert metric(text, "recomputed_total") == 6
     assert metric(text, "read_bytes_total") == 2000
     assert metric(text, "read_seconds_total") == 1.0
+    assert metric(text, "reads_total") == 4
     assert metric(text, 'failures_total{reason="checksum"}') == 2
 
 

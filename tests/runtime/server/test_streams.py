@@ -15,6 +15,7 @@ from sluice_runtime.server.engine_client import CREDIT_TOKENS, TokenStream
 from sluice_runtime.server.streaming import EventStream
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
+from tests.runtime.server.fake_engine import READY
 
 COMPLETIONS = "/v1/completions"
 
@@ -179,6 +180,8 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
             'sluice_requests_total{outcome="stop"} 1.0',
             'sluice_requests_total{outcome="refused"} 1.0',
             "sluice_prompt_tokens_total 3.0",
+            f"sluice_max_running_requests {READY.max_running_requests}.0",
+            f"sluice_kv_pool_tokens {READY.kv_pool_tokens}.0",
             "sluice_generated_tokens_total 4.0",
             "sluice_queue_time_seconds_count 1.0",
             "sluice_queue_time_seconds_sum 0.25",
