@@ -61,6 +61,12 @@ def main() -> int:
 def deliver_images(cluster: Cluster) -> Mapping[str, str]:
     """Component → the image that its pods run: built if it changed, then loaded or pushed."""
     names = {"engine": "engine-sample", "router": "router", "operator": "operator"}
+    return deliver(cluster, names)
+
+
+def deliver(cluster: Cluster, names: Mapping[str, str]) -> Mapping[str, str]:
+    """Key → the image that pods run, for images by name: built if it changed, then loaded or
+    pushed."""
     builder = choose_builder(cluster.kind)
     if cluster.registry is not None:
         pushed = images.push_images(list(names.values()), cluster.registry, builder)

@@ -39,6 +39,7 @@ IMAGES: Mapping[str, Image] = {
     for image in (
         Image("engine"),
         Image("engine-sample", on="engine"),
+        Image("engine-pretended", on="engine-sample"),
         Image("router"),
         Image("operator"),
     )
@@ -54,11 +55,17 @@ def with_foundations(names: Sequence[str]) -> list[Image]:
     for name in names:
         if name not in IMAGES:
             raise ClusterError(f"image {name}: allowed are {', '.join(IMAGES)}")
-        image = IMAGES[name]
-        if image.on:
-            ordered.setdefault(image.on, IMAGES[image.on])
-        ordered.setdefault(name, image)
+        for image in reversed(list(_down_from(name))):
+            ordered.setdefault(image.name, image)
     return list(ordered.values())
+
+
+def _down_from(name: str) -> Iterator[Image]:
+    """The image, the one it starts from, and so on."""
+    while name:
+        image = IMAGES[name]
+        yield image
+        name = image.on
 
 
 def tag(image: Image, base: str, root: Path) -> str:

@@ -28,6 +28,8 @@ class AcceleratorFinding:
     accelerator: Accelerator
     verified: Check
     resource: str = GPU_RESOURCE
+    named: str | None = None
+    """The product that the spec names."""
 
     @property
     def text(self) -> str:
@@ -70,7 +72,7 @@ def find_accelerator(pool: PoolSpec, nodes: tuple[Manifest, ...] | None) -> Acce
         check = Check("True", "NotRequired", "The engines run on CPUs.")
         return AcceleratorFinding(Accelerator(), check)
     found = _find(pool, spec, nodes)
-    return replace(found, resource=resource_name(spec))
+    return replace(found, resource=resource_name(spec), named=spec.product)
 
 
 def _find(

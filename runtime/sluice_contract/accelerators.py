@@ -10,22 +10,34 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import Field
+
 from sluice_contract.base import ContractModel
 
 
 class Accelerator(ContractModel):
     """What one engine runs on. `product` None and `count` 0: a CPU."""
 
-    product: str | None = None
-    """As the node's label spells it, e.g. `NVIDIA-A100-SXM4-40GB`."""
-    memory_mib: int | None = None
-    """Memory of one device."""
-    count: int = 0
-    """Devices of one engine, which is its tensor parallel size."""
+    product: str | None = Field(
+        default=None,
+        max_length=128,
+        description="As the node's label spells it, e.g. NVIDIA-A100-SXM4-40GB.",
+    )
+    memory_mib: int | None = Field(default=None, ge=1, description="Memory of one device, in MiB.")
+    count: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Devices of one engine, which is its tensor parallel size.",
+    )
 
     @property
     def is_cpu(self) -> bool:
         return self.product is None and self.count == 0
+
+    def __str__(self) -> str:
+        """For display: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
+        return "CPU" if self.is_cpu else f"{self.count} x {self.product or 'GPU'}"
 
 
 @dataclass(frozen=True)

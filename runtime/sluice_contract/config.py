@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import Field, ValidationError, field_validator
 
 from sluice_contract import ports
+from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
 from sluice_contract.labels import Role
 
@@ -245,6 +246,11 @@ class EngineConfig(EngineSettings):
     role: Role = Role.MIXED
     server: ServerSettings = ServerSettings()
     slo: SloTargets | None = None
+    accelerator: Accelerator | None = Field(
+        default=None,
+        description="GPUs of the engine, which ends with AcceleratorMissing where it finds none. "
+        "Left out, it computes on CPUs.",
+    )
     seed: int = Field(
         default=0,
         ge=0,

@@ -5,6 +5,7 @@ Cheap to make, read by the router (least loaded) and the autoscaler. Prometheus 
 
 from __future__ import annotations
 
+from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ContractModel
 from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
@@ -33,6 +34,8 @@ class LoadReport(ContractModel):
     """Of the engine's pool; absent outside a cluster."""
     kv_fingerprint: KvFingerprint | None = None
     """Absent in reports of engines that are older than this field."""
+    accelerator: Accelerator | None = None
+    """What the engine computes on, as it has found it; absent in reports of older engines."""
     time_seconds: float
     """Unix time at which the engine process made the report."""
     draining: bool

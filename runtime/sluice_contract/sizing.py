@@ -126,7 +126,7 @@ def _general(value: Value, origin: str = "default") -> Resolved:
 
 
 def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
-    sizes, source, origin = _sizes(accelerator)
+    sizes, source, origin = sizes_of(accelerator)
     values = {
         "chunk_size": sizes.chunk_size,
         "cuda_graph_max_batch": sizes.cuda_graph_max_batch,
@@ -137,7 +137,8 @@ def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
     }
 
 
-def _sizes(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
+def sizes_of(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
+    """The sizes of an accelerator, where they come from, and what exactly decided."""
     tensor_parallel = max(1, accelerator.count)
     wide = tensor_parallel >= WIDE_FROM
     if accelerator.is_cpu:

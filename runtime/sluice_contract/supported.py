@@ -22,13 +22,16 @@ class Unsupported:
     """Its path, as it is spelled outside."""
     refuses: Callable[[EngineSettings], bool]
     allowed: str
+    on_cpus_only: bool = False
+    """What GPUs have, and CPUs do not."""
 
 
 ROWS: Final = (
     Unsupported(
         "tensorParallelSize",
         lambda s: (s.tensor_parallel_size or 1) != 1,
-        "1 (tensor parallelism is not implemented yet)",
+        "1 without an accelerator",
+        on_cpus_only=True,
     ),
     Unsupported(
         "kvCacheDtype",
@@ -38,7 +41,8 @@ ROWS: Final = (
     Unsupported(
         "cudaGraphMaxBatch",
         lambda s: s.cuda_graph_max_batch not in (None, 0),
-        "0 (CUDA graphs are not implemented yet)",
+        "0 without an accelerator",
+        on_cpus_only=True,
     ),
     Unsupported(
         "kvTransfer.protocol",
@@ -57,10 +61,11 @@ ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
 """What an engine can do in this version."""
 
 
-def unsupported(settings: EngineSettings) -> Iterator[ConfigError]:
-    """A refusal for every setting the user asked for and this version does not have."""
+def unsupported(settings: EngineSettings, *, on_cpus: bool = True) -> Iterator[ConfigError]:
+    """A refusal for every setting the user asked for and this version does not have; `on_cpus`:
+    the engine has no accelerator."""
     for row in ROWS:
-        if row.refuses(settings):
+        if row.refuses(settings) and (on_cpus or not row.on_cpus_only):
             yield ConfigError(row.key, _value(settings, row.key), row.allowed)
 
 

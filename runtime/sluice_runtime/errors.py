@@ -40,6 +40,12 @@ class OutOfMemoryError(StartupError):
     reason = "OutOfMemory"
 
 
+class AcceleratorMissingError(StartupError):
+    """The configuration asks for a GPU, and there is none that the engine can use."""
+
+    reason = "AcceleratorMissing"
+
+
 class StepOutOfMemoryError(SluiceRuntimeError):
     """A step found no memory for its activations or logits. The message names settings to lower."""
 
@@ -51,7 +57,14 @@ class EngineUnfitError(SluiceRuntimeError):
 
 
 STARTUP_REASONS: Final = frozenset(
-    kind.reason for kind in (StartupError, InvalidConfigError, ModelLoadError, OutOfMemoryError)
+    kind.reason
+    for kind in (
+        StartupError,
+        InvalidConfigError,
+        ModelLoadError,
+        OutOfMemoryError,
+        AcceleratorMissingError,
+    )
 )
 """Reasons for which starting again will not help."""
 

@@ -20,14 +20,16 @@ from sluice_contract.sizing import resolve_settings
 from sluice_contract.supported import unsupported
 
 from sluice_runtime import exits, model_files
+from sluice_runtime.accelerator import FindAccelerator, find_accelerator
 from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.supervisor import Supervisor
 from sluice_runtime.threads import check_thread_limit, processors, thread_environment
 from sluice_runtime.transport import private_endpoint
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one engine until a signal stops it; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, find: FindAccelerator = find_accelerator) -> int:
+    """Runs one engine until a signal stops it; returns the exit code. `find`: how an accelerator
+    is found."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice_runtime", description="Serves one model over the OpenAI API."
     )
@@ -35,12 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path: Path = parser.parse_args(arguments).config
     try:
         config = checked_config(path)
+        accelerator = find(config)
     except StartupError as error:
         return exits.give_up(error.reason, str(error), exits.STARTUP)
     with private_endpoint() as endpoint:
         supervisor = Supervisor(thread_environment(config.threads))
         return supervisor.run(
-            api=_command("sluice_runtime.server", path, endpoint),
+            api=[
+                *_command("sluice_runtime.server", path, endpoint),
+                *("--accelerator", accelerator.model_dump_json(by_alias=True)),
+            ],
             engine=_command("sluice_runtime.engine", path, endpoint),
         )
 
@@ -68,9 +74,10 @@ def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
             configured_key(config.handover_key_file)
         except ConfigError as error:
             yield error
-    yield from unsupported(config)
+    accelerator = config.accelerator or Accelerator()
+    yield from unsupported(config, on_cpus=accelerator.is_cpu)
     try:
-        resolve_settings(config, Accelerator(), config.slo)
+        resolve_settings(config, accelerator, config.slo)
     except ConfigError as error:
         yield from error.each
 

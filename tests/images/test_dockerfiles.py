@@ -9,7 +9,7 @@ import pytest
 from e2e.images.catalog import IMAGES, ROOT, copied_files
 
 DOCKERFILES = sorted((ROOT / "images").glob("*.Dockerfile"))
-OWN_BASE = [path for path in DOCKERFILES if not path.name.startswith("engine-sample")]
+OWN_BASE = [path for path in DOCKERFILES if not IMAGES[path.name.partition(".")[0]].on]
 PACKAGE = {
     "engine": "runtime/sluice_runtime",
     "router": "runtime/sluice_router",
@@ -50,6 +50,15 @@ def test_an_image_runs_as_a_number_that_is_not_root(path: Path) -> None:
 def test_an_image_starts_its_own_package_without_a_shell(path: Path) -> None:
     entry = [rest for word, rest in last_stage(path) if word == "ENTRYPOINT"]
     assert entry == [f'["python", "-m", "{Path(PACKAGE[named(path)]).name}"]']
+
+
+def test_only_the_image_for_tests_pretends_to_have_gpus() -> None:
+    having = [path for path in DOCKERFILES if "pretended_accelerator" in path.read_text()]
+    assert list(map(named, having)) == ["engine-pretended"]
+    assert instructions(having[0])[-1] == (
+        "ENTRYPOINT",
+        '["python", "-m", "pretended_accelerator"]',
+    )
 
 
 @pytest.mark.parametrize("path", OWN_BASE, ids=named)

@@ -91,6 +91,8 @@ def test_the_context_holds_what_is_copied_and_stays_as_it_was_taken(
 def test_an_image_of_ours_is_built_before_those_that_start_from_it() -> None:
     names = [image.name for image in with_foundations(["engine-sample", "router", "engine"])]
     assert names == ["engine", "engine-sample", "router"]
+    names = [image.name for image in with_foundations(["router", "engine-pretended"])]
+    assert names == ["router", "engine", "engine-sample", "engine-pretended"]
 
 
 def test_a_name_that_is_no_image_is_refused() -> None:

@@ -166,6 +166,17 @@ class RevisionStatus(ApiModel):
     current: bool = Field(description="Whether this is the revision the spec asks for.")
 
 
+class ReportedAccelerator(ApiModel):
+    """What some engines report that they compute on."""
+
+    product: str | None = Field(
+        default=None, description="Product of the GPUs; absent where an engine found none."
+    )
+    memory_mib: int | None = Field(default=None, description="Memory of one GPU, in MiB.")
+    count: int = Field(description="GPUs of one engine.")
+    engines: int = Field(description="Engines that report this.")
+
+
 class EnginePoolStatus(ApiModel):
     """What the operator has seen and done."""
 
@@ -193,5 +204,12 @@ class EnginePoolStatus(ApiModel):
         max_length=32,
         json_schema_extra=ATOMIC,
         description="Revisions that have pods, the current one first.",
+    )
+    accelerators: list[ReportedAccelerator] | None = Field(
+        default=None,
+        max_length=32,
+        json_schema_extra=ATOMIC,
+        description="What ready engines of the current revision report that they compute on; of a "
+        "pool without an accelerator nothing.",
     )
     conditions: list[Condition] | None = _conditions()

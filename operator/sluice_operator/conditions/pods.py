@@ -24,7 +24,11 @@ START_REASONS: Final = frozenset(
 DIED_REASONS: Final = frozenset({"EngineDied", "ApiProcessDied"})
 """A process was ended from outside, as far as the other one knows; kubelet may know more."""
 MODEL_REASONS: Final = frozenset({"ModelLoadFailed"})
-LASTING_REASONS: Final = MODEL_REASONS | {"InvalidConfig", "OutOfMemory", "InvalidImageName"}
+ACCELERATOR_MISSING: Final = "AcceleratorMissing"
+"""An engine found no GPU that it can use."""
+LASTING_REASONS: Final = MODEL_REASONS | {
+    "InvalidConfig", "OutOfMemory", "InvalidImageName", ACCELERATOR_MISSING,
+}  # fmt: skip
 """Failures that no amount of waiting cures, beside an `OOMKilled` that repeats. `OutOfMemory` is an
 engine that cannot start; one whose step finds no memory ends that step's requests and goes on."""
 REPEATS: Final = 3

@@ -7,10 +7,14 @@ Reads only; decides nothing.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sluice_contract import labels
+from sluice_contract.accelerators import Accelerator
 
+from sluice_operator.conditions.pods import is_ready
+from sluice_operator.informer.accelerator_reports import AcceleratorReports
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.kinds import (
@@ -35,6 +39,10 @@ class PoolObserved:
     """Every object of the kinds in `POOL_CHILDREN` with the pool's service and role labels."""
     pods: tuple[Manifest, ...] = ()
     """Engine pods with the pool's service and role labels, of every revision."""
+    accelerators: Mapping[str, Accelerator] = field(default_factory=dict)
+    """What ready engines compute on, by pod; of a pool without an accelerator nothing."""
+    is_report_missing: bool = False
+    """Whether a ready engine has not said what it computes on."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,8 @@ class PoolObserver:
     """Observes EnginePools through one client."""
 
     client: ApiClient
+    reports: AcceleratorReports | None = None
+    """None: no engine is asked."""
 
     async def observe(self, key: Key) -> PoolObserved | None:
         """All about one EnginePool; None when it is gone or being deleted."""
@@ -56,7 +66,24 @@ class PoolObserver:
             self.client.list_kinds(POOL_CHILDREN, key.namespace, selector),
             self.client.list_objects(POD, key.namespace, selector),
         )
-        return PoolObserved(pool, service, children, pods)
+        told = await self._accelerators(pool, pods)
+        return PoolObserved(
+            pool,
+            service,
+            children,
+            pods,
+            {name: accelerator for name, accelerator in told.items() if accelerator is not None},
+            is_report_missing=None in told.values(),
+        )
+
+    async def _accelerators(
+        self, pool: Manifest, pods: tuple[Manifest, ...]
+    ) -> dict[str, Accelerator | None]:
+        if self.reports is None or "accelerator" not in pool["spec"]:
+            return {}
+        engines = [pod for pod in pods if is_ready(pod)]
+        names = (engine["metadata"]["name"] for engine in engines)
+        return dict(zip(names, await self.reports.of(engines), strict=True))
 
     async def _controller(self, pool: Manifest) -> Manifest | None:
         """The service that controls the pool, unless a new one has taken the name."""

@@ -20,7 +20,7 @@ from sluice_operator.api.conditions import (
     Check,
 )
 from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.api.status import EnginePoolStatus, RevisionStatus
+from sluice_operator.api.status import EnginePoolStatus, ReportedAccelerator, RevisionStatus
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import (
     answering,
@@ -73,6 +73,7 @@ def pool_status(
         selector=_selector(plan),
         summary=f"{ready}/{desired}",
         revisions=_revisions(observed, pods, plan),
+        accelerators=_accelerators(observed, current),
     ).to_json_dict()
     found = conditions(before.get("conditions") or (), checks, generation, now)
     return status | {"conditions": found}
@@ -191,6 +192,20 @@ def _revisions(
         if (name := (deployment["metadata"].get("labels") or {}).get(labels.REVISION))
     ]
     return sorted(found, key=lambda revision: (not revision.current, revision.name))[:32]
+
+
+def _accelerators(
+    observed: PoolObserved, current: list[Manifest]
+) -> list[ReportedAccelerator] | None:
+    told = (observed.accelerators.get(pod["metadata"]["name"]) for pod in current)
+    counts = Counter(each for each in told if each is not None)
+    found = [
+        ReportedAccelerator(
+            product=each.product, memory_mib=each.memory_mib, count=each.count, engines=engines
+        )
+        for each, engines in counts.items()
+    ]
+    return sorted(found, key=lambda each: (-each.engines, each.product or ""))[:32] or None
 
 
 def _config(deployment: Manifest) -> str:

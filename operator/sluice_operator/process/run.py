@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sluice_operator.apply.executor import executor
 from sluice_operator.clock import Clock
+from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
 from sluice_operator.informer.keys import RECONCILED, Key
 from sluice_operator.informer.nodes import Nodes, NodeWatch, Streams
@@ -188,10 +189,11 @@ def _dispatcher(parts: Parts, queue: WorkQueue[Key]) -> Dispatcher:
     services = ServiceObserver(
         parts.client, images, parts.nodes, parts.optional_kinds, settings.api_server_ports
     )
+    pools = PoolObserver(parts.client, AcceleratorReports(fetch_over_http))
     carrying_out = executor(parts.client, clock, settings.pod_name, parts.metrics.statuses)
     reconciles: dict[str, Reconcile] = {
         INFERENCE_SERVICE.kind: ServiceReconcile(services, carrying_out, clock),
-        ENGINE_POOL.kind: PoolReconcile(PoolObserver(parts.client), carrying_out, clock),
+        ENGINE_POOL.kind: PoolReconcile(pools, carrying_out, clock),
     }
     for kind in reconciles:
         parts.metrics.watch_depth(kind, partial(_depth, queue, kind))

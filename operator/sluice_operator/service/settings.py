@@ -62,6 +62,7 @@ def engine_file(
     config = EngineConfig(
         **values,
         slo=slo_targets(spec, role),
+        accelerator=None if accelerator.is_cpu else accelerator,
         model=ModelRef(uri=source.engine_uri, name=source.served_name),
         role=role,
         kv_transfer=spec.kv_transfer(role),

@@ -60,6 +60,7 @@ from sluice_operator.service.parts import (
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.settings import settings_status
+from sluice_operator.service.verified import accelerator_verified, first_unverified
 from sluice_operator.validation.refusal import Refusal
 
 _JUDGED_BY_A_PLAN = (ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE)
@@ -174,7 +175,10 @@ def _checks(
         MODEL_AVAILABLE: model_available(
             {pool.role: _child(observed, ENGINE_POOL, pool.manifest) for pool in plan.pools}
         ),
-        ACCELERATOR_VERIFIED: _accelerator(plan),
+        ACCELERATOR_VERIFIED: first_unverified(
+            accelerator_verified(pool, _child(observed, ENGINE_POOL, pool.manifest))
+            for pool in plan.pools
+        ),
         SCALING_ACTIVE: _scaling(plan.spec),
         UPGRADE_AVAILABLE: _upgrade(plan),
         RECONCILING: progressing,
@@ -234,11 +238,6 @@ def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
     if updated.is_true:
         return Check("False", "Complete", "Everything is as the spec asks.")
     return Check("True", updated.reason, updated.message)
-
-
-def _accelerator(plan: ServicePlan) -> Check:
-    checks = [pool.accelerator.verified for pool in plan.pools]
-    return next((check for check in checks if not check.is_true), checks[0])
 
 
 def _scaling(spec: InferenceServiceSpec | None) -> Check:

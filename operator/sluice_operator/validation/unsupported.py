@@ -65,7 +65,6 @@ ROWS: Final = (
 
 POOL_ROWS: Final[Mapping[str, str]] = {
     "autoscaling": "{pool}.replicas instead",
-    "accelerator": "nothing, as the engine runs on CPUs only in this version",
 }
 """Fields that are refused of every pool, and what is allowed instead; `{pool}` is its path."""
 
@@ -76,7 +75,8 @@ def refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         if row.refuses(spec):
             yield _refusal(row.field, row.value(spec), row.allowed)
     yield from _pool_refusals(spec)
-    for error in unsupported(spec.engine or EngineSpec()):
+    on_cpus = any(spec.pool(role).accelerator is None for role in spec.roles)
+    for error in unsupported(spec.engine or EngineSpec(), on_cpus=on_cpus):
         yield Refusal(NOT_IMPLEMENTED, f"spec.engine.{error.key}", f"spec.engine.{error}")
 
 
@@ -86,7 +86,7 @@ def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         for name, allowed in POOL_ROWS.items():
             if getattr(pool, name) is not None:
                 yield _refusal(f"{path}.{name}", "a value", allowed.format(pool=path))
-        for error in unsupported(pool.engine or EngineSpec()):
+        for error in unsupported(pool.engine or EngineSpec(), on_cpus=pool.accelerator is None):
             yield Refusal(NOT_IMPLEMENTED, f"{path}.engine.{error.key}", f"{path}.engine.{error}")
 
 

@@ -82,10 +82,11 @@ def resolved(config: EngineConfig) -> EngineConfig:
     Raises:
         InvalidConfigError: a setting that this version refuses, or contradicting values.
     """
-    for refusal in unsupported(config):
+    accelerator = config.accelerator or Accelerator()
+    for refusal in unsupported(config, on_cpus=accelerator.is_cpu):
         raise InvalidConfigError(str(refusal))
     try:
-        return apply_resolved(config, resolve_settings(config, Accelerator(), config.slo))
+        return apply_resolved(config, resolve_settings(config, accelerator, config.slo))
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import prometheus_client
 import uvloop
+from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import read_engine_config
 
@@ -27,6 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sluice_runtime.server", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--accelerator", default="{}", help="what the engine computes on, as JSON")
     options = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -36,7 +38,8 @@ def main() -> int:
     try:
         config = read_engine_config(options.config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(serve(config, options.endpoint))
+            accelerator = Accelerator.model_validate_json(options.accelerator)
+            return runner.run(serve(config, options.endpoint, accelerator))
     except ConfigError as error:
         return exits.give_up(InvalidConfigError.reason, str(error), exits.STARTUP)
     except StartupError as error:

@@ -16,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import EngineConfig
 from sluice_contract.handover import configured_key
 from sluice_contract.labels import REVISION_VARIABLE, Role
@@ -50,8 +51,9 @@ _LAST_WORDS_SECONDS: Final = 2.0
 _log = logging.getLogger(__name__)
 
 
-async def serve(config: EngineConfig, endpoint: str) -> int:
-    """Serves until a signal, or until the engine has gone; returns the exit code.
+async def serve(config: EngineConfig, endpoint: str, accelerator: Accelerator | None = None) -> int:
+    """Serves until a signal, or until the engine has gone; returns the exit code. `accelerator`:
+    what the engine computes on.
 
     Raises:
         StartupError: the address, the tokenizer or the chat template cannot be used.
@@ -61,7 +63,7 @@ async def serve(config: EngineConfig, endpoint: str) -> int:
     signals = _signals()
     listener = listen(config.server.host, config.server.port)
     link = ApiLink(endpoint)
-    service = _service(config, link)
+    service = _service(config, link, accelerator or Accelerator())
     http = HttpServer(make_app(service))
     serving = asyncio.create_task(http.serve([listener]))
     _log.info(
@@ -197,7 +199,7 @@ def _after_failure(failure: EngineFailed) -> int:
     return exits.give_up(failure.reason, failure.message, code)
 
 
-def _service(config: EngineConfig, link: ApiLink) -> Service:
+def _service(config: EngineConfig, link: ApiLink, accelerator: Accelerator) -> Service:
     metrics = EngineMetrics()
     identity = Identity(
         model=config.model.served_name,
@@ -210,6 +212,7 @@ def _service(config: EngineConfig, link: ApiLink) -> Service:
         tensor_parallel_size=config.tensor_parallel_size or 1,
         pool_revision=os.environ.get(REVISION_VARIABLE) or None,
         handover_key=_handover_key(config),
+        accelerator=accelerator,
     )
     metrics.identify(identity.model, identity.role, identity.pool_revision)
     client = EngineClient(link, time.monotonic, metrics)

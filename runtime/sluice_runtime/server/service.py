@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from sluice_contract.accelerators import Accelerator
 from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues, LoadReport
@@ -64,6 +65,8 @@ class Identity:
     """Of the pool that the pod belongs to; None outside a cluster."""
     handover_key: bytes | None = field(default=None, repr=False)
     """What the router signs with; a decode engine has one."""
+    accelerator: Accelerator = field(default_factory=Accelerator)
+    """What the engine computes on."""
 
 
 class Service:
@@ -149,6 +152,7 @@ class Service:
             epoch=engine.epoch,
             revision=self.identity.pool_revision,
             kv_fingerprint=self._fingerprint(engine),
+            accelerator=self.identity.accelerator,
             time_seconds=load.time_seconds,
             draining=self.gate.closed,
             queued_requests=load.queued_requests,

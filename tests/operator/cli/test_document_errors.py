@@ -72,7 +72,7 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
             KV_POOL,
             'spec.model.uri: "hf://a/b" is not implemented yet; allowed: file:///path',
             'spec.rollout.strategy: "InPlace" is not implemented yet; allowed: Surge',
-            "spec.engine.tensorParallelSize: 2 is not allowed; allowed: 1 (tensor",
+            "spec.engine.tensorParallelSize: 2 is not allowed; allowed: 1 without",
         ],
     ),
 ]

@@ -23,10 +23,6 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
         "spec.pools.mixed.replicas",
     ),
-    "spec.pools.mixed.accelerator": (
-        {"pools": {"mixed": {"accelerator": {"count": 1}}}},
-        "nothing, as the engine runs on CPUs only in this version",
-    ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
     "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
     "spec.engine.kvTransfer.protocol": (
@@ -51,15 +47,16 @@ def test_what_is_not_implemented_is_refused(field: str) -> None:
     assert (plan.apply, plan.prune) == ((), ())
 
 
-@pytest.mark.parametrize(
-    "accelerator", [{}, {"count": 1}, {"count": 8}, {"product": "NVIDIA-A100-SXM4-40GB"}]
-)
-def test_a_gpu_that_would_be_reserved_and_not_used_is_refused(accelerator: Manifest) -> None:
-    spec = {"pools": {"mixed": {"accelerator": accelerator}}}
-    plan = plan_service(service_observed(service(spec)))
-    assert plan.refusal is not None
-    assert plan.refusal.field == "spec.pools.mixed.accelerator"
-    assert plan.apply == ()
+def test_what_only_gpus_have_is_refused_where_a_pool_has_none() -> None:
+    engine = {"tensorParallelSize": 2, "cudaGraphMaxBatch": 8}
+    gpus = {"accelerator": {"count": 2}}
+    both = {"mode": "Disaggregated", "pools": {"prefill": gpus, "decode": gpus}, "engine": engine}
+    assert plan_service(service_observed(service(both))).refusal is None
+    one = both | {"pools": {"prefill": gpus, "decode": {}}}
+    refusal = plan_service(service_observed(service(one))).refusal
+    assert refusal is not None
+    assert "spec.engine.cudaGraphMaxBatch: 8 is not allowed" in refusal.message
+    assert "spec.engine.tensorParallelSize: 2 is not allowed" in refusal.message
 
 
 def test_every_row_of_the_table_is_tried() -> None:

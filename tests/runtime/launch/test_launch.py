@@ -37,7 +37,12 @@ NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
         (
             {"model": DUMMY, "chunkSize": 8, "cudaGraphMaxBatch": 8},
             "InvalidConfig",
-            "(CUDA graphs are not implemented yet); chunkSize: 8 is not allowed",
+            "allowed: 0 without an accelerator; chunkSize: 8 is not allowed",
+        ),
+        (
+            {"model": DUMMY, "accelerator": {"product": "T4", "count": 2}, "cudaGraphMaxBatch": 8},
+            "AcceleratorMissing",
+            "accelerator: 2 x T4 is asked for, and ",
         ),
         ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", 'model.revision: "v1"'),
         ({"model": {"uri": "/nowhere"}}, "ModelLoadFailed", "/nowhere"),

@@ -1,0 +1,108 @@
+"""A person asks for a GPU: what they get is sized for it and verified; what is missing is named.
+
+The GPUs are pretended: the node says that it has them, and a test's engine image says so too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from e2e.cluster.provider import Cluster
+from e2e.first_token import stream_completion
+from e2e.kubectl import Kubectl
+from e2e.reach import reach
+from e2e.stories.service import MODEL, Service, chat_service
+from e2e.up import deliver
+
+A100 = "NVIDIA-A100-SXM4-40GB"
+GPU = "nvidia.com/gpu"
+LABELS = {"nvidia.com/gpu.product": A100, "nvidia.com/gpu.memory": "40960"}
+ENV = [
+    {"name": "PRETENDED_PRODUCT", "value": A100},
+    {"name": "PRETENDED_MEMORY_MIB", "value": "40960"},
+]
+RESOURCES = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+
+
+@pytest.fixture(scope="module")
+def pretended(cluster: Cluster) -> str:
+    """The image of an engine that says it has GPUs."""
+    return deliver(cluster, {"engine": "engine-pretended"})["engine"]
+
+
+@pytest.fixture(scope="module")
+def gpu_node(kubectl: Kubectl) -> Iterator[str]:
+    """The first node, with two A100 for as long as the stories run."""
+    name = kubectl.get("nodes")["items"][0]["metadata"]["name"]
+    patch(kubectl, name, {"status": {"capacity": {GPU: "2"}}}, "--subresource=status")
+    patch(kubectl, name, {"metadata": {"labels": LABELS}})
+    yield name
+    patch(kubectl, name, {"metadata": {"labels": dict.fromkeys(LABELS)}})
+    patch(kubectl, name, {"status": {"capacity": {GPU: None}}}, "--subresource=status")
+
+
+@pytest.fixture
+def service(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[Service]:
+    """A service of the story's own."""
+    found = Service(kubectl, request.node.name.replace("_", "-")[-40:].strip("-"))
+    yield found
+    found.delete()
+
+
+def patch(kubectl: Kubectl, node: str, change: Mapping[str, Any], *words: str) -> None:
+    kubectl.run("patch", "node", node, "--type=merge", "-p", json.dumps(change), *words)
+
+
+def asked_for(service: Service, product: str | None = A100, **spec: Any) -> dict[str, Any]:
+    """The sample with one GPU an engine."""
+    accelerator = {"count": 1} | ({"product": product} if product else {})
+    pool = {"replicas": 1, "accelerator": accelerator, "resources": RESOURCES}
+    made = chat_service(service.name, pools={"mixed": pool | spec.pop("pool", {})})
+    made["spec"]["engine"] |= spec.pop("engine", {})
+    return made
+
+
+def test_a_service_is_sized_for_its_gpu_and_verified(
+    cluster: Cluster, kubectl: Kubectl, gpu_node: str, pretended: str, service: Service
+) -> None:
+    service.apply(asked_for(service, engine={"image": pretended}, pool={"template": {"env": ENV}}))
+    service.wait_for("Ready", "True")
+    found = service.wait_for_reason("AcceleratorVerified", "ReportedByEngines")
+    assert (found["status"], A100 in found["message"]) == ("True", True)
+    status = service.get()["status"]
+    assert status["pools"]["mixed"]["accelerator"] == f"1 x {A100}"
+    sized = {"value": 4096, "source": "Product", "from": "A100-40GB TP1"}
+    assert status["resolved"]["mixed"]["chunkSize"] == sized
+    (pod,) = engines(kubectl, service)
+    assert pod["spec"]["nodeName"] == gpu_node
+    assert pod["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
+    with reach(cluster, service.namespace, service.name) as url:
+        assert "abc" in "".join(stream_completion(url, MODEL, "copy: abc\n", 8))
+
+
+def test_an_engine_without_its_gpu_says_so_and_waits(
+    kubectl: Kubectl, gpu_node: str, service: Service
+) -> None:
+    service.apply(asked_for(service))
+    found = service.wait_for_reason("Ready", "AcceleratorMissing")
+    assert f"1 x {A100} is asked for" in found["message"]
+    assert "leave out spec.pools.mixed.accelerator" in found["message"]
+    verified = service.wait_for_reason("AcceleratorVerified", "AcceleratorMissing")
+    assert verified["status"] == "False"
+    assert service.condition("Stalled")["reason"] == "AcceleratorMissing"
+
+
+def test_a_gpu_that_no_node_has_is_named(kubectl: Kubectl, gpu_node: str, service: Service) -> None:
+    service.apply(asked_for(service, product="NVIDIA-H200"))
+    found = service.wait_for_reason("AcceleratorVerified", "NoSuchNode")
+    assert found["message"] == f"No node has 1 x NVIDIA-H200; there are: {A100}."
+    assert service.wait_for_reason("Ready", "Unschedulable")["status"] == "False"
+
+
+def engines(kubectl: Kubectl, service: Service) -> list[dict[str, Any]]:
+    selector = f"serving.sluice.dev/service={service.name},serving.sluice.dev/role=mixed"
+    return list(kubectl.get("pods", "-n", service.namespace, "-l", selector)["items"])

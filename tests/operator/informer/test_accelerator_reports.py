@@ -1,0 +1,97 @@
+"""Engines are asked what they compute on once in the life of a container."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from aiohttp import web
+from sluice_contract.accelerators import Accelerator
+from sluice_operator.informer import accelerator_reports
+from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
+from sluice_operator.kube.kinds import Manifest
+
+H200 = Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1)
+LOAD = {
+    "role": "mixed", "epoch": "e", "timeSeconds": 1.0, "draining": False, "queuedRequests": 0,
+    "queuedTokens": 0, "runningRequests": 0, "maxRunningRequests": 1, "kvPagesTotal": 1,
+    "kvPagesFree": 1, "kvPagesEvictable": 0, "pageSizeTokens": 1, "queuedWorkSeconds": 0.0,
+}  # fmt: skip
+
+
+def engine(container: str, address: str = "10.0.0.1") -> Manifest:
+    status = {"podIP": address, "containerStatuses": [{"containerID": container}]}
+    return {"metadata": {"name": "p"}, "status": status}
+
+
+class Engines:
+    """Answers to requests, in turn."""
+
+    def __init__(self, *answers: bytes | OSError) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def fetch(self, url: str) -> bytes:
+        self.asked.append(url)
+        answer = self.answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+def load(accelerator: Accelerator | None, **more: object) -> bytes:
+    told = {} if accelerator is None else {"accelerator": accelerator.to_json_dict()}
+    return json.dumps(LOAD | told | more).encode()
+
+
+async def test_an_answer_holds_for_the_life_of_the_container() -> None:
+    engines = Engines(OSError("refused"), b"{}", load(H200, aFieldOfALaterRelease=1), load(None))
+    reports = AcceleratorReports(engines.fetch)
+    assert await reports.of([engine("a")]) == (None,)
+    assert await reports.of([engine("a")]) == (None,)
+    assert await reports.of([engine("a")]) == (H200,)
+    assert await reports.of([engine("a"), engine("b", "fd00::1")]) == (H200, None)
+    assert engines.asked == ["http://10.0.0.1:8000/load"] * 3 + ["http://[fd00::1]:8000/load"]
+
+
+async def test_a_pod_without_an_address_is_not_asked() -> None:
+    engines = Engines()
+    pod: Manifest = {"metadata": {"name": "p"}}
+    assert await AcceleratorReports(engines.fetch).of([pod]) == (None,)
+    assert engines.asked == []
+
+
+async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator_reports, "MAX_KEPT", 2)
+    engines = Engines(*[load(H200)] * 4)
+    reports = AcceleratorReports(engines.fetch)
+    for container in "abca":
+        assert await reports.of([engine(container)]) == (H200,)
+    assert len(engines.asked) == 4, "the oldest was asked again"
+
+
+async def test_only_a_short_answer_with_status_200_is_read() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        match request.path:
+            case "/load":
+                return web.Response(body=load(H200))
+            case "/long":
+                return web.Response(body=b"x" * (accelerator_reports.MAX_BODY_BYTES + 1))
+            case "/elsewhere":
+                raise web.HTTPFound("/load")
+        return web.Response(status=503)
+
+    runner = web.ServerRunner(web.Server(answer))  # type: ignore[arg-type]
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        assert await fetch_over_http(f"{url}/load") == load(H200)
+        for path in ("/long", "/elsewhere", "/away"):
+            with pytest.raises(OSError):  # noqa: PT011
+                await fetch_over_http(url + path)
+    finally:
+        await runner.cleanup()
+    with pytest.raises(OSError):  # noqa: PT011
+        await fetch_over_http(f"{url}/load")
