@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from sluice_contract import ports
 from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
 from sluice_contract.labels import Role
+from sluice_contract.tenants import MAX_TENANTS, Tenant
 
 EngineUrl = Annotated[str, StringConstraints(pattern=r"^http://[^/?#@\s]+$", max_length=512)]
 
@@ -157,6 +158,26 @@ class Auth(ContractModel):
         description="Folder with a file for each tenant: its name is the tenant's, its content the "
         "API key. Read again when a file changes. Without a file every request is answered 401.",
     )
+    tenants: tuple[Tenant, ...] | None = Field(
+        default=None,
+        max_length=MAX_TENANTS,
+        description="Priorities of tenants. One that is not in it has priority 0 and may ask for "
+        "none above; left out: every tenant may ask for any. Requires handoverKeyFile.",
+    )
+
+    @model_validator(mode="after")
+    def _each_tenant_once(self) -> Self:
+        names = [tenant.name for tenant in self.tenants or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("in tenants each name once")
+        return self
+
+    def tenant(self, name: str) -> Tenant:
+        """What holds for the requests of one tenant."""
+        if self.tenants is None:
+            return Tenant(name=name)
+        unlisted = Tenant(name=name, max_priority=0)
+        return next((tenant for tenant in self.tenants if tenant.name == name), unlisted)
 
 
 class RouterConfig(ContractModel):
@@ -180,8 +201,9 @@ class RouterConfig(ContractModel):
         min_length=1,
         max_length=4096,
         description="File with the key that signs what only this service's engines are told: which "
-        "prefill engine a decode engine is to ask, and how an answer goes on that another engine "
-        "began. Required beside the role decode; left out, no answer is resumed.",
+        "prefill engine a decode engine is to ask, how an answer goes on that another began, "
+        "and whose request it is. Required beside the role decode; left out, no answer is resumed, "
+        "and tenants share the prefix cache.",
     )
     auth: Auth | None = Field(
         default=None, description="Who may send requests; left out: whoever reaches the router."
@@ -195,6 +217,8 @@ class RouterConfig(ContractModel):
             raise ValueError("prefillEngines only beside engines, which then decode")
         if set(self.roles) not in ({Role.MIXED}, {Role.PREFILL, Role.DECODE}):
             raise ValueError("in discovery.roles mixed alone, or prefill and decode")
+        if self.auth and self.auth.tenants is not None and self.handover_key_file is None:
+            raise ValueError("auth.tenants only beside handoverKeyFile, which signs priorities")
         return self
 
     @property

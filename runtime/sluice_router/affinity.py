@@ -63,20 +63,21 @@ _messages: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _message: Final = msgspec.json.Decoder(_Message)
 
 
-def affinity_of(routing_key: str | None, body: bytes) -> Affinity | None:
-    """Of a session by its key, else of a long prompt; None where there is neither."""
+def affinity_of(routing_key: str | None, body: bytes, tenant: str = "") -> Affinity | None:
+    """Of a session by its key, else of a long prompt; None where there is neither. Tenants share
+    nothing that is cached, so each has preferences of its own."""
     if routing_key:
-        return _affinity("SameSession", [routing_key.encode()])
+        return _affinity("SameSession", [tenant.encode(), routing_key.encode()])
     if len(body) > MAX_PARSED_BYTES:
         begin = _PROMPT_FIELDS.search(body, 0, MESSAGE_BYTES)
         start = begin.end() if begin else 0
-        return _affinity("SamePrefix", [body[start : start + MESSAGE_BYTES]])
+        return _affinity("SamePrefix", [tenant.encode(), body[start : start + MESSAGE_BYTES]])
     try:
         found = _body.decode(body)
-        pieces = [bytes(found.cache_salt), *_beginning(found)]
+        pieces = [tenant.encode(), bytes(found.cache_salt), *_beginning(found)]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None  # the engine says what is wrong with it
-    return _affinity("SamePrefix", pieces) if len(pieces) > 1 else None
+    return _affinity("SamePrefix", pieces) if len(pieces) > 2 else None
 
 
 def preferred(affinity: Affinity, engines: Iterable[EngineState]) -> EngineState:

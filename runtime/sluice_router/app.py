@@ -14,7 +14,7 @@ from sluice_contract import http_errors
 from sluice_contract.engine_http import ROUTING_KEY_HEADER
 
 from sluice_router import edge
-from sluice_router.accounting import ENGINE, FAILURE, ID, START, TRACE, Accounting
+from sluice_router.accounting import ENGINE, FAILURE, ID, START, TENANT, TRACE, Accounting
 from sluice_router.affinity import affinity_of
 from sluice_router.attempts import Call, Reply
 from sluice_router.auth import ApiKeys
@@ -90,11 +90,12 @@ class Routes:
             headers = edge.request_headers(request.headers, request[ID], request[TRACE])
             async with self._parts.lifecycle.request():
                 progress = None if body is None else await self._read(request, body)
-                affinity = None
+                tenant, affinity = request.get(TENANT), None
                 if body is not None:
-                    affinity = affinity_of(headers.get(ROUTING_KEY_HEADER), body.content)
+                    routing_key = headers.get(ROUTING_KEY_HEADER)
+                    affinity = affinity_of(routing_key, body.content, tenant or "")
                 path = request.rel_url.raw_path
-                call = Call(request.method, path, headers, body, progress, affinity)
+                call = Call(request.method, path, headers, body, progress, affinity, tenant)
                 on_reply = partial(self._begun, request)
                 return await self._answers.run(call, relay, on_reply)
         except RouterError as error:

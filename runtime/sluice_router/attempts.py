@@ -15,6 +15,7 @@ import aiohttp
 from sluice_contract.engine_http import REQUEST_ID_HEADER
 from sluice_contract.handover import PREFILL_HEADER
 from sluice_contract.private_calls import PRIVATE_HEADER
+from sluice_contract.tenants import TENANT_HEADER
 from yarl import URL
 
 from sluice_router import sse
@@ -40,6 +41,7 @@ from sluice_router.memory import SMALL_BYTES, Body
 from sluice_router.private_form import PrivateForm, SignedBody
 from sluice_router.resume import Progress
 from sluice_router.targets import Target
+from sluice_router.tenants import SignTenant
 from sluice_router.upstream import read_at_most
 
 SignPrefill = Callable[[EngineState, str], str]
@@ -61,6 +63,8 @@ class Call:
     """Of the answer, if it may be asked for in the private form."""
     affinity: Affinity | None = None
     """Of its prompt or its session."""
+    tenant: str | None = None
+    """Whose it is, if engines are to know."""
 
 
 class Reply:
@@ -112,12 +116,14 @@ class Sender:
         session: aiohttp.ClientSession,
         sign: SignPrefill | None,
         private_form: PrivateForm | None,
+        sign_tenant: SignTenant | None = None,
     ) -> None:
         """`sign` is required where targets have a prefill engine, `private_form` where calls have
-        progress."""
+        progress. Without `sign_tenant` engines know no tenant."""
         self._session = session
         self._sign = sign
         self._private_form = private_form
+        self._sign_tenant = sign_tenant
 
     async def send(self, target: Target, call: Call) -> Reply:
         """The engine's answer, once its first byte is there.
@@ -136,17 +142,21 @@ class Sender:
     async def _send(self, target: Target, call: Call) -> Reply:
         url = URL(target.engine.endpoint.url + call.path, encoded=True)  # as the client wrote it
         signed = await self._signed(target, call)
+        headers = self._headers(target, call, signed)
         response = await self._session.request(
             call.method,
             url,
             data=_payload(call.body, signed),
-            headers=self._headers(target, call, signed),
+            headers=headers,
             allow_redirects=False,
         )
         private = signed is not None
         try:
             resumes = private and call.progress is not None and call.progress.begun
-            await _raise_if_refused(response, target, private=private, resumes=resumes)
+            trusts = PREFILL_HEADER in headers or TENANT_HEADER in headers
+            await _raise_if_refused(
+                response, target, private=private, resumes=resumes, trusts=trusts
+            )
             first = await response.content.readany()
             if response.content_type == sse.CONTENT_TYPE:
                 _raise_if_nothing_generated(target.engine, first)
@@ -170,16 +180,25 @@ class Sender:
         if target.prefill is not None:
             assert self._sign is not None, "a router of pairs has a key"
             headers[PREFILL_HEADER] = self._sign(target.prefill, headers[REQUEST_ID_HEADER])
+        if self._sign_tenant is not None and call.tenant is not None:
+            headers[TENANT_HEADER] = self._sign_tenant(call.tenant, headers[REQUEST_ID_HEADER])
         return headers
 
 
 async def _raise_if_refused(
-    response: aiohttp.ClientResponse, target: Target, *, private: bool, resumes: bool
+    response: aiohttp.ClientResponse,
+    target: Target,
+    *,
+    private: bool,
+    resumes: bool,
+    trusts: bool,
 ) -> None:
+    """`trusts`: whether the request cannot be served without the router's signature, in whatever
+    form."""
     reason = RETRIED_STATUSES.get(response.status)
     if resumes and reason is None and response.status != HTTPStatus.OK:
         reason = "mismatch"  # the engine that began the answer took the request
-    if reason == "signature" and target.prefill is not None and not private:
+    if reason == "signature" and trusts and not private:
         raise AttemptFailedError("other_key", OtherKeyError(target.engine.endpoint.name))
     if reason is None or (reason in PRIVATE_REASONS and not private):
         return

@@ -111,10 +111,10 @@ def _read(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Each tenant with the digest of its key, which is all that is kept."""
     for path in _files(folder):
         key = path.read_bytes().strip()
-        if 0 < len(key) <= MAX_KEY_BYTES:
+        if 0 < len(key) <= MAX_KEY_BYTES and path.name.isprintable():
             yield path.name, _digest(key)
         else:
-            logger.warning("API key of %s ignored: %d bytes", path.name, len(key))
+            logger.warning("API key of %a ignored: %d bytes", path.name, len(key))
 
 
 def _digest(key: bytes) -> bytes:

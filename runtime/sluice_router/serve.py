@@ -40,6 +40,7 @@ from sluice_router.monitoring import Monitoring
 from sluice_router.private_form import PrivateForm
 from sluice_router.targets import chooser, prefill_signer
 from sluice_router.telemetry import Telemetry
+from sluice_router.tenants import tenant_signer
 from sluice_router.upstream import open_session
 
 logger = logging.getLogger("sluice.router")
@@ -98,9 +99,10 @@ def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
     key = _key(config)
     private_form = None if key is None else PrivateForm(key, time.time, _draw_seed)
     sign = prefill_signer(key, time.time) if key is not None else None
+    sign_tenant = tenant_signer(key, config.auth, time.time) if key and config.auth else None
     dispatcher = Dispatcher(
         fleet,
-        Sender(session, sign, private_form),
+        Sender(session, sign, private_form, sign_tenant),
         config.upstream,
         chooser(config.roles, config.load.stale_seconds, random.Random()),  # noqa: S311
         clock,

@@ -11,8 +11,18 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field
 from sluice_contract.config import KvTransfer
 from sluice_contract.labels import Role
+from sluice_contract.tenants import MAX_PRIORITY, MAX_TENANTS, TenantName
 
-from sluice_operator.api.base import CRD_DEFAULT, ApiModel, Image, LocalRef, Resources, Rule
+from sluice_operator.api.base import (
+    CRD_DEFAULT,
+    ApiModel,
+    Image,
+    LocalRef,
+    Resources,
+    Rule,
+    left_out,
+    list_map,
+)
 from sluice_operator.api.engine import DRAIN_SECONDS, EngineSpec, ModelSpec
 from sluice_operator.api.pools import Pools, PoolSpec
 from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo
@@ -22,12 +32,54 @@ MAX_NAME: Final = 40
 ROUTER_REPLICAS: Final = 2
 
 
+class Tenant(ApiModel):
+    """Which priorities the requests of one tenant have."""
+
+    name: TenantName = Field(description="The tenant's: the name of its key in the Secret.")
+
+    default_priority: int | None = Field(
+        default=None,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        json_schema_extra=left_out("0, or maxPriority if that is less"),
+        description="Of a request that asks for none.",
+    )
+    max_priority: int | None = Field(
+        default=None,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        json_schema_extra=left_out("any"),
+        description="The highest that a request may ask for; a higher one is refused.",
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.defaultPriority) || !has(self.maxPriority) || "
+            "self.defaultPriority <= self.maxPriority",
+            lambda t: (
+                t.default_priority is None
+                or t.max_priority is None
+                or t.default_priority <= t.max_priority
+            ),
+            "defaultPriority at most maxPriority",
+            "defaultPriority",
+        ),
+    )
+
+
 class RouterAuth(ApiModel):
     """Who may send requests."""
 
     secret_ref: LocalRef = Field(
         description="Secret whose values are the accepted API keys, each under the name of its "
         "tenant. Routers follow its changes."
+    )
+    tenants: list[Tenant] | None = Field(
+        default=None,
+        max_length=MAX_TENANTS,
+        json_schema_extra=list_map("name"),
+        description="Priorities by tenant. One that is not in it has priority 0 and may ask for "
+        "none above; left out: every tenant may ask for any.",
     )
 
 

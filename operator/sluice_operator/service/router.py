@@ -17,6 +17,7 @@ from sluice_contract.router_config import (
     max_buffered_bytes,
     render_router_config,
 )
+from sluice_contract.tenants import Tenant
 
 from sluice_operator.api.quantities import amount
 from sluice_operator.api.service import InferenceServiceSpec, RouterSpec
@@ -99,9 +100,19 @@ def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
             max_buffered_bytes=max_buffered_bytes(_memory_limit_bytes(spec)),
         ),
         handover_key_file=HANDOVER_KEY_FILE,
-        auth=Auth(keys_directory=KEYS_FOLDER) if _keys_secret(spec) else None,
+        auth=_auth(spec),
     )
     return config_map(top, ROUTER_FILE, render_router_config(config), ROUTER, ROUTER_ROLE)
+
+
+def _auth(spec: InferenceServiceSpec) -> Auth | None:
+    auth = spec.router.auth if spec.router else None
+    if auth is None:
+        return None
+    listed = None
+    if auth.tenants is not None:
+        listed = tuple(Tenant.model_validate(tenant.to_json_dict()) for tenant in auth.tenants)
+    return Auth(keys_directory=KEYS_FOLDER, tenants=listed)
 
 
 def _memory_limit_bytes(spec: InferenceServiceSpec) -> int:

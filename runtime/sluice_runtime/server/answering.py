@@ -24,6 +24,7 @@ from sluice_contract.engine_http import (
     is_acceptable_request_id,
 )
 from sluice_contract.private_calls import AnswerStart, Resume
+from sluice_contract.tenants import TenantClaims
 from sluice_contract.trace import trace_id
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -34,6 +35,7 @@ from sluice_runtime.errors import (
     OverloadedError,
     RequestError,
 )
+from sluice_runtime.messages import PrefillEngine
 from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.answers import Chunks, Envelope, Shape, Usage, is_light, whole
 from sluice_runtime.server.body import read_body, refuse_heavy, routing_key_of, traceparent_of
@@ -52,6 +54,7 @@ from sluice_runtime.server.resumption import (
 )
 from sluice_runtime.server.service import Service
 from sluice_runtime.server.streaming import Event, EventStream, WholeAnswer, until_client_leaves
+from sluice_runtime.server.tenants import of_tenant
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +76,16 @@ class Route(Generic[RequestT]):
     plan: Callable[[Planner, RequestT], list[ChoicePlan]]
     shape: Shape
     id_prefix: str
+
+
+class Signed(NamedTuple):
+    """What the service's router has signed for one request."""
+
+    prefill: PrefillEngine | None
+    """The engine that computes its prompt."""
+    digest: str | None
+    """Of a private call: what its body must have."""
+    tenant: TenantClaims | None
 
 
 class Planned(NamedTuple):
@@ -116,14 +129,13 @@ class Answerer:
         """The response to one request, streamed or whole."""
         arrival_seconds = self._service.clocks.monotonic()
         try:
-            prefill = self._service.role_check.prefill_of(request)
-            digest = self._service.private_check.digest_of(request)
+            signed = self._signed(request)
             routing_key = routing_key_of(request)
-            head_bytes = 0 if digest is None else MAX_HEAD_BYTES
+            head_bytes = 0 if signed.digest is None else MAX_HEAD_BYTES
             max_bytes = self._service.identity.max_body_bytes + head_bytes
             body = await read_body(request, max_bytes)
             planner, generator = self._service.planner(), self._service.generator()
-            planned = await asyncio.to_thread(self._plan, route, planner, generator, body, digest)
+            planned = await asyncio.to_thread(self._plan, route, planner, generator, body, signed)
         except ClientDisconnect:
             return self._gone()
         except RequestError:
@@ -134,11 +146,19 @@ class Answerer:
         names = (response_id, request.state.request_id, planned.asked.request_id)
         given = tuple(name for name in names if name is not None)
         trace = traceparent_of(request)
-        caller = Caller(arrival_seconds, routing_key, given, prefill, trace)
+        caller = Caller(arrival_seconds, routing_key, given, signed.prefill, trace)
         pieces = self._counted(generator.pieces(planned.choices, caller), planned.running, caller)
         response = await self._respond(route.shape, request, planned, pieces)
         response.headers.update(planned.headers)
         return response
+
+    def _signed(self, request: Request) -> Signed:
+        service = self._service
+        return Signed(
+            service.role_check.prefill_of(request),
+            service.private_check.digest_of(request),
+            service.tenant_check.tenant_of(request),
+        )
 
     def _plan(
         self,
@@ -146,21 +166,20 @@ class Answerer:
         planner: Planner,
         generator: Generator,
         body: bytes,
-        digest: str | None,
+        signed: Signed,
     ) -> Planned:
-        """Runs in a thread: a long body is slow to parse and to tokenise. `digest`: of the body of
-        a private call."""
-        if digest is None:
-            asked, ignored = self._parsed(route, planner, body)
+        """Runs in a thread: a long body is slow to parse and to tokenise."""
+        if signed.digest is None:
+            asked, ignored = self._parsed(route, planner, body, signed.tenant)
             envelope = self._envelope(route, None)
             choices = [
                 BegunChoice(generator.reader(plan, envelope.response_id))
                 for plan in route.plan(planner, asked)
             ]
             return Planned(asked, choices, envelope, ignored, None)
-        head, body = opened_call(digest, body, self._service.identity.max_body_bytes)
+        head, body = opened_call(signed.digest, body, self._service.identity.max_body_bytes)
         planner = replace(planner, draw_seed=lambda: head.seed)
-        asked, ignored = self._parsed(route, planner, body)
+        asked, ignored = self._parsed(route, planner, body, signed.tenant)
         plans, envelope = route.plan(planner, asked), self._envelope(route, head.resume)
         prompts = [plan.prompt_ids for plan in plans[:: asked.choices]]
         start = AnswerStart(
@@ -176,7 +195,11 @@ class Answerer:
         return Planned(asked, choices, envelope, ignored, start)
 
     def _parsed(
-        self, route: Route[RequestT], planner: Planner, body: bytes
+        self,
+        route: Route[RequestT],
+        planner: Planner,
+        body: bytes,
+        tenant: TenantClaims | None,
     ) -> tuple[RequestT, list[str]]:
         """The request and its unknown fields."""
         identity = self._service.identity
@@ -189,7 +212,7 @@ class Answerer:
             )
         unread = planner.unread_options(asked, strict=identity.strict_requests)
         named = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored + unread]
-        return asked, named
+        return of_tenant(asked, tenant), named
 
     async def _respond(
         self,

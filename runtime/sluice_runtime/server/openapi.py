@@ -32,7 +32,7 @@ _UNKNOWN_TO_FASTAPI: Final[tuple[type[BaseModel], ...]] = (
 )
 _ERRORS: Final[dict[int, str]] = {
     400: "The request is at fault; `param` names the field.",
-    403: "X-Sluice-Prefill is not signed by the service's router.",
+    403: "X-Sluice-Prefill or X-Sluice-Tenant is not signed by the service's router.",
     404: "No such model.",
     408: "Head or body did not arrive in time.",
     413: "The body is too large.",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from sluice_contract.http_errors import shown_json
+from sluice_contract.tenants import MAX_PRIORITY
 
 from sluice_runtime.server.json_within import infinite_at
 from sluice_runtime.server.request_model import RequestModel
@@ -37,7 +38,6 @@ MAX_COMPLETION_LOGPROBS: Final = 5
 MAX_BIASED_TOKENS: Final = 1024
 MAX_BIAS: Final = 100
 _TOKEN_ID: Final = re.compile("[0-9]{1,9}")
-MAX_PRIORITY: Final = 1_000_000
 _INT64: Final = 2**63
 
 

@@ -29,6 +29,7 @@ from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText, Planner
 from sluice_runtime.server.resumption import PrivateCheck
 from sluice_runtime.server.role import RoleCheck
+from sluice_runtime.server.tenants import TenantCheck
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Service:
         self.clocks = clocks
         self.role_check = RoleCheck(identity.role, clocks.unix, identity.handover_key)
         self.private_check = PrivateCheck(clocks.unix, identity.handover_key)
+        self.tenant_check = TenantCheck(clocks.unix, identity.handover_key)
         self.text: ModelText | None = None
         self._logged_fields: set[str] = set()
 

@@ -21,6 +21,10 @@ def _mixed(**values: Any) -> dict[str, Any]:
     return {"pools": {"mixed": values}}
 
 
+def _tenants(*tenants: dict[str, Any]) -> dict[str, Any]:
+    return {"router": {"auth": {"secretRef": {"name": "keys"}, "tenants": list(tenants)}}}
+
+
 def _template(**values: Any) -> dict[str, Any]:
     return _mixed(template=values)
 
@@ -161,6 +165,14 @@ INVALID: dict[str, Invalid] = {
     "too short a start": Invalid(_engine(startupSeconds=1), "spec.engine.startupSeconds"),
     "no routers": Invalid({"router": {"replicas": 0}}, "spec.router.replicas"),
     "auth without a secret": Invalid({"router": {"auth": {}}}, "spec.router.auth.secretRef"),
+    "a default above the maximum": Invalid(
+        _tenants({"name": "a", "defaultPriority": 2, "maxPriority": 1}),
+        "spec.router.auth.tenants[0].defaultPriority",
+        "defaultPriority at most maxPriority",
+    ),
+    "a tenant twice": Invalid(
+        _tenants({"name": "a"}, {"name": "a"}), "spec.router.auth.tenants[1]"
+    ),
     "unknown strategy": Invalid({"rollout": {"strategy": "Big"}}, "spec.rollout.strategy"),
     "unknown provider": Invalid({"autoscaling": {"provider": "Me"}}, "spec.autoscaling.provider"),
     "no time at all": Invalid({"slo": {"ttftMilliseconds": 0}}, "spec.slo.ttftMilliseconds"),

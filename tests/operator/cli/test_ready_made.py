@@ -30,6 +30,7 @@ READY_MADE: dict[str, dict[str, Any]] = {
     "low-latency": {"chunkSize": 4096, "maxRunningRequests": 64},
     "high-throughput": {"chunkSize": 16384, "maxRunningRequests": 512, "schedulingPolicy": "lpm"},
     "mixed": {"chunkSize": 8192, "mixedChunk": True, "schedulingPolicy": "priority"},
+    "tenants": {"schedulingPolicy": "priority"},
 }
 LOADS = {
     "chatbot": (100, 50, 50),
@@ -38,6 +39,7 @@ LOADS = {
     "low-latency": (100, 50, 50),
     "high-throughput": (1000, 20, 10),
     "mixed": (100, 50, 50),
+    "tenants": (50, 50, 20),
 }
 """Requests, tokens of each prompt, tokens of each answer."""
 

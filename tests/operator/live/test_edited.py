@@ -107,7 +107,7 @@ EDITS: Final[dict[str, Any]] = {
     "router.replicas": 3,
     "router.image": "sluice/router:other",
     "router.resources": {"limits": {"memory": "512Mi"}},
-    "router.auth": {"secretRef": {"name": "keys"}},
+    "router.auth": {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "maxPriority": 3}]},
     "paused": True,
 }
 

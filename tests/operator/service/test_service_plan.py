@@ -304,6 +304,16 @@ def test_tensor_parallelism_takes_the_gpus_that_an_engine_has() -> None:
     assert "spec.pools.mixed.accelerator.count (4)" in found.message
 
 
+def test_priorities_of_tenants_reach_routers() -> None:
+    tenants = [{"name": "a", "defaultPriority": 2, "maxPriority": 9}, {"name": "b"}]
+    auth = {"secretRef": {"name": "team-keys"}, "tenants": tenants}
+    plan = service_plan({"router": {"auth": auth}})
+    texts = (m["data"].get("router.json") for m in plan.apply if m["kind"] == "ConfigMap")
+    config = parse_router_config(next(filter(None, texts)))
+    assert config.auth is not None
+    assert config.to_json_dict()["auth"]["tenants"] == tenants
+
+
 def test_api_keys_are_mounted_into_routers_alone_and_read_by_nobody_else() -> None:
     plan = service_plan({"router": {"auth": {"secretRef": {"name": "team-keys"}}}})
     assert plan.refusal is None

@@ -1,0 +1,102 @@
+"""What the router tells an engine of the tenant whose request it is: a signed header.
+
+An engine keeps cached prefixes of tenants apart by a salt, and holds their priorities within
+bounds. The salt is made of the service's key, so that no client can guess it; neither the tenant's
+name nor its API key leaves the router. Pure functions; knows no server.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from sluice_contract.base import ContractModel
+from sluice_contract.handover import (
+    InvalidSignatureError,
+    signature,
+    signed_claims,
+    verified_claims,
+)
+
+TENANT_HEADER: Final = "X-Sluice-Tenant"
+"""`BASE64URL(JSON).HEX(HMAC-SHA256)`, from the router to the engine that answers."""
+MAX_PRIORITY: Final = 1_000_000
+"""Priorities go from minus this to this; larger is more urgent."""
+MAX_TENANTS: Final = 256
+"""In a list of tenants."""
+TenantName = Annotated[
+    str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", min_length=1, max_length=253)
+]
+"""A key of a Secret."""
+_HEADER_LABEL: Final = b"sluice tenant header 1\0"
+_SALT_LABEL: Final = b"sluice tenant salt 1\0"
+_SALT_CHARACTERS: Final = 32
+
+
+class Tenant(ContractModel):
+    """Which priorities the requests of one tenant have."""
+
+    name: str = Field(
+        min_length=1, max_length=255, description="The tenant's: the name of its key's file."
+    )
+
+    default_priority: int | None = Field(
+        default=None,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Of a request that asks for none; left out: 0, or maxPriority if that is less.",
+    )
+    max_priority: int | None = Field(
+        default=None,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="The highest that a request may ask for; left out: any.",
+    )
+
+    @model_validator(mode="after")
+    def _default_is_allowed(self) -> Self:
+        default, most = self.default_priority, self.max_priority
+        if default is not None and most is not None and default > most:
+            raise ValueError("defaultPriority at most maxPriority")
+        return self
+
+
+class TenantClaims(ContractModel):
+    """What holds for a request of one tenant."""
+
+    salt: str = Field(min_length=_SALT_CHARACTERS, max_length=_SALT_CHARACTERS)
+    default_priority: int = Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    max_priority: int = Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+
+
+def claims_of(key: bytes, tenant: Tenant) -> TenantClaims:
+    """What engines are told of a tenant. Its salt stays the same while the service's key does."""
+    most = MAX_PRIORITY if tenant.max_priority is None else tenant.max_priority
+    default = tenant.default_priority
+    return TenantClaims(
+        salt=signature(key, _SALT_LABEL + tenant.name.encode())[:_SALT_CHARACTERS],
+        default_priority=min(0, most) if default is None else default,
+        max_priority=most,
+    )
+
+
+def signed_tenant(key: bytes, claims: TenantClaims, request_id: str, now_unix: float) -> str:
+    """The header's value, good for this request and for `handover.HEADER_SECONDS`."""
+    return signed_claims(key, _HEADER_LABEL, claims.to_json_dict(), request_id, now_unix)
+
+
+def verified_tenant(key: bytes, value: str, request_id: str, now_unix: float) -> TenantClaims:
+    """What a router signed for this request.
+
+    Raises:
+        InvalidSignatureError: it is not signed with this key, is of another request, or too old.
+    """
+    try:
+        claims: dict[str, Any] = verified_claims(key, _HEADER_LABEL, value, request_id, now_unix)
+        return TenantClaims.model_validate(claims)
+    except ValidationError as error:
+        says = error.errors()[0]["msg"]
+    except InvalidSignatureError as error:
+        says = str(error)
+    raise InvalidSignatureError(f"{TENANT_HEADER}: {says}")
