@@ -34,6 +34,8 @@ ENGINE: Final = web.RequestKey("ENGINE", str)
 """The engine that answers it, and the one that computed its prompt if that is another."""
 TENANT: Final = web.RequestKey("TENANT", str)
 """Whose key it came with, where keys are asked for."""
+REFUSAL: Final = web.RequestKey("REFUSAL", str)
+"""The code of an engine's error that was the answer, as it came."""
 FAILURE: Final = web.RequestKey("FAILURE", RouterError)
 """What ended it, also when the answer had begun with 200. Without its traceback, whose frames hold
 what the client sent: aiohttp keeps a connection's last request."""
@@ -142,7 +144,7 @@ def _log(request: web.Request, route: str, status: int, outcome: Outcome, second
     failure = request.get(FAILURE)
     logger.log(
         logging.INFO if served or status >= 400 else logging.DEBUG,
-        "%s %s %s %d %s engine=%s seconds=%.3f trace=%s%s%s",
+        "%s %s %s %d %s engine=%s seconds=%.3f trace=%s%s%s%s",
         request[ID],
         request.method,
         route,
@@ -152,6 +154,7 @@ def _log(request: web.Request, route: str, status: int, outcome: Outcome, second
         seconds,
         trace_id(request[TRACE]),
         f" tenant={request[TENANT]}" if TENANT in request else "",
+        f" refused={request[REFUSAL]}" if REFUSAL in request else "",
         "" if failure is None else _reason(failure),
     )
 

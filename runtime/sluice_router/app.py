@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 
 from aiohttp import web
 from sluice_contract import http_errors
 from sluice_contract.engine_http import ROUTING_KEY_HEADER
 
 from sluice_router import edge
-from sluice_router.accounting import ENGINE, FAILURE, ID, START, TENANT, TRACE, Accounting
+from sluice_router.accounting import ENGINE, FAILURE, ID, REFUSAL, START, TENANT, TRACE, Accounting
 from sluice_router.affinity import affinity_of
 from sluice_router.attempts import Call, Reply
 from sluice_router.auth import ApiKeys
 from sluice_router.dispatch import Dispatcher
-from sluice_router.errors import BadRequestError, RouterError
+from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError
+from sluice_router.failures import error_in
 from sluice_router.fleet import Clock, Fleet
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.memory import Body, ByteBudget
@@ -100,6 +102,8 @@ class Routes:
                 return await self._answers.run(call, relay, on_reply)
         except RouterError as error:
             request[FAILURE] = error.with_traceback(None)
+            if isinstance(error, EngineRefusedError):
+                request[REFUSAL] = error_in(error.body).words
             return await relay.fail(error)
 
     async def _read(self, request: web.Request, body: Body) -> Progress | None:
@@ -114,6 +118,8 @@ class Routes:
         if ENGINE not in request:
             self._parts.telemetry.first_byte(self._parts.clock() - request[START])
         request[ENGINE] = reply.target.name
+        if reply.status >= HTTPStatus.BAD_REQUEST:
+            request[REFUSAL] = error_in(reply.first).words
 
 
 async def _read_body(request: web.Request, body: Body) -> bool:

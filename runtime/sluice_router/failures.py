@@ -56,6 +56,8 @@ RESUMED_CODES: Final[dict[str | None, RetryReason]] = {
     PREFILL_UNAVAILABLE: "prefill_unavailable",
 }
 """Codes of error events after which another engine goes on with a stream."""
+_SHOWN_CHARACTERS: Final = 100
+"""Of an error that an engine sent."""
 _SERVER_ERRORS: Final = frozenset({INTERNAL_CODE, "generation_failed"})
 _RETRY_AFTER: Final = {HTTPStatus.TOO_MANY_REQUESTS: "1", HTTPStatus.SERVICE_UNAVAILABLE: "2"}
 
@@ -74,6 +76,14 @@ class EngineError(msgspec.Struct, frozen=True):
 
     code: str | None = None
     type: str | None = None
+    param: str | None = None
+
+    @property
+    def words(self) -> str:
+        """In a log line: its code, and the field at fault."""
+        code = self.code or self.type or "unknown"
+        words = f"{code}:{self.param}" if self.param else code
+        return words[:_SHOWN_CHARACTERS] if words.isprintable() else "unknown"
 
 
 class _Refusal(msgspec.Struct):

@@ -52,6 +52,7 @@ class Monitoring:
                 web.get("/health", health),
                 web.get("/ready", self.ready),
                 web.get("/load", self.load),
+                web.get("/picks", self.picks),
                 web.get("/metrics", self.metrics),
             ]
         )
@@ -77,6 +78,15 @@ class Monitoring:
         )
         text = summary.model_dump_json(by_alias=True, exclude_none=True)
         return web.Response(text=text, content_type=JSON_CONTENT_TYPE)
+
+    async def picks(self, request: web.Request) -> web.Response:
+        """Why engines were picked, newest first: of one request (`?request=ID`), or of the last."""
+        found = self._dispatcher.picks.recent(request.query.get("request"))
+        rows = [
+            {"requestId": pick.request_id, "reason": pick.reason, "message": pick.message}
+            for pick in found
+        ]
+        return _json({"picks": rows})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus' exposition."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.router import fakes
 
@@ -81,6 +82,38 @@ async def test_the_log_names_a_cause_only_where_there_is_one(
     assert " cause=ClientPayloadError(" in cut
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (400, {"code": "invalid_value", "param": "temperature"}, "invalid_value:temperature"),
+        (429, {"code": "queue_full"}, "queue_full"),
+        (404, {"type": "not_found_error"}, "not_found_error"),
+        (422, {"code": "a\nforged line"}, "unknown"),
+        (400, None, "unknown"),
+    ],
+)
+async def test_the_log_says_why_an_engine_refused(
+    client: aiohttp.ClientSession,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    error: dict[str, str] | None,
+    words: str,
+) -> None:
+    async def refuses(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": error}, status=status)
+
+    caplog.set_level(logging.INFO, "sluice.router")
+    async with (
+        fakes.running_engine(refuses) as engine,
+        fakes.running_router(engine.url) as router,
+        client.post(router.url + "/v1/completions", data=BODY) as response,
+    ):
+        assert response.status == status
+    (line,) = (r.getMessage() for r in caplog.records if "/v1/completions" in r.getMessage())
+    assert f" refused={words}" in line
+    assert "\n" not in line
+
+
 async def test_probes_are_not_requests(client: aiohttp.ClientSession) -> None:
     async with fakes.running_router("http://127.0.0.1:9") as router:
         for url in (router.url, router.metrics_url):
@@ -91,7 +124,7 @@ async def test_probes_are_not_requests(client: aiohttp.ClientSession) -> None:
         assert await counts(client, router) == []
 
 
-@pytest.mark.parametrize("path", ["/load", "/metrics", "/ready"])
+@pytest.mark.parametrize("path", ["/load", "/metrics", "/picks", "/ready"])
 async def test_clients_do_not_reach_what_names_pods(
     client: aiohttp.ClientSession, path: str
 ) -> None:

@@ -13,6 +13,8 @@ import aiohttp
 import pytest
 from sluice_contract.service_load import ServiceLoad
 from sluice_router.__main__ import main
+from sluice_router.picks import KEPT, Picks
+from sluice_router.targets import TargetChoice
 
 from tests.router import fakes
 
@@ -32,10 +34,13 @@ async def service(count: int) -> AsyncIterator[tuple[fakes.RunningRouter, list[f
 
 
 async def ask(
-    router: fakes.RunningRouter, messages: Sequence[str], session: str | None = None
+    router: fakes.RunningRouter,
+    messages: Sequence[str],
+    session: str | None = None,
+    request_id: str = "r1",
 ) -> None:
     turns = [{"role": "user", "content": message} for message in messages]
-    headers = {"X-Request-Id": "r1"} | ({"X-Sluice-Routing-Key": session} if session else {})
+    headers = {"X-Request-Id": request_id} | ({"X-Sluice-Routing-Key": session} if session else {})
     body = json.dumps({"model": "m", "messages": turns, "stream": True})
     url = router.url + "/v1/chat/completions"
     async with (
@@ -92,6 +97,27 @@ async def test_why_an_engine_was_picked_is_in_load_metrics_and_in_the_log_at_deb
     assert load.last_pick.endswith(": load 0.00, the less loaded of 2 drawn from 2")
     assert caplog.messages[-1] == load.last_pick
     assert ": SamePrefix, load 0.00, 0.00 elsewhere" in caplog.messages[0]
+
+
+async def test_why_a_request_went_where_it_did_can_be_asked_for() -> None:
+    async with service(2) as (router, _), aiohttp.ClientSession() as client:
+        for number in range(3):
+            await ask(router, ["hello"], request_id=f"r{number}")
+        found = []
+        for query in ("", "?request=r1", "?request=r7"):
+            async with client.get(f"{router.metrics_url}/picks{query}") as response:
+                found.append((await response.json())["picks"])
+    every, (one,), none = found
+    assert [pick["requestId"] for pick in every] == ["r2", "r1", "r0"]
+    assert (one["reason"], none) == ("LessLoaded", [])
+    assert "the less loaded of 2 drawn from 2" in one["message"]
+
+
+def test_only_the_last_picks_are_held() -> None:
+    picks = Picks()
+    for number in range(KEPT + 1):
+        picks.add(f"r{number}", TargetChoice(None, "LessLoaded", "m"))
+    assert [pick.request_id for pick in picks.recent()] == [f"r{n}" for n in range(KEPT, 0, -1)]
 
 
 def test_a_log_level_that_is_none_is_refused(
