@@ -22,6 +22,7 @@ RUN --mount=type=secret,id=ca-bundle --mount=type=cache,target=/var/cache/uv \
 FROM ${BASE} AS code
 COPY images/bytecode.sh /opt/build/
 COPY runtime/sluice_contract /app/sluice_contract
+COPY runtime/sluice_autoscaler /app/sluice_autoscaler
 COPY operator/sluice_operator /app/sluice_operator
 RUN sh /opt/build/bytecode.sh /app
 

@@ -153,12 +153,8 @@ def _linked(place: str) -> str:
 def _so_far() -> dict[str, str]:
     """What this version allows only, by path."""
     service = {row.field: row.allowed for row in of_service.ROWS}
-    pool = {
-        f"{POOL}.{name}": allowed.format(pool=POOL)
-        for name, allowed in of_service.POOL_ROWS.items()
-    }
     engine = {f"spec.engine.{row.key}": row.allowed for row in of_engine.ROWS}
-    return {**service, **engine, **pool}
+    return {**service, **engine}
 
 
 def _so_far_table() -> Iterator[str]:

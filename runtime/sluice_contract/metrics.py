@@ -252,6 +252,18 @@ OPERATOR: Final = (
         "Engines of a pool: desired, ready and draining.",
         ("namespace", "name", "role", "state"),
     ),
+    Metric(
+        "sluice_autoscaler_desired_replicas",
+        "gauge",
+        "Engines that were decided last, of each pool that the operator scales.",
+        ("namespace", "name", "role", "accelerator"),
+    ),
+    Metric(
+        "sluice_autoscaler_current_replicas",
+        "gauge",
+        "Engines that each pool that the operator scales is asked for.",
+        ("namespace", "name", "role", "accelerator"),
+    ),
 )
 
 _PROCESS: Final = (

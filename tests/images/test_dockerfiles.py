@@ -15,7 +15,7 @@ PACKAGE = {
     "router": "runtime/sluice_router",
     "operator": "operator/sluice_operator",
 }
-BESIDE = {"engine": {"kernels/sluice_kernels"}}
+BESIDE = {"engine": {"kernels/sluice_kernels"}, "operator": {"runtime/sluice_autoscaler"}}
 """Packages that an image has besides the contract and its own."""
 
 

@@ -66,6 +66,11 @@ def is_draining(pod: Manifest) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
+def is_unschedulable(pod: Manifest) -> bool:
+    """Whether the scheduler has found no place for the pod."""
+    return _unschedulable(pod) is not None
+
+
 def is_finished(pod: Manifest) -> bool:
     """Whether the pod ended for good, e.g. evicted; its controller makes another."""
     return (pod.get("status") or {}).get("phase") in ("Failed", "Succeeded")

@@ -17,6 +17,12 @@ from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner, selector_l
 MONITORING_LABEL: Final = f"{labels.GROUP}/monitoring"
 """A namespace that carries it with the value `true` may read metrics and load reports."""
 
+NAMESPACE_LABEL: Final = "kubernetes.io/metadata.name"
+OPERATOR_NAMESPACE: Final = "sluice-system"
+"""Where the operator runs, as far as nothing else is known."""
+OPERATOR_LABELS: Final = {labels.NAME: "sluice-operator", labels.COMPONENT: "operator"}
+"""Of the operator's own pods, see manifests/operator."""
+
 
 def front_service(owner: Owner) -> Manifest:
     """The Service for clients; it selects the routers."""
@@ -45,13 +51,18 @@ def pool_service(owner: Owner, role: Role) -> Manifest:
     }
 
 
-def router_policy(owner: Owner, api_server_ports: tuple[int, ...]) -> Manifest:
-    """Anyone may send the routers requests, and monitoring may read their metrics and load; they
-    may ask engines, DNS and the API server, which a policy cannot name: only its ports, which are
-    counted behind its Service."""
+def router_policy(
+    owner: Owner, api_server_ports: tuple[int, ...], operator_namespace: str
+) -> Manifest:
+    """Anyone may send the routers requests; monitoring, and the operator, which scales by it, may
+    read their metrics and load. They may ask engines, DNS and the API server, which a policy cannot
+    name: only its ports, which are counted behind its Service."""
     ingress = [
         {"ports": [_port(ports.ROUTER_HTTP)]},
-        {"from": [_monitoring()], "ports": [_port(ports.ROUTER_METRICS)]},
+        {
+            "from": [_monitoring(), _operator(operator_namespace)],
+            "ports": [_port(ports.ROUTER_METRICS)],
+        },
     ]
     egress = [
         {"to": [_pods(owner, ENGINE)], "ports": [_port(ports.ENGINE_HTTP)]},
@@ -61,9 +72,10 @@ def router_policy(owner: Owner, api_server_ports: tuple[int, ...]) -> Manifest:
     return _policy(owner, ROUTER, ingress, egress)
 
 
-def engine_policy(owner: Owner) -> Manifest:
-    """Routers and monitoring may connect to the engines, and engines to nothing."""
-    callers = [_pods(owner, ROUTER), _monitoring()]
+def engine_policy(owner: Owner, operator_namespace: str) -> Manifest:
+    """Routers, monitoring and the operator, which asks what they compute on, may connect to the
+    engines, and engines to nothing."""
+    callers = [_pods(owner, ROUTER), _monitoring(), _operator(operator_namespace)]
     ingress = [{"from": callers, "ports": [_port(ports.ENGINE_HTTP)]}]
     return _policy(owner, ENGINE, ingress, [])
 
@@ -119,6 +131,14 @@ def _policy(
 
 def _monitoring() -> Manifest:
     return {"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}}
+
+
+def _operator(namespace: str) -> Manifest:
+    """The operator's pods; every namespace carries its name as a label."""
+    return {
+        "namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: namespace}},
+        "podSelector": {"matchLabels": OPERATOR_LABELS},
+    }
 
 
 def _pods(owner: Owner, component: str) -> Manifest:

@@ -8,13 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_contract.labels import Role
+
 from sluice_operator.apply.executor import Executor
 from sluice_operator.clock import Clock
 from sluice_operator.conditions.conditions import report_of
 from sluice_operator.informer.keys import Key
-from sluice_operator.pool.observe import PoolObserver
+from sluice_operator.kube.kinds import INFERENCE_SERVICE
+from sluice_operator.pool.observe import PoolObserved, PoolObserver
 from sluice_operator.pool.plan import plan_pool
+from sluice_operator.pool.pods import pool_pods
 from sluice_operator.pool.status import pool_status
+from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
 
 REPORT_SECONDS: Final = 5.0
 """When to ask engines again that have not said what they compute on."""
@@ -27,12 +32,14 @@ class PoolReconcile:
     observer: PoolObserver
     executor: Executor
     clock: Clock
+    autoscaling: Autoscaling = NO_AUTOSCALING
 
     async def __call__(self, key: Key) -> float | None:
         """Idempotent: a second run without a change writes nothing. Raises as the executor does."""
         observed = await self.observer.observe(key)
         if observed is None:
             return None
+        self._count(observed)
         plan = plan_pool(observed)
         live = observed.pool
         outcome = await self.executor.carry_out(live, plan, observed.children)
@@ -40,3 +47,9 @@ class PoolReconcile:
         report = report_of(plan, outcome.refused, live.get("status"), status)
         await self.executor.report(live, outcome, report)
         return REPORT_SECONDS if observed.is_report_missing else None
+
+    def _count(self, observed: PoolObserved) -> None:
+        """Tells the autoscaler how many pods there are."""
+        metadata, spec = observed.pool["metadata"], observed.pool["spec"]
+        service = Key(INFERENCE_SERVICE.kind, metadata["namespace"], spec["serviceName"])
+        self.autoscaling.pool_seen(service, Role(spec["role"]), pool_pods(observed))

@@ -19,6 +19,7 @@ from prometheus_client import (
 from sluice_contract.metrics import OPERATOR, Metric
 from sluice_contract.version import VERSION
 
+from sluice_operator.process.scaling_metrics import ScaledReplicas
 from sluice_operator.process.status_metrics import ServiceStatuses
 
 BY_NAME: Final = {metric.name: metric for metric in OPERATOR}
@@ -42,6 +43,12 @@ class OperatorMetrics:
         )
         """The gauges of each InferenceService."""
         self._registry.register(self.statuses)
+        self.scaled = ScaledReplicas(
+            BY_NAME["sluice_autoscaler_desired_replicas"],
+            BY_NAME["sluice_autoscaler_current_replicas"],
+        )
+        """The gauges of each scaled pool."""
+        self._registry.register(self.scaled)
 
     def reconciled(self, kind: str, seconds: float) -> None:
         """A reconcile that succeeded."""

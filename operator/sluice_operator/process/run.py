@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sluice_operator.apply.executor import executor
+from sluice_operator.apply.executor import Executor, executor
+from sluice_operator.autoscale.carry_out import PoolScaler
+from sluice_operator.autoscale.known import Known
+from sluice_operator.autoscale.loops import Autoscaler
+from sluice_operator.autoscale.query import RouterQuery, query_session
+from sluice_operator.autoscale.tick import Ticker
 from sluice_operator.clock import Clock
 from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
@@ -119,18 +124,22 @@ async def _lead(parts: Parts, leadership: Leadership) -> None:
     """Everything that only the leader does. When one part fails, the others are stopped."""
     optional = await parts.optional_kinds.served()
     queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
-    dispatcher = _dispatcher(parts, queue)
+    writes = executor(parts.client, parts.clock, parts.settings.pod_name, parts.metrics.statuses)
     namespaces = parts.settings.namespaces
     reactions = NodeReactions(parts.client, namespaces, parts.clock, queue.add)
     node_watch = NodeWatch(parts.nodes, parts.streams, parts.clock, reactions.changed)
-    await _first_of(
-        leadership.hold(),
-        *(dispatcher.work() for _ in range(parts.settings.workers)),
-        _resync(parts, queue),
-        node_watch.run(),
-        reactions.run(),
-        inform(queue.add, namespaces, optional, parts.stop.set),
-    )
+    async with query_session() as session:
+        autoscaler = _autoscaler(parts, queue, writes, RouterQuery(session))
+        dispatcher = _dispatcher(parts, queue, writes, autoscaler)
+        await _first_of(
+            leadership.hold(),
+            *(dispatcher.work() for _ in range(parts.settings.workers)),
+            _resync(parts, queue),
+            node_watch.run(),
+            reactions.run(),
+            autoscaler.run(),
+            inform(queue.add, namespaces, optional, parts.stop.set),
+        )
 
 
 async def _resync(parts: Parts, queue: WorkQueue[Key]) -> None:
@@ -183,21 +192,43 @@ def _leadership(parts: Parts) -> Leadership:
     return Leadership(parts.lease_client, name, LeaseTiming(settings.lease_seconds), parts.clock)
 
 
-def _dispatcher(parts: Parts, queue: WorkQueue[Key]) -> Dispatcher:
+def _dispatcher(
+    parts: Parts, queue: WorkQueue[Key], writes: Executor, autoscaler: Autoscaler
+) -> Dispatcher:
     settings, clock = parts.settings, parts.clock
     images = Images(settings.engine_image, settings.router_image)
     services = ServiceObserver(
-        parts.client, images, parts.nodes, parts.optional_kinds, settings.api_server_ports
+        parts.client,
+        images,
+        parts.nodes,
+        parts.optional_kinds,
+        settings.api_server_ports,
+        settings.pod_namespace,
     )
     pools = PoolObserver(parts.client, AcceleratorReports(fetch_over_http))
-    carrying_out = executor(parts.client, clock, settings.pod_name, parts.metrics.statuses)
     reconciles: dict[str, Reconcile] = {
-        INFERENCE_SERVICE.kind: ServiceReconcile(services, carrying_out, clock),
-        ENGINE_POOL.kind: PoolReconcile(pools, carrying_out, clock),
+        INFERENCE_SERVICE.kind: ServiceReconcile(services, writes, clock, autoscaler),
+        ENGINE_POOL.kind: PoolReconcile(pools, writes, clock, autoscaler),
     }
     for kind in reconciles:
         parts.metrics.watch_depth(kind, partial(_depth, queue, kind))
     return Dispatcher(queue, reconciles, parts.metrics, clock, random.random)
+
+
+def _autoscaler(
+    parts: Parts, queue: WorkQueue[Key], writes: Executor, query: RouterQuery
+) -> Autoscaler:
+    ticker = Ticker(
+        known=Known(),
+        query=query,
+        carry_out=PoolScaler(parts.client),
+        record=writes.reporter.record,
+        changed=queue.add,
+        clock=parts.clock,
+    )
+    autoscaler = Autoscaler(ticker, parts.clock)
+    parts.metrics.scaled.follow(autoscaler.pools)
+    return autoscaler
 
 
 def _depth(queue: WorkQueue[Key], kind: str) -> int:

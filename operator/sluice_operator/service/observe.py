@@ -26,6 +26,7 @@ from sluice_operator.kube.kinds import (
     controller_uid,
     is_being_deleted,
 )
+from sluice_operator.manifests.network import OPERATOR_NAMESPACE
 from sluice_operator.service.names import Name, child_names, config_maps_in_use
 
 API_SERVER_PORTS: Final = (443, 6443)
@@ -63,6 +64,8 @@ class ServiceObserved:
     """Those of `OPTIONAL_CHILDREN` that the cluster has."""
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS
     """Where routers may reach the API server."""
+    operator_namespace: str = OPERATOR_NAMESPACE
+    """From where the operator may read the routers' load."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class ServiceObserver:
     nodes: Nodes
     optional_kinds: OptionalKinds
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS
+    operator_namespace: str = OPERATOR_NAMESPACE
 
     async def observe(self, key: Key) -> ServiceObserved | None:
         """All about one InferenceService; None when it is gone or being deleted."""
@@ -102,6 +106,7 @@ class ServiceObserver:
             conflicts,
             optional_kinds=optional,
             api_server_ports=self.api_server_ports,
+            operator_namespace=self.operator_namespace,
         )
 
     async def _unlabelled(

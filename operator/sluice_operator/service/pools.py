@@ -33,8 +33,7 @@ from sluice_operator.service.settings import (
     settings_status,
 )
 from sluice_operator.service.shared import shared_pin, shared_settings, unlike
-from sluice_operator.validation.errors import INVALID
-from sluice_operator.validation.refusal import Refusal
+from sluice_operator.validation.refusal import INVALID, Refusal
 
 
 @dataclass(frozen=True)

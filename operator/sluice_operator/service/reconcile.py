@@ -14,8 +14,10 @@ from sluice_operator.clock import Clock
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
 from sluice_operator.informer.keys import Key
+from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.plan import plan_service
+from sluice_operator.service.scaling import scaled_service
 from sluice_operator.service.status import service_status
 
 NAME_CONFLICT_SECONDS: Final = 5.0
@@ -32,17 +34,22 @@ class ServiceReconcile:
     observer: ServiceObserver
     executor: Executor
     clock: Clock
+    autoscaling: Autoscaling = NO_AUTOSCALING
 
     async def __call__(self, key: Key) -> float | None:
         """Idempotent: a second run without a change writes nothing. Raises as the executor does."""
         observed = await self.observer.observe(key)
         if observed is None:
             self.executor.forget(key)
+            self.autoscaling.forget(key)
             return None
         plan = plan_service(observed)
         live = observed.service
         outcome = await self.executor.carry_out(live, plan, observed.children)
-        status = service_status(observed, plan, self.clock.now(), outcome.refused)
+        if plan.refusal is None:  # of one that is refused, what was accepted before stays in use
+            self.autoscaling.service_seen(key, scaled_service(observed, plan))
+        told = self.autoscaling.told(key)
+        status = service_status(observed, plan, self.clock.now(), outcome.refused, told)
         report = report_of(plan, outcome.refused, live.get("status"), status, NOTABLE)
         await self.executor.report(live, outcome, report)
         taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN

@@ -18,8 +18,7 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import Pin, engine_inputs, pins_of
 from sluice_operator.service.settings import Settings
-from sluice_operator.validation.errors import INVALID
-from sluice_operator.validation.refusal import Refusal
+from sluice_operator.validation.refusal import INVALID, Refusal
 
 DEFAULTED: Final = ("dtype", "kv_cache_dtype", "page_size")
 """Those for which a release has defaults."""

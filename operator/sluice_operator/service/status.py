@@ -34,6 +34,7 @@ from sluice_operator.conditions.conditions import (
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, Kind, Manifest, of_kind
 from sluice_operator.manifests.metadata import is_current
+from sluice_operator.scaled import Scaling
 from sluice_operator.service.in_place import (
     facts_in_place,
     front_in_place,
@@ -59,6 +60,7 @@ from sluice_operator.service.parts import (
     up_to_date,
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
+from sluice_operator.service.scaling import scaling_check, scaling_status
 from sluice_operator.service.settings import settings_status
 from sluice_operator.service.verified import accelerator_verified, first_unverified
 from sluice_operator.validation.refusal import Refusal
@@ -67,10 +69,14 @@ _JUDGED_BY_A_PLAN = (ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE)
 
 
 def service_status(
-    observed: ServiceObserved, plan: ServicePlan, now: datetime, refused: ApiError | None = None
+    observed: ServiceObserved,
+    plan: ServicePlan,
+    now: datetime,
+    refused: ApiError | None = None,
+    told: Scaling | None = None,
 ) -> Manifest:
     """The whole status of an InferenceService; that of one being deleted stays as it is. `refused`:
-    what has kept the plan from being carried out."""
+    what has kept the plan from being carried out; `told`: what the autoscaler has decided last."""
     before = observed.service.get("status") or {}
     if observed.service["metadata"].get("deletionTimestamp"):
         return dict(before)
@@ -82,7 +88,7 @@ def service_status(
     else:
         kept = _facts(observed, plan)
         obstacle = apply_failed(refused, before, generation) if refused else None
-        checks = _checks(observed, plan, obstacle)
+        checks = _checks(observed, plan, obstacle, told)
         if refused is None and not plan.paused:
             applied = generation
         elif applied is not None and "resolved" in before:
@@ -95,7 +101,8 @@ def service_status(
     if applied is not None:
         status["appliedGeneration"] = applied
     found = conditions(before.get("conditions") or (), checks, generation, now)
-    return status | kept | _rollout(plan, before) | {"conditions": found}
+    scaling = scaling_status(before, plan, told)
+    return status | kept | _rollout(plan, before) | scaling | {"conditions": found}
 
 
 def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:
@@ -151,7 +158,7 @@ def _refused(observed: ServiceObserved, refusal: Refusal, in_use: str) -> dict[s
 
 
 def _checks(
-    observed: ServiceObserved, plan: ServicePlan, obstacle: Check | None
+    observed: ServiceObserved, plan: ServicePlan, obstacle: Check | None, told: Scaling | None
 ) -> dict[str, Check]:
     parts = _parts(observed, plan)
     ready = {kind: part.ready for kind, part in parts.items()}
@@ -179,7 +186,7 @@ def _checks(
             accelerator_verified(pool, _child(observed, ENGINE_POOL, pool.manifest))
             for pool in plan.pools
         ),
-        SCALING_ACTIVE: _scaling(plan.spec),
+        SCALING_ACTIVE: scaling_check(plan, told),
         UPGRADE_AVAILABLE: _upgrade(plan),
         RECONCILING: progressing,
         STALLED: stalled,
@@ -238,11 +245,6 @@ def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
     if updated.is_true:
         return Check("False", "Complete", "Everything is as the spec asks.")
     return Check("True", updated.reason, updated.message)
-
-
-def _scaling(spec: InferenceServiceSpec | None) -> Check:
-    assert spec is not None
-    return Check("False", "FixedReplicas", "No pool has an autoscaling section.")
 
 
 def _upgrade(plan: ServicePlan) -> Check:

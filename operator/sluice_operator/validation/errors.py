@@ -7,14 +7,12 @@ Pure; knows no field. Contradictions need resolved settings, so the caller finds
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.validation.refusal import Refusal
+from sluice_operator.validation.refusal import INVALID, Refusal
+from sluice_operator.validation.scaling import scaling_contradictions
 from sluice_operator.validation.unsupported import refusals
-
-INVALID: Final = "InvalidSpec"
 
 Contradictions = Callable[[InferenceServiceSpec], Iterable[Refusal]]
 """Finds contradictions in a spec whose types are valid."""
@@ -24,7 +22,9 @@ def validation_errors(
     spec: InferenceServiceSpec, contradictions: Contradictions
 ) -> tuple[Refusal, ...]:
     """The errors of a spec whose types and rules are valid; each once over all pools."""
-    return tuple(dict.fromkeys((*contradictions(spec), *refusals(spec))))
+    return tuple(
+        dict.fromkeys((*contradictions(spec), *scaling_contradictions(spec), *refusals(spec)))
+    )
 
 
 def invalid(error: InvalidSpecError, contradictions: Contradictions) -> tuple[Refusal, ...]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sluice_operator.api.findings import Finding
+
+INVALID: Final = "InvalidSpec"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ engine shares: `sluice_contract.supported`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,20 +53,12 @@ ROWS: Final = (
         "a promise: itlMilliseconds",
     ),
     Unsupported(
-        "spec.autoscaling", lambda s: s.autoscaling is not None, lambda _: "a value", "nothing"
-    ),
-    Unsupported(
         "spec.rollout.strategy",
         lambda s: s.rollout is not None and s.rollout.strategy != "Surge",
         lambda s: s.rollout and s.rollout.strategy,
         "Surge",
     ),
 )
-
-POOL_ROWS: Final[Mapping[str, str]] = {
-    "autoscaling": "{pool}.replicas instead",
-}
-"""Fields that are refused of every pool, and what is allowed instead; `{pool}` is its path."""
 
 
 def refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
@@ -83,9 +75,6 @@ def refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for role in spec.roles:
         pool, path = spec.pool(role), f"spec.pools.{role}"
-        for name, allowed in POOL_ROWS.items():
-            if getattr(pool, name) is not None:
-                yield _refusal(f"{path}.{name}", "a value", allowed.format(pool=path))
         for error in unsupported(pool.engine or EngineSpec(), on_cpus=pool.accelerator is None):
             yield Refusal(NOT_IMPLEMENTED, f"{path}.engine.{error.key}", f"{path}.engine.{error}")
 

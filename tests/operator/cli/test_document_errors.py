@@ -45,11 +45,18 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
         ],
     ),
     (
-        {"rollout": {"strategy": "InPlace"}, "autoscaling": {}},
+        {"rollout": {"strategy": "InPlace"}, "slo": {"ttftMilliseconds": 9}},
         "would be refused: NotImplemented",
         [
-            "spec.autoscaling: this field is not implemented yet; allowed: nothing",
+            "spec.slo.ttftMilliseconds: 9 is not implemented yet; allowed: itlMilliseconds",
             'spec.rollout.strategy: "InPlace" is not implemented yet; allowed: Surge',
+        ],
+    ),
+    (
+        {"autoscaling": {}},
+        "invalid InferenceService",
+        [
+            "spec.autoscaling: this field is not allowed, as no pool is scaled; allowed: beside",
         ],
     ),
     (

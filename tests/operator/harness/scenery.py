@@ -32,10 +32,14 @@ async def chat_that_serves(cluster: Cluster, namespace: str) -> Manifest:
 
 
 async def play_controllers(
-    cluster: Cluster, namespace: str, deployments: int = DEPLOYMENTS
+    cluster: Cluster,
+    namespace: str,
+    deployments: int = DEPLOYMENTS,
+    router_address: str | None = None,
 ) -> None:
     """Routers' and engines' Deployments get their pods, all ready, and say so. One that has them
-    already is left alone: the operator may be about to remove it."""
+    already is left alone: the operator may be about to remove it. `router_address`: of the routers'
+    pods."""
     found = await cluster.until(DEPLOYMENT, namespace, lambda each: len(each) >= deployments)
     for deployment in found.values():
         metadata, spec = deployment["metadata"], deployment["spec"]
@@ -45,11 +49,11 @@ async def play_controllers(
         if status.items() <= deployment["status"].items():
             continue
         for number in range(replicas):
-            await _run_pod(cluster, deployment, f"{metadata['name']}-{number}")
+            await _run_pod(cluster, deployment, f"{metadata['name']}-{number}", router_address)
         await cluster.patch(DEPLOYMENT, namespace, metadata["name"], {"status": status}, "status")
 
 
-async def _run_pod(cluster: Cluster, deployment: Manifest, name: str) -> None:
+async def _run_pod(cluster: Cluster, deployment: Manifest, name: str, address: str | None) -> None:
     namespace = deployment["metadata"]["namespace"]
     template = deployment["spec"]["template"]
     pod = {
@@ -65,7 +69,9 @@ async def _run_pod(cluster: Cluster, deployment: Manifest, name: str) -> None:
     if name not in await cluster.list(POD, namespace):
         await cluster.create(POD, pod)
     ready = {"type": "Ready", "status": "True"}
-    status = {"phase": "Running", "conditions": [ready]}
+    status: Manifest = {"phase": "Running", "conditions": [ready]}
+    if address is not None and name.startswith("chat-router"):
+        status["podIP"] = address
     await cluster.patch(POD, namespace, name, {"status": status}, "status")
 
 

@@ -1,7 +1,6 @@
 """Replicas pass from one owner to another without a moment at another number.
 
-Autoscaling is refused by this version; here the rows that refuse it are left out, and the
-reconciles are called directly.
+The reconciles are called directly, and nobody decides.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from sluice_operator.apply.events import EVENT
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, Manifest
-from sluice_operator.validation import unsupported
 
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.rest import CountingTransport, Reconciler
@@ -24,14 +22,6 @@ pytestmark = pytest.mark.apiserver
 POOL = "chat-mixed"
 ROUNDS = 4
 """Reconciles of both kinds, after which nothing more is to be written."""
-
-
-@pytest.fixture(autouse=True)
-def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = tuple(row for row in unsupported.ROWS if row.field != "spec.autoscaling")
-    pool_rows = {k: v for k, v in unsupported.POOL_ROWS.items() if k != "autoscaling"}
-    monkeypatch.setattr(unsupported, "ROWS", rows)
-    monkeypatch.setattr(unsupported, "POOL_ROWS", pool_rows)
 
 
 def fixed(replicas: int) -> Manifest:

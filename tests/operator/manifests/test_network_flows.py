@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 from sluice_contract import labels
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.network import MONITORING_LABEL
+from sluice_operator.manifests.network import MONITORING_LABEL, NAMESPACE_LABEL
 from sluice_operator.service.plan import plan_service
 
 from tests.operator.examples import service_observed, service_plan
@@ -32,8 +32,16 @@ def _engine(role: str, service: str = "chat") -> Place:
 ENGINE, ROUTER = _pod("engine"), _pod("router")
 STRANGER = Place({"app": "other"}, {"name": "elsewhere"})
 MONITOR = Place({"app": "prometheus"}, {MONITORING_LABEL: "true"})
+OPERATOR_POD = {labels.NAME: "sluice-operator", labels.COMPONENT: "operator"}
+OPERATOR = Place(OPERATOR_POD, {NAMESPACE_LABEL: "sluice-system"})
+IMPOSTOR = Place(OPERATOR_POD, {NAMESPACE_LABEL: "elsewhere"})
+NEIGHBOUR = Place({"app": "other"}, {NAMESPACE_LABEL: "sluice-system"})
 
 FLOWS = [
+    (OPERATOR, ROUTER, 8080, True),
+    (IMPOSTOR, ROUTER, 8080, False),
+    (NEIGHBOUR, ROUTER, 8080, False),
+    (OPERATOR, ENGINE, 8000, True),
     (STRANGER, ROUTER, 8000, True),
     (ROUTER, ENGINE, 8000, True),
     (MONITOR, ENGINE, 8000, True),
@@ -131,7 +139,8 @@ def _rule_allows(rule: Manifest, other: Place, port: int, peers: str) -> bool:
 
 def _peer_matches(peer: Manifest, other: Place) -> bool:
     if "namespaceSelector" in peer:
-        return _selects(peer["namespaceSelector"], other.namespace)
+        from_there = _selects(peer["namespaceSelector"], other.namespace)
+        return from_there and _selects(peer.get("podSelector", {"matchLabels": {}}), other.pod)
     return other.namespace == {"name": "default"} and _selects(peer["podSelector"], other.pod)
 
 

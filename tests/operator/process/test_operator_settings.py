@@ -62,7 +62,8 @@ def test_the_reference_names_every_variable_and_every_metric() -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / "operator.md").read_text()
     documented = set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE))
     assert documented == {variable_of(field) for field in Settings.model_fields}
-    assert set(re.findall(r"`(sluice_operator_[a-z_]+)", text)) == {m.name for m in OPERATOR}
+    metrics = set(re.findall(r"`(sluice_(?:operator|autoscaler)_[a-z_]+)", text))
+    assert metrics == {metric.name for metric in OPERATOR}
     told = dict(re.findall(r"^\| `([A-Z_]+)` \| `?([^|`]*?)`? \|", text, re.MULTILINE))
     for name, default in Settings.from_environment(IMAGES).model_dump().items():
         if variable_of(name) not in IMAGES and name != "namespaces":

@@ -17,12 +17,7 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         {"slo": {"ttftMilliseconds": 1000, "itlMilliseconds": 50}},
         "itlMilliseconds alone",
     ),
-    "spec.autoscaling": ({"autoscaling": {"gpuBudget": 8}}, "nothing"),
     "spec.rollout.strategy": ({"rollout": {"strategy": "InPlace"}}, "Surge"),
-    "spec.pools.mixed.autoscaling": (
-        {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
-        "spec.pools.mixed.replicas",
-    ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
     "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
     "spec.engine.kvTransfer.protocol": (
@@ -131,6 +126,47 @@ def test_two_pools_that_cannot_work_together_are_refused(
     assert refusal is not None
     assert (refusal.reason, refusal.field) == ("InvalidSpec", field)
     assert says in refusal.message
+
+
+SCALED: Manifest = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+ON_GPUS: Manifest = {**SCALED, "accelerator": {"count": 2}}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "pool", "field", "allowed"),
+    [
+        ({"gpuBudget": 8}, {}, "", "beside spec.pools.mixed.autoscaling"),
+        ({"gpuBudget": 8}, SCALED, ".gpuBudget", "beside pools with an accelerator"),
+        ({"gpuBudget": 1}, ON_GPUS, ".gpuBudget", "at least 2: the fewest engines hold 1 x 2"),
+        (
+            {"provider": "External", "target": {"queueSeconds": 1.0}},
+            SCALED,
+            ".target",
+            "with provider Internal alone",
+        ),
+        (
+            {"provider": "External", "onMetricsLoss": "Floor"},
+            SCALED,
+            ".onMetricsLoss",
+            "with provider Internal alone",
+        ),
+    ],
+)
+def test_autoscaling_that_could_not_be_kept_to_is_refused(
+    scaling: Manifest, pool: Manifest, field: str, allowed: str
+) -> None:
+    spec = {"autoscaling": scaling, "pools": {"mixed": pool}}
+    refusal = plan_service(service_observed(service(spec))).refusal
+    assert refusal is not None
+    found = next(each for each in refusal.each or (refusal,) if each.reason == "InvalidSpec")
+    assert found.field == f"spec.autoscaling{field}"
+    assert f"allowed: {allowed}" in found.message
+
+
+@pytest.mark.parametrize("provider", [{}, {"provider": "Internal"}, {"provider": "External"}])
+def test_autoscaling_is_carried_out(provider: Manifest) -> None:
+    spec = {"autoscaling": provider, "pools": {"mixed": SCALED}}
+    assert plan_service(service_observed(service(spec))).refusal is None
 
 
 def test_the_full_example_is_carried_out() -> None:

@@ -1,0 +1,1 @@
+"""Scales the pools of services: query their load → decide → carry out → tell."""

@@ -1,0 +1,70 @@
+"""Asks EnginePools for the engines that were decided, as the field manager of scaled replicas.
+
+Pools shrink before others grow. By force: a number that somebody has written by hand is replaced.
+Knows nothing of why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice_autoscaler.decision import Decision, PoolDecision
+from sluice_contract.labels import Role
+
+from sluice_operator.apply.plan import REPLICAS_MANAGER
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.errors import RequestError
+from sluice_operator.kube.kinds import ENGINE_POOL
+from sluice_operator.scaled import ScaledPool, ScaledService
+
+
+class Written(NamedTuple):
+    """One pool that was asked for another number of engines."""
+
+    role: Role
+    replicas: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a decision."""
+
+    written: tuple[Written, ...] = ()
+    failed: RequestError | None = None
+    """What has stopped the rest: the next tick decides anew."""
+
+
+@dataclass(frozen=True)
+class PoolScaler:
+    """Writes through one client."""
+
+    client: ApiClient
+
+    async def __call__(self, scaled: ScaledService, decision: Decision) -> Outcome:
+        """Makes the changes that the decision wants, one after the other."""
+        written: list[Written] = []
+        for change in sorted(decision.changes, key=lambda pool: pool.desired - pool.current):
+            try:
+                written.append(await self._write(scaled, scaled.pools[change.role], change))
+            except RequestError as error:
+                return Outcome(tuple(written), error)
+        return Outcome(tuple(written))
+
+    async def _write(
+        self, scaled: ScaledService, pool: ScaledPool, change: PoolDecision
+    ) -> Written:
+        manifest = {
+            "apiVersion": ENGINE_POOL.api_version,
+            "kind": ENGINE_POOL.kind,
+            # With its uid: one that has gone in the meantime is not made anew.
+            "metadata": {
+                "name": pool.name,
+                "namespace": scaled.live["metadata"]["namespace"],
+                "uid": pool.uid,
+            },
+            "spec": {"replicas": change.desired},
+        }
+        result = await self.client.apply(ENGINE_POOL, manifest, manager=REPLICAS_MANAGER)
+        return Written(change.role, change.desired, result["metadata"]["generation"])

@@ -1,0 +1,96 @@
+"""What reconciles have seen of scaled services, and what was written since.
+
+Nothing is read from the API server for a tick: every event of a pod leads to a reconcile of its
+pool, which counts the pods and tells the counts. Knows no load and no decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sluice_autoscaler.sample import PoolSample
+from sluice_contract.labels import Role
+
+from sluice_operator.informer.keys import Key
+from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService
+
+
+class Known:
+    """Services by key, and their pools by role; what is older than a write of ours loses."""
+
+    def __init__(self) -> None:
+        self._services: dict[Key, ScaledService] = {}
+        self._pods: dict[Key, dict[Role, PoolPods]] = {}
+
+    def service(self, key: Key) -> ScaledService | None:
+        """The service, where it is to be scaled and all its pools were counted."""
+        found, pods = self._services.get(key), self._pods.get(key, {})
+        if found is None or not (found.pools.keys() | found.fixed_gpus.keys()) <= pods.keys():
+            return None
+        return found
+
+    def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
+        """Takes a service up; None: it is not to be scaled."""
+        if scaled is None:
+            self._services.pop(key, None)
+            return
+        before = self._services.get(key)
+        pools = {role: _newer(pool, before, role) for role, pool in scaled.pools.items()}
+        self._services[key] = replace(scaled, pools=pools)
+
+    def pool_seen(self, key: Key, role: Role, pods: PoolPods) -> None:
+        """Takes the pods of a pool up, and the replicas that it is asked for by now."""
+        self._pods.setdefault(key, {})[role] = pods
+        self._note(key, role, pods.replicas, pods.generation)
+
+    def replicas_written(self, key: Key, role: Role, replicas: int, generation: int) -> None:
+        """What we have just asked a pool for."""
+        self._note(key, role, replicas, generation)
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        self._services.pop(key, None)
+        self._pods.pop(key, None)
+
+    def pool_samples(self, key: Key) -> Mapping[Role, PoolSample]:
+        """The scaled pools of a service that is known, as they are now."""
+        pods = self._pods[key]
+        return {
+            role: _sample(role, pool, pods[role])
+            for role, pool in self._services[key].pools.items()
+        }
+
+    def fixed_gpus(self, key: Key) -> int:
+        """GPUs that the other pools of a service that is known hold, or soon will."""
+        pods = self._pods[key]
+        return sum(
+            gpus * (pods[role].replicas + pods[role].surplus(pods[role].replicas))
+            for role, gpus in self._services[key].fixed_gpus.items()
+        )
+
+    def _note(self, key: Key, role: Role, replicas: int, generation: int) -> None:
+        service = self._services.get(key)
+        pool = service.pools.get(role) if service else None
+        if service and pool and pool.generation < generation:
+            noted = replace(pool, replicas=replicas, generation=generation)
+            self._services[key] = replace(service, pools={**service.pools, role: noted})
+
+
+def _newer(pool: ScaledPool, before: ScaledService | None, role: Role) -> ScaledPool:
+    """`pool` with the newest replicas that are known of the same EnginePool."""
+    known = before.pools.get(role) if before else None
+    if known is None or known.uid != pool.uid or known.generation <= pool.generation:
+        return pool
+    return replace(pool, replicas=known.replicas, generation=known.generation)
+
+
+def _sample(role: Role, pool: ScaledPool, pods: PoolPods) -> PoolSample:
+    return PoolSample(
+        role=role,
+        replicas=pool.replicas,
+        ready=pods.ready,
+        starting=pods.starting,
+        unschedulable=pods.unschedulable,
+        surplus=pods.surplus(pool.replicas),
+    )

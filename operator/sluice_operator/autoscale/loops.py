@@ -1,0 +1,103 @@
+"""A loop for each scaled service, so that none waits for another's routers.
+
+Implements what reconciles see of the autoscaler. Knows how loops begin, pause and end; not what a
+tick does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from sluice_contract.labels import Role
+
+from sluice_operator.autoscale.tick import Ticker
+from sluice_operator.clock import Clock
+from sluice_operator.informer.keys import Key
+from sluice_operator.informer.workqueue import Backoff
+from sluice_operator.log import fields
+from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService, Scaling
+
+FAILURE: Final = Backoff(first_seconds=2.0, cap_seconds=60.0)
+
+logger = logging.getLogger(__name__)
+
+
+class Autoscaler:
+    """Ticks every service that is scaled, until it is not any more. Loops run inside `run`."""
+
+    def __init__(self, ticker: Ticker, clock: Clock) -> None:
+        self._ticker = ticker
+        self._clock = clock
+        self._loops: dict[Key, asyncio.Task[None]] = {}
+        self._scaled: set[Key] = set()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Runs until it is cancelled, and ends every loop then."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for key in self._scaled:
+                self._begin(key)
+            await asyncio.Event().wait()
+
+    def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
+        """See `Autoscaling`."""
+        self._ticker.known.service_seen(key, scaled)
+        if scaled is None:
+            self._end(key)
+        elif key not in self._scaled:
+            self._begin(key)
+
+    def pool_seen(self, key: Key, role: Role, pods: PoolPods) -> None:
+        """See `Autoscaling`."""
+        self._ticker.known.pool_seen(key, role, pods)
+
+    def forget(self, key: Key) -> None:
+        """See `Autoscaling`."""
+        self._end(key)
+        self._ticker.known.forget(key)
+
+    def told(self, key: Key) -> Scaling | None:
+        """See `Autoscaling`."""
+        found = self._ticker.ticked.get(key)
+        return found.scaling if found else None
+
+    def pools(self) -> Iterator[tuple[Key, Role, ScaledPool, int]]:
+        """Every scaled pool, and how many engines were decided last."""
+        for key, ticked in self._ticker.ticked.items():
+            scaled = self._ticker.known.service(key)
+            if scaled is None or not ticked.history.ticks:
+                continue
+            decided = ticked.history.ticks[-1].decision.pools
+            for role, pool in scaled.pools.items():
+                if role in decided:
+                    yield key, role, pool, decided[role].desired
+
+    def _begin(self, key: Key) -> None:
+        self._scaled.add(key)
+        if self._group is not None:
+            self._loops[key] = self._group.create_task(self._loop(key))
+
+    def _end(self, key: Key) -> None:
+        self._scaled.discard(key)
+        if (loop := self._loops.pop(key, None)) is not None:
+            loop.cancel()
+        self._ticker.ticked.pop(key, None)
+
+    async def _loop(self, key: Key) -> None:
+        failures = 0
+        while True:
+            try:
+                seconds, failures = await self._ticker(key), 0
+            except Exception:
+                failures += 1
+                seconds = FAILURE.delay_seconds(failures, 1.0)
+                logger.warning("tick failed", extra=_place(key, seconds), exc_info=True)
+            await self._clock.sleep(seconds)
+
+
+def _place(key: Key, seconds: float) -> dict[str, object]:
+    return fields(namespace=key.namespace, name=key.name, again_seconds=seconds)

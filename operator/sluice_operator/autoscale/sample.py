@@ -1,0 +1,68 @@
+"""One sample of a service: its routers' answers merged, beside what is known of its pods. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
+from sluice_contract.labels import Role
+from sluice_contract.load import LoadReport
+from sluice_contract.service_load import EngineLoad, ServiceLoad
+
+
+def sample_of(
+    loads: Iterable[ServiceLoad], pools: Mapping[Role, PoolSample], time_seconds: float
+) -> Sample:
+    """The service as its routers see it: what waits in each is added, and of each engine the
+    freshest report counts. A router that has not found its engines yet says nothing of them."""
+    answered = tuple(loads)
+    waiting = sum(load.waiting_requests for load in answered)
+    discovered = [load for load in answered if load.discovered]
+    engines = _freshest(discovered) if discovered else None
+    return Sample(time_seconds, pools, engines, waiting)
+
+
+def _freshest(loads: Iterable[ServiceLoad]) -> tuple[EngineSample, ...]:
+    best: dict[str, EngineLoad] = {}
+    for engine in (engine for load in loads for engine in load.engines):
+        if engine.report is None:
+            continue
+        known = best.get(engine.name)
+        if known is None or _age(engine) < _age(known):
+            best[engine.name] = engine
+    return tuple(
+        _engine(best[name], report) for name in sorted(best) if (report := best[name].report)
+    )
+
+
+def _age(engine: EngineLoad) -> float:
+    return math.inf if engine.report_age_seconds is None else engine.report_age_seconds
+
+
+def _engine(row: EngineLoad, report: LoadReport) -> EngineSample:
+    queues, total = report.queues, report.kv_pages_total
+    held = total - report.kv_pages_free - report.kv_pages_evictable
+    return EngineSample(
+        name=row.name,
+        role=report.role,
+        epoch=report.epoch,
+        condition=row.condition,
+        age_seconds=_age(row),
+        revision=report.revision,
+        queued_requests=report.queued_requests,
+        queued_tokens=report.queued_tokens,
+        queued_work_seconds=report.queued_work_seconds,
+        running_requests=report.running_requests,
+        max_running_requests=report.max_running_requests,
+        kv_used=held / total if total else 0.0,
+        bootstrap_requests=queues.bootstrap,
+        inflight_requests=queues.inflight,
+        prealloc_requests=queues.prealloc,
+        transfer_requests=queues.transfer,
+        prefill_tokens_per_second=report.prefill_tokens_per_second,
+        itl_seconds=report.itl_seconds,
+        prompt_tokens_total=report.prompt_tokens_total,
+        generated_tokens_total=report.generated_tokens_total,
+        finished_requests_total=report.finished_requests_total,
+    )

@@ -1,0 +1,27 @@
+"""The pods of a pool, counted as the autoscaler needs them. Pure."""
+
+from __future__ import annotations
+
+from sluice_operator.conditions.pods import is_draining, is_finished, is_ready, is_unschedulable
+from sluice_operator.pool.observe import PoolObserved
+from sluice_operator.scaled import PoolPods
+
+
+def pool_pods(observed: PoolObserved) -> PoolPods:
+    """All pods of the pool, of every revision, and what is asked for."""
+    spec, metadata = observed.pool["spec"], observed.pool["metadata"]
+    pods = [pod for pod in observed.pods if not is_finished(pod)]
+    live = [pod for pod in pods if not is_draining(pod)]
+    ready = sum(map(is_ready, live))
+    unschedulable = sum(map(is_unschedulable, live))
+    placed = sum((pod.get("spec") or {}).get("nodeName") is not None for pod in live)
+    return PoolPods(
+        replicas=spec.get("replicas", 1),
+        generation=metadata.get("generation", 0),
+        ready=ready,
+        starting=max(0, placed - ready),
+        unschedulable=unschedulable,
+        live=len(live),
+        draining=len(pods) - len(live),
+        planned=sum(share["replicas"] for share in spec.get("revisions") or ()),
+    )

@@ -1,0 +1,119 @@
+"""What reconciles and the autoscaler tell each other about a service: values, no deeds.
+
+Reconciles read the cluster and say what is there to be scaled, and between which limits; the
+autoscaler says what it has decided last, for the service's status. Knows neither of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from sluice_autoscaler.settings import Settings
+from sluice_contract.labels import Role
+
+from sluice_operator.api.conditions import Check
+from sluice_operator.api.status import ScalingStatus
+from sluice_operator.informer.keys import Key
+from sluice_operator.kube.kinds import Manifest
+
+
+@dataclass(frozen=True)
+class ScaledPool:
+    """A pool of a service whose replicas the autoscaler decides."""
+
+    name: str
+    """Of the EnginePool."""
+    uid: str
+    replicas: int
+    generation: int
+    """Of the EnginePool, when it had these replicas."""
+    accelerator: str
+    """For people: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
+
+
+@dataclass(frozen=True)
+class ScaledService:
+    """A service of which at least one pool is scaled."""
+
+    live: Manifest
+    """The InferenceService."""
+    settings: Settings
+    """`gpu_budget` is that of the spec, for all pools."""
+    pools: Mapping[Role, ScaledPool]
+    routers: tuple[str, ...]
+    """Addresses of the routers' pods."""
+    fixed_gpus: Mapping[Role, int] = field(default_factory=dict)
+    """GPUs of one engine of each pool that is not scaled."""
+
+
+@dataclass(frozen=True)
+class PoolPods:
+    """The pods of one pool, of every revision."""
+
+    replicas: int
+    """Engines that the pool is asked for."""
+    generation: int
+    """Of the EnginePool, when it was asked for them."""
+    ready: int = 0
+    starting: int = 0
+    """Pods that have a place and are not ready yet."""
+    unschedulable: int = 0
+    live: int = 0
+    """Pods that are not being deleted."""
+    draining: int = 0
+    """Pods that are being deleted, and hold their GPUs until they are gone."""
+    planned: int = 0
+    """Engines that the roll-out gives to all revisions together."""
+
+    def surplus(self, replicas: int) -> int:
+        """Pods beyond `replicas` that hold GPUs, or soon will."""
+        return self.draining + max(0, max(self.live, self.planned) - replicas)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The last decision, as a status shows it."""
+
+    check: Check
+    """Of the condition ScalingActive."""
+    status: ScalingStatus | None = None
+    """None: as it was."""
+
+
+class Autoscaling(Protocol):
+    """The autoscaler as reconciles see it."""
+
+    def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
+        """The service as it is now; None: it is not scaled, or not at the moment."""
+        ...
+
+    def pool_seen(self, key: Key, role: Role, pods: PoolPods) -> None:
+        """The pods of a pool of the service `key`."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        ...
+
+    def told(self, key: Key) -> Scaling | None:
+        """The last decision; None: there was none yet."""
+        ...
+
+
+class _NoAutoscaling:
+    """Nobody scales."""
+
+    def service_seen(self, key: Key, scaled: ScaledService | None) -> None: ...
+
+    def pool_seen(self, key: Key, role: Role, pods: PoolPods) -> None: ...
+
+    def forget(self, key: Key) -> None: ...
+
+    def told(self, key: Key) -> Scaling | None:
+        return None
+
+
+NO_AUTOSCALING: Final[Autoscaling] = _NoAutoscaling()
+"""Of a reconcile that runs by itself."""

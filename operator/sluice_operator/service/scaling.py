@@ -1,0 +1,128 @@
+"""What of a service the operator scales, between which limits, and what its status says of it.
+
+Pure. Decides no number of engines.
+"""
+
+from __future__ import annotations
+
+from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_contract.labels import Role
+
+from sluice_operator.accelerators import gpu_count
+from sluice_operator.api.conditions import Check
+from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.conditions import reasons
+from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
+from sluice_operator.scaled import ScaledPool, ScaledService, Scaling
+from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.plan import PlannedPool, ServicePlan
+from sluice_operator.service.replicas import ReplicasOwner, replicas_owner
+
+NOT_DECIDED = Check("Unknown", "NotDecidedYet", "The operator has not looked at the load yet.")
+
+
+def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledService | None:
+    """What the autoscaler has to know of a service whose plan was carried out; None: it is not to
+    scale anything."""
+    spec = plan.spec
+    if spec is None or plan.paused or plan.refusal is not None or plan.former.is_served:
+        return None
+    scaled = {
+        pool.role: found
+        for pool in plan.pools
+        if replicas_owner(spec, pool.role) is ReplicasOwner.OPERATOR
+        and (found := _scaled_pool(observed, pool))
+    }
+    settings = scaling_settings(spec)
+    if not scaled or scaled.keys() != settings.pools.keys():
+        return None
+    return ScaledService(
+        live=observed.service,
+        settings=settings,
+        pools=scaled,
+        routers=_addresses(observed.pods),
+        fixed_gpus={
+            role: gpu_count(spec.pool(role).accelerator)
+            for role in spec.roles
+            if spec.pool(role).autoscaling is None
+        },
+    )
+
+
+def scaling_settings(spec: InferenceServiceSpec) -> Settings:
+    """What the spec says of scaling; `pools` are those with an autoscaling section."""
+    scaling, slo = spec.autoscaling or AutoscalingSpec(), spec.slo or Slo()
+    target = scaling.target or AutoscalingTarget()
+    given = {} if target.queue_seconds is None else {"queue_seconds": target.queue_seconds}
+    return Settings(
+        pools={role: limits for role in spec.roles if (limits := _limits(spec, role))},
+        gpu_budget=scaling.gpu_budget,
+        prefill_queue=target.prefill_queue,
+        decode_queue=target.decode_queue,
+        ttft_seconds=_seconds(slo.ttft_milliseconds),
+        itl_seconds=_seconds(slo.itl_milliseconds),
+        on_metrics_loss=scaling.on_metrics_loss,
+        **given,
+    )
+
+
+def scaling_check(plan: ServicePlan, told: Scaling | None) -> Check:
+    """The condition ScalingActive of a service whose spec was accepted."""
+    spec = plan.spec
+    assert spec is not None
+    owners = {role: replicas_owner(spec, role) for role in spec.roles}
+    internal = [role for role, owner in owners.items() if owner is ReplicasOwner.OPERATOR]
+    if internal:
+        if plan.paused:
+            return Check("False", reasons.PAUSED, "spec.paused is true: nothing is scaled.")
+        return told.check if told else NOT_DECIDED
+    external = [role for role, owner in owners.items() if owner is ReplicasOwner.EXTERNAL]
+    if external:
+        text = f"Pool {', '.join(external)}: whoever writes the EnginePool's scale decides."
+        return Check("Unknown", "ScaledFromOutside", text)
+    return Check("False", "FixedReplicas", "No pool has an autoscaling section.")
+
+
+def scaling_status(before: Manifest, plan: ServicePlan, told: Scaling | None) -> Manifest:
+    """The part `scaling` of a status: the last decision, also that of an operator before this."""
+    spec = plan.spec
+    if plan.refusal is None and spec and not any(spec.pool(r).autoscaling for r in spec.roles):
+        return {}
+    if told is not None and told.status is not None:
+        return {"scaling": told.status.to_json_dict()}
+    return {"scaling": before["scaling"]} if "scaling" in before else {}
+
+
+def _limits(spec: InferenceServiceSpec, role: Role) -> PoolLimits | None:
+    pool = spec.pool(role)
+    if pool.autoscaling is None:
+        return None
+    scaling, gpus = pool.autoscaling, gpu_count(pool.accelerator)
+    return PoolLimits(scaling.min_replicas, scaling.max_replicas, gpus)
+
+
+def _scaled_pool(observed: ServiceObserved, planned: PlannedPool) -> ScaledPool | None:
+    """The live EnginePool; None while there is none."""
+    name = planned.manifest["metadata"]["name"]
+    for pool in of_kind(observed.children, ENGINE_POOL):
+        metadata = pool["metadata"]
+        if metadata["name"] == name and not is_being_deleted(pool):
+            return ScaledPool(
+                name=name,
+                uid=metadata["uid"],
+                replicas=pool["spec"]["replicas"],
+                generation=metadata.get("generation", 0),
+                accelerator=planned.accelerator.text,
+            )
+    return None
+
+
+def _addresses(pods: tuple[Manifest, ...]) -> tuple[str, ...]:
+    found = ((pod.get("status") or {}) for pod in pods)
+    running = (each.get("podIP") for each in found if each.get("phase") == "Running")
+    return tuple(sorted(address for address in running if address))
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

@@ -1,0 +1,122 @@
+"""A scaled service with routers and pods that tests make up, and what is written of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice_autoscaler.decision import Decision
+from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_contract.labels import Role
+from sluice_contract.load import LoadReport
+from sluice_contract.service_load import EngineLoad, ServiceLoad
+from sluice_operator.apply.plan import Event
+from sluice_operator.autoscale.carry_out import Outcome, Written
+from sluice_operator.autoscale.known import Known
+from sluice_operator.autoscale.tick import Ticker
+from sluice_operator.informer.keys import Key
+from sluice_operator.kube.errors import RequestError
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService
+
+from tests.operator.examples import service
+from tests.operator.virtual_time import FakeClock
+
+KEY = Key(INFERENCE_SERVICE.kind, "default", "chat")
+BOTH = (Role.PREFILL, Role.DECODE)
+
+
+def report(role: Role = Role.MIXED, **values: Any) -> LoadReport:
+    """The load report of an engine with nothing to do, but for `values`."""
+    idle: dict[str, Any] = {
+        "role": role, "epoch": "e", "time_seconds": 0.0, "draining": False, "queued_requests": 0,
+        "queued_tokens": 0, "running_requests": 0, "max_running_requests": 16,
+        "kv_pages_total": 100, "kv_pages_free": 100, "kv_pages_evictable": 0,
+        "page_size_tokens": 16, "queued_work_seconds": 0.0,
+    }  # fmt: skip
+    return LoadReport(**idle | values)
+
+
+def row(name: str, age_seconds: float = 0.5, **values: Any) -> EngineLoad:
+    """A router's row of a ready engine; `values`: of its report."""
+    return EngineLoad(
+        name=name,
+        url=f"http://{name}",
+        condition="ready",
+        inflight_requests=0,
+        report=report(**values),
+        report_age_seconds=age_seconds,
+    )
+
+
+def load(*engines: EngineLoad, waiting: int = 0, **values: Any) -> ServiceLoad:
+    """What a router says."""
+    fields: dict[str, Any] = {"draining": False, "discovered": True} | values
+    return ServiceLoad(waiting_requests=waiting, engines=engines, **fields)
+
+
+def scaled_service(
+    replicas: int = 1, roles: Iterable[Role] = (Role.MIXED,), **settings: Any
+) -> ScaledService:
+    """The service `chat`, whose pools move between 0 and 9."""
+    pools = {role: ScaledPool(f"chat-{role}", f"uid-{role}", replicas, 1, "CPU") for role in roles}
+    limits = dict.fromkeys(pools, PoolLimits(0, 9, 1))
+    return ScaledService(
+        service(), Settings(**{"pools": limits} | settings), pools, ("10.0.0.1", "10.0.0.2")
+    )
+
+
+@dataclass
+class World:
+    """Routers that say `loads`, and an API server that keeps what is written, or fails."""
+
+    scaled: ScaledService
+    loads: tuple[ServiceLoad, ...] = ()
+    fails: RequestError | None = None
+    writes: list[tuple[Role, int]] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    told: int = 0
+    clock: FakeClock = field(default_factory=FakeClock)
+    known: Known = field(default_factory=Known)
+    generation: int = 1
+
+    def __post_init__(self) -> None:
+        self.known.service_seen(KEY, self.scaled)
+        for role, pool in self.scaled.pools.items():
+            self.pods(role, pool.replicas)
+        self.ticker = Ticker(
+            self.known, self._query, self._carry_out, self._record, self._changed, self.clock
+        )
+
+    def pods(self, role: Role, replicas: int, **counts: int) -> None:
+        """The pods of a pool as its reconcile counts them: as many as are asked for, ready."""
+        found = {"live": replicas, "ready": replicas, "planned": replicas} | counts
+        self.known.pool_seen(KEY, role, PoolPods(replicas, self.generation, **found))
+
+    async def tick(self, times: int = 1) -> float:
+        for _ in range(times):
+            seconds = await self.ticker(KEY)
+            self.clock.elapsed_seconds += seconds
+        return seconds
+
+    async def _query(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
+        assert tuple(routers) == self.scaled.routers
+        return self.loads
+
+    async def _carry_out(self, scaled: ScaledService, decision: Decision) -> Outcome:
+        if self.fails is not None and decision.changes:
+            return Outcome(failed=self.fails)
+        written = []
+        for change in decision.changes:
+            self.generation += 1
+            written.append(Written(change.role, change.desired, self.generation))
+            self.writes.append((change.role, change.desired))
+        return Outcome(tuple(written))
+
+    async def _record(self, live: Manifest, events: Iterable[Event]) -> None:
+        self.events += [f"{event.reason}: {event.message}" for event in events]
+
+    def _changed(self, key: Key) -> None:
+        assert key == KEY
+        self.told += 1
