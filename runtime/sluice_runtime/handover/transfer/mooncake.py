@@ -1,7 +1,8 @@
 """Backend Mooncake: one-sided reads by its native engine, over TCP or RDMA.
 
 Mooncake has no notion of a process's life, so the session carries a token of ours: an address that
-comes back with another token is a new peer.
+comes back with another token is a new peer. While its engine is stuck with a frozen peer, another
+one reads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Final
 
 from sluice_runtime.errors import StartupError
 from sluice_runtime.handover.transfer.backend import (
-    NotRegisteredError,
     Piece,
     TransferError,
     TransferTimeoutError,
@@ -23,6 +23,7 @@ from sluice_runtime.handover.transfer.backend import (
 )
 from sluice_runtime.handover.transfer.mooncake_batch import Outcome, read_pieces
 from sluice_runtime.handover.transfer.mooncake_engine import MooncakeEngine, start_engine
+from sluice_runtime.handover.transfer.mooncake_gate import GatedEngine
 from sluice_runtime.handover.transfer.mooncake_peers import MooncakePeers
 from sluice_runtime.handover.transfer.registered import RegisteredMemory, check_range
 
@@ -48,10 +49,14 @@ class MooncakeBackend:
         self._memory = RegisteredMemory()
         self._lock = threading.Lock()
         """Around registering: an engine has all ranges, whenever it was started."""
-        engine = self._start()
+        self._starting = threading.Lock()
+        """Around starting the second engine."""
+        engine = GatedEngine(self._start())
         self._engines = [engine]
-        self._peers = MooncakePeers(engine, self._start_another)
-        self._session = f"{host}:{engine.get_rpc_port()}#{secrets.token_hex(TOKEN_BYTES)}"
+        self._keeps_connections = protocol == "tcp"
+        self._peers = [self._peers_of(engine)]
+        """Of one engine; and of another one, once the first was stuck."""
+        self._session = f"{host}:{engine.port}#{secrets.token_hex(TOKEN_BYTES)}"
 
     @property
     def session(self) -> str:
@@ -61,7 +66,7 @@ class MooncakeBackend:
         check_range(address, length_bytes)
         with self._lock:
             for engine in self._engines:
-                _register(engine, address, length_bytes)
+                engine.register(address, length_bytes)
             self._memory.add(address, length_bytes)
 
     def read(self, session: str, pieces: Sequence[Piece], timeout_seconds: float) -> None:
@@ -73,12 +78,12 @@ class MooncakeBackend:
         try:
             for piece in pieces:
                 self._memory.view(piece.local_address, piece.length_bytes)
-            engine = self._peers.engine_for(session, timeout_seconds)
+            outcome = self._read(self._not_stuck(), session, pieces, deadline)
+            if outcome == Outcome("Failed") and self._peers[0].stuck:
+                outcome = self._read(self._not_stuck(), session, pieces, deadline)
         except TransferError as error:
             raise type(error)(f"{what}: {error}") from error
-        outcome = read_pieces(engine, session.partition("#")[0], pieces, deadline)
         if outcome.end != "Done":
-            self._peers.doubt(session)
             raise _error(what, outcome, timeout_seconds)
 
     def interrupt(self, pieces: Sequence[Piece]) -> None:
@@ -89,27 +94,44 @@ class MooncakeBackend:
         with self._lock:
             for engine in self._engines:
                 for first, _ in self._memory.ranges:
-                    engine.unregister_memory(first)
+                    engine.unregister(first)
             self._engines.clear()
-        self._peers.close()
+            for peers in self._peers:
+                peers.close()
 
-    def _start_another(self) -> MooncakeEngine:
+    def _read(
+        self, peers: MooncakePeers, session: str, pieces: Sequence[Piece], deadline: float
+    ) -> Outcome:
+        seconds = max(0.0, deadline - time.monotonic())
+        engine = peers.engine_for(session, pieces[0].remote_address, seconds)
+        outcome = read_pieces(engine, session.partition("#")[0], pieces, deadline)
+        if outcome.end != "Done":
+            peers.doubt(session)
+        return outcome
+
+    def _not_stuck(self) -> MooncakePeers:
+        """Peers of the first engine, or of the second one, which knows a frozen peer from the
+        beginning."""
+        if not self._peers[0].stuck:
+            return self._peers[0]
+        with self._starting:
+            if len(self._peers) == 1:
+                self._peers.append(self._peers_of(self._start_another()))
+            return self._peers[1]
+
+    def _peers_of(self, engine: GatedEngine) -> MooncakePeers:
+        return MooncakePeers(engine, self._start_another, keeps_connections=self._keeps_connections)
+
+    def _start_another(self) -> GatedEngine:
         with self._lock:
             try:
-                engine = self._start()
+                engine = GatedEngine(self._start())
             except StartupError as error:
                 raise TransferError(str(error)) from error
             for first, last in self._memory.ranges:
-                _register(engine, first, last - first)
+                engine.register(first, last - first)
             self._engines.append(engine)
             return engine
-
-
-def _register(engine: MooncakeEngine, address: int, length_bytes: int) -> None:
-    if (code := engine.register_memory(address, length_bytes)) != 0:
-        raise NotRegisteredError(
-            f"Mooncake: cannot register {length_bytes} bytes at {address:#x} (code {code})"
-        )
 
 
 def _error(what: str, outcome: Outcome, timeout_seconds: float) -> TransferError:

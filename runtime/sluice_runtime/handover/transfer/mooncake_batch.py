@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sluice_runtime.handover.transfer.backend import Piece
-from sluice_runtime.handover.transfer.mooncake_engine import (
-    LANES,
-    PROGRESS_SECONDS,
-    MooncakeEngine,
-)
+from sluice_runtime.handover.transfer.mooncake_engine import LANES, PROGRESS_SECONDS
+from sluice_runtime.handover.transfer.mooncake_gate import GatedEngine
 
 WINDOW: Final = 32
 """Pieces of one read that are under way at once. With more, throughput grows little, and with a
@@ -41,7 +38,7 @@ class Outcome:
 
 
 def read_pieces(
-    engine: MooncakeEngine, peer: str, pieces: Sequence[Piece], deadline_seconds: float
+    engine: GatedEngine, peer: str, pieces: Sequence[Piece], deadline_seconds: float
 ) -> Outcome:
     """Stops at the first failure, or at `deadline_seconds` on the monotonic clock."""
     batches: deque[int] = deque()
@@ -54,18 +51,25 @@ def read_pieces(
     return Outcome(end, len(batches))
 
 
+def any_done(engine: GatedEngine, batches: Sequence[int]) -> bool:
+    """Whether one of them brings its bytes. Returns when all have ended, but for those that never
+    do."""
+    deadline_seconds = time.monotonic() + SETTLE_SECONDS
+    return DONE in [_ended(engine, batch, deadline_seconds) for batch in batches]
+
+
 def _read(
-    engine: MooncakeEngine,
+    engine: GatedEngine,
     peer: str,
     pieces: Sequence[Piece],
     deadline_seconds: float,
     batches: deque[int],
 ) -> Literal["Done", "Failed", "Late"]:
     """Leaves in `batches` those of which it does not know that they have ended."""
-    for remote, local, length in pieces:
+    for piece in pieces:
         if len(batches) >= WINDOW and (end := _finish_first(engine, batches, deadline_seconds)):
             return end
-        if (batch := engine.batch_transfer_async_read(peer, [local], [remote], [length])) == 0:
+        if (batch := engine.submit(peer, piece)) == 0:
             return "Failed"
         batches.append(batch)
     while batches:
@@ -75,7 +79,7 @@ def _read(
 
 
 def _finish_first(
-    engine: MooncakeEngine, batches: deque[int], deadline_seconds: float
+    engine: GatedEngine, batches: deque[int], deadline_seconds: float
 ) -> Literal["Failed", "Late"] | None:
     status = _ended(engine, batches[0], deadline_seconds)
     if status is None:
@@ -84,10 +88,10 @@ def _finish_first(
     return None if status == DONE else "Failed"
 
 
-def _ended(engine: MooncakeEngine, batch: int, deadline_seconds: float) -> int | None:
+def _ended(engine: GatedEngine, batch: int, deadline_seconds: float) -> int | None:
     """DONE or FAILED; None when it has not ended by then."""
     pause_seconds = FIRST_PAUSE_SECONDS
-    while (status := engine.transfer_check_status(batch)) not in (DONE, FAILED):
+    while (status := engine.status(batch)) not in (DONE, FAILED):
         if time.monotonic() >= deadline_seconds:
             return None
         time.sleep(pause_seconds)

@@ -1,9 +1,11 @@
 """Which of our Mooncake engines reads from which peer, and whether that peer answers.
 
 Mooncake remembers a peer by its address and never forgets it, so an address that has come back with
-another token gets an engine that has never heard of it. Its first contact with a peer holds a lock
-that all reads need, for a minute when the peer is frozen: so each peer is probed first, in a thread
-of its own.
+another token gets an engine that has never heard of it. What a frozen peer would keep for a minute,
+its probe and the first read of it, is made in a thread of its own for each.
+
+Connections that the other end has closed are Mooncake's until they are used: so when a peer is new,
+or a read of one failed, all that may be gone are asked for a byte.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from sluice_runtime.handover.transfer.backend import (
     TransferError,
     TransferTimeoutError,
 )
-from sluice_runtime.handover.transfer.mooncake_engine import MooncakeEngine
+from sluice_runtime.handover.transfer.mooncake_batch import any_done
+from sluice_runtime.handover.transfer.mooncake_gate import GatedEngine
 
 logger = logging.getLogger("sluice.handover.mooncake")
 
@@ -31,23 +34,45 @@ class Peer:
     """One life of a process at one address."""
 
     token: str
-    engine: MooncakeEngine
+    engine: GatedEngine
     past_tokens: frozenset[str] = frozenset()
+    opened: bool = False
+    """Whether our engine has read from it once."""
     answered: bool = False
-    probe: Future[int] | None = field(default=None, repr=False)
+    remote_address: int = 0
+    """Of memory that it has registered, as far as we know."""
+    connected: bool = False
+    """Whether connections to it may be open, on our side at least."""
+    contact: Future[int] | None = field(default=None, repr=False)
+    """Of a peer that is being asked: 0 when it answers, or Mooncake's code."""
 
 
 class MooncakePeers:
-    """`start`: makes one more engine, with all of our memory registered."""
+    """`start`: makes one more engine, with all of our memory registered. `keeps_connections`:
+    whether engines do, as over TCP."""
 
-    def __init__(self, engine: MooncakeEngine, start: Callable[[], MooncakeEngine]) -> None:
-        self._engine: MooncakeEngine | None = engine
+    def __init__(
+        self,
+        engine: GatedEngine,
+        start: Callable[[], GatedEngine],
+        *,
+        keeps_connections: bool = True,
+    ) -> None:
+        self._engine: GatedEngine | None = engine
         self._start = start
+        self._keeps_connections = keeps_connections
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
+        self._sweep_wanted = self._sweeping = False
 
-    def engine_for(self, session: str, timeout_seconds: float) -> MooncakeEngine:
-        """The engine that reads from this peer, which has answered.
+    @property
+    def stuck(self) -> bool:
+        """Whether a frozen peer keeps us from reading of others."""
+        return self._engine is not None and self._engine.stuck
+
+    def engine_for(self, session: str, remote_address: int, timeout_seconds: float) -> GatedEngine:
+        """The engine that reads from this peer, which has answered. `remote_address`: of memory
+        that the peer has registered.
 
         Raises:
             TransferError: it does not answer, or its address is another's now.
@@ -57,25 +82,28 @@ class MooncakePeers:
             peer = self._peer(address, token)
             if peer.answered:
                 return peer.engine
-            if peer.probe is None:
-                peer.probe = _probe(peer.engine, address)
-            probe = peer.probe
+            if peer.contact is None:
+                peer.contact = _contact(peer, address, remote_address)
+            contact = peer.contact
         try:
-            code = probe.result(timeout_seconds)
+            code = contact.result(timeout_seconds)
         except FutureTimeoutError:
             raise TransferTimeoutError(f"no answer after {timeout_seconds:.1f} s") from None
         with self._lock:
-            peer.answered, peer.probe = code == 0, None
+            peer.answered = peer.connected = code == 0
+            peer.opened = peer.opened or code == 0
+            peer.remote_address, peer.contact = remote_address, None
         if code != 0:
             raise PeerUnreachableError(f"it does not answer (Mooncake's code {code})")
         return peer.engine
 
     def doubt(self, session: str) -> None:
-        """After a failed read: the next one probes again."""
+        """After a failed read: the next one asks again, and dead connections are closed."""
         address, _, token = session.partition("#")
         with self._lock:
             if (peer := self._peers.get(address)) is not None and peer.token == token:
                 peer.answered = False
+            self._close_dead_connections()
 
     def close(self) -> None:
         """Lets go of all engines."""
@@ -97,19 +125,48 @@ class MooncakePeers:
         else:
             peer = Peer(token, self._start(), known.past_tokens | {known.token})
         self._peers[address] = peer
+        self._close_dead_connections()
         return peer
 
+    def _close_dead_connections(self) -> None:
+        """In a thread of its own; called under the lock."""
+        self._sweep_wanted = self._keeps_connections
+        if self._sweep_wanted and not self._sweeping:
+            self._sweeping = True
+            threading.Thread(target=self._sweep, name="kv-sweep", daemon=True).start()
 
-def _probe(engine: MooncakeEngine, address: str) -> Future[int]:
+    def _sweep(self) -> None:
+        while asked := self._next_to_ask():
+            for address, peer in asked:
+                batches = peer.engine.ask_every_lane(address, peer.remote_address)
+                if not any_done(peer.engine, batches) and not peer.engine.stuck:
+                    with self._lock:
+                        peer.answered = peer.connected = False
+
+    def _next_to_ask(self) -> list[tuple[str, Peer]]:
+        """Those that may have connections; nobody when nothing has happened since the last call."""
+        with self._lock:
+            known = self._peers.items() if self._sweep_wanted else ()
+            asked = [(address, peer) for address, peer in known if peer.connected]
+            self._sweep_wanted, self._sweeping = False, bool(asked)
+            return asked
+
+
+def _contact(peer: Peer, address: str, remote_address: int) -> Future[int]:
     """A thread of its own for each: a frozen peer keeps it for a minute."""
     result: Future[int] = Future()
+    engine, opened = peer.engine, peer.opened
 
     def run() -> None:
         try:
-            result.set_result(engine.send_probe(address))
+            code = engine.probe(address)
+            if code == 0 and not opened:
+                batch = engine.open(address, remote_address)
+                code = 0 if batch and any_done(engine, [batch]) else -1
+            result.set_result(code)
         except Exception:
-            logger.exception("a probe failed")
+            logger.exception("a peer could not be asked")
             result.set_result(-1)
 
-    threading.Thread(target=run, name="kv-probe", daemon=True).start()
+    threading.Thread(target=run, name="kv-contact", daemon=True).start()
     return result

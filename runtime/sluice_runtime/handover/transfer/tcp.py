@@ -131,6 +131,7 @@ class IdleConnections:
             with self._lock:
                 connection = self._idle[session].pop() if self._idle.get(session) else None
             if connection is None:
+                self._close_dead()
                 return connect(session, deadline_seconds)
             if not _readable(connection):
                 return connection
@@ -146,6 +147,17 @@ class IdleConnections:
             self._idle[session] = idle  # the last one is the one used most recently
             for stale in list(islice(self._idle, max(0, len(self._idle) - MAX_PEERS))):
                 _close_all(self._idle.pop(stale))
+
+    def _close_dead(self) -> None:
+        """Those whose other end is closed: they would be open here until their peer is read again,
+        which may be never."""
+        with self._lock:
+            for session, idle in list(self._idle.items()):
+                dead = [connection for connection in idle if _readable(connection)]
+                _close_all(dead)
+                self._idle[session] = [each for each in idle if each not in dead]
+                if not self._idle[session]:
+                    del self._idle[session]
 
     def close(self) -> None:
         with self._lock:

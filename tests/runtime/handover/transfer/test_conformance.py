@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from sluice_runtime.handover.transfer.backend import (
@@ -16,8 +17,10 @@ from sluice_runtime.handover.transfer.backend import (
     TransferBackend,
     TransferError,
 )
+from sluice_runtime.handover.transfer.mooncake import MooncakeBackend
+from sluice_runtime.handover.transfer.mooncake_engine import start_engine
 
-from tests.runtime.handover.transfer.peers import SIZE, Peer, Setting
+from tests.runtime.handover.transfer.peers import SIZE, Peer, ProcessPeer, Setting
 
 TIMEOUT_SECONDS = 20.0
 OTHER_PROCESS = [
@@ -210,6 +213,22 @@ def test_neither_descriptors_nor_threads_grow_with_reads(setting: Setting) -> No
 
 
 @pytest.mark.parametrize("setting", OTHER_PROCESS, indirect=True)
+def test_neither_descriptors_nor_threads_grow_with_dead_peers(setting: Setting) -> None:
+    """Each of them is closed on our side, too, at the latest when another peer is new."""
+    reader = Reader(setting, setting.backend())
+    reader.read_all(first := setting.process(0))
+    before = descriptors(), threads()
+    for seed in range(1, 5):
+        first.kill()
+        reader.read_all(first := setting.process(seed))
+        assert reader.memory.bytes_at(0, SIZE) == first.contents
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while descriptors() > before[0] or threads() > before[1]:
+        assert time.monotonic() < deadline, f"{before}, now {(descriptors(), threads())}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("setting", OTHER_PROCESS, indirect=True)
 def test_nothing_lands_after_a_read_of_a_frozen_peer_has_failed(setting: Setting) -> None:
     peer, reader = setting.process(), Reader(setting)
     step = SIZE // 16
@@ -244,6 +263,55 @@ def test_a_peer_that_is_frozen_at_first_contact_keeps_nobody_from_reading_of_oth
     reader.read_all(well)
     assert time.monotonic() - began < 5
     assert reader.memory.bytes_at(0, SIZE) == well.contents
+
+
+class FreezingEngine:
+    """Mooncake's engine; `peer` is frozen as soon as it has answered the probe."""
+
+    def __init__(self) -> None:
+        self._engine = start_engine("127.0.0.1", "tcp", None)
+        self.peer: ProcessPeer | None = None
+
+    def send_probe(self, address: str, /) -> int:
+        code = self._engine.send_probe(address)
+        if self.peer is not None and self.peer.session.startswith(address):
+            self.peer.freeze()
+        return code
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+@pytest.mark.process
+def test_a_peer_that_freezes_behind_its_probe_keeps_nobody_from_reading_of_others() -> None:
+    """Mooncake would hold a lock of all reads for a minute."""
+    setting = Setting("Mooncake")
+    started: list[FreezingEngine] = []
+
+    def start() -> FreezingEngine:
+        started.append(FreezingEngine())
+        return started[-1]
+
+    backend = MooncakeBackend("127.0.0.1", start=start)
+    try:
+        reader, frozen = Reader(setting, backend), setting.process(1)
+        known, new = setting.process(2), setting.process(3)
+        reader.read_all(known)
+        started[0].peer = frozen
+        began = time.monotonic()
+        with pytest.raises(TransferError, match=r"1\.\d s|after 1"):
+            reader.read_all(frozen, timeout_seconds=1)
+        for well in (known, new):
+            reader.read_all(well)
+            assert reader.memory.bytes_at(0, SIZE) == well.contents
+        assert time.monotonic() - began < 20, "a minute, if they waited for it"
+        frozen.thaw()
+        reader.read_all_again(frozen)
+        assert reader.memory.bytes_at(0, SIZE) == frozen.contents
+        assert len(started) == 2
+    finally:
+        backend.close()
+        setting.close()
 
 
 def descriptors() -> int:
