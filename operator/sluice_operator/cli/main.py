@@ -1,8 +1,8 @@
 """`sluice plan|render -f service.yaml`: what the operator would do, without a cluster.
 
 Reads files and prints; every decision is the operator's own. `sluice simulate` is the simulator's
-command: another program, since nothing of the operator knows the runtime. `sluice translate`
-is `translate.command`.
+command: another program, since nothing of the operator knows the runtime; so is `sluice autoscale
+replay`. `sluice translate` is `translate.command`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ REFUSED: Final = 1
 UNUSABLE: Final = 2
 SIMULATE: Final = "simulate"
 TRANSLATE: Final = "translate"
+AUTOSCALE: Final = "autoscale"
+REPLAY: Final = "replay"
 SIMULATOR: Final = "sluice_simulator"
+SCALING_SIMULATOR: Final = "sluice_simulator.autoscale"
 STATUSES: Final = (
     "Exit status: 0; 1 where a service would be refused; 2 where a file or an option is unusable. "
     "Every file and every document is checked, and nothing is shown of the others where one is "
@@ -52,7 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, and not a traceback
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == [SIMULATE]:
-        return _simulate(words[1:])
+        return _simulate(SIMULATOR, words[:1], words[1:])
+    if words[:2] == [AUTOSCALE, REPLAY]:
+        return _simulate(SCALING_SIMULATOR, words[:2], words[2:])
     if words[:1] == [TRANSLATE]:
         return translate.run(words[1:])
     options = _parser().parse_args(words)
@@ -130,15 +135,16 @@ def _status(results: Iterable[Result]) -> int:
     return REFUSED if reasons else 0
 
 
-def _simulate(words: Sequence[str]) -> int:
-    """Replaces this process by the simulator, which reports missing requirements itself. Does not
-    return then."""
+def _simulate(module: str, command: Sequence[str], words: Sequence[str]) -> int:
+    """Replaces this process by a program of the simulator, which reports missing requirements
+    itself. Does not return then."""
     if find_spec(SIMULATOR) is None:
-        missing = "sluice simulate: the simulator is not installed; it comes with the extra"
+        name = " ".join(["sluice", *command])
+        missing = f"{name}: the simulator is not installed; it comes with the extra"
         had = "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
         print(f"{missing} `simulate`: {had}", file=sys.stderr)
         return UNUSABLE
-    return os.execv(sys.executable, [sys.executable, "-m", SIMULATOR, *words])  # noqa: S606
+    return os.execv(sys.executable, [sys.executable, "-m", module, *words])  # noqa: S606
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,6 +165,10 @@ def _parser() -> argparse.ArgumentParser:
         add_images(sub)
     text = "what an engine would make of a trace (extra `simulate`); see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
+    text = "replay: a trace on fleets whose size a policy decides (extra `simulate`)"
+    scaling = commands.add_parser(AUTOSCALE, help=text, description=text)
+    replay = scaling.add_subparsers(required=True)
+    replay.add_parser(REPLAY, help="see its --help", add_help=False)
     text = "the service that another engine's flags ask for, explained; see its --help"
     commands.add_parser(TRANSLATE, help=text, add_help=False)
     return parser

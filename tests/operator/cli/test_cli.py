@@ -271,6 +271,15 @@ def test_simulate_is_the_simulators_own_command() -> None:
     assert (wrong.returncode, "none.csv" in wrong.stderr) == (2, True)
 
 
+def test_a_replay_of_scaling_is_the_simulators_too() -> None:
+    words = ("--ramp", "ramp-prefill", "--seconds", "200", "--policy", "static")
+    done = ended("autoscale", "replay", *words)
+    assert (done.returncode, "replica-hours" in done.stdout) == (0, True)
+    wrong = ended("autoscale", "replay", "--ramp", "ramp-prefill", "--policy", "best")
+    assert wrong.returncode == 2
+    assert "--policy: 'best' is not allowed; allowed: ours, hpa" in wrong.stderr
+
+
 SIMULATING_SECONDS = 2.0
 """Processor time after which all is imported, and far from done."""
 
@@ -303,11 +312,11 @@ def test_simulate_without_the_simulator_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sluice_operator.cli.main.find_spec", lambda name: None)
-    assert main(["simulate", "--help"]) == 2
-    assert (
-        "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
-        in capsys.readouterr().err
-    )
+    for command in (["simulate"], ["autoscale", "replay"]):
+        assert main([*command, "--help"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(" ".join(["sluice", *command]))
+        assert "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'" in said
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""`sluice autoscale replay`: a trace, policies that size a fleet for it, a table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from sluice_contract.labels import Role
+
+from sluice_simulator.autoscale import table
+from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants
+from sluice_simulator.autoscale.contest import POLICIES, Scene, bound_hours, compete
+from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp, ramp_constants
+from sluice_simulator.errors import SimulatorError, UnusableConfigError
+from sluice_simulator.traces.read import read_trace
+from sluice_simulator.traces.request import Trace, at_rate, window
+
+UNUSABLE: Final = 2
+POOLS: Final[Mapping[str, Sequence[Role]]] = {
+    "mixed": (Role.MIXED,),
+    "two": (Role.PREFILL, Role.DECODE),
+}
+FLEETS: Final[Mapping[str, Constants]] = {"azure": AZURE, "mooncake": MOONCAKE}
+ALL: Final = "all"
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale replay") -> int:
+    """The command. 0: done; 2: something it was given cannot be used."""
+    options = _parser(prog).parse_args(arguments)
+    try:
+        names = _policies(options.policy)
+        scene = scene_of(options)
+    except SimulatorError as error:
+        print(error, file=sys.stderr)
+        return UNUSABLE
+    bound = bound_hours(scene)
+    rows = [compete(scene, name) for name in names]
+    if options.output == "json":
+        print("\n".join(table.json_lines(scene, rows, bound)))
+    else:
+        print(table.headline(scene, bound), table.table(rows), sep="\n\n")
+    return 0
+
+
+def scene_of(options: argparse.Namespace) -> Scene:
+    """The trace and the constants that were asked for."""
+    trace, constants = _trace(options)
+    cut = at_rate(window(trace, options.start, options.seconds), options.rate)
+    if not cut.requests:
+        raise UnusableConfigError(
+            f"--start {options.start:g}: no request of {trace.name} is in there; "
+            f"allowed: a part of its {trace.seconds:.0f} s"
+        )
+    if options.form:
+        cut = formed(cut, options.form)
+    constants = replace(
+        constants,
+        boot_seconds=options.boot,
+        gpu_budget=options.gpu_budget,
+        max_replicas=options.max_replicas,
+    )
+    return Scene(cut, constants, POOLS[options.pools])
+
+
+def _trace(options: argparse.Namespace) -> tuple[Trace, Constants]:
+    if options.ramp:
+        return ramp(options.ramp, options.seed), ramp_constants(options.ramp, AZURE)
+    return read_trace(options.trace), FLEETS[options.fleet]
+
+
+def _policies(words: str) -> Sequence[str]:
+    names = list(POLICIES) if words == ALL else words.split(",")
+    for name in names:
+        if name not in POLICIES:
+            known = ", ".join([*POLICIES, ALL])
+            raise UnusableConfigError(f"--policy: {name!r} is not allowed; allowed: {known}")
+    return names
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    text = "Replay a trace on simulated fleets whose size a policy decides."
+    parser = argparse.ArgumentParser(prog=prog, description=text)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--trace", type=Path, help="Mooncake .jsonl or Azure .csv")
+    source.add_argument("--ramp", choices=RAMPS, help="stages of requests that are alike instead")
+    parser.add_argument("--seed", type=int, default=0, help="of a ramp (%(default)s)")
+    parser.add_argument("--policy", default=ALL, help="one or more, with commas; all (%(default)s)")
+    parser.add_argument("--form", choices=FORMS, help="the same requests at other times")
+    parser.add_argument("--pools", choices=POOLS, default="mixed", help="default: %(default)s")
+    parser.add_argument(
+        "--fleet", choices=FLEETS, default="azure", help="engine and promise (%(default)s)"
+    )
+    _add_limits(parser)
+    parser.add_argument("--start", type=float, default=0.0, help="skip the first seconds")
+    parser.add_argument("--seconds", type=_positive, help="length of the part to replay")
+    parser.add_argument("--rate", type=_positive, default=1.0, help="arrivals so much faster")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    return parser
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--boot", type=_positive, default=AZURE.boot_seconds, help="seconds (%(default)g)"
+    )
+    parser.add_argument(
+        "--max-replicas", type=_count, default=AZURE.max_replicas, help="of a pool (%(default)s)"
+    )
+    parser.add_argument("--gpu-budget", type=_count, help="GPUs of all pods; one an engine")
+
+
+def _positive(word: str) -> float:
+    value = float(word)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _count(word: str) -> int:
+    value = int(word)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_positive.__name__ = "number above 0"
+_count.__name__ = "whole number of at least 1"

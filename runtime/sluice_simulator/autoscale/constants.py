@@ -1,0 +1,78 @@
+"""Every constant of the replays: one place, so that all policies are compared under the same.
+
+An engine is a part of an H200 with Llama-3-8B in bfloat16. The figures of the device are what it
+reaches, not its data sheet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A whole accelerator with the model on it."""
+
+    flops: float = 788e12 * 0.65
+    """Per second, in prefill."""
+    bytes_per_second: float = 4.3e12 * 0.75
+    """Of memory, in decode."""
+    weight_bytes: float = 15.01e9
+    kv_token_bytes: float = 131_072.0
+    token_flops: float = 2 * 6.98e9
+    """Of a token of a prompt, without attention."""
+    pair_flops: float = 4 * 32 * 4096.0
+    """Of a token of a prompt and one that it attends to."""
+    step_seconds: float = 0.001
+    """Of every step, whatever is in it."""
+    kv_pool_tokens: int = 840_000
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a request must have: both count."""
+
+    ttft_seconds: float
+    itl_seconds: float
+    """Mean of an answer's gaps between tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Of one replay."""
+
+    device: Device = Device()
+    share: float = 1 / 8
+    """Of the device that one engine has."""
+    promise: Promise = Promise(ttft_seconds=2.0, itl_seconds=0.15)
+    chunk_tokens: int = 2048
+    max_running_requests: int = 256
+    boot_seconds: float = 30.0
+    """From the decision to the first request that is taken."""
+    hand_over_seconds: float = 0.03
+    """Two pools: from the end of a prompt to the decode engine's row."""
+    report_age_seconds: float = 0.5
+    """Of load reports when a policy sees them."""
+    first_replicas: int = 2
+    """Of each pool, ready when the trace begins."""
+    max_replicas: int = 64
+    gpu_budget: int | None = None
+    """Of all engines, one GPU each; draining ones count. None: as many as policies want."""
+
+    @property
+    def kv_pool_tokens(self) -> int:
+        """Of one engine."""
+        return int(self.device.kv_pool_tokens * self.share)
+
+    @property
+    def peak_prefill_tokens_per_second(self) -> float:
+        """Of one engine, without attention: what others measure once, and configure."""
+        return self.device.flops * self.share / self.device.token_flops
+
+
+AZURE: Final = Constants()
+MOONCAKE: Final = replace(AZURE, share=1 / 2, promise=Promise(10.0, 0.15))
+"""Prompts are ten times as long: 12,000 tokens on average, up to 123,000."""
+GOAL: Final = 0.99
+"""Share of the requests that could have what is promised on an idle engine, which must have it."""

@@ -1,0 +1,66 @@
+"""How many engines a trace needs at each second, at least: the promise's time between tokens as the
+only limit.
+
+At T seconds a step, an engine with a share rho of its time for prompts has T (1 - rho) left for
+reading weights and context. With the rows that a rate brings, that is linear in the requests: each
+takes (prompt + output x context read) / (1 - base / T) of an engine. What pages and rows allow is
+linear, too; the greatest of the three counts. Knows no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from sluice_contract.labels import Role
+
+from sluice_simulator.autoscale.constants import Constants
+from sluice_simulator.autoscale.step_times import StepTimes
+from sluice_simulator.traces.request import Trace, TraceRequest
+
+
+def engines_needed(
+    trace: Trace, constants: Constants, roles: Sequence[Role]
+) -> Mapping[Role, list[float]]:
+    """Of each second of the trace; a request's answer counts while it would run."""
+    return {role: _of_role(trace, constants, role) for role in roles}
+
+
+def smoothed(needed: Sequence[float], seconds: int) -> list[float]:
+    """Mean of so many seconds around each."""
+    total = [0.0, *accumulate(needed)]
+    before, after = seconds // 2, seconds - seconds // 2
+    return [
+        (total[min(len(needed), at + after)] - total[max(0, at - before)]) / seconds
+        for at in range(len(needed))
+    ]
+
+
+def _of_role(trace: Trace, constants: Constants, role: Role) -> list[float]:
+    times = StepTimes(constants)
+    seconds = int(trace.seconds) + 2
+    compute, pages, rows = [0.0] * seconds, [0.0] * seconds, [0.0] * seconds
+    itl = constants.promise.itl_seconds
+    spare = 1 - times.base_seconds / itl
+    for request in trace.requests:
+        at = int(request.arrival_seconds)
+        prompt = times.prompt_seconds(request.prompt_tokens, 0)
+        if role is Role.PREFILL:
+            compute[at] += prompt
+            continue
+        if role is Role.MIXED:
+            compute[at] += prompt / spare
+        life = max(1, round(request.output_tokens * itl))
+        held = _held_tokens(request)
+        read = request.output_tokens * held * times.context_seconds / spare
+        kept = request.output_tokens * itl / life
+        for second in range(at, min(seconds, at + life)):
+            compute[second] += read / life
+            pages[second] += kept * held / constants.kv_pool_tokens
+            rows[second] += kept / constants.max_running_requests
+    return [max(each) for each in zip(compute, pages, rows, strict=True)]
+
+
+def _held_tokens(request: TraceRequest) -> float:
+    """Of an answer, on average."""
+    return request.prompt_tokens + request.output_tokens / 2

@@ -1,0 +1,260 @@
+"""A fleet whose size a policy decides, under a trace: arrivals, starts, drains, and a budget.
+
+Requests go to the less loaded engine of each pool they need, as the router knows them at that
+moment; while a pool has none that is ready, the router holds them. A policy sees load reports of a
+certain age. An engine that must go takes no more requests and holds its GPU until its last answer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
+from sluice_contract.labels import Role
+
+from sluice_simulator.autoscale.constants import Constants
+from sluice_simulator.autoscale.outcome import Change, Trail
+from sluice_simulator.autoscale.policies.policy import Policy, Targets
+from sluice_simulator.autoscale.replica import Replica, Work
+from sluice_simulator.autoscale.reports import report
+from sluice_simulator.autoscale.step_times import StepTimes
+from sluice_simulator.traces.request import Trace
+
+READY = -1
+"""In place of a step's version: the engine is ready."""
+HANDED_OVER = -2
+
+
+class AutoscaledFleet:
+    """One replay; made anew for each."""
+
+    def __init__(
+        self, trace: Trace, constants: Constants, policy: Policy, first: Mapping[Role, int]
+    ) -> None:
+        """`first`: engines of each pool, ready at the beginning; their roles are the pools."""
+        self._constants = constants
+        self._policy = policy
+        self._times = StepTimes(constants)
+        self._numbers = count()
+        self._events: list[tuple[float, int, Replica, int, Work | None]] = []
+        self._order = count()
+        self._pools: dict[Role, list[Replica]] = {role: [] for role in first}
+        self._wanted = dict(first)
+        self._held: deque[Work] = deque()
+        self._reports: tuple[EngineSample, ...] = ()
+        self._now = 0.0
+        self._entry = Role.MIXED if Role.MIXED in first else Role.DECODE
+        self.trail = Trail(
+            [
+                Work(number, r.arrival_seconds, r.prompt_tokens, r.output_tokens)
+                for number, r in enumerate(trace.requests)
+            ]
+        )
+        for role, replicas in first.items():
+            self._pools[role] = [self._replica(role, 0.0) for _ in range(replicas)]
+
+    def run(self) -> Trail:
+        """Until every request has ended."""
+        works, index, left = self.trail.works, 0, len(self.trail.works)
+        tick = self._policy.interval_seconds
+        look = tick - self._constants.report_age_seconds
+        self.trail.peak = self._pods
+        while left:
+            arrival = works[index].arrival_seconds if index < len(works) else float("inf")
+            event = self._events[0][0] if self._events else float("inf")
+            moment = min(arrival, event, look, tick)
+            self.trail.replica_seconds += self._pods * (moment - self._now)
+            self._now = moment
+            if moment == arrival:
+                self._arrive(works[index])
+                index += 1
+            elif moment == event:
+                left -= self._happen()
+            elif moment == look:
+                self._reports = self._look()
+                look = float("inf")
+            else:
+                self._tick()
+                tick += self._policy.interval_seconds
+                look = tick - self._constants.report_age_seconds
+        self.trail.ended_seconds = self._now
+        return self.trail
+
+    @property
+    def _pods(self) -> int:
+        return sum(map(len, self._pools.values()))
+
+    def _replica(self, role: Role, ready_seconds: float) -> Replica:
+        name = f"{role}-{next(self._numbers)}"
+        return Replica(name, role, ready_seconds, self._constants, self._times)
+
+    def _at(self, seconds: float, replica: Replica, what: int, work: Work | None = None) -> None:
+        heapq.heappush(self._events, (seconds, next(self._order), replica, what, work))
+
+    # Requests
+
+    def _arrive(self, work: Work) -> None:
+        replica = self._less_loaded(self._entry)
+        prefill = self._less_loaded(Role.PREFILL) if self._entry is Role.DECODE else None
+        if replica is None or (self._entry is Role.DECODE and prefill is None):
+            self._held.append(work)
+            return
+        work.prefill = prefill
+        replica.add(work)
+        if prefill is None:
+            self._wake(replica)
+        else:
+            prefill.coming += 1
+            self._give_pages(replica)
+
+    def _less_loaded(self, role: Role) -> Replica | None:
+        best, least = None, 0.0
+        for replica in self._pools[role]:
+            if not replica.draining and replica.ready_seconds <= self._now:
+                load = replica.load
+                if best is None or load < least:
+                    best, least = replica, load
+        return best
+
+    def _give_pages(self, decode: Replica) -> None:
+        """Prompts are computed once a decode engine has pages for them."""
+        while decode.waiting and decode.can_hold(decode.waiting[0]):
+            work = decode.waiting.popleft()
+            decode.reserved_tokens += work.reserved_tokens
+            decode.coming += 1
+            assert work.prefill is not None
+            work.decode = decode
+            work.prefill.coming -= 1
+            work.prefill.add(work)
+            self._wake(work.prefill)
+
+    def _wake(self, replica: Replica) -> None:
+        end = replica.interrupt(self._now) if replica.busy else replica.start(self._now)
+        if end is not None:
+            self._at(end, replica, replica.version)
+
+    def _happen(self) -> int:
+        """The next event; how many requests have ended."""
+        _, _, replica, what, work = heapq.heappop(self._events)
+        if what == READY:
+            self._release_held()
+            return 0
+        if what == HANDED_OVER:
+            assert work is not None
+            return self._take_over(replica, work)
+        if what != replica.version:
+            return 0
+        computed, ended = replica.end(self._now)
+        finished = len(ended)
+        for each in computed:
+            if replica.role is Role.PREFILL:
+                assert each.decode is not None
+                moment = self._now + self._constants.hand_over_seconds
+                self._at(moment, each.decode, HANDED_OVER, each)
+            else:
+                finished += not replica.decode(each, self._now)
+        if replica.role is Role.DECODE and ended:
+            self._give_pages(replica)
+        self._go_on(replica)
+        return finished
+
+    def _take_over(self, decode: Replica, work: Work) -> int:
+        """The row begins with the step after the one that runs."""
+        decode.coming -= 1
+        goes_on = decode.decode(work, self._now)
+        if not goes_on:
+            self._give_pages(decode)
+        self._wake(decode)
+        self._remove_if_drained(decode)
+        return not goes_on
+
+    def _go_on(self, replica: Replica) -> None:
+        end = replica.start(self._now)
+        if end is not None:
+            self._at(end, replica, replica.version)
+        self._remove_if_drained(replica)
+
+    def _release_held(self) -> None:
+        held, self._held = self._held, deque()
+        for work in held:
+            self._arrive(work)
+
+    # Size
+
+    def _tick(self) -> None:
+        targets = self._policy.targets(self._sample())
+        for role, wanted in targets.replicas.items():
+            self._want(role, max(0, min(self._constants.max_replicas, wanted)), targets)
+        self._fill()
+        serving = sum(
+            each.ready_seconds <= self._now for pool in self._pools.values() for each in pool
+        )
+        self.trail.counts.append((self._now, self._pods, serving))
+
+    def _sample(self) -> Sample:
+        pools = {role: self._pool_sample(role) for role in self._pools}
+        return Sample(self._now, pools, self._reports, len(self._held))
+
+    def _pool_sample(self, role: Role) -> PoolSample:
+        active = [each for each in self._pools[role] if not each.draining]
+        ready = sum(each.ready_seconds <= self._now for each in active)
+        return PoolSample(
+            role,
+            replicas=self._wanted[role],
+            ready=ready,
+            starting=len(active) - ready,
+            unschedulable=self._wanted[role] - len(active),
+            surplus=len(self._pools[role]) - len(active),
+        )
+
+    def _look(self) -> tuple[EngineSample, ...]:
+        return tuple(
+            report(each, self._now, self._constants)
+            for pool in self._pools.values()
+            for each in pool
+            if each.ready_seconds <= self._now
+        )
+
+    def _want(self, role: Role, wanted: int, targets: Targets) -> None:
+        before, self._wanted[role] = self._wanted[role], wanted
+        if wanted != before:
+            change = Change(self._now, role, before, wanted, targets.reason, targets.message)
+            self.trail.changes.append(change)
+        active = [each for each in self._pools[role] if not each.draining]
+        for victim in self._victims(active, targets.victims)[: max(0, len(active) - wanted)]:
+            victim.draining = True
+            if victim.ready_seconds > self._now:
+                self._pools[role].remove(victim)
+            self._remove_if_drained(victim)
+
+    def _victims(self, active: Sequence[Replica], named: Sequence[str]) -> list[Replica]:
+        """Those that start before those that the policy names, before those with least work."""
+        place = {name: number for number, name in enumerate(named)}
+
+        def order(each: Replica) -> tuple[bool, int, float]:
+            return each.ready_seconds <= self._now, place.get(each.name, len(place)), each.load
+
+        return sorted(active, key=order)
+
+    def _remove_if_drained(self, replica: Replica) -> None:
+        if replica.draining and replica.idle and replica in self._pools[replica.role]:
+            self._pools[replica.role].remove(replica)
+            self._fill()
+
+    def _fill(self) -> None:
+        """Starts what is wanted and fits into the budget, one of each pool after the other."""
+        budget = self._constants.gpu_budget
+        missing = True
+        while missing:
+            missing = False
+            for role, pool in self._pools.items():
+                active = sum(not each.draining for each in pool)
+                if active < self._wanted[role] and (budget is None or self._pods < budget):
+                    replica = self._replica(role, self._now + self._constants.boot_seconds)
+                    pool.append(replica)
+                    self._at(replica.ready_seconds, replica, READY)
+                    missing = True
+        self.trail.peak = max(self.trail.peak, self._pods)

@@ -1,0 +1,101 @@
+"""What one replay was like, in the figures that policies are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sluice_contract.labels import Role
+
+from sluice_simulator.autoscale.constants import Constants
+from sluice_simulator.autoscale.replica import Work
+from sluice_simulator.autoscale.step_times import StepTimes
+from sluice_simulator.percentiles import spread
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A decision that changed a pool."""
+
+    seconds: float
+    role: Role
+    before: int
+    after: int
+    reason: str
+    message: str
+
+
+@dataclass(slots=True)
+class Trail:
+    """What happened, as the fleet writes it down."""
+
+    works: list[Work] = field(default_factory=list)
+    replica_seconds: float = 0.0
+    """Of pods that hold a GPU: starting, serving or draining."""
+    ended_seconds: float = 0.0
+    changes: list[Change] = field(default_factory=list)
+    peak: int = 0
+    """Most pods at once that hold a GPU."""
+    counts: list[tuple[float, int, int]] = field(default_factory=list)
+    """At each tick: seconds, pods that hold a GPU, those that serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one policy on one trace."""
+
+    requests: int
+    attained: float
+    """Share of all requests that had what is promised."""
+    attainable: float
+    """Share that could: the others are promised less time than an idle engine takes for them."""
+    replica_hours: float
+    ttft_p50_seconds: float
+    ttft_p99_seconds: float
+    itl_p99_seconds: float
+    peak_replicas: int
+    changes: int
+
+    @property
+    def attainment(self) -> float:
+        """Of the requests that could have what is promised."""
+        return self.attained / self.attainable if self.attainable else 0.0
+
+
+def outcome(trail: Trail, constants: Constants) -> Outcome:
+    """The figures of a finished replay."""
+    works, promise = trail.works, constants.promise
+    ttft = spread([ttft_seconds(work) for work in works])
+    itl = spread([itl_seconds(work) for work in works])
+    times = StepTimes(constants)
+    feasible = sum(times.idle_seconds(w.prompt_tokens) <= promise.ttft_seconds for w in works)
+    return Outcome(
+        requests=len(works),
+        attained=_share([kept(work, constants) for work in works]),
+        attainable=feasible / len(works),
+        replica_hours=trail.replica_seconds / 3600,
+        ttft_p50_seconds=ttft.p50,
+        ttft_p99_seconds=ttft.p99,
+        itl_p99_seconds=itl.p99,
+        peak_replicas=trail.peak,
+        changes=len(trail.changes),
+    )
+
+
+def kept(work: Work, constants: Constants) -> bool:
+    """Whether the request had what is promised."""
+    promise = constants.promise
+    return ttft_seconds(work) <= promise.ttft_seconds and itl_seconds(work) <= promise.itl_seconds
+
+
+def ttft_seconds(work: Work) -> float:
+    return work.first_token_seconds - work.arrival_seconds
+
+
+def itl_seconds(work: Work) -> float:
+    """Mean of the answer; 0 of one token."""
+    return (work.ended_seconds - work.first_token_seconds) / max(1, work.output_tokens - 1)
+
+
+def _share(values: Sequence[bool]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,124 @@
+"""The HorizontalPodAutoscaler's algorithm, for a metric of pods and for an external one.
+
+After kubernetes/kubernetes, pkg/controller/podautoscaler (replica_calculator.go, horizontal.go):
+the ratio of the metric to its target with a tolerance of 10 %; pods without metrics count as idle
+where it would grow, and as on target where it would shrink; the highest recommendation of the last
+five minutes holds a pool up; it grows by four pods or by half of what it becomes in 15 s, whichever
+is more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
+from sluice_contract.labels import Role
+
+from sluice_simulator.autoscale.policies.policy import Targets
+
+SYNC_SECONDS: Final = 15.0
+TOLERANCE: Final = 0.1
+PERIOD_SECONDS: Final = 15.0
+"""Of the limits to growth."""
+ADDED_PODS: Final = 4
+MetricOf = Callable[[EngineSample], float]
+
+METRICS: Final[Mapping[str, MetricOf]] = {
+    "requests": lambda each: each.queued_requests + each.running_requests,
+    "waiting": lambda each: each.queued_requests,
+    "kv": lambda each: each.kv_used,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Of one pool."""
+
+    metric: str
+    target: float
+    """Mean of the pods."""
+    down_seconds: float = 300.0
+    """For so long the highest recommendation holds."""
+
+
+class Hpa:
+    """One HorizontalPodAutoscaler a pool, over a metric of its pods."""
+
+    interval_seconds = SYNC_SECONDS
+
+    def __init__(self, rules: Mapping[Role, Rule], maximum: int) -> None:
+        self._rules = rules
+        self._pools = {role: Behaviour(maximum, rule.down_seconds) for role, rule in rules.items()}
+
+    def targets(self, sample: Sample) -> Targets:
+        replicas = {}
+        for role, rule in self._rules.items():
+            pool = sample.pools[role]
+            values = [METRICS[rule.metric](each) for each in ready_engines(sample, role)]
+            wanted = pods_metric_replicas(pool.replicas, values, pool.starting, rule.target)
+            replicas[role] = self._pools[role].applied(sample.time_seconds, pool.replicas, wanted)
+        return Targets(replicas, reason="Hpa")
+
+
+def ready_engines(sample: Sample, role: Role) -> list[EngineSample]:
+    """Those whose pods have metrics and are not going."""
+    return [
+        each for each in sample.engines or () if each.role is role and each.condition == "ready"
+    ]
+
+
+def pods_metric_replicas(current: int, values: Sequence[float], missing: int, target: float) -> int:
+    """Pods that a metric of pods asks for; `missing` pods have none."""
+    if not values:
+        return current
+    ratio = sum(values) / len(values) / target
+    if not missing:
+        return current if abs(1 - ratio) <= TOLERANCE else math.ceil(ratio * len(values))
+    pods = len(values) + missing
+    rebalanced = (sum(values) + (missing * target if ratio < 1 else 0.0)) / pods / target
+    turned = (ratio < 1 < rebalanced) or (rebalanced < 1 < ratio)
+    if abs(1 - rebalanced) <= TOLERANCE or turned:
+        return current
+    wanted = math.ceil(rebalanced * pods)
+    against = (rebalanced < 1 and wanted > current) or (rebalanced > 1 and wanted < current)
+    return current if against else wanted
+
+
+def external_metric_replicas(pool: PoolSample, total: float, target: float) -> int:
+    """Pods that an external metric asks for, of which each is to have `target`."""
+    current = pool.ready + pool.starting + pool.unschedulable
+    if not current:
+        return math.ceil(total / target)
+    ratio = total / (target * current)
+    return current if abs(1 - ratio) <= TOLERANCE else math.ceil(total / target)
+
+
+class Behaviour:
+    """What becomes of recommendations: one pool's stabilisation and limits, as by default."""
+
+    def __init__(self, maximum: int, down_seconds: float, minimum: int = 1) -> None:
+        self._limits = minimum, maximum
+        self._down_seconds = down_seconds
+        self._recommended: deque[tuple[float, int]] = deque()
+        self._changed: deque[tuple[float, int]] = deque()
+
+    def applied(self, now: float, current: int, wanted: int) -> int:
+        """Replicas from `now` on."""
+        self._recommended.append((now, wanted))
+        while self._recommended[0][0] < now - self._down_seconds:
+            self._recommended.popleft()
+        highest = max(recommended for _, recommended in self._recommended)
+        stable = max(wanted, current) if wanted > current else min(current, highest)
+        while self._changed and self._changed[0][0] <= now - PERIOD_SECONDS:
+            self._changed.popleft()
+        began = current - sum(change for _, change in self._changed)
+        most = max(current, began + ADDED_PODS, 2 * began)
+        least, limit = self._limits
+        result = max(least, min(limit, most, stable))
+        if result != current:
+            self._changed.append((now, result - current))
+        return result

@@ -1,0 +1,70 @@
+"""KEDA's token-aware scaling as llm-d ships it: seconds of prompts that wait, and KV occupancy.
+
+After llm-d/llm-d, guides/workload-autoscaling/keda-epp-token-aware: prefill = ceil(prompt tokens
+that are sent to engines and not computed / peak prefill rate / 1.5 s), decode = ceil(sum of the KV
+occupancies / 0.8), both as external metrics of an HPA with its defaults, 1 to 10 engines. Engines
+that do both take the greater number. The peak rate is measured once, and configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_autoscaler.sample import Sample
+from sluice_contract.labels import Role
+
+from sluice_simulator.autoscale.policies.hpa import (
+    SYNC_SECONDS,
+    Behaviour,
+    external_metric_replicas,
+    ready_engines,
+)
+from sluice_simulator.autoscale.policies.policy import Targets
+
+SHIPPED_MAXIMUM: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """As shipped."""
+
+    backlog_seconds: float = 1.5
+    kv_used: float = 0.8
+    maximum: int = SHIPPED_MAXIMUM
+    down_seconds: float = 300.0
+
+
+class KedaTokenAware:
+    """One ScaledObject a pool."""
+
+    interval_seconds = SYNC_SECONDS
+
+    def __init__(
+        self, roles: Sequence[Role], peak_tokens_per_second: float, thresholds: Thresholds
+    ) -> None:
+        self._thresholds = thresholds
+        self._peak = peak_tokens_per_second
+        self._pools = {
+            role: Behaviour(thresholds.maximum, thresholds.down_seconds) for role in roles
+        }
+
+    def targets(self, sample: Sample) -> Targets:
+        replicas = {}
+        for role, behaviour in self._pools.items():
+            current = sample.pools[role].replicas
+            wanted = self._wanted(sample, role)
+            replicas[role] = behaviour.applied(sample.time_seconds, current, wanted)
+        return Targets(replicas, reason="TokenAware")
+
+    def _wanted(self, sample: Sample, role: Role) -> int:
+        engines, pool = ready_engines(sample, role), sample.pools[role]
+        wanted = 1
+        if role is not Role.DECODE:
+            backlog = sum(each.queued_tokens for each in engines) / self._peak
+            wanted = external_metric_replicas(pool, backlog, self._thresholds.backlog_seconds)
+        if role is not Role.PREFILL:
+            held = sum(each.kv_used for each in engines)
+            wanted = max(wanted, external_metric_replicas(pool, held, self._thresholds.kv_used))
+        return wanted

@@ -1,0 +1,54 @@
+"""Our rule: the operator's own `decide`, with the history that the operator would have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sluice_autoscaler.decide import decide
+from sluice_autoscaler.history import History, Tick
+from sluice_autoscaler.journal import JournalLine
+from sluice_autoscaler.sample import Sample
+from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_contract.labels import Role
+
+from sluice_simulator.autoscale.constants import Constants
+from sluice_simulator.autoscale.policies.policy import Targets
+
+TICK_SECONDS: Final = 2.0
+
+
+class Ours:
+    """`decide` every two seconds."""
+
+    interval_seconds = TICK_SECONDS
+
+    def __init__(self, settings: Settings, journal: list[JournalLine] | None = None) -> None:
+        """`journal`: gets every tick."""
+        self._settings = settings
+        self._history = History()
+        self._journal = journal
+
+    def targets(self, sample: Sample) -> Targets:
+        decision = decide(self._settings, self._history, sample)
+        self._history = self._history.with_tick(Tick(sample, decision))
+        if self._journal is not None:
+            line = JournalLine(settings=self._settings, sample=sample, decision=decision)
+            self._journal.append(line)
+        return Targets(
+            {role: pool.desired for role, pool in decision.pools.items()},
+            tuple(name for pool in decision.pools.values() for name in pool.victims),
+            decision.reason,
+            decision.message,
+        )
+
+
+def settings_of(constants: Constants, roles: Sequence[Role]) -> Settings:
+    """A service's settings that say what the constants promise, and nothing tuned."""
+    limits = PoolLimits(minimum=1, maximum=constants.max_replicas, gpus=1)
+    return Settings(
+        dict.fromkeys(roles, limits),
+        gpu_budget=constants.gpu_budget,
+        ttft_seconds=constants.promise.ttft_seconds,
+        itl_seconds=constants.promise.itl_seconds,
+    )

@@ -1,0 +1,248 @@
+"""One engine of a light fleet: a queue of prompts, rows that decode, and the step that runs.
+
+Prompts are computed in order, a chunk a step, beside the rows. Without prompts, steps are taken at
+once until an answer ends; whoever comes meanwhile is heard at the end of the step that runs then.
+Pages are reserved for half of an answer, which is what rows hold on average. Knows neither fleet
+nor policy; who calls it keeps the time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.labels import Role
+
+from sluice_simulator.autoscale.constants import Constants
+from sluice_simulator.autoscale.step_times import StepTimes
+
+ROW_SECONDS: Final = 0.001
+"""What a row counts for, on a whole device, when the router compares engines."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One request on its way."""
+
+    number: int
+    arrival_seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    computed_tokens: int = 0
+    first_token_seconds: float = -1.0
+    ended_seconds: float = -1.0
+    prefill: Replica | None = None
+    """Where its prompt is computed, of two pools, and where it is answered."""
+    decode: Replica | None = None
+
+    @property
+    def reserved_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens // 2
+
+
+class Replica:
+    """Told of work and of the ends of its steps."""
+
+    def __init__(
+        self, name: str, role: Role, ready_seconds: float, constants: Constants, times: StepTimes
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.ready_seconds = ready_seconds
+        self.draining = False
+        self.version = 0
+        """Of the step that runs: an end that was planned before is void."""
+        self.waiting: deque[Work] = deque()
+        self.queued_tokens = 0
+        self.rows = 0
+        self.coming = 0
+        """Requests that were promised a place here: rows whose prompt is computed elsewhere, or
+        prompts that wait for a decode engine."""
+        self.reserved_tokens = 0
+        self.received_tokens = self.generated_tokens = self.finished = 0
+        self.pace = Pace()
+        self._constants = constants
+        self._times = times
+        self._context = 0
+        self._step = 0
+        self._ends: list[tuple[int, int, Work]] = []
+        self._prompts: list[Work] = []
+        self._joining: list[Work] = []
+        self._steps = 0
+        self._began = 0.0
+        self._tokens = 0
+
+    @property
+    def busy(self) -> bool:
+        return self._steps > 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or is to come."""
+        return not (self._steps or self.waiting or self.rows or self.coming)
+
+    @property
+    def load(self) -> float:
+        """Seconds of work, for the router's comparison."""
+        rows = (self.rows + self.coming + len(self._joining)) * ROW_SECONDS / self._constants.share
+        return self.queued_tokens * self._times.token_seconds + rows
+
+    def add(self, work: Work) -> None:
+        """A prompt to compute; of a decode engine: a request that wants pages."""
+        self.waiting.append(work)
+        if self.role is not Role.DECODE:
+            self.queued_tokens += work.prompt_tokens
+            self.received_tokens += work.prompt_tokens
+
+    def can_hold(self, work: Work) -> bool:
+        """Whether there is a row and pages for it; an empty engine takes whatever comes."""
+        if not self.reserved_tokens:
+            return True
+        room = self._constants.kv_pool_tokens - self.reserved_tokens
+        rows = self.rows + self.coming + len(self._prompts) + len(self._joining)
+        return work.reserved_tokens <= room and rows < self._constants.max_running_requests
+
+    def start(self, now: float) -> float | None:
+        """Begins a step, or several at once, where there is something to do; when it ends."""
+        joining, self._joining = self._joining, []
+        for work in joining:
+            self._join(work)
+        prompts = self._take_prompts() if self.role is not Role.DECODE else 0.0
+        if prompts:
+            self._steps = 1
+            seconds = self._times.step_seconds(prompts, self._context)
+        elif self.rows:
+            self._steps = self._ends[0][0] - self._step
+            seconds = self._times.run_seconds(self._steps, self.rows, self._context)
+        else:
+            self._steps = 0
+            return None
+        self._began = now
+        self.version += 1
+        return now + seconds
+
+    def interrupt(self, now: float) -> float | None:
+        """Work has come: when the step that runs now ends, if it was to be one of several."""
+        if self._steps <= 1:
+            return None
+        steps = self._times.steps_by(now - self._began, self.rows, self._context)
+        if steps >= self._steps:
+            return None
+        self._steps = steps
+        self.version += 1
+        return self._began + self._times.run_seconds(steps, self.rows, self._context)
+
+    def end(self, now: float) -> tuple[list[Work], list[Work]]:
+        """The step is over: prompts that are computed now, and answers that have ended."""
+        seconds, steps = now - self._began, self._steps
+        if self._tokens:
+            self.pace.prefilled(self._tokens, seconds)
+        self.pace.decoded(self.rows * steps, self.rows * seconds)
+        self._step += steps
+        self._context += self.rows * steps
+        self.generated_tokens += self.rows * steps
+        ended = []
+        while self._ends and self._ends[0][0] <= self._step:
+            work = heapq.heappop(self._ends)[2]
+            self._forget(work)
+            work.ended_seconds = now
+            ended.append(work)
+        computed, self._prompts, self._tokens, self._steps = self._prompts, [], 0, 0
+        for work in computed:
+            if self.role is Role.PREFILL:
+                self.reserved_tokens -= work.reserved_tokens
+                self.finished += 1
+        return computed, ended
+
+    def decode(self, work: Work, now: float) -> bool:
+        """The first token is there, and the request has a row from the next step on. False: that
+        token was its last."""
+        work.first_token_seconds = now
+        self.generated_tokens += 1
+        if work.output_tokens <= 1:
+            work.ended_seconds = now
+            self.finished += 1
+            self.reserved_tokens -= work.reserved_tokens
+            return False
+        if self._steps:
+            self._joining.append(work)
+        else:
+            self._join(work)
+        return True
+
+    def kv_used(self, now: float) -> float:
+        """Share of the pool that requests hold."""
+        partly = self.waiting[0].computed_tokens if self.waiting else 0
+        steps = 0
+        if self._steps > 1:
+            steps = self._times.steps_by(now - self._began, self.rows, self._context)
+        held = self._context + self.rows * steps + partly
+        if self.role is Role.PREFILL:
+            held += sum(work.prompt_tokens for work in self._prompts)
+        return min(1.0, held / self._constants.kv_pool_tokens)
+
+    def _take_prompts(self) -> float:
+        """Puts up to a chunk of prompts into the next step; the seconds that they take."""
+        left, seconds = self._constants.chunk_tokens, 0.0
+        while left and self.waiting:
+            work = self.waiting[0]
+            if not work.computed_tokens:
+                if not self.can_hold(work):
+                    break
+                self.reserved_tokens += work.reserved_tokens
+            tokens = min(left, work.prompt_tokens - work.computed_tokens)
+            seconds += self._times.prompt_seconds(tokens, work.computed_tokens)
+            work.computed_tokens += tokens
+            left -= tokens
+            self.queued_tokens -= tokens
+            self._tokens += tokens
+            if work.computed_tokens == work.prompt_tokens:
+                self._prompts.append(self.waiting.popleft())
+        return seconds
+
+    def _join(self, work: Work) -> None:
+        self.rows += 1
+        self._context += work.prompt_tokens + 1
+        heapq.heappush(self._ends, (self._step + work.output_tokens - 1, work.number, work))
+
+    def _forget(self, work: Work) -> None:
+        self.rows -= 1
+        self._context -= work.prompt_tokens + work.output_tokens
+        self.reserved_tokens -= work.reserved_tokens
+        self.finished += 1
+
+
+class Pace:
+    """Rates as the real engine reports them: of steps with prompts, and of late between tokens."""
+
+    FORGETTING: Final = 0.98
+    ITL_SECONDS: Final = 10.0
+
+    def __init__(self) -> None:
+        self._weight = self._seconds = 0.0
+        self._tokens, self._waited = 0, 0.0
+        self._seen: deque[tuple[float, int, float]] = deque()
+
+    def prefilled(self, tokens: int, seconds: float) -> None:
+        """A step with prompts; the more tokens, the more it counts."""
+        self._weight = self._weight * self.FORGETTING + tokens * tokens
+        self._seconds = self._seconds * self.FORGETTING + tokens * seconds
+
+    def decoded(self, tokens: int, waited_seconds: float) -> None:
+        self._tokens += tokens
+        self._waited += waited_seconds
+
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        return self._weight / self._seconds if self._seconds else None
+
+    def itl_seconds(self, now: float) -> float | None:
+        """Of about the last ten seconds; None while no answer ran."""
+        self._seen.append((now, self._tokens, self._waited))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - self.ITL_SECONDS:
+            self._seen.popleft()
+        _, tokens, waited = self._seen[0]
+        generated = self._tokens - tokens
+        return (self._waited - waited) / generated if generated else None

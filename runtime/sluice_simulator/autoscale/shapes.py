@@ -1,0 +1,99 @@
+"""Other forms of a trace, and ramps that are made: the same requests at other times.
+
+A form keeps order and lengths, and bends time: where the intensity is twice the mean, requests come
+twice as fast as they did. Ramps follow the stages of llm-d's token-aware guide (llm-d/llm-d,
+guides/workload-autoscaling/keda-epp-token-aware), with Poisson arrivals from a seed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+from sluice_simulator.autoscale.constants import Constants, Promise
+from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
+
+BASE: Final = "as recorded"
+BURSTS: Final = ((0.2, 0.3), (0.55, 0.6), (0.8, 0.9))
+"""Parts of a trace's length in which requests come `BURST` times as fast as outside."""
+BURST: Final = 4.0
+DIURNAL_SWING: Final = 0.8
+"""Of the mean rate, up and down; the trace's length is a day, which begins at night."""
+
+Intensity = Callable[[float], float]
+"""From a share of the trace's length to a rate."""
+
+
+def _diurnal(share: float) -> float:
+    return 1 - DIURNAL_SWING * math.cos(2 * math.pi * share)
+
+
+def _burst(share: float) -> float:
+    return BURST if any(began <= share < ended for began, ended in BURSTS) else 1.0
+
+
+FORMS: Final[Mapping[str, Intensity]] = {"diurnal": _diurnal, "burst": _burst}
+
+
+def formed(trace: Trace, form: str) -> Trace:
+    """The trace in one of `FORMS`, as long as it was."""
+    steps = 10_000
+    parts = accumulate(FORMS[form]((step + 0.5) / steps) for step in range(steps))
+    passed = [0.0, *parts]
+    total, length = passed[-1], trace.seconds or 1.0
+
+    def bent(seconds: float) -> float:
+        wanted = seconds / length * total
+        at = max(1, bisect_left(passed, wanted))
+        into = (wanted - passed[at - 1]) / (passed[at] - passed[at - 1])
+        return (at - 1 + into) / steps * length
+
+    moved = [replace(r, arrival_seconds=bent(r.arrival_seconds)) for r in trace.requests]
+    return Trace(f"{trace.name}, {form}", tuple(moved))
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Stages of requests that are all alike."""
+
+    prompt_tokens: int
+    output_tokens: int
+    rates: Sequence[float]
+    """Requests per second, of each stage."""
+    ttft_seconds: float
+    """Promised: the guide's example for such prompts."""
+
+
+STAGE_SECONDS: Final = (300, 300, 420, 600, 600, 300, 900)
+RAMPS: Final[Mapping[str, Ramp]] = {
+    "ramp-balanced": Ramp(2048, 2048, (0.25, 0.5, 0.75, 1.0, 1.5, 0.75, 0.25), 3.0),
+    "ramp-prefill": Ramp(8192, 256, (0.15, 0.30, 0.50, 0.80, 1.40, 0.50, 0.15), 8.0),
+    # The guide counts half as many requests of this one as of the balanced.
+    "ramp-decode": Ramp(256, 4096, (0.125, 0.25, 0.375, 0.5, 0.75, 0.375, 0.125), 2.0),
+}
+PEAK_PREFILL_TOKENS_PER_SECOND: Final = 2696.0
+"""Of an engine of the guide, by which the ramps' rates are chosen."""
+
+
+def ramp(name: str, seed: int = 0) -> Trace:
+    """One of `RAMPS`."""
+    draw, shape, requests, began = random.Random(seed), RAMPS[name], [], 0.0  # noqa: S311
+    for rate, seconds in zip(shape.rates, STAGE_SECONDS, strict=True):
+        at = began + draw.expovariate(rate)
+        while at < began + seconds:
+            requests.append(TraceRequest(at, shape.prompt_tokens, shape.output_tokens))
+            at += draw.expovariate(rate)
+        began += seconds
+    return trace_of(name, requests)
+
+
+def ramp_constants(name: str, base: Constants) -> Constants:
+    """An engine with the guide's peak rate of prefill, and the ramp's promise."""
+    share = base.share * PEAK_PREFILL_TOKENS_PER_SECOND / base.peak_prefill_tokens_per_second
+    promise = Promise(RAMPS[name].ttft_seconds, base.promise.itl_seconds)
+    return replace(base, share=share, promise=promise)

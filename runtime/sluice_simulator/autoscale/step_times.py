@@ -1,0 +1,61 @@
+"""How long steps of one engine take: a formula, exact for runs of decode steps that are alike.
+
+    seconds = step + (weights + context) read + max(0, prompts computed - weights read)
+
+The prompt's part hides behind reading the weights. Knows no request.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sluice_simulator.autoscale.constants import Constants
+
+
+class StepTimes:
+    """Of an engine with that share of a device."""
+
+    def __init__(self, constants: Constants) -> None:
+        device, share = constants.device, constants.share
+        self._chunk_tokens = constants.chunk_tokens
+        self._weights = device.weight_bytes / device.bytes_per_second / share
+        self._token = device.token_flops / device.flops / share
+        self._pair = device.pair_flops / device.flops / share
+        self.base_seconds = device.step_seconds / share + self._weights
+        """Of a step, however little is in it."""
+        self.context_seconds = device.kv_token_bytes / device.bytes_per_second / share
+        """Of a token that a row attends to."""
+        self.token_seconds = self._token
+        """Of a token of a prompt, without attention."""
+
+    def prompt_seconds(self, tokens: int, before: int) -> float:
+        """To compute `tokens` of a prompt after its first `before`."""
+        return self._token * tokens + self._pair * (tokens * before + tokens * tokens / 2)
+
+    def step_seconds(self, prompts_seconds: float, context_tokens: int) -> float:
+        """Of a step with so much of prompts, and rows with that context in all."""
+        hidden = max(0.0, prompts_seconds - self._weights)
+        return self.base_seconds + context_tokens * self.context_seconds + hidden
+
+    def run_seconds(self, steps: int, rows: int, context_tokens: int) -> float:
+        """Of decode steps in a row; each adds a token to every row."""
+        read = steps * context_tokens + rows * steps * (steps - 1) / 2
+        return steps * self.base_seconds + self.context_seconds * read
+
+    def steps_by(self, seconds: float, rows: int, context_tokens: int) -> int:
+        """Decode steps that have begun so long after the first one did; at least 1."""
+        growth = self.context_seconds * rows / 2
+        first = self.base_seconds + self.context_seconds * context_tokens - growth
+        if growth:
+            steps = (math.sqrt(first * first + 4 * growth * seconds) - first) / (2 * growth)
+        else:
+            steps = seconds / first
+        return max(1, math.ceil(steps - 1e-9))
+
+    def idle_seconds(self, prompt_tokens: int) -> float:
+        """To the first token of a prompt that has the engine for itself."""
+        seconds = 0.0
+        for before in range(0, prompt_tokens, self._chunk_tokens):
+            tokens = min(self._chunk_tokens, prompt_tokens - before)
+            seconds += self.step_seconds(self.prompt_seconds(tokens, before), 0)
+        return seconds

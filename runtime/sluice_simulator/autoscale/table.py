@@ -1,0 +1,73 @@
+"""What a contest prints: a table for people, JSON lines for everything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from sluice_simulator.autoscale.constants import GOAL
+from sluice_simulator.autoscale.contest import Row, Scene
+
+HEAD = ("policy", "with", "attained", "hours", "ours/its", "TTFT p50", "p99", "peak", "changes")
+
+
+def headline(scene: Scene, bound_hours: float) -> str:
+    """The trace and what is promised."""
+    trace, constants = scene.trace, scene.constants
+    promise = constants.promise
+    budget = f" · {constants.gpu_budget} GPUs" if constants.gpu_budget is not None else ""
+    return (
+        f"{trace.name}: {len(trace.requests):,} requests in {trace.seconds:,.0f} s, "
+        f"{trace.prompt_tokens:,} tokens in, {trace.output_tokens:,} out\n"
+        f"promised: TTFT {promise.ttft_seconds:g} s, ITL {promise.itl_seconds * 1000:g} ms · "
+        f"an engine starts in {constants.boot_seconds:g} s{budget} · "
+        f"ceil(need): {bound_hours:.2f} replica-hours"
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Aligned, one policy a line; hours are those of replicas."""
+    ours = next((row.outcome.replica_hours for row in rows if row.policy == "ours"), None)
+    lines = [HEAD, *(_cells(row, ours) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if number < 2 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cells(row: Row, ours: float | None) -> tuple[str, ...]:
+    found = row.outcome
+    mark = "" if found.attainment >= GOAL else " <"
+    return (
+        row.policy,
+        row.label,
+        f"{found.attainment:.2%}{mark}",
+        f"{found.replica_hours:.2f}",
+        f"{ours / found.replica_hours:.2f}" if ours is not None else "",
+        f"{found.ttft_p50_seconds:.2f}",
+        f"{found.ttft_p99_seconds:.2f}",
+        str(found.peak_replicas),
+        str(found.changes),
+    )
+
+
+def json_lines(scene: Scene, rows: Sequence[Row], bound_hours: float) -> Iterator[str]:
+    """One object a policy: every figure, and ours as a share of its replica-hours."""
+    ours = next((row.outcome.replica_hours for row in rows if row.policy == "ours"), None)
+    for row in rows:
+        figures = asdict(row.outcome) | {"attainment": row.outcome.attainment}
+        facts = {
+            "trace": scene.trace.name,
+            "pools": [str(role) for role in scene.roles],
+            "policy": row.policy,
+            "with": row.label,
+            "candidates": row.candidates,
+            "bound_hours": bound_hours,
+        }
+        ratio = {"ours_to_its": ours / row.outcome.replica_hours} if ours is not None else {}
+        yield json.dumps(facts | figures | ratio)

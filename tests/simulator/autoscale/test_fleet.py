@@ -1,0 +1,122 @@
+"""A fleet under a policy: nothing is lost, nothing is over budget, and time goes by as it would."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from sluice_contract.labels import Role
+from sluice_simulator.autoscale.constants import AZURE
+from sluice_simulator.autoscale.fleet import AutoscaledFleet
+from sluice_simulator.autoscale.outcome import Trail, itl_seconds, ttft_seconds
+from sluice_simulator.autoscale.policies.simple import Plan, Static
+from sluice_simulator.autoscale.replica import Replica
+from sluice_simulator.autoscale.step_times import StepTimes
+from sluice_simulator.traces.request import Trace, TraceRequest
+
+from tests.simulator.autoscale.scenes import Erratic, chats
+
+MIXED, TWO = [Role.MIXED], [Role.PREFILL, Role.DECODE]
+
+
+def run(trace: Trace, policy: object, first: dict[Role, int], **changed: object) -> Trail:
+    constants = replace(AZURE, **changed)  # type: ignore[arg-type]
+    return AutoscaledFleet(trace, constants, policy, first).run()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("roles", [MIXED, TWO], ids=["mixed", "two-pools"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_request_ends_whatever_a_policy_wants(roles: list[Role], seed: int) -> None:
+    policy = Erratic(roles, seed, most=7)
+    trail = run(chats(300.0, 2.0, seed), policy, dict.fromkeys(roles, 2), gpu_budget=6)
+    for work in trail.works:
+        assert work.arrival_seconds < work.first_token_seconds <= work.ended_seconds
+        assert itl_seconds(work) >= StepTimes(AZURE).base_seconds or work.output_tokens == 1
+    assert trail.peak <= 6
+    assert max(pods for _, pods, _ in trail.counts) <= 6
+    finished = sum(e.finished_requests_total or 0 for e in policy.samples[-1].engines or ())
+    assert finished <= len(trail.works) * len(roles)
+    for sample in policy.samples:
+        held = sum(p.ready + p.starting + p.surplus for p in sample.pools.values())
+        assert held <= 6
+        for pool in sample.pools.values():
+            assert pool.replicas == pool.ready + pool.starting + pool.unschedulable
+
+
+@pytest.mark.parametrize("roles", [MIXED, TWO], ids=["mixed", "two-pools"])
+def test_steps_taken_at_once_end_when_single_ones_do(
+    roles: list[Role], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = chats(60.0, 2.0)
+
+    def ends() -> list[tuple[float, float]]:
+        works = run(trace, Static(dict.fromkeys(roles, 2)), dict.fromkeys(roles, 2)).works
+        return [(work.first_token_seconds, work.ended_seconds) for work in works]
+
+    at_once = ends()
+    start = Replica.start
+
+    def single(self: Replica, now: float) -> float | None:
+        end = start(self, now)
+        if end is None or self._steps == 1:
+            return end
+        self._steps = 1
+        return now + self._times.run_seconds(1, self.rows, self._context)
+
+    monkeypatch.setattr(Replica, "start", single)
+    for fast, slow in zip(at_once, ends(), strict=True):
+        assert fast == pytest.approx(slow, abs=1e-6)
+
+
+def test_an_engine_takes_requests_once_it_has_started_and_costs_from_the_decision_on() -> None:
+    crowd = [TraceRequest(11.0, 2000, 100)] * 120
+    burst = Trace("burst", (*crowd, TraceRequest(60.0, 2000, 100)))
+    plan = Plan(Role.MIXED, [0.0, 10.0], [1, 3])
+    small, grown = (
+        run(burst, policy, {Role.MIXED: 1}) for policy in (Static({Role.MIXED: 1}), plan)
+    )
+    held = [(seconds, pods, serving) for seconds, pods, serving in grown.counts if pods == 3]
+    assert held[0][:2] == (10.0, 3)
+    assert min(seconds for seconds, _, serving in held if serving == 3) == 40.0
+    assert math.isclose(grown.replica_seconds, 10.0 + 3 * (grown.ended_seconds - 10.0))
+    # The router cannot take back what waits in the first engine.
+    (*waited, late), (*also, behind) = grown.works, small.works
+    assert [ttft_seconds(work) for work in waited] == [ttft_seconds(work) for work in also]
+    assert ttft_seconds(late) < ttft_seconds(behind)
+
+
+def test_requests_wait_at_the_router_while_no_engine_serves() -> None:
+    trace = Trace("few", tuple(TraceRequest(20.0 + n, 500, 10) for n in range(5)))
+    trail = run(trace, Plan(Role.MIXED, [0.0, 10.0, 20.0], [1, 0, 1]), {Role.MIXED: 1})
+    assert all(50.0 < work.first_token_seconds < 53.0 for work in trail.works)
+
+
+def test_a_drained_engine_holds_its_gpu_until_its_last_answer() -> None:
+    trace = Trace("long", (TraceRequest(1.0, 500, 2000), TraceRequest(100.0, 500, 10)))
+    trail = run(trace, Plan(Role.MIXED, [0.0, 10.0], [2, 1]), {Role.MIXED: 2})
+    assert trail.replica_seconds == pytest.approx(trail.ended_seconds + 10.0)
+    keeping = Plan(Role.MIXED, [0.0, 4.0, 90.0], [1, 0, 1])
+    trail = run(trace, keeping, {Role.MIXED: 1})
+    (long, late) = trail.works
+    assert long.ended_seconds > 80.0
+    assert late.first_token_seconds > 120.0
+    assert trail.changes[0].after == 0
+
+
+def test_a_pool_without_room_for_more_pages_lets_requests_wait() -> None:
+    crowd = Trace("crowd", tuple(TraceRequest(0.1, 1000, 3000) for _ in range(120)))
+    trail = run(crowd, Static({Role.MIXED: 1}), {Role.MIXED: 1}, max_running_requests=10_000)
+    most_at_once = max(
+        sum(w.first_token_seconds <= at < w.ended_seconds for w in trail.works)
+        for at in sorted(w.first_token_seconds for w in trail.works)
+    )
+    assert most_at_once == AZURE.kv_pool_tokens // 2500
+
+
+def test_the_same_seed_is_the_same_replay() -> None:
+    runs = [run(chats(120.0), Erratic(MIXED, 1, most=4), {Role.MIXED: 2}).works for _ in range(2)]
+    assert all(
+        (a.first_token_seconds, a.ended_seconds) == (b.first_token_seconds, b.ended_seconds)
+        for a, b in zip(*runs, strict=True)
+    )
