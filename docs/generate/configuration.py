@@ -7,7 +7,22 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
-from sluice_contract.accelerators import MEMORY, PRODUCTS, UNKNOWN, WIDE_FROM, Accelerator, Sizes
+from sluice_contract.accelerators import (
+    CHUNK_TOKEN_MIB,
+    FIXED_MIB,
+    GENERAL_MEMORY_FRACTION,
+    GRAPH_ROW_MIB,
+    LARGE_RESERVE_MIB,
+    PRODUCTS,
+    RANK_MIB,
+    TIERS,
+    UNKNOWN,
+    WIDE_FROM,
+    Accelerator,
+    Sizes,
+    memory_fraction,
+    tier_sizes,
+)
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig
 from sluice_contract.left_out import words_when_left_out
@@ -47,8 +62,17 @@ MORE: Final = """\
 More of each in [scheduling](scheduling.md#policies), figures in
 [policies compared](../explanation/policies.md)."""
 BY_ACCELERATOR: Final = """\
-By product, else by the memory of one GPU. Engines run on CPUs only in this version (512 and 0); the
-table is used by `sluice simulate`, whose cost models name an accelerator."""
+By product, else by the memory of one GPU; on CPUs 512, 0, 256 and 0.85. Of two numbers the second
+holds from {wide} GPUs on. A MIG instance or a shared GPU is sized by its own memory. Engines of
+this version run on CPUs only; `sluice simulate` and `sluice explain` use the table too.
+
+`memoryFraction` leaves room for {token} MiB for each token of the chunk, {row} MiB for each row of
+the CUDA graphs, {rank} MiB for each GPU and {fixed} MiB, and at least {large} GiB of a GPU with
+more than 60 GiB. Where a node tells the memory, it is computed from that.
+
+Chunks, graphs and what is left free are those of SGLang 0.5 (`server_args.py`, by memory), which
+are meant for throughput. `maxRunningRequests` is vLLM's 256 (0.11, `arg_utils.py`), or as many as
+graphs are captured for. The memory of products is in their makers' data sheets."""
 
 CONTRADICTIONS: Final[tuple[Mapping[str, Any], ...]] = (
     {"chunkSize": 8},
@@ -62,6 +86,7 @@ CONTRADICTIONS: Final[tuple[Mapping[str, Any], ...]] = (
 )
 
 
+BY_GPU: Final = ("chunkSize", "cudaGraphMaxBatch", "maxRunningRequests", "memoryFraction")
 VALUES: Final = ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat")
 
 
@@ -137,25 +162,43 @@ def _architecture(name: str) -> str:
 
 def _by_accelerator() -> Iterator[str]:
     yield from ("## Defaults by accelerator", "")
-    yield from (BY_ACCELERATOR, "")
-    header = (
-        "GPU",
-        "`chunkSize`",
-        "`cudaGraphMaxBatch`",
-        f"`cudaGraphMaxBatch`, from {WIDE_FROM} GPUs on",
+    words = BY_ACCELERATOR.format(
+        wide=WIDE_FROM,
+        token=CHUNK_TOKEN_MIB,
+        row=GRAPH_ROW_MIB,
+        rank=RANK_MIB,
+        fixed=FIXED_MIB,
+        large=LARGE_RESERVE_MIB >> 10,
     )
-    products = [(row.name, row.sizes, row.wide) for row in PRODUCTS]
-    memory = [(f"below {row.below_gib:g} GiB", row.sizes, row.wide) for row in MEMORY[:-1]]
-    above = [(f"from {MEMORY[-2].below_gib:g} GiB", MEMORY[-1].sizes, MEMORY[-1].wide)]
-    rows = [*products, *memory, *above, ("unknown", UNKNOWN, UNKNOWN)]
-    yield from table(header, (_sizes(*row) for row in rows))
+    yield from (words, "")
+    header = ("GPU", "memory", *(f"`{key}`" for key in BY_GPU))
+    products = [
+        _sized(
+            row.name,
+            row.memory_gib,
+            *(tier_sizes(row.memory_gib, wide=wide) for wide in (False, True)),
+        )
+        for row in PRODUCTS
+    ]
+    memory = [
+        _sized(f"below {tier.below_gib:g} GiB", None, tier.sizes, tier.wide) for tier in TIERS[:-1]
+    ]
+    above = _sized(f"from {TIERS[-2].below_gib:g} GiB", None, TIERS[-1].sizes, TIERS[-1].wide)
+    unknown = _sized("unknown", None, UNKNOWN, UNKNOWN)[:-1]
+    yield from table(header, [*products, *memory, above, (*unknown, str(GENERAL_MEMORY_FRACTION))])
 
 
-def _sizes(name: str, sizes: Sizes, wide: Sizes) -> tuple[str, ...]:
-    assert sizes.chunk_size == wide.chunk_size, "the table has one column of chunks"
-    return (
-        name,
-        str(sizes.chunk_size),
-        str(sizes.cuda_graph_max_batch),
-        str(wide.cuda_graph_max_batch),
-    )
+def _sized(name: str, memory_gib: float | None, *sizes: Sizes) -> tuple[str, ...]:
+    """A row of the table; `sizes`: of one GPU, and of four."""
+    each = [(one.chunk_size, one.cuda_graph_max_batch, one.max_running_requests) for one in sizes]
+    columns = [_or(*map(str, column)) for column in zip(*each, strict=True)]
+    if memory_gib is None:
+        return (name, "", *columns, "by its memory")
+    mib = int(memory_gib * 1024)
+    ranks = zip(sizes, (1, WIDE_FROM), strict=True)
+    fractions = _or(*(f"{memory_fraction(mib, one, count):.2f}" for one, count in ranks))
+    return (name, f"{memory_gib:g} GiB", *columns, fractions)
+
+
+def _or(one: str, four: str) -> str:
+    return one if one == four else f"{one}, {four}"

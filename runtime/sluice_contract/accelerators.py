@@ -1,7 +1,11 @@
-"""The accelerator table: which chunk size and CUDA-graph batch suit a device.
+"""The accelerator table: what memory a product has, and which sizes suit that memory.
 
-Chunk sizes by product and memory as published by SGLang (server_args, 0.5.x), for throughput.
 Knows nothing of nodes: the operator finds the product, this table says what follows from it.
+
+Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `server_args.py`
+(`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: 256 as in
+vLLM 0.11 (`arg_utils.py`, `get_batch_defaults`), more where CUDA graphs cover more. Memory of
+products: their makers' data sheets.
 """
 
 from __future__ import annotations
@@ -47,59 +51,125 @@ class Sizes:
     chunk_size: int
     cuda_graph_max_batch: int
 
-
-@dataclass(frozen=True)
-class ProductRow:
-    """One family of products; `wide` applies from a tensor parallel size of 4."""
-
-    name: str
-    pattern: re.Pattern[str]
-    sizes: Sizes
-    wide: Sizes
-
-
-def _row(name: str, pattern: str, sizes: Sizes, wide: Sizes | None = None) -> ProductRow:
-    return ProductRow(name, re.compile(pattern, re.IGNORECASE), sizes, wide or sizes)
-
-
-WIDE_FROM: Final = 4
-
-PRODUCTS: Final = (
-    _row("T4", r"\bT4\b", Sizes(2048, 8)),
-    _row("RTX 4080", r"RTX[-_ ]?4080", Sizes(2048, 8)),
-    _row("RTX 4090", r"RTX[-_ ]?4090", Sizes(2048, 16), Sizes(2048, 80)),
-    _row("A100-40GB", r"A100.*40GB", Sizes(4096, 32), Sizes(4096, 160)),
-    _row("A100-80GB", r"A100.*80GB", Sizes(8192, 256), Sizes(8192, 512)),
-    _row("H100", r"\bH100\b", Sizes(8192, 256), Sizes(8192, 512)),
-    _row("H200", r"\bH200\b", Sizes(8192, 256), Sizes(8192, 512)),
-    _row("B200", r"\bG?B200\b", Sizes(16384, 512)),
-    _row("MI300X", r"MI300X", Sizes(16384, 512)),
-)
+    @property
+    def max_running_requests(self) -> int:
+        """How many requests run at once: no fewer than graphs are captured for."""
+        return max(MIN_RUNNING_REQUESTS, self.cuda_graph_max_batch)
 
 
 @dataclass(frozen=True)
-class MemoryRow:
-    """Used when the product is unknown: the first row whose limit is above the memory."""
+class MemoryTier:
+    """Devices with less memory than the limit, and not less than the tier before; `wide` applies
+    from a tensor parallel size of 4."""
 
     below_gib: float
     sizes: Sizes
     wide: Sizes
 
 
-MEMORY: Final = (
-    MemoryRow(20, Sizes(2048, 8), Sizes(2048, 8)),
-    MemoryRow(35, Sizes(2048, 16), Sizes(2048, 80)),
-    MemoryRow(60, Sizes(4096, 32), Sizes(4096, 160)),
-    MemoryRow(160, Sizes(8192, 256), Sizes(8192, 512)),
-    MemoryRow(float("inf"), Sizes(16384, 512), Sizes(16384, 512)),
+@dataclass(frozen=True)
+class ProductRow:
+    """One family of products with the same memory, under all the names that it has."""
+
+    name: str
+    pattern: re.Pattern[str]
+    memory_gib: float
+
+
+WIDE_FROM: Final = 4
+MIN_RUNNING_REQUESTS: Final = 256
+
+TIERS: Final = (
+    MemoryTier(20, Sizes(2048, 8), Sizes(2048, 8)),
+    MemoryTier(35, Sizes(2048, 16), Sizes(2048, 80)),
+    MemoryTier(60, Sizes(4096, 32), Sizes(4096, 160)),
+    MemoryTier(160, Sizes(8192, 256), Sizes(8192, 512)),
+    MemoryTier(float("inf"), Sizes(16384, 512), Sizes(16384, 512)),
 )
+
+
+def _row(name: str, pattern: str, memory_gib: float) -> ProductRow:
+    return ProductRow(name, re.compile(pattern, re.IGNORECASE), memory_gib)
+
+
+PRODUCTS: Final = (
+    _row("T4", r"\bT4\b", 16),
+    _row("V100-16GB", r"V100.*16GB|^nvidia-tesla-v100$", 16),
+    _row("V100-32GB", r"V100.*32GB", 32),
+    _row("RTX 4080", r"RTX[-_ ]?4080", 16),
+    _row("RTX 4090", r"RTX[-_ ]?4090", 24),
+    _row("RTX 5090", r"RTX[-_ ]?5090", 32),
+    _row("L4", r"\bL4\b", 24),
+    _row("A10", r"\bA10G?\b", 24),
+    _row("L40S", r"\bL40S?\b", 48),
+    _row("RTX PRO 6000", r"RTX[-_ ]PRO[-_ ]6000", 96),
+    _row("A100-40GB", r"A100.*40GB|^nvidia-tesla-a100$", 40),
+    _row("A100-80GB", r"A100.*80GB", 80),
+    _row("H100", r"\bH100\b", 80),
+    _row("H200", r"\bH200\b", 141),
+    _row("B200", r"\bG?B200\b", 180),
+    _row("MI300X", r"MI300X", 192),
+    _row("MI325X", r"MI325X", 256),
+)
+
+SHARED: Final = re.compile(r"-SHARED$", re.IGNORECASE)
+PART: Final = re.compile(r"[- ]MIG[- ]|-SHARED$", re.IGNORECASE)
+"""In the name of a part of a device, which has less memory than the product."""
 
 UNKNOWN: Final = Sizes(4096, 32)
 """A GPU of which neither product nor memory is known."""
 CPU: Final = Sizes(512, 0)
 """A prefill step of 512 tokens keeps the gap between decode steps modest on a few cores."""
 
+GENERAL_MEMORY_FRACTION: Final = 0.85
+"""Where the memory of a device is not known; on CPUs, of the container's."""
+FIXED_MIB: Final = 512
+CHUNK_TOKEN_MIB: Final = 1.5
+MIN_CHUNK_TOKENS: Final = 2048
+GRAPH_ROW_MIB: Final = 2
+RANK_MIB: Final = 128
+LARGE_MIB: Final = 60 * 1024
+LARGE_RESERVE_MIB: Final = 10 * 1024
+
 
 def product_row(product: str) -> ProductRow | None:
-    """The row of the table that a product name falls under."""
+    """The row of the table that a product name falls under; None for a part of a device, as its
+    memory is another."""
+    if PART.search(product):
+        return None
     return next((row for row in PRODUCTS if row.pattern.search(product)), None)
+
+
+def same_product(one: str, other: str) -> bool:
+    """Whether two names are of one product, as labels, drivers and clouds spell them. A driver does
+    not say that a GPU is shared."""
+    one, other = SHARED.sub("", one), SHARED.sub("", other)
+    rows = product_row(one), product_row(other)
+    if rows[0] is not None or rows[1] is not None:
+        return rows[0] == rows[1]
+    return _letters(one) == _letters(other)
+
+
+def _letters(product: str) -> str:
+    plain = re.sub(r"[^a-z0-9]", "", product.casefold())
+    return plain.removeprefix("nvidia")
+
+
+def tier_sizes(memory_gib: float, *, wide: bool) -> Sizes:
+    """The sizes for a device with so much memory."""
+    tier = next(tier for tier in TIERS if memory_gib < tier.below_gib)
+    return tier.wide if wide else tier.sizes
+
+
+def memory_fraction(memory_mib: int, sizes: Sizes, tensor_parallel: int) -> float:
+    """Share of a device's memory for weights and KV pool: the rest is for activations of a whole
+    chunk, CUDA graphs and buffers of each rank. Two decimals, at least a half."""
+    reserved = (
+        FIXED_MIB
+        + max(sizes.chunk_size, MIN_CHUNK_TOKENS) * CHUNK_TOKEN_MIB
+        + sizes.cuda_graph_max_batch * GRAPH_ROW_MIB
+        + tensor_parallel * RANK_MIB
+    )
+    if memory_mib > LARGE_MIB:
+        reserved = max(reserved, LARGE_RESERVE_MIB)
+    return max(0.5, int((1 - reserved / memory_mib) * 100) / 100)

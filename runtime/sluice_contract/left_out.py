@@ -9,13 +9,15 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from sluice_contract.accelerators import CPU
+from sluice_contract.accelerators import CPU, GENERAL_MEMORY_FRACTION
 from sluice_contract.sizing import GENERAL
 
 BY_ACCELERATOR: Final[Mapping[str, str]] = {
     "chunk_size": f"by accelerator; {CPU.chunk_size} on CPUs",
     "cuda_graph_max_batch": f"by accelerator; {CPU.cuda_graph_max_batch} on CPUs",
     "tensor_parallel_size": "accelerator.count; 1 on CPUs",
+    "max_running_requests": f"by accelerator; {CPU.max_running_requests} on CPUs",
+    "memory_fraction": f"by accelerator; {GENERAL_MEMORY_FRACTION} on CPUs",
 }
 FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
     "context_length": "the model's",

@@ -12,12 +12,15 @@ from typing import Final, TypeVar
 
 from sluice_contract.accelerators import (
     CPU,
-    MEMORY,
+    GENERAL_MEMORY_FRACTION,
+    MIN_RUNNING_REQUESTS,
     UNKNOWN,
     WIDE_FROM,
     Accelerator,
     Sizes,
+    memory_fraction,
     product_row,
+    tier_sizes,
 )
 from sluice_contract.base import ConfigError, ContractModel, ContradictionsError
 from sluice_contract.config import EngineSettings, SloTargets
@@ -56,10 +59,10 @@ GENERAL: Final[dict[str, Value]] = {
     "kv_cache_dtype": "auto",
     "tensor_parallel_size": 1,
     "max_prefill_tokens": 16_384,
-    "max_running_requests": 256,
+    "max_running_requests": MIN_RUNNING_REQUESTS,
     "max_queued_requests": 4_096,
     "page_size": 16,
-    "memory_fraction": 0.85,
+    "memory_fraction": GENERAL_MEMORY_FRACTION,
     "mixed_chunk": True,
     "prefix_cache": True,
     "prefix_eviction_policy": "lru",
@@ -132,9 +135,26 @@ def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
         "cuda_graph_max_batch": sizes.cuda_graph_max_batch,
         "tensor_parallel_size": max(1, accelerator.count),
     }
-    return {
+    if not accelerator.is_cpu:
+        values["max_running_requests"] = sizes.max_running_requests
+    found = {
         name: Resolved(value=value, source=source, origin=origin) for name, value in values.items()
     }
+    return found | {"memory_fraction": _memory_fraction(accelerator, sizes)}
+
+
+def _memory_fraction(accelerator: Accelerator, sizes: Sizes) -> Resolved:
+    """Of the memory that the node's label tells, else of the product's."""
+    row = product_row(accelerator.product) if accelerator.product else None
+    memory_mib = accelerator.memory_mib or (int(row.memory_gib * 1024) if row else None)
+    if memory_mib is None:
+        return _general(GENERAL_MEMORY_FRACTION)
+    ranks = max(1, accelerator.count)
+    return Resolved(
+        value=memory_fraction(memory_mib, sizes, ranks),
+        source=Source.MEMORY if accelerator.memory_mib else Source.PRODUCT,
+        origin=f"{memory_mib / 1024:.0f} GiB TP{ranks}",
+    )
 
 
 def sizes_of(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
@@ -144,15 +164,12 @@ def sizes_of(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
     if accelerator.is_cpu:
         return CPU, Source.GENERAL, "CPU"
     if accelerator.product and (row := product_row(accelerator.product)):
-        return (row.wide if wide else row.sizes), Source.PRODUCT, f"{row.name} TP{tensor_parallel}"
+        sizes = tier_sizes(row.memory_gib, wide=wide)
+        return sizes, Source.PRODUCT, f"{row.name} TP{tensor_parallel}"
     if accelerator.memory_mib:
         gib = accelerator.memory_mib / 1024
-        by_memory = next(row for row in MEMORY if gib < row.below_gib)
-        return (
-            (by_memory.wide if wide else by_memory.sizes),
-            Source.MEMORY,
-            f"{gib:.0f} GiB TP{tensor_parallel}",
-        )
+        sizes = tier_sizes(gib, wide=wide)
+        return sizes, Source.MEMORY, f"{gib:.0f} GiB TP{tensor_parallel}"
     return UNKNOWN, Source.GENERAL, f"unknown accelerator TP{tensor_parallel}"
 
 

@@ -44,6 +44,34 @@ def test_chunk_and_graph_follow_the_accelerator(
     assert resolved["chunk_size"].source == source
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "fraction", "source", "requests"),
+    [
+        (Accelerator(), 0.85, Source.GENERAL, 256),
+        (Accelerator(product="Brand-New", count=1), 0.85, Source.GENERAL, 256),
+        (Accelerator(product="Tesla-T4", count=1), 0.77, Source.PRODUCT, 256),
+        (
+            Accelerator(product="A100-SXM4-40GB", memory_mib=40_960, count=1),
+            0.83,
+            Source.MEMORY,
+            256,
+        ),
+        (Accelerator(product="H100", memory_mib=81_559, count=4), 0.82, Source.MEMORY, 512),
+        (Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1), 0.9, Source.MEMORY, 256),
+        (Accelerator(product="MI300X", count=8), 0.86, Source.PRODUCT, 512),
+        (Accelerator(memory_mib=4_864, count=1), 0.5, Source.MEMORY, 256),
+    ],
+)
+def test_memory_and_requests_follow_the_accelerator(
+    accelerator: Accelerator, fraction: float, source: Source, requests: int
+) -> None:
+    """Reserved: 1.5 MiB a token of the chunk, 2 MiB a row of the graphs, 128 MiB a GPU, 512 MiB."""
+    resolved = resolve_settings(EngineSettings(), accelerator)
+    assert resolved["memory_fraction"].value == fraction
+    assert resolved["memory_fraction"].source == source
+    assert resolved["max_running_requests"].value == requests
+
+
 def test_the_users_value_wins_and_says_so() -> None:
     resolved = resolve_settings(EngineSettings(chunk_size=64), Accelerator(product="NVIDIA-H200"))
     assert (resolved["chunk_size"].value, resolved["chunk_size"].source) == (64, Source.USER)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sluice_operator.api.base import (
     ApiModel,
+    LabelKey,
     LabelValue,
     ResourceName,
     Resources,
@@ -26,9 +27,14 @@ class AcceleratorSpec(ApiModel):
     product: LabelValue | None = Field(
         default=None,
         min_length=1,
-        description="Product as the node label nvidia.com/gpu.product spells it, e.g. "
-        "NVIDIA-A100-SXM4-40GB; the pods are then bound to such nodes. Left out: whatever the "
-        "nodes have.",
+        description="Product as a node label spells it, e.g. NVIDIA-A100-SXM4-40GB; the pods are "
+        "then bound to such nodes. Left out: whatever the nodes have.",
+    )
+    product_label: LabelKey | None = Field(
+        default=None,
+        json_schema_extra=left_out("nvidia.com/gpu.product; amd.com/gpu.product-name for amd.com"),
+        description="Node label that product is the value of, e.g. "
+        "cloud.google.com/gke-accelerator.",
     )
     count: int | None = Field(
         default=None,
@@ -56,6 +62,12 @@ class AcceleratorSpec(ApiModel):
             ),
             "an extended resource, not one of kubernetes.io",
             "resourceName",
+        ),
+        Rule(
+            "!has(self.productLabel) || has(self.product)",
+            lambda s: s.product_label is None or s.product is not None,
+            "only beside product",
+            "productLabel",
         ),
     )
 

@@ -8,7 +8,12 @@ from typing import Final
 
 from sluice_contract import labels, ports
 
-from sluice_operator.accelerators import gpu_count, node_selector, resource_name
+from sluice_operator.accelerators.wanted import (
+    gpu_count,
+    node_selector,
+    resource_name,
+    tolerations,
+)
 from sluice_operator.api.model_uri import CLAIM_MOUNT
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.template import PodTemplate, Sidecar
@@ -155,6 +160,8 @@ def _scheduling(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
         "schedulerName",
     )  # fmt: skip
     found = {name: given[name] for name in names if given.get(name)}
+    if accepted := tolerations(spec.accelerator):
+        found["tolerations"] = [*found.get("tolerations", ()), *accepted]
     selector = node_selector(spec.accelerator, template.node_selector)
     return found | ({"nodeSelector": selector} if selector else {})
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from sluice_operator.accelerators import has_accelerator
+from sluice_operator.accelerators.find import has_accelerator
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.clock import Clock

@@ -12,7 +12,7 @@ from functools import partial
 
 from sluice_contract.labels import ROUTER_ROLE, Role
 
-from sluice_operator.accelerators import AcceleratorFinding
+from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import RevisionShare
 from sluice_operator.api.service import InferenceServiceSpec

@@ -15,7 +15,8 @@ from sluice_contract.http_errors import shown_json
 from sluice_contract.labels import Role
 from sluice_contract.sizing import resolved_values
 
-from sluice_operator.accelerators import AcceleratorFinding, find_accelerator, gpu_count
+from sluice_operator.accelerators.find import AcceleratorFinding, find_accelerator
+from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.labels import Role
 
-from sluice_operator.accelerators import gpu_count
+from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
 from sluice_operator.api.service import InferenceServiceSpec

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
-from sluice_contract.accelerators import Accelerator, Sizes
+from sluice_contract.accelerators import Accelerator, Sizes, same_product
 from sluice_contract.sizing import sizes_of
 
 from sluice_operator.api.conditions import UPDATED, Check
@@ -80,7 +80,7 @@ def _accelerator(told: ReportedAccelerator) -> Accelerator:
 
 
 def _is(product: str, told: ReportedAccelerator) -> bool:
-    return told.product is not None and told.product.casefold() == product.casefold()
+    return told.product is not None and same_product(told.product, product)
 
 
 def _sizes(accelerator: Accelerator) -> Sizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sluice_operator.accelerators import gpu_count
+from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.scaling import AutoscalingSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.validation.refusal import INVALID, Refusal

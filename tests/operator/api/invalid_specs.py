@@ -83,6 +83,11 @@ INVALID: dict[str, Invalid] = {
         "spec.pools.mixed.accelerator.resourceName",
         "extended resource",
     ),
+    "a label of no product": Invalid(
+        _mixed(accelerator={"productLabel": "cloud.google.com/gke-accelerator"}),
+        "spec.pools.mixed.accelerator.productLabel",
+        "only beside product",
+    ),
     "a label of the operator's": Invalid(
         _template(labels={"serving.sluice.dev/role": "mixed"}),
         "spec.pools.mixed.template.labels",

@@ -104,7 +104,7 @@ def test_what_holds_when_a_field_is_left_out_is_told_once_in_its_description() -
     spec = _schema(inference_service_crd())["properties"]["spec"]["properties"]
     said = {name: node["description"] for name, node in spec["engine"]["properties"].items()}
     assert said["drainSeconds"].endswith(" Default: 120.")
-    assert said["maxRunningRequests"].endswith(" Default: 256.")
+    assert said["maxQueuedRequests"].endswith(" Default: 4096.")
     assert "Default" not in said["image"]
     for path, node in _nodes(_schema(inference_service_crd())):
         assert node.get("description", "").count("Default:") <= 1, path

@@ -153,3 +153,7 @@ def test_gpus_are_limits_and_bind_the_product() -> None:
         "disk": "fast",
         "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB",
     }
+    assert pod["tolerations"] == [
+        {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+    ]

@@ -1,0 +1,169 @@
+"""Which accelerator a pool's engines will get, and how certain that is.
+
+From the spec and, where they may be read, from the nodes that the pool can land on, by node
+selector and taints; affinities are not read. What engines report goes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sluice_contract.accelerators import Accelerator, product_row
+from sluice_contract.sizing import Source, sizes_of
+
+from sluice_operator.accelerators.labels import NodeGpus, gpus_of, labels_of
+from sluice_operator.accelerators.wanted import (
+    gpu_count,
+    node_selector,
+    product_label,
+    resource_name,
+    tolerations,
+)
+from sluice_operator.api.conditions import Check
+from sluice_operator.api.pools import GPU_RESOURCE, AcceleratorSpec, PoolSpec
+from sluice_operator.kube.kinds import Manifest
+
+PASSING: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+"""Taints that tell what a node is up to, not what it is for: it will have its GPUs again."""
+MAX_NAMES: Final = 5
+
+
+@dataclass(frozen=True)
+class AcceleratorFinding:
+    """The accelerator of a pool's engines."""
+
+    accelerator: Accelerator
+    verified: Check
+    resource: str = GPU_RESOURCE
+    named: str | None = None
+    """The product that the spec names."""
+
+    @property
+    def text(self) -> str:
+        """For display: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
+        if self.accelerator.is_cpu:
+            return "CPU"
+        return f"{self.accelerator.count} x {self.accelerator.product or self.resource}"
+
+
+def find_accelerator(pool: PoolSpec, nodes: tuple[Manifest, ...] | None) -> AcceleratorFinding:
+    """The accelerator of a pool's engines, and whether the nodes confirm it."""
+    spec = pool.accelerator
+    if spec is None:
+        check = Check("True", "NotRequired", "The engines run on CPUs.")
+        return AcceleratorFinding(Accelerator(), check)
+    accelerator, check = _find(pool, spec, nodes)
+    return AcceleratorFinding(accelerator, check, resource_name(spec), spec.product)
+
+
+def has_accelerator(node: Manifest, pool: PoolSpec) -> bool:
+    """Whether an engine of the pool could get its accelerators on the node, were it empty."""
+    if pool.accelerator is None or not _fits(node, pool, pool.accelerator):
+        return False
+    return gpus_of(node, resource_name(pool.accelerator)).count > 0
+
+
+def _find(
+    pool: PoolSpec, spec: AcceleratorSpec, nodes: tuple[Manifest, ...] | None
+) -> tuple[Accelerator, Check]:
+    count, resource = gpu_count(spec), resource_name(spec)
+    given = Accelerator(product=spec.product, count=count)
+    if nodes is None:
+        text = "Nodes may not be read, so the accelerator is what the spec says."
+        return given, Check("Unknown", "NodesNotReadable", text)
+    found = [gpus_of(node, resource) for node in nodes if _fits(node, pool, spec)]
+    fitting = [gpus for gpus in found if gpus.count >= count]
+    if not fitting:
+        return given, Check("False", "NoSuchNode", _no_node(nodes, spec))
+    smallest = min(fitting, key=_by_size)
+    accelerator = _with(given, smallest)
+    return accelerator, _told(accelerator, smallest, fitting)
+
+
+def _with(given: Accelerator, gpus: NodeGpus) -> Accelerator:
+    """`given` with what a node says."""
+    product = gpus.product or given.product
+    return Accelerator(product=product, memory_mib=gpus.memory_mib, count=given.count)
+
+
+def _told(accelerator: Accelerator, smallest: NodeGpus, fitting: list[NodeGpus]) -> Check:
+    names = _names(gpus.node for gpus in fitting)
+    if smallest.product is None:
+        text = f"The nodes {names} have GPUs, and no label that tells which"
+        return Check("Unknown", "ProductUnknown", f"{text}{_sized(accelerator)}.")
+    products = sorted({gpus.product or "unknown" for gpus in fitting})
+    if len(products) > 1:
+        text = f"The pool can land on {', '.join(products)}; sized for {smallest.product}"
+        return Check("True", "SmallestOfSeveral", f"{text}{_sized(accelerator)}.")
+    source = sizes_of(accelerator)[1]
+    text = f"{smallest.product} by label {smallest.label} of {names}"
+    if source is Source.GENERAL:
+        return Check("Unknown", "ProductUnknown", f"{text}{_sized(accelerator)}.")
+    reason = "NodeLabels" if source is Source.PRODUCT else "SizedByMemory"
+    return Check("True", reason, f"{text}{_sized(accelerator)}.")
+
+
+def _sized(accelerator: Accelerator) -> str:
+    """What the sizes follow from, where that is not the product."""
+    _, source, origin = sizes_of(accelerator)
+    if source is Source.PRODUCT:
+        return ""
+    if source is Source.MEMORY:
+        return f", sized by its memory ({origin})"
+    return ", of unknown memory: sized for 40 GiB; set spec.engine.chunkSize and memoryFraction"
+
+
+def _by_size(gpus: NodeGpus) -> tuple[float, str]:
+    """The smallest first; unknown before known, so that nothing is sized too large."""
+    if gpus.memory_mib is not None:
+        return gpus.memory_mib / 1024, gpus.product or ""
+    row = product_row(gpus.product) if gpus.product else None
+    return (row.memory_gib if row else 0), gpus.product or ""
+
+
+def _fits(node: Manifest, pool: PoolSpec, spec: AcceleratorSpec) -> bool:
+    """Whether a pod of the pool may run on the node, were it empty."""
+    template = pool.template
+    selector = node_selector(spec, template.node_selector if template else None)
+    if not selector.items() <= labels_of(node).items():
+        return False
+    given = template.to_json_dict().get("tolerations") if template else None
+    accepted = [*(given or ()), *tolerations(spec)]
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return all(_is_passing(taint) or _accepts(accepted, taint) for taint in taints)
+
+
+def _is_passing(taint: dict[str, Any]) -> bool:
+    return taint.get("effect") == "PreferNoSchedule" or taint["key"].startswith(PASSING)
+
+
+def _accepts(accepted: Iterable[dict[str, Any]], taint: dict[str, Any]) -> bool:
+    """As the scheduler does it: key, operator, value and effect, each of which may be left out."""
+    for each in accepted:
+        if each.get("effect") not in (None, "", taint.get("effect")):
+            continue
+        if each.get("operator") == "Exists" and each.get("key") in (None, "", taint["key"]):
+            return True
+        if each.get("key") == taint["key"] and each.get("value", "") == taint.get("value", ""):
+            return True
+    return False
+
+
+def _no_node(nodes: tuple[Manifest, ...], spec: AcceleratorSpec) -> str:
+    resource = resource_name(spec)
+    found = [gpus for gpus in (gpus_of(node, resource) for node in nodes) if gpus.count]
+    text = f"No node has {gpu_count(spec)} x {spec.product or resource}"
+    elsewhere = [gpus for gpus in found if gpus.product and gpus.product == spec.product]
+    if elsewhere and (label := elsewhere[0].label) not in (None, product_label(spec)):
+        told = f"{_names(gpus.node for gpus in elsewhere)} have it as label {label}"
+        return f"{text} as label {product_label(spec)}; {told}: set accelerator.productLabel"
+    there = sorted({f"{gpus.product or 'unknown GPUs'}" for gpus in found})
+    return f"{text} that the pool may land on; there are: {', '.join(there) or 'no GPUs'}."
+
+
+def _names(nodes: Iterable[str]) -> str:
+    names = sorted(nodes)
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

@@ -1,0 +1,53 @@
+"""What a pool's `accelerator` asks of Kubernetes: resource, node labels, tolerations.
+
+Knows the spec alone; nodes are for `find`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from sluice_operator.api.pools import GPU_RESOURCE, AcceleratorSpec
+from sluice_operator.kube.kinds import Manifest
+
+AMD: Final = "amd.com"
+AMD_PRODUCT: Final = "amd.com/gpu.product-name"
+
+
+def gpu_count(accelerator: AcceleratorSpec | None) -> int:
+    """GPUs of one engine; 0 on CPUs."""
+    return 0 if accelerator is None else accelerator.count or 1
+
+
+def resource_name(accelerator: AcceleratorSpec) -> str:
+    """The resource that the GPUs are."""
+    return accelerator.resource_name or GPU_RESOURCE
+
+
+def product_label(accelerator: AcceleratorSpec) -> str:
+    """The node label whose value the product is."""
+    if accelerator.product_label:
+        return accelerator.product_label
+    domain = resource_name(accelerator).partition("/")[0]
+    return AMD_PRODUCT if domain == AMD else f"{domain}/gpu.product"
+
+
+def node_selector(
+    accelerator: AcceleratorSpec | None, wanted: Mapping[str, str] | None
+) -> dict[str, str]:
+    """The labels a pool's node must have: those of the template, and the product."""
+    found = dict(wanted or {})
+    if accelerator is not None and accelerator.product:
+        found[product_label(accelerator)] = accelerator.product
+    return found
+
+
+def tolerations(accelerator: AcceleratorSpec | None) -> list[Manifest]:
+    """The taints by which clusters keep other pods off nodes with GPUs: named after the resource,
+    or after the GPUs that it is a part of."""
+    if accelerator is None:
+        return []
+    resource = resource_name(accelerator)
+    keys = dict.fromkeys((resource, f"{resource.partition('/')[0]}/gpu"))
+    return [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]

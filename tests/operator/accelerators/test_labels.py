@@ -1,0 +1,83 @@
+"""What the labels of every vendor and cloud say, and which sizes follow from it."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_contract.accelerators import Accelerator, same_product
+from sluice_contract.config import EngineSettings
+from sluice_contract.sizing import resolve_settings
+from sluice_operator.accelerators.find import find_accelerator
+from sluice_operator.accelerators.instance_types import TYPES
+from sluice_operator.accelerators.labels import gpus_of
+from sluice_operator.api.pools import PoolSpec
+
+from tests.operator.accelerators.recorded_nodes import GPU, NODES, node
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_tells_product_memory_and_sizes(name: str) -> None:
+    recorded = NODES[name]
+    found = gpus_of(node(name), recorded.resource)
+    assert (found.product, found.memory_mib) == (recorded.product, recorded.memory_mib)
+    assert found.count == recorded.count
+    pool = PoolSpec.model_validate({"accelerator": {"resourceName": recorded.resource}})
+    accelerator = find_accelerator(pool, (node(name),)).accelerator
+    resolved = resolve_settings(EngineSettings(), accelerator)
+    assert resolved["chunk_size"].value == recorded.chunk_size
+    assert resolved["chunk_size"].origin == recorded.origin
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_what_is_not_certain_is_said(name: str) -> None:
+    recorded = NODES[name]
+    pool = PoolSpec.model_validate({"accelerator": {"resourceName": recorded.resource}})
+    check = find_accelerator(pool, (node(name),)).verified
+    sized_by = resolve_settings(
+        EngineSettings(), find_accelerator(pool, (node(name),)).accelerator
+    )["chunk_size"].source
+    expected = {"Product": "NodeLabels", "Memory": "SizedByMemory", "General": "ProductUnknown"}
+    if recorded.product is None:
+        assert (check.status, check.reason) == ("Unknown", "ProductUnknown")
+    else:
+        assert check.reason == expected[sized_by.value]
+        assert check.status == ("Unknown" if sized_by.value == "General" else "True")
+    assert name in check.message
+
+
+def test_a_machine_type_has_a_product_of_the_table_and_no_two_rows() -> None:
+    for pattern, product in TYPES:
+        settings = resolve_settings(EngineSettings(), Accelerator(product=product, count=1))
+        assert settings["chunk_size"].source == "Product", pattern.pattern
+    for name, recorded in NODES.items():
+        for value in recorded.labels.values():
+            matching = {product for pattern, product in TYPES if pattern.search(value)}
+            assert len(matching) <= 1, (name, matching)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("nvidia-tesla-a100", "NVIDIA-A100-SXM4-40GB", True),
+        ("nvidia-tesla-a100", "NVIDIA-A100-SXM4-80GB", False),
+        ("h100", "NVIDIA-H100-80GB-HBM3", True),
+        ("Tesla-T4-SHARED", "Tesla T4", True),
+        ("Brand-New", "NVIDIA Brand New", True),
+        ("A100-SXM4-40GB-MIG-1g.5gb", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", True),
+        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "NVIDIA-A100-SXM4-40GB", False),
+    ],
+)
+def test_products_are_the_same_under_the_names_of_labels_drivers_and_clouds(
+    one: str, other: str, same: bool
+) -> None:
+    assert same_product(one, other) is same
+
+
+def test_a_node_without_labels_or_with_odd_ones_has_what_it_offers() -> None:
+    odd = node("gfd-a100")
+    odd["metadata"]["labels"] = {"nvidia.com/gpu.product": "", "nvidia.com/gpu.memory": "much"}
+    assert gpus_of(odd, GPU).product is None
+    assert gpus_of(odd, GPU).memory_mib is None
+    odd["status"] = {"allocatable": {GPU: "-1"}}
+    assert gpus_of(odd, GPU).count == 0
+    del odd["metadata"]["labels"], odd["status"]
+    assert gpus_of(odd, GPU).count == 0
