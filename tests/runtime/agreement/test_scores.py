@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from sluice_runtime.engine.build import EngineHooks
-from sluice_runtime.messages import Generate, Sampling, TokenLogprob
+from sluice_runtime.messages import Generate, Sampling
 
-from tests.runtime.agreement.oracle import Oracle, PairOf, tolerance
+from tests.runtime.agreement.oracle import Oracle, PairOf
+from tests.runtime.agreement.scores import check_answer
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -39,35 +39,7 @@ def requests_of(count: int, head: int, rest: int, answer: int) -> list[Generate]
 def check(oracle: Oracle, requests: Sequence[Generate], run: Run) -> None:
     for request in requests:
         deltas = [delta for delta in run.deltas if delta.request_id == request.request_id]
-        answer = run.tokens[request.request_id]
-        tokens = [*request.prompt_ids, *answer]
-        logits = oracle.logits(tokens, len(tokens))
-        wanted, within = torch.log_softmax(logits, -1), tolerance(logits)
-        prompt = len(request.prompt_ids)
-        scores = [score for delta in deltas for score in delta.logprobs]
-        assert len(scores) == (len(answer) if request.logprobs >= 0 else 0)
-        check_scores(scores, wanted[prompt - 1 :], answer, request.logprobs, within)
-        told = [d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None]
-        assert len(told) == (request.prompt_logprobs >= 0)
-        for prompt_scores in told:
-            assert len(prompt_scores) == prompt - 1
-            check_scores(prompt_scores, wanted, tokens[1:], request.prompt_logprobs, within)
-
-
-def check_scores(
-    scores: Sequence[TokenLogprob],
-    wanted: torch.Tensor,
-    tokens: Sequence[int],
-    top: int,
-    within: float,
-) -> None:
-    for score, line, token in zip(scores, wanted, tokens, strict=False):
-        assert score.token_id == token
-        assert score.logprob == pytest.approx(float(line[token]), abs=within)
-        better = (line > line[token] + within).sum(), (line > line[token] - within).sum()
-        assert better[0] < score.rank <= better[1] + 1
-        best = line.topk(top).values.tolist()
-        assert [value for _, value in score.top] == pytest.approx(best, abs=within)
+        check_answer(oracle, request, deltas)
 
 
 CASES: dict[str, dict[str, Any]] = {
