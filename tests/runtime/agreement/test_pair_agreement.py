@@ -96,7 +96,8 @@ def compare(
         clear += check_answer(oracle, request, answer.deltas)
     assert clear > sum(request.max_tokens for request in requests) / 4
     assert decode.last is not None
-    assert (load := decode.last.load.handover) is not None
+    load = decode.last.load.handover
+    assert load is not None
     assert load.failures == {}
     return load
 
