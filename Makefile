@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 # of which would otherwise compile all that it imports. It stays out of the tree.
 BYTECODE := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(CURDIR)/.cache/bytecode"
 PYTEST := $(BYTECODE) OMP_NUM_THREADS=1 .venv/bin/pytest
-SOURCES := operator runtime kernels e2e tests benchmarks images docs
+SOURCES := operator runtime kernels e2e tests benchmarks images docs dashboards
 MODEL ?= dummy://qwen3-tiny
 CLUSTER ?=
 # Of CLUSTER=current: where its images are pushed to and pulled from, HOST[:PORT][/PATH].
@@ -59,7 +59,7 @@ lint: setup
 .PHONY: types
 types: setup
 	.venv/bin/mypy
-	.venv/bin/mypy e2e docs
+	.venv/bin/mypy e2e docs dashboards
 
 .PHONY: imports
 imports: setup
@@ -168,6 +168,10 @@ format: setup ## format and fix what can be fixed
 crds: setup ## write crds/ and the pages of docs/reference that say the same, from the types
 	$(PYTHON) -m sluice_operator.cli.generate_crds
 	$(PYTHON) -m docs.generate
+
+.PHONY: dashboards
+dashboards: setup ## write dashboards/generated: Grafana's pages, recording rules, alerts
+	$(PYTHON) -m dashboards
 
 .PHONY: golden
 golden: setup ## write the golden manifests anew; read the diff

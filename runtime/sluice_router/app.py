@@ -30,7 +30,7 @@ from sluice_router.private_form import PrivateForm
 from sluice_router.relay import Relay
 from sluice_router.resume import Progress
 from sluice_router.resuming import Answers
-from sluice_router.telemetry import Telemetry
+from sluice_router.telemetry import COMPLETION_ROUTES, Telemetry
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
     app.on_response_prepare.append(accounting.finish_headers)
     app.add_routes(
         [
-            web.post("/v1/completions", routes.completion),
-            web.post("/v1/chat/completions", routes.completion),
+            *(web.post(route, routes.completion) for route in COMPLETION_ROUTES),
             web.get("/v1/models", routes.models, allow_head=False),
             web.get("/v1/models/{name:.+}", routes.models, allow_head=False),
             web.get("/health", health),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Collection, Iterable, Mapping
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -24,10 +24,19 @@ from sluice_contract.labels import Role
 from sluice_contract.service_load import EngineCondition
 from sluice_contract.version import VERSION
 
+from sluice_router.failures import RetryReason
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Outcome = Literal["complete", "cut", "client_gone"]
 """How an answer ended: whole (also as an error), broken off after its head was sent, or by the
 client, who left or did not read."""
+COMPLETION_ROUTES: Final = ("/v1/completions", "/v1/chat/completions")
+FAILURES: Final[tuple[tuple[str, Outcome], ...]] = (
+    ("200", "cut"), ("429", "complete"), ("500", "complete"), ("502", "complete"),
+    ("503", "complete"), ("504", "complete"),
+)  # fmt: skip
+"""Status and outcome of requests to `COMPLETION_ROUTES` that people are told of. These counters
+start at 0, so that their first count is an increase."""
 CONDITIONS: tuple[EngineCondition, ...] = ("ready", "unready", "draining", "failing")
 
 
@@ -59,6 +68,11 @@ class Telemetry:
         self._resume_failures = self._counter(table["sluice_router_resume_failures_total"])
         self._resumes_forgone = self._counter(table["sluice_router_resumes_forgone_total"])
         self._engines = self._gauge(table["sluice_router_engines"])
+        for route, (status, outcome) in product(COMPLETION_ROUTES, FAILURES):
+            self._requests.labels(route, status, outcome)
+        for reason in get_args(RetryReason):
+            self._retries.labels(reason)
+            self._resumed.labels(reason)
         self._picks = self._counter(table["sluice_router_picks_total"])
         self._waiting = self._gauge(table["sluice_router_waiting_requests"])
         self._inflight = self._gauge(table["sluice_router_inflight_requests"])

@@ -24,7 +24,8 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
 async def counts(client: aiohttp.ClientSession, router: fakes.RunningRouter) -> list[str]:
     async with client.get(router.metrics_url + "/metrics") as response:
         lines = (await response.text()).splitlines()
-    return [line.removeprefix(COUNTED) for line in lines if line.startswith(COUNTED)]
+    counted = [line.removeprefix(COUNTED) for line in lines if line.startswith(COUNTED)]
+    return [series for series in counted if not series.endswith(" 0.0")]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,18 @@ async def test_the_log_says_why_an_engine_refused(
     (line,) = (r.getMessage() for r in caplog.records if "/v1/completions" in r.getMessage())
     assert f" refused={words}" in line
     assert "\n" not in line
+
+
+async def test_what_alerts_count_begins_at_0(client: aiohttp.ClientSession) -> None:
+    """A counter that appears as 1 has no rate: Prometheus would miss the first failure."""
+    async with fakes.running_router("http://127.0.0.1:9") as router:
+        url = router.metrics_url + "/metrics"
+        async with client.get(url) as response:
+            text = await response.text()
+        assert f'{COUNTED}code="503",outcome="complete",route="/v1/completions"}} 0.0' in text
+        assert f'{COUNTED}code="200",outcome="cut",route="/v1/chat/completions"}} 0.0' in text
+        for counter in ("retries", "streams_resumed"):
+            assert f'sluice_router_{counter}_total{{reason="broken"}} 0.0' in text
 
 
 async def test_probes_are_not_requests(client: aiohttp.ClientSession) -> None:

@@ -1,0 +1,28 @@
+"""Writes the files: `python -m dashboards [FOLDER]` (default: dashboards/generated)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dashboards.all import DASHBOARDS
+from dashboards.grafana import to_json
+from dashboards.rules import rule_file
+
+
+def generated_files() -> dict[str, str]:
+    """File name → content."""
+    pages = {f"{page.uid}.json": to_json(page) for page in DASHBOARDS}
+    return {**pages, "sluice.rules.yaml": rule_file()}
+
+
+def main(arguments: list[str]) -> None:
+    """Writes every file into the folder given."""
+    folder = Path(arguments[0] if arguments else "dashboards/generated")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in generated_files().items():
+        (folder / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,68 @@
+"""An alert as a value, and the rule that Prometheus reads of it.
+
+Used for the rules of one service, which the operator makes, and for those of all, which come with
+the dashboards. Knows no metric.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from sluice_operator.kube.kinds import Manifest
+
+RUNBOOKS: Final = "https://sluice.dev/docs/runbooks"
+"""Where the pages of docs/runbooks are, each under the name of its alert."""
+Severity = Literal["critical", "warning"]
+"""critical: somebody is called at any hour. warning: it waits for the morning."""
+_IDS: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Alert:
+    """When somebody is told, and what."""
+
+    name: str
+    value: str
+    """PromQL of what is watched, with the labels that tell where."""
+    condition: str
+    """When it is wrong: `> 100`, say; the rule's expression is `value` and this."""
+    lasting: str
+    """How long it must be so, as Prometheus writes it: `5m`."""
+    severity: Severity
+    summary: str
+    """One line; may use Prometheus' templates."""
+    description: str
+    panel: tuple[str, str]
+    """Where it is seen: uid of a dashboard, and a panel's title."""
+    labels: Manifest = field(default_factory=dict)
+    """Further ones."""
+    chosen: str = "var-namespace={{ $labels.namespace }}"
+    """What the dashboard is asked to show, as its address writes it."""
+
+    @property
+    def expr(self) -> str:
+        """The whole expression: no series while all is well."""
+        return f"{self.value} {self.condition}"
+
+    def to_rule(self) -> Manifest:
+        """As in a rule file, and in a PrometheusRule."""
+        uid, title = self.panel
+        return {
+            "alert": self.name,
+            "expr": self.expr,
+            "for": self.lasting,
+            "labels": {"severity": self.severity, **self.labels},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.description,
+                "runbook_url": f"{RUNBOOKS}/{self.name}",
+                "dashboard": f"/d/{uid}?{self.chosen}&viewPanel={panel_id(uid, title)}",
+            },
+        }
+
+
+def panel_id(uid: str, title: str) -> int:
+    """The number of a panel in its dashboard: 1 to a million, from nothing but its names."""
+    return zlib.crc32(f"{uid}/{title}".encode()) % _IDS + 1
