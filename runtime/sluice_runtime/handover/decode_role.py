@@ -68,6 +68,7 @@ class _Room:
     page_ids: tuple[int, ...]
     prompt_hash: str
     arrival: Arrival
+    opened_seconds: float
     deadline: float
     received: bool = False
     """Whether `Received` was sent."""
@@ -175,6 +176,7 @@ class DecodeRole:
             page_ids=given.page_ids,
             prompt_hash=prompt_hash(prompt),
             arrival=Arrival(len(prompt), given.cached_tokens, self._page_size),
+            opened_seconds=now,
             deadline=self._last_second(message),
         )
         self._rooms[number] = self._requests[message.request_id] = room
@@ -256,7 +258,8 @@ class DecodeRole:
         request_id = room.request.request_id
         self._grammars.resumed(request_id, finished.token_id)
         first = finished.token_id, finished.logprob, finished.prompt_logprobs
-        self._scheduler.resume(request_id, first, finished.cached_tokens, now)
+        started_seconds = min(now, room.opened_seconds + max(0.0, finished.queue_seconds))
+        self._scheduler.resume(request_id, first, finished.cached_tokens, started_seconds)
 
     def _log_done(self, room: _Room, now: float) -> None:
         asked = room.request

@@ -24,7 +24,7 @@ import msgspec
 
 from sluice_runtime.messages import Generate, Refusal, TokenLogprob
 
-HANDOVER_VERSION: Final = 2
+HANDOVER_VERSION: Final = 3
 """Both engines must have the same: fields are added with defaults and this goes up."""
 
 
@@ -102,6 +102,8 @@ class Finished(Message, frozen=True):
     """Of the tokens that were computed."""
     cached_tokens: int
     """Prompt tokens that the prefill engine had cached."""
+    queue_seconds: float = 0.0
+    """From `Bootstrap` to the first step that computed some of it."""
     logprob: TokenLogprob | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
 

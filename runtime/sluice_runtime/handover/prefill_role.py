@@ -262,6 +262,7 @@ class PrefillRole:
                 end=room.prompt_tokens,
                 prompt_hash=room.prompt_hash,
                 cached_tokens=delta.cached_tokens,
+                queue_seconds=delta.queue_seconds or 0.0,
                 logprob=delta.logprobs[0] if delta.logprobs else None,
                 prompt_logprobs=delta.prompt_logprobs,
             ),

@@ -129,15 +129,17 @@ class Scheduler:
         if request := self._table.get(request_id):
             self._fail(request, error, refusal)
 
-    def resume(self, request_id: str, first: SampledRow, cached_tokens: int, now: float) -> None:
+    def resume(
+        self, request_id: str, first: SampledRow, cached_tokens: int, started_seconds: float
+    ) -> None:
         """The prompt of a preallocated request is in its pages, and its first token was drawn: it
         decodes from the next step on, without a forward pass before. `cached_tokens`: of its prompt
-        where it was computed."""
+        where it was computed, which began at `started_seconds`."""
         request = self._table.get(request_id)
         assert request is not None, f"{request_id} has ended"
         assert request.phase is Phase.PREALLOCATED, f"{request_id} is {request.phase}"
         request.computed_tokens = request.prefilled_tokens = len(request.token_ids)
-        request.started_seconds, request.cached_tokens = now, cached_tokens
+        request.started_seconds, request.cached_tokens = started_seconds, cached_tokens
         self._accept(request, first)
         if not request.ended:
             self._table.resume(request)

@@ -66,6 +66,22 @@ def test_pages_are_read_while_the_rest_is_computed() -> None:
     assert not any(isinstance(message, Finished) for message in pair.wire.said)
 
 
+def test_the_time_in_a_queue_is_that_before_the_first_step_here_or_there() -> None:
+    """Neither the prefill nor the transfer: `b` is computed behind `a`, `c` gets no pages."""
+    pair = Pair(pool_tokens=160)
+    pair.ask(ask("a", 70, 2), ask("b", 70, 2), ask("c", 70, 2))
+    for _ in range(60):
+        pair.now += 1.0
+        pair.turns()
+    waited = [pair.deltas(name)[0].queue_seconds for name in "abc"]
+    first, second, third = (seconds for seconds in waited if seconds is not None)
+    chunks = -(-70 // 16)
+    assert first <= 2, "its prompt takes longer"
+    assert chunks <= second <= chunks + 2
+    assert third >= 2 * chunks
+    pair.check_empty()
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_what_decode_has_cached_is_neither_announced_nor_written(overlap: bool) -> None:
     pair = Pair(overlap=overlap, prefix_cache=True)
