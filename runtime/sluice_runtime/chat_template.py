@@ -29,7 +29,7 @@ _DUMMY_TEMPLATE: Final = (
 _DEFAULT_NAME: Final = "default"
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 
-_GIVEN: Final = ("messages", "tools", "add_generation_prompt")
+_GIVEN: Final = ("messages", "tools", "add_generation_prompt", "strftime_now")
 """What every template is given."""
 
 Message = Mapping[str, Any]
@@ -68,10 +68,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
         *,
+        unix_seconds: float,
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt, ending where the assistant's answer begins. `tools` are OpenAI's objects,
         `options` the request's values of some of the template's; others it does not read.
+        `unix_seconds`: the time that a template may write.
 
         Raises:
             InvalidRequestError: the template refuses these messages, or an option is the server's.
@@ -84,11 +86,13 @@ class ChatTemplate:
                 f"of its own, or given by the server); allowed: {allowed}",
                 "chat_template_kwargs",
             )
+        now = datetime.fromtimestamp(unix_seconds).astimezone()
         try:
             return self.template.render(
                 messages=messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
+                strftime_now=now.strftime,
                 **self.special_tokens,
                 **{name: given[name] for name in given.keys() & self.options},
             )
@@ -139,7 +143,6 @@ def _compile(source: str, config: Mapping[str, Any], origin: str) -> ChatTemplat
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _now
     try:
         template = environment.from_string(source)
         read = meta.find_undeclared_variables(environment.parse(source))
@@ -162,7 +165,3 @@ def _to_json(value: object, indent: int | None = None) -> str:
 
 def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().astimezone().strftime(pattern)

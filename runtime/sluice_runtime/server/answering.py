@@ -170,17 +170,20 @@ class Answerer:
     ) -> Planned:
         """Runs in a thread: a long body is slow to parse and to tokenise."""
         if signed.digest is None:
-            asked, ignored = self._parsed(route, planner, body, signed.tenant)
             envelope = self._envelope(route, None)
+            planner = replace(planner, unix_seconds=envelope.created_unix)
+            asked, ignored = self._parsed(route, planner, body, signed.tenant)
             choices = [
                 BegunChoice(generator.reader(plan, envelope.response_id))
                 for plan in route.plan(planner, asked)
             ]
             return Planned(asked, choices, envelope, ignored, None)
         head, body = opened_call(signed.digest, body, self._service.identity.max_body_bytes)
-        planner = replace(planner, draw_seed=lambda: head.seed)
+        envelope = self._envelope(route, head.resume)
+        begun_unix = envelope.created_unix
+        planner = replace(planner, draw_seed=lambda: head.seed, unix_seconds=begun_unix)
         asked, ignored = self._parsed(route, planner, body, signed.tenant)
-        plans, envelope = route.plan(planner, asked), self._envelope(route, head.resume)
+        plans = route.plan(planner, asked)
         prompts = [plan.prompt_ids for plan in plans[:: asked.choices]]
         start = AnswerStart(
             envelope.response_id,

@@ -130,6 +130,8 @@ class Planner:
     vocabulary_size: int
     draw_seed: Callable[[], int]
     """Returns 63 random bits, for requests without a seed."""
+    unix_seconds: float
+    """When the answer began: a chat template may write the date."""
 
     def plan_completion(self, request: CompletionRequest) -> list[ChoicePlan]:
         """`n` plans for each prompt, in order.
@@ -165,6 +167,7 @@ class Planner:
             messages,
             shown,
             _template_options(request),
+            unix_seconds=self.unix_seconds,
             add_generation_prompt=request.add_generation_prompt is not False,
         )
         ids = self._encoded(request, prompt, "messages")

@@ -108,7 +108,7 @@ class Service:
         if text is None or engine is None:
             raise UnavailableError("the model is being loaded")
         limits = Limits(engine.context_length_tokens, engine.kv_pool_tokens)
-        return Planner(text, limits, engine.vocabulary_size, draw_seed)
+        return Planner(text, limits, engine.vocabulary_size, draw_seed, self.clocks.unix())
 
     def generator(self) -> Generator:
         """The generator for the loaded model; raises UnavailableError while it loads."""

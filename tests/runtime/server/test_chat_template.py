@@ -12,6 +12,8 @@ from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.model_files import ModelFiles, resolve
 
 MESSAGES = [{"role": "user", "content": "hi <b>"}]
+NOW = 1.7e9
+"""In November 2023."""
 
 
 def model(folder: Path, config: dict[str, Any] | None = None, jinja: str = "") -> ModelFiles:
@@ -25,7 +27,7 @@ def model(folder: Path, config: dict[str, Any] | None = None, jinja: str = "") -
 def rendered(files: ModelFiles) -> str:
     template = load_chat_template(files)
     assert template is not None
-    return template.render(MESSAGES)
+    return template.render(MESSAGES, unix_seconds=NOW)
 
 
 def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
@@ -63,11 +65,11 @@ def test_what_templates_may_use(tmp_path: Path) -> None:
         "    {%- generation %}{{ m | tojson }}{% endgeneration %}\n"
         "    {%- break %}\n"
         "{%- endfor %}"
-        "{% if add_generation_prompt %}{{ strftime_now('%Y') | length }}{% endif %}"
+        "{% if add_generation_prompt %}{{ strftime_now('%Y') }}{% endif %}"
     )
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
     assert rendered(model(tmp_path, config, source)) == (
-        '<s></s>[USER]{"role": "user", "content": "hi <b>"}4'
+        '<s></s>[USER]{"role": "user", "content": "hi <b>"}2023'
     )
 
 
@@ -75,7 +77,7 @@ def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
     template = load_chat_template(model(tmp_path, jinja="{{ raise_exception('system first') }}"))
     assert template is not None
     with pytest.raises(InvalidRequestError, match="system first") as refused:
-        template.render(MESSAGES)
+        template.render(MESSAGES, unix_seconds=NOW)
     assert refused.value.param == "messages"
 
 
@@ -92,14 +94,14 @@ def test_the_sandbox_holds(tmp_path: Path, source: str) -> None:
     template = load_chat_template(model(tmp_path, jinja=source))
     assert template is not None
     with pytest.raises(InvalidRequestError):
-        template.render(MESSAGES)
+        template.render(MESSAGES, unix_seconds=NOW)
 
 
 def test_no_file_can_be_included(tmp_path: Path) -> None:
     template = load_chat_template(model(tmp_path, jinja="{% include 'config.json' %}"))
     assert template is not None
     with pytest.raises(InvalidRequestError):
-        template.render(MESSAGES)
+        template.render(MESSAGES, unix_seconds=NOW)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +135,12 @@ def test_a_request_gives_values_for_what_the_template_reads(tmp_path: Path) -> N
     assert template is not None
     assert template.options == {"enable_thinking", "style"}
     assert template.shows_tools
-    assert template.render(MESSAGES) == "hi <b> plain"
-    assert template.render(MESSAGES, None, {"enable_thinking": False}) == "hi <b> plain at once"
-    assert template.render(MESSAGES, None, {"style": "terse"}) == "hi <b> terse"
+    assert template.render(MESSAGES, unix_seconds=NOW) == "hi <b> plain"
+    assert (
+        template.render(MESSAGES, None, {"enable_thinking": False}, unix_seconds=NOW)
+        == "hi <b> plain at once"
+    )
+    assert template.render(MESSAGES, None, {"style": "terse"}, unix_seconds=NOW) == "hi <b> terse"
 
 
 @pytest.mark.parametrize("name", ["thinking", "range", "self"])
@@ -143,13 +148,16 @@ def test_options_that_the_template_does_not_read_are_left_out(tmp_path: Path, na
     template = load_chat_template(model(tmp_path, jinja=THINKING))
     assert template is not None
     assert template.unread({name: 1, "style": "terse"}) == [name]
-    assert template.render(MESSAGES, None, {name: 1, "style": "terse"}) == "hi <b> terse"
+    assert (
+        template.render(MESSAGES, None, {name: 1, "style": "terse"}, unix_seconds=NOW)
+        == "hi <b> terse"
+    )
 
 
-@pytest.mark.parametrize("name", ["messages", "add_generation_prompt"])
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "strftime_now"])
 def test_options_that_the_server_sets_are_refused(tmp_path: Path, name: str) -> None:
     template = load_chat_template(model(tmp_path, jinja=THINKING))
     assert template is not None
     with pytest.raises(InvalidRequestError, match=f'"{name}".*: enable_thinking, style') as refused:
-        template.render(MESSAGES, None, {name: 1})
+        template.render(MESSAGES, None, {name: 1}, unix_seconds=NOW)
     assert refused.value.param == "chat_template_kwargs"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +26,9 @@ from sluice_contract.private_calls import (
     read_comment,
     signed_call,
 )
+from sluice_runtime.chat_template import load_chat_template
 from sluice_runtime.messages import Generate
+from sluice_runtime.model_files import ModelFiles
 from sluice_runtime.transport import private_endpoint
 
 from tests.runtime.server.conftest import MAX_BODY_BYTES, MODEL, Server, running_server
@@ -270,6 +273,30 @@ async def test_another_prompt_is_another_hash(server: Server) -> None:
         assert start is not None
         hashes.add(start.prompt_hash)
     assert len(hashes) == 4
+
+
+async def test_an_answer_that_knows_the_date_goes_on_past_midnight(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert server.service.text is not None
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%d') }} abcd")
+    template = load_chat_template(ModelFiles("dated", tmp_path, {}, {}))
+    monkeypatch.setattr(server.service, "text", replace(server.service.text, template=template))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "stream": True}
+    days: list[str] = []
+    sent: list[str] = []
+    for day in range(3):
+        now = time.time() + day * 86_400
+        clocks = replace(server.service.clocks, unix=lambda now=now: now)
+        monkeypatch.setattr(server.service, "clocks", clocks)
+        server.engine.heard.clear()
+        sent = sent or await events(server, CHAT, body)
+        rest = await events(server, CHAT, body, after(sent, 3).resume if day else None)
+        (*_, asked) = server.engine.of(Generate)
+        assert isinstance(asked, Generate)
+        days.append(bytes(asked.prompt_ids).decode())
+        assert after(rest, len(rest)).passed[-1] == "[DONE]"
+    assert len(set(days)) == 1
 
 
 async def test_an_early_failure_has_its_status(server: Server) -> None:

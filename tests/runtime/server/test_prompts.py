@@ -30,6 +30,7 @@ PLANNER = Planner(
     Limits(context_length_tokens=100, kv_pool_tokens=64),
     vocabulary_size=259,
     draw_seed=lambda: 42,
+    unix_seconds=0.0,
 )
 
 
