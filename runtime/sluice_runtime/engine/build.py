@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from sluice_runtime.engine.plan import (
     ReservedMemory,
     context_length,
     grammar_room,
+    grammars_short_of_memory,
     pool_pages,
     scheduler_settings,
 )
@@ -38,6 +40,8 @@ from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.threads import processors
+
+_log = logging.getLogger("sluice.engine")
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ def build_engine(
     vocabulary, rows = model.spec.vocabulary_size, config.max_running_requests or 1
     reserved = ReservedMemory(room.bytes, sampling_bytes(rows, vocabulary))
     pages = pool_pages(config, context, shape.bytes_per_token, free, reserved)
+    if short := grammars_short_of_memory(config, shape.bytes_per_token, free, reserved):
+        _log.info("%s", short)
     settings = scheduler_settings(config, context, pages)
     wanted = f"{settings.limits.kv_pool_tokens} tokens of {shape.bytes_per_token} bytes"
     with allocation("KV pool", wanted, "kvPoolTokens or memoryFraction"):

@@ -128,14 +128,15 @@ def pool_pages(
     spendable = max(0, host.available - max(int(host.total * (1 - fraction)), reserved.total))
     affordable = spendable // bytes_per_token
     if config.kv_pool_tokens is not None:
-        left = max(0, host.available - reserved.sampling)
+        left = max(0, host.available - reserved.sampling - reserved.api_process)
         if config.kv_pool_tokens * bytes_per_token > left:
             raise OutOfMemoryError(
                 f"kvPoolTokens: {config.kv_pool_tokens} is not allowed; allowed: at most "
                 f"{left // bytes_per_token}: KV pool allocation wants "
                 f"{config.kv_pool_tokens} tokens of {bytes_per_token} bytes, and "
                 f"{host.available >> 20} MiB are available, of which logits and penalties of "
-                f"maxRunningRequests want {reserved.sampling >> 20} MiB"
+                f"maxRunningRequests want {reserved.sampling >> 20} MiB and the API process "
+                f"{reserved.api_process >> 20} MiB"
             )
         return config.kv_pool_tokens // page_size
     useful = (config.max_running_requests or 1) * context_tokens
@@ -147,6 +148,25 @@ def pool_pages(
             f"maxRunningRequests or grammarCompileBytes, or set kvPoolTokens"
         )
     return pages_for(min(affordable, useful), page_size)
+
+
+def grammars_short_of_memory(
+    config: EngineConfig, bytes_per_token: int, host: HostBytes, reserved: ReservedMemory
+) -> str | None:
+    """Of a configured pool, which may take from the processes for grammars what these seldom use:
+    one line with the numbers, if they could not have all of theirs."""
+    if config.kv_pool_tokens is None:
+        return None
+    left = host.available - (reserved.total - reserved.grammars)
+    left_for_grammars = left - config.kv_pool_tokens * bytes_per_token
+    if left_for_grammars >= reserved.grammars:
+        return None
+    most = max(0, left - reserved.grammars) // bytes_per_token
+    return (
+        f"kvPoolTokens: {config.kv_pool_tokens} leaves {left_for_grammars >> 20} MiB for grammars, "
+        f"whose processes may take {reserved.grammars >> 20} MiB (grammarCompileBytes each); "
+        f"{most} tokens would leave all of it"
+    )
 
 
 def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) -> SchedulerSettings:

@@ -13,6 +13,7 @@ from sluice_runtime.engine.plan import (
     ReservedMemory,
     context_length,
     grammar_room,
+    grammars_short_of_memory,
     pool_pages,
     resolved,
     scheduler_settings,
@@ -50,11 +51,24 @@ def test_the_pool_leaves_the_reserved_memory_free(part: str) -> None:
     assert pool_pages(config(memoryFraction=0.9), 4096, 4096, HOST, reserved) == 300 * 256 // 16
 
 
-def test_a_configured_pool_must_leave_room_for_logits_and_penalties() -> None:
-    reserved = replace(RESERVED, sampling=100 * MIB)
+def test_a_configured_pool_must_leave_room_for_logits_penalties_and_the_api_process() -> None:
+    reserved = replace(RESERVED, sampling=80 * MIB, api_process=20 * MIB)
     assert pool_pages(config(kvPoolTokens=800 * 1024), 4096, 1024, HOST, reserved) == 800 * 64
-    with pytest.raises(OutOfMemoryError, match=r"at most 819200: .* penalties .* want 100 MiB$"):
+    wrong = r"at most 819200: .* penalties .* want 80 MiB and the API process 20 MiB$"
+    with pytest.raises(OutOfMemoryError, match=wrong):
         pool_pages(config(kvPoolTokens=800 * 1024 + 16), 4096, 1024, HOST, reserved)
+
+
+def test_a_configured_pool_that_leaves_grammars_less_than_they_may_take_is_told() -> None:
+    def told(tokens: int | None) -> str | None:
+        return grammars_short_of_memory(config(kvPoolTokens=tokens), 1024, HOST, RESERVED)
+
+    assert told(None) is None
+    assert told(800 * 1024) is None, "900 - 30 - 10 - 60"
+    line = told(810 * 1024) or ""
+    assert line.startswith("kvPoolTokens: 829440 leaves 50 MiB for grammars")
+    assert "may take 60 MiB" in line
+    assert line.endswith("819200 tokens would leave all of it")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +100,7 @@ def test_a_configured_pool_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"kvPoolTokens": 10_000_000}, ["kvPoolTokens: 10000000", "900 MiB", "890880"]),
+        ({"kvPoolTokens": 10_000_000}, ["kvPoolTokens: 10000000", "900 MiB", "880640"]),
         (
             {"contextLength": 400_000},
             ["contextLength", "KV pool", "400000", "memoryFraction 0.85, 60 MiB for"],
