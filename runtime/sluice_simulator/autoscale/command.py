@@ -11,15 +11,25 @@ from typing import Final
 
 from sluice_contract.labels import Role
 
-from sluice_simulator.autoscale import table
+from sluice_simulator.autoscale import plot, rerun, table
 from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants
-from sluice_simulator.autoscale.contest import POLICIES, Scene, bound_hours, compete
+from sluice_simulator.autoscale.contest import (
+    Row,
+    bound_hours,
+    candidate_of,
+    contest,
+    play,
+)
+from sluice_simulator.autoscale.grids import POLICIES, Scene
 from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp, ramp_constants
 from sluice_simulator.errors import SimulatorError, UnusableConfigError
+from sluice_simulator.plot import check_plot
 from sluice_simulator.traces.read import read_trace
 from sluice_simulator.traces.request import Trace, at_rate, window
 
 UNUSABLE: Final = 2
+TEXT: Final = "text"
+JSON: Final = "json"
 POOLS: Final[Mapping[str, Sequence[Role]]] = {
     "mixed": (Role.MIXED,),
     "two": (Role.PREFILL, Role.DECODE),
@@ -32,17 +42,34 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale r
     """The command. 0: done; 2: something it was given cannot be used."""
     options = _parser(prog).parse_args(arguments)
     try:
+        if options.journal:
+            return _rerun(options)
+        if options.plot:
+            check_plot(options.plot)
         names = _policies(options.policy)
         scene = scene_of(options)
     except SimulatorError as error:
         print(error, file=sys.stderr)
         return UNUSABLE
-    bound = bound_hours(scene)
-    rows = [compete(scene, name) for name in names]
-    if options.output == "json":
+    bound, rows = bound_hours(scene), contest(scene, names, options.jobs)
+    if options.output == JSON:
         print("\n".join(table.json_lines(scene, rows, bound)))
     else:
         print(table.headline(scene, bound), table.table(rows), sep="\n\n")
+    if options.plot:
+        draw(options.plot, scene, rows)
+    return 0
+
+
+def draw(path: Path, scene: Scene, rows: Sequence[Row]) -> None:
+    """A picture of the best of each policy."""
+    trails = {f"{row.policy} ({row.label})": play(scene, candidate_of(scene, row)) for row in rows}
+    plot.draw(path, scene, trails)
+
+
+def _rerun(options: argparse.Namespace) -> int:
+    runs = rerun.rerun(rerun.read(options.journal))
+    print(rerun.as_json(runs) if options.output == JSON else rerun.as_text(runs))
     return 0
 
 
@@ -60,6 +87,7 @@ def scene_of(options: argparse.Namespace) -> Scene:
     constants = replace(
         constants,
         boot_seconds=options.boot,
+        chunk_tokens=options.chunk,
         gpu_budget=options.gpu_budget,
         max_replicas=options.max_replicas,
     )
@@ -87,6 +115,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", type=Path, help="Mooncake .jsonl or Azure .csv")
     source.add_argument("--ramp", choices=RAMPS, help="stages of requests that are alike instead")
+    source.add_argument("--journal", type=Path, help="of `sluice autoscale history`: decide again")
     parser.add_argument("--seed", type=int, default=0, help="of a ramp (%(default)s)")
     parser.add_argument("--policy", default=ALL, help="one or more, with commas; all (%(default)s)")
     parser.add_argument("--form", choices=FORMS, help="the same requests at other times")
@@ -98,11 +127,16 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--start", type=float, default=0.0, help="skip the first seconds")
     parser.add_argument("--seconds", type=_positive, help="length of the part to replay")
     parser.add_argument("--rate", type=_positive, default=1.0, help="arrivals so much faster")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    parser.add_argument("--jobs", type=_count, default=1, help="processes (%(default)s)")
+    parser.add_argument("--plot", type=Path, help="also draw a picture: FILE.png or FILE.svg")
+    parser.add_argument("-o", "--output", choices=(TEXT, JSON), default=TEXT)
     return parser
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--chunk", type=_count, default=AZURE.chunk_tokens, help="tokens a step (%(default)s)"
+    )
     parser.add_argument(
         "--boot", type=_positive, default=AZURE.boot_seconds, help="seconds (%(default)g)"
     )

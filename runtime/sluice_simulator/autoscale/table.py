@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from sluice_simulator.autoscale.constants import GOAL
-from sluice_simulator.autoscale.contest import Row, Scene
+from sluice_simulator.autoscale.contest import OURS, Row
+from sluice_simulator.autoscale.grids import Scene
 
 HEAD = ("policy", "with", "attained", "hours", "ours/its", "TTFT p50", "p99", "peak", "changes")
 
@@ -28,7 +29,7 @@ def headline(scene: Scene, bound_hours: float) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Aligned, one policy a line; hours are those of replicas."""
-    ours = next((row.outcome.replica_hours for row in rows if row.policy == "ours"), None)
+    ours = _hours_of_ours(rows)
     lines = [HEAD, *(_cells(row, ours) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -40,9 +41,13 @@ def table(rows: Sequence[Row]) -> str:
     )
 
 
+def _hours_of_ours(rows: Sequence[Row]) -> float | None:
+    return next((row.outcome.replica_hours for row in rows if row.policy == OURS), None)
+
+
 def _cells(row: Row, ours: float | None) -> tuple[str, ...]:
     found = row.outcome
-    mark = "" if found.attainment >= GOAL else " <"
+    mark = "" if found.attainment >= GOAL else " ≈" if row.reached else " <"
     return (
         row.policy,
         row.label,
@@ -58,7 +63,7 @@ def _cells(row: Row, ours: float | None) -> tuple[str, ...]:
 
 def json_lines(scene: Scene, rows: Sequence[Row], bound_hours: float) -> Iterator[str]:
     """One object a policy: every figure, and ours as a share of its replica-hours."""
-    ours = next((row.outcome.replica_hours for row in rows if row.policy == "ours"), None)
+    ours = _hours_of_ours(rows)
     for row in rows:
         figures = asdict(row.outcome) | {"attainment": row.outcome.attainment}
         facts = {
@@ -66,7 +71,7 @@ def json_lines(scene: Scene, rows: Sequence[Row], bound_hours: float) -> Iterato
             "pools": [str(role) for role in scene.roles],
             "policy": row.policy,
             "with": row.label,
-            "candidates": row.candidates,
+            "replays": row.replays,
             "bound_hours": bound_hours,
         }
         ratio = {"ours_to_its": ours / row.outcome.replica_hours} if ours is not None else {}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.history import History, Tick
-from sluice_autoscaler.journal import JournalLine
 from sluice_autoscaler.sample import Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.labels import Role
@@ -23,18 +22,18 @@ class Ours:
 
     interval_seconds = TICK_SECONDS
 
-    def __init__(self, settings: Settings, journal: list[JournalLine] | None = None) -> None:
-        """`journal`: gets every tick."""
+    def __init__(self, settings: Settings, told: Callable[[Tick], object] | None = None) -> None:
+        """`told`: gets every tick."""
         self._settings = settings
         self._history = History()
-        self._journal = journal
+        self._told = told
 
     def targets(self, sample: Sample) -> Targets:
         decision = decide(self._settings, self._history, sample)
-        self._history = self._history.with_tick(Tick(sample, decision))
-        if self._journal is not None:
-            line = JournalLine(settings=self._settings, sample=sample, decision=decision)
-            self._journal.append(line)
+        tick = Tick(sample, decision)
+        self._history = self._history.with_tick(tick)
+        if self._told is not None:
+            self._told(tick)
         return Targets(
             {role: pool.desired for role, pool in decision.pools.items()},
             tuple(name for pool in decision.pools.values() for name in pool.victims),

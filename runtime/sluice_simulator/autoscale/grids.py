@@ -1,0 +1,160 @@
+"""Policies by name, each with the grid over which it is tuned.
+
+A grid is made of ladders. A ladder goes from what costs most to what costs least, and attainment
+falls along it, so that its last good step is found by halving; a ladder of one step is just tried.
+Ours has no grid: it is given the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Final
+
+from sluice_contract.labels import Role
+
+from sluice_simulator.autoscale.constants import Constants
+from sluice_simulator.autoscale.demand import engines_needed
+from sluice_simulator.autoscale.policies.clairvoyant import Clairvoyant, Foresight, plan
+from sluice_simulator.autoscale.policies.hpa import Hpa, Rule
+from sluice_simulator.autoscale.policies.keda import KedaTokenAware, Thresholds
+from sluice_simulator.autoscale.policies.ours import Ours, settings_of
+from sluice_simulator.autoscale.policies.planner import DynamoLike
+from sluice_simulator.autoscale.policies.policy import Policy
+from sluice_simulator.autoscale.policies.simple import Static
+from sluice_simulator.traces.request import Trace
+
+REQUESTS: Final = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 48)
+WAITING: Final = (0.5, 1, 2, 5)
+KV_USED: Final = (0.1, 0.2, 0.3, 0.5, 0.7)
+BACKLOG_SECONDS: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
+KEDA_KV_USED: Final = (0.2, 0.4, 0.8)
+STATIC_PREFILL: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12)
+MEAN_SECONDS: Final = (5, 10, 20, 30, 60, 120)
+USED: Final = (0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
+PREFILL_USED: Final = (0.2, 0.35, 0.5, 0.65, 0.8)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What all policies of a contest share."""
+
+    trace: Trace
+    constants: Constants
+    roles: Sequence[Role]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A policy with its parameters, and the engines that are ready when the trace begins."""
+
+    label: str
+    policy: Callable[[], Policy]
+    first: Mapping[Role, int]
+
+
+Ladder = Sequence[Candidate]
+Grid = Callable[[Scene], Iterator[Ladder]]
+
+
+def _first(scene: Scene) -> Mapping[Role, int]:
+    return dict.fromkeys(scene.roles, scene.constants.first_replicas)
+
+
+def _ours(scene: Scene) -> Iterator[Ladder]:
+    settings = settings_of(scene.constants, scene.roles)
+    yield [Candidate("untuned", partial(Ours, settings), _first(scene))]
+
+
+def _static(scene: Scene) -> Iterator[Ladder]:
+    most = scene.constants.max_replicas
+    if scene.constants.gpu_budget is not None:
+        most = min(most, scene.constants.gpu_budget)
+    if len(scene.roles) == 1:
+        yield [_fixed(scene, (number,)) for number in range(most, 0, -1)]
+        return
+    for prefill in STATIC_PREFILL:
+        if decode := range(most - prefill, 0, -1):
+            yield [_fixed(scene, (prefill, number)) for number in decode]
+
+
+def _fixed(scene: Scene, numbers: Sequence[int]) -> Candidate:
+    replicas = dict(zip(scene.roles, numbers, strict=True))
+    label = " + ".join(str(number) for number in numbers)
+    return Candidate(label, partial(Static, replicas), replicas)
+
+
+def _hpa(scene: Scene) -> Iterator[Ladder]:
+    most, first = scene.constants.max_replicas, _first(scene)
+    for label, rules in _hpa_pair() if len(scene.roles) > 1 else _hpa_single(scene.roles[0]):
+        yield [Candidate(label, partial(Hpa, rules, most), first)]
+
+
+def _hpa_single(role: Role) -> Iterator[tuple[str, Mapping[Role, Rule]]]:
+    metrics = {"requests": REQUESTS, "waiting": WAITING, "kv": KV_USED}
+    for metric, targets in metrics.items():
+        for target in targets:
+            yield f"{metric} {target:g}", {role: Rule(metric, target)}
+
+
+def _hpa_pair() -> Iterator[tuple[str, Mapping[Role, Rule]]]:
+    """Prefill by what waits there, decode by its requests."""
+    for waiting, requests in product((0.25, 0.5, 1, 2), REQUESTS[4::2]):
+        rules = {Role.PREFILL: Rule("waiting", waiting), Role.DECODE: Rule("requests", requests)}
+        yield f"waiting {waiting:g}, requests {requests:g}", rules
+
+
+def _keda_shipped(scene: Scene) -> Iterator[Ladder]:
+    yield [_keda(scene, Thresholds())]
+
+
+def _keda_tuned(scene: Scene) -> Iterator[Ladder]:
+    for backlog, kv_used in product(BACKLOG_SECONDS, KEDA_KV_USED):
+        yield [_keda(scene, Thresholds(backlog, kv_used, scene.constants.max_replicas))]
+
+
+def _keda(scene: Scene, thresholds: Thresholds) -> Candidate:
+    peak = scene.constants.peak_prefill_tokens_per_second
+    label = f"{thresholds.backlog_seconds:g} s, {thresholds.kv_used:g}"
+    return Candidate(label, partial(KedaTokenAware, scene.roles, peak, thresholds), _first(scene))
+
+
+def _planner(scene: Scene) -> Iterator[Ladder]:
+    policy = partial(DynamoLike, scene.roles, scene.constants)
+    yield [Candidate("180 s, 5 s", policy, _first(scene))]
+
+
+def _clairvoyant(scene: Scene) -> Iterator[Ladder]:
+    needed = engines_needed(scene.trace, scene.constants, scene.roles)
+    for seconds in MEAN_SECONDS:
+        if len(scene.roles) == 1:
+            yield [_knowing(scene, needed, seconds, (used,)) for used in USED]
+            continue
+        for prefill in PREFILL_USED:
+            yield [_knowing(scene, needed, seconds, (prefill, used)) for used in USED]
+
+
+def _knowing(
+    scene: Scene, needed: Mapping[Role, Sequence[float]], seconds: int, used: Sequence[float]
+) -> Candidate:
+    plans = {
+        role: plan(needed[role], Foresight(seconds, share), scene.constants.boot_seconds)
+        for role, share in zip(scene.roles, used, strict=True)
+    }
+    label = f"{seconds} s, " + " + ".join(f"{share:g}" for share in used)
+    first = {role: numbers[0] for role, numbers in plans.items()}
+    return Candidate(label, partial(Clairvoyant, plans), first)
+
+
+POLICIES: Final[Mapping[str, Grid]] = {
+    "ours": _ours,
+    "hpa": _hpa,
+    "keda": _keda_shipped,
+    "keda-tuned": _keda_tuned,
+    "planner": _planner,
+    "static": _static,
+    "clairvoyant": _clairvoyant,
+}
+"""What each does is told in the module of its name."""

@@ -1,0 +1,98 @@
+"""Decisions of a journal, taken again: the same samples and settings, today's `decide`.
+
+Each is decided on the history that the journal has before it, so that one difference does not lead
+to others. Of a journal that was thinned out the history is, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_autoscaler.decide import decide
+from sluice_autoscaler.decision import Decision
+from sluice_autoscaler.history import History
+from sluice_autoscaler.journal import JournalError, JournalLine, decided_alike, read_journal
+
+from sluice_simulator.errors import UnusableFileError
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """One line of a journal, and what is decided on it now."""
+
+    line: JournalLine
+    now: Decision
+
+    @property
+    def alike(self) -> bool:
+        return decided_alike(self.line.decision, self.now)
+
+
+def read(path: Path) -> Sequence[JournalLine]:
+    """The journal in a file.
+
+    Raises:
+        UnusableFileError: it cannot be read, or holds no line of a journal.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            found = list(read_journal(lines))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UnusableFileError(f"{path}: {reason}") from None
+    except JournalError as error:
+        raise UnusableFileError(f"{path}: {error}") from None
+    if not found:
+        raise UnusableFileError(f"{path}: holds no decision")
+    return found
+
+
+def rerun(lines: Iterable[JournalLine]) -> list[Rerun]:
+    """All of them, in order."""
+    history, done = History(), []
+    for line in lines:
+        done.append(Rerun(line, decide(line.settings, history, line.sample)))
+        history = history.with_tick(line.tick)
+    return done
+
+
+def as_text(runs: Sequence[Rerun]) -> str:
+    """A line a decision, two where they differ, and a summary."""
+    began = runs[0].line.sample.time_seconds
+    lines = []
+    for run in runs:
+        seconds = run.line.sample.time_seconds - began
+        lines.append(f"{seconds:8.1f} s  {run.line.decision.reason}: {run.line.decision.message}")
+        if not run.alike:
+            lines.append(f"{'now':>10}  {run.now.reason}: {run.now.message}")
+    differing = sum(not run.alike for run in runs)
+    thinned = sum(run.line.left_out_ticks for run in runs)
+    lines.append(
+        f"\n{len(runs)} decisions, {differing} decided otherwise now; {thinned} ticks between "
+        "them, decided as the one before, are not in the journal"
+    )
+    return "\n".join(lines)
+
+
+def as_json(runs: Sequence[Rerun]) -> str:
+    """An object a line."""
+    return "\n".join(
+        json.dumps(
+            {
+                "timeSeconds": run.line.sample.time_seconds,
+                "alike": run.alike,
+                "then": _words(run.line.decision),
+                "now": _words(run.now),
+                "leftOutTicks": run.line.left_out_ticks,
+            }
+        )
+        for run in runs
+    )
+
+
+def _words(decision: Decision) -> dict[str, object]:
+    pools = {role: [pool.current, pool.desired] for role, pool in decision.pools.items()}
+    return {"reason": decision.reason, "message": decision.message, "pools": pools}

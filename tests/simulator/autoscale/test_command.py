@@ -1,0 +1,136 @@
+"""The command: tables, JSON, a picture, journals that are decided again, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sluice_autoscaler.journal import Journal
+from sluice_contract.labels import Role
+from sluice_simulator.autoscale.command import main
+from sluice_simulator.autoscale.constants import AZURE
+from sluice_simulator.autoscale.contest import compete, play
+from sluice_simulator.autoscale.fleet import AutoscaledFleet
+from sluice_simulator.autoscale.grids import POLICIES, Candidate, Scene
+from sluice_simulator.autoscale.outcome import outcome
+from sluice_simulator.autoscale.policies.ours import Ours, settings_of
+from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp
+
+from tests.simulator.autoscale.scenes import chats
+
+SHORT = ["--ramp", "ramp-prefill", "--start", "1200", "--seconds", "240"]
+
+
+@pytest.mark.process
+def test_a_table_for_people_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "replay.svg"
+    assert main([*SHORT, "--policy", "ours,keda,static", "--plot", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["ours", "keda", "static"]
+    assert picture.read_text().count("<path") > 10
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("pools", ["mixed", "two"])
+def test_json_has_every_figure(pools: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--pools", pools, "--policy", "ours,planner,static", "-o", "json", "--jobs", "2"]
+    assert main([*SHORT, *words, "--gpu-budget", "12"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["policy"] for row in rows] == ["ours", "planner", "static"]
+    for row in rows:
+        assert 0 <= row["attained"] <= row["attainable"] <= 1
+        assert row["peak_replicas"] <= 12
+        assert row["ours_to_its"] == pytest.approx(rows[0]["replica_hours"] / row["replica_hours"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--policy", "ours,best"], "--policy: 'best' is not allowed; allowed: ours, hpa"),
+        (["--start", "99999"], "--start 99999: no request of ramp-prefill is in there"),
+        (["--plot", "replay.gif"], "a file that ends in .png or .svg"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--ramp", "ramp-prefill", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def journal_of_a_replay(path: Path) -> None:
+    settings, journal = settings_of(AZURE, [Role.MIXED]), Journal()
+    policy = Ours(settings, told=lambda tick: journal.add(settings, tick))
+    AutoscaledFleet(chats(150.0), AZURE, policy, {Role.MIXED: 1}).run()
+    path.write_text(journal.text())
+
+
+def test_a_journal_is_decided_again_and_differences_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "journal"
+    journal_of_a_replay(path)
+    assert main(["--journal", str(path)]) == 0
+    assert " decisions, " in capsys.readouterr().out
+    first, *rest = path.read_text().splitlines()
+    line = json.loads(first)
+    line["decision"]["pools"]["mixed"]["desired"] = 63
+    line["decision"]["message"] = "as many as there are"
+    path.write_text("\n".join([json.dumps(line), *rest]))
+    assert main(["--journal", str(path)]) == 0
+    then, now = capsys.readouterr().out.splitlines()[:2]
+    assert "as many as there are" in then
+    assert now.strip().startswith("now")
+    assert main(["--journal", str(path), "-o", "json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (told["alike"], told["then"]["pools"]["mixed"][1]) == (False, 63)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "holds no decision"), ("{}\n", "line 1: settings")]
+)
+def test_what_is_no_journal_is_refused(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "journal"
+    assert main(["--journal", str(path)]) == 2
+    path.write_text(text)
+    assert main(["--journal", str(path)]) == 2
+    missing, wrong = capsys.readouterr().err.splitlines()
+    assert "No such file" in missing
+    assert said in wrong
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_has_the_same_requests_at_other_times(form: str) -> None:
+    trace = chats(400.0)
+    bent = formed(trace, form)
+    assert [r.prompt_tokens for r in bent.requests] == [r.prompt_tokens for r in trace.requests]
+    times = [request.arrival_seconds for request in bent.requests]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(trace.seconds, rel=1e-3)
+    assert times != [request.arrival_seconds for request in trace.requests]
+
+
+def test_ramps_have_the_rates_of_their_stages() -> None:
+    for name, shape in RAMPS.items():
+        last = [r for r in ramp(name, seed=3).requests if 1620 <= r.arrival_seconds < 2220]
+        assert len(last) == pytest.approx(600 * shape.rates[4], rel=0.15)
+
+
+def test_the_best_of_a_ladder_is_what_trying_all_would_find() -> None:
+    scene = Scene(chats(100.0), replace(AZURE, max_replicas=8), [Role.MIXED])
+    row = compete(scene, 0.99, "static")
+    every = [outcome(play(scene, each), scene.constants) for (each,) in _single_steps(scene)]
+    good = [found.replica_hours for found in every if found.attainment >= 0.99]
+    assert row.outcome.replica_hours == min(good)
+    assert row.replays < len(every)
+
+
+def _single_steps(scene: Scene) -> Iterator[list[Candidate]]:
+    return ([candidate] for ladder in POLICIES["static"](scene) for candidate in ladder)
