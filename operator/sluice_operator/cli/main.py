@@ -2,7 +2,7 @@
 
 Reads files and prints; every decision is the operator's own. `sluice simulate` is the simulator's
 command: another program, since nothing of the operator knows the runtime; so is `sluice autoscale
-replay`. `sluice translate` is `translate.command`.
+replay`. `sluice translate` is `translate.command`, `sluice explain` is `explain.command`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.cli import document_errors
 from sluice_operator.cli.document_errors import DocumentErrors
 from sluice_operator.cli.documents import Document, UnusableFileError, read_documents
+from sluice_operator.cli.explain import command as explain
 from sluice_operator.cli.image_options import add_images, images_of
 from sluice_operator.cli.preview import Preview, as_json, as_text, preview
 from sluice_operator.cli.translate import command as translate
@@ -33,6 +34,7 @@ REFUSED: Final = 1
 UNUSABLE: Final = 2
 SIMULATE: Final = "simulate"
 TRANSLATE: Final = "translate"
+EXPLAIN: Final = "explain"
 AUTOSCALE: Final = "autoscale"
 REPLAY: Final = "replay"
 SIMULATOR: Final = "sluice_simulator"
@@ -60,6 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _simulate(SCALING_SIMULATOR, words[:2], words[2:])
     if words[:1] == [TRANSLATE]:
         return translate.run(words[1:])
+    if words[:1] == [EXPLAIN]:
+        return explain.run(words[1:])
     options = _parser().parse_args(words)
     try:
         images = images_of(options, os.environ)
@@ -171,6 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_parser(REPLAY, help="see its --help", add_help=False)
     text = "the service that another engine's flags ask for, explained; see its --help"
     commands.add_parser(TRANSLATE, help=text, add_help=False)
+    text = "what engines are sized for and why, what pays, hints; see its --help"
+    commands.add_parser(EXPLAIN, help=text, add_help=False)
     return parser
 
 

@@ -1,6 +1,6 @@
 """The plans for an InferenceService, without a cluster: what applying it would create.
 
-Pure. Nodes are not known here, so accelerators are what the spec says.
+Pure. Where nodes are not given, accelerators are what the spec says.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Preview:
         return (*self.plan.apply, *(m for plan in self.pool_plans for m in plan.apply))
 
 
-def preview(document: Any, images: Images) -> Preview:
-    """The plans of an InferenceService that is not in a cluster yet.
+def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = None) -> Preview:
+    """The plans of an InferenceService that is not in a cluster yet; `nodes`: those of the cluster,
+    where they are known.
 
     Raises:
         InvalidSpecError: the document's types do not hold. Of one that breaks rules alone there is
@@ -52,7 +53,7 @@ def preview(document: Any, images: Images) -> Preview:
         mode="json", by_alias=True, exclude_none=True, exclude_unset=True
     )
     service = {**document, "metadata": metadata, "spec": stored | {"paused": False}}
-    plan = plan_service(ServiceObserved(service, images))
+    plan = plan_service(ServiceObserved(service, images, nodes=nodes))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
     return Preview(service, plan, pools)
 
@@ -167,11 +168,11 @@ def _lines(shown: Preview) -> Iterator[str]:
             key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
             yield f"  No memory limit ({key}): each engine sizes its KV"
             yield "  pool from the memory of its whole node, as if it were alone there."
-        yield from _table(_rows(settings_status(pool.settings)))
+        yield from table(_rows(settings_status(pool.settings)))
     yield ""
     objects = _objects(shown)
     yield f"{len(objects)} objects:"
-    yield from _table((item["kind"], item["name"]) for item in objects)
+    yield from table((item["kind"], item["name"]) for item in objects)
 
 
 def _promise(plan: ServicePlan) -> Iterator[str]:
@@ -179,20 +180,22 @@ def _promise(plan: ServicePlan) -> Iterator[str]:
         return
     yield ""
     yield "Promise: the chunk of each step is chosen to keep it, and is chunkSize at most"
-    yield from _table(_rows({f"slo.{key}": entry for key, entry in slo.items()}))
+    yield from table(_rows({f"slo.{key}": entry for key, entry in slo.items()}))
 
 
 def _rows(settings: Manifest) -> Iterator[tuple[str, ...]]:
     yield ("setting", "value", "source", "from")
     for key, entry in settings.items():
-        yield (key, _value(entry["value"]), entry["source"], entry["from"])
+        yield (key, value_text(entry["value"]), entry["source"], entry["from"])
 
 
-def _value(value: object) -> str:
+def value_text(value: object) -> str:
+    """A setting's value for people."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+def table(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Lines with columns, indented."""
     listed = list(rows)
     widths = [max(map(len, column)) for column in zip(*listed, strict=True)]
     for row in listed:

@@ -1,0 +1,1 @@
+"""`sluice explain`: what a service's engines are sized for, why, and which arrangement pays."""

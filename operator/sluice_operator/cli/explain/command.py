@@ -1,0 +1,150 @@
+"""`sluice explain -f service.yaml [--nodes nodes.yaml | --accelerator NAME]`: the reasoning.
+
+Parses, delegates, prints. What is refused is refused as in `sluice plan`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from sluice_contract.base import ConfigError
+from sluice_contract.explain import Answer, Question, Requests
+
+from sluice_operator.api.findings import InvalidSpecError
+from sluice_operator.cli import document_errors
+from sluice_operator.cli.document_errors import DocumentErrors
+from sluice_operator.cli.documents import Document, UnusableFileError, read_documents
+from sluice_operator.cli.explain.hints import Facts, hints
+from sluice_operator.cli.explain.nodes import on_accelerator, read_nodes
+from sluice_operator.cli.explain.question import Load, ask, promise_of, question
+from sluice_operator.cli.explain.shown import (
+    ExplainedPool,
+    Explanation,
+    explained_json,
+    explained_text,
+)
+from sluice_operator.cli.explain.verdicts import verdicts
+from sluice_operator.cli.image_options import add_images, images_of
+from sluice_operator.cli.preview import Preview, preview
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.observe import Images
+
+REFUSED: Final = 1
+UNUSABLE: Final = 2
+PROMPT_TOKENS: Final = 1155
+ANSWER_TOKENS: Final = 211
+"""Means of Azure's conversations of 2023 (AzurePublicDataset, AzureLLMInferenceTrace_conv)."""
+Ask = Callable[[Question], Answer]
+
+
+def run(words: Sequence[str], asked: Ask = ask) -> int:
+    """The command. 0: done; 1: a service would be refused; 2: a file or an option is unusable."""
+    options = _parser().parse_args(words)
+    try:
+        images = images_of(options, os.environ)
+        nodes = read_nodes(options.nodes) if options.nodes else None
+        load = Load(
+            Requests(prompt_tokens=options.prompt_tokens, answer_tokens=options.answer_tokens),
+            _text_of(options.model_config),
+        )
+        documents = read_documents(options.file)
+    except (ConfigError, UnusableFileError) as error:
+        print(f"sluice explain: {error}", file=sys.stderr)
+        return UNUSABLE
+    status = 0
+    for document in documents:
+        found = _explained(document, images, nodes, options.accelerator, load, asked)
+        status = max(status, _print(found, options.output))
+    return status
+
+
+def _explained(
+    document: Document,
+    images: Images,
+    nodes: tuple[Manifest, ...] | None,
+    accelerator: str | None,
+    load: Load,
+    asked: Ask,
+) -> Explanation | DocumentErrors:
+    value = document.value
+    if accelerator is not None:
+        value, nodes = on_accelerator(value, accelerator)
+    try:
+        found = preview(value, images, nodes)
+    except InvalidSpecError as error:
+        return document_errors.invalid(document, error)
+    if found.plan.refusal is not None:
+        return document_errors.refused(document, found.plan.refusal)
+    return _explanation(found, load, asked)
+
+
+def _explanation(found: Preview, load: Load, asked: Ask) -> Explanation:
+    spec, answers = found.plan.spec, dict[Question, Answer]()
+    assert spec is not None
+    pools = []
+    for pool in found.plan.pools:
+        about = question(spec, pool, load)
+        if about not in answers:
+            answers[about] = asked(about)
+        told = verdicts(answers[about])
+        facts = Facts(spec, pool, {each.subject: each for each in told})
+        pools.append(ExplainedPool(pool, answers[about], told, tuple(hints(facts))))
+    return Explanation(found, load.requests, promise_of(spec), tuple(pools))
+
+
+def _print(found: Explanation | DocumentErrors, output: str) -> int:
+    if isinstance(found, DocumentErrors):
+        if output == "json":
+            print(json.dumps(document_errors.as_json(found)))
+        else:
+            print(document_errors.as_text(found), end="", file=sys.stderr)
+        return REFUSED
+    print(json.dumps(explained_json(found)) if output == "json" else explained_text(found))
+    return 0
+
+
+def _text_of(file: str | None) -> str | None:
+    try:
+        return Path(file).read_text() if file else None
+    except (OSError, ValueError) as error:
+        raise ConfigError("--model-config", file, f"a readable config.json ({error})") from None
+
+
+def _tokens(word: str) -> int:
+    value = int(word)
+    if not 1 <= value <= 1_048_576:
+        raise ValueError
+    return value
+
+
+_tokens.__name__ = "number of tokens from 1 to 1048576"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sluice explain",
+        description="What a service's engines are sized for and why, whether chunking, mixing or "
+        "disaggregation pays and from which load on (simulated), and hints.",
+        epilog="Exit status: 0; 1 where a service would be refused; 2 where a file or an option "
+        "is unusable. -o json prints one object a line, one for each service.",
+    )
+    parser.add_argument("-f", "--file", required=True, help="InferenceServices; - is stdin")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--nodes", help="what kubectl get nodes -o yaml says")
+    where.add_argument("--accelerator", help="as if every pool ran on this product")
+    parser.add_argument(
+        "--prompt-tokens", type=_tokens, default=PROMPT_TOKENS, help="on average (%(default)s)"
+    )
+    parser.add_argument(
+        "--answer-tokens", type=_tokens, default=ANSWER_TOKENS, help="on average (%(default)s)"
+    )
+    parser.add_argument("--model-config", help="config.json of a model that is not well known")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    add_images(parser)
+    return parser

@@ -1,0 +1,109 @@
+"""Advice on a service, each with when it holds: one table.
+
+Pure. What the advice rests on is in docs/explanation/batching.md, docs/how-to/long-prompts.md and
+docs/how-to/split-prefill-from-decode.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.sizing import Value
+
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.cli.explain.verdicts import Verdict
+from sluice_operator.service.plan import PlannedPool
+
+STEADY_CHUNK_TOKENS: Final = 1024
+"""Chunks up to here keep gaps small; larger ones are for throughput."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a hint may depend on."""
+
+    spec: InferenceServiceSpec
+    pool: PlannedPool
+    verdicts: Mapping[str, Verdict]
+    """By subject."""
+
+    def value(self, name: str) -> Value:
+        return self.pool.settings[name].value
+
+    def pays(self, subject: str) -> bool:
+        return subject in self.verdicts and self.verdicts[subject].reason == "Pays"
+
+    def costs(self, subject: str) -> bool:
+        return subject in self.verdicts and self.verdicts[subject].reason == "Costs"
+
+    @property
+    def promises_itl(self) -> bool:
+        return self.spec.slo is not None and self.spec.slo.itl_milliseconds is not None
+
+
+@dataclass(frozen=True)
+class Hint:
+    """Advice, and when it is given."""
+
+    name: str
+    holds: Callable[[Facts], bool]
+    text: str
+
+
+HINTS: Final = (
+    Hint(
+        "PromiseItl",
+        lambda f: not f.promises_itl and f.pays("slo.itlMilliseconds"),
+        "set spec.slo.itlMilliseconds: each step gets the chunk that keeps it, chunkSize at most",
+    ),
+    Hint(
+        "SmallerChunk",
+        lambda f: not f.promises_itl and int(f.value("chunk_size")) > STEADY_CHUNK_TOKENS,
+        "chunkSize is for throughput; where answers must flow evenly and no promise is set, 256 to "
+        "1,024 costs some of it",
+    ),
+    Hint(
+        "MixDecode",
+        lambda f: not f.value("mixed_chunk") and f.pays("mixing"),
+        "leave out engine.mixedChunk: running requests wait for steps that compute prompts",
+    ),
+    Hint(
+        "ChunkPrompts",
+        lambda f: f.value("chunk_size") == -1 and f.pays("chunking"),
+        "leave out engine.chunkSize: whole prompts hold up every running request",
+    ),
+    Hint(
+        "Disaggregate",
+        lambda f: not f.spec.is_disaggregated and f.pays("disaggregation"),
+        "mode Disaggregated bears more of these requests with as many GPUs",
+    ),
+    Hint(
+        "StayMixed",
+        lambda f: f.spec.is_disaggregated and f.costs("disaggregation"),
+        "mode Mixed bears more of these requests with as many GPUs; two pools pay with unlike GPUs",
+    ),
+    Hint(
+        "PrefixOrder",
+        lambda f: bool(f.value("prefix_cache")) and f.value("scheduling_policy") == "fcfs",
+        "where prompts share long beginnings (RAG, agents), schedulingPolicy lpm finds more of "
+        "them in the cache",
+    ),
+    Hint(
+        "NameTheMemory",
+        lambda f: f.pool.accelerator.verified.reason == "ProductUnknown",
+        "sizes are guessed: set engine.chunkSize and engine.memoryFraction, or label the nodes",
+    ),
+    Hint(
+        "NoEngineOnGpus",
+        lambda f: not f.pool.accelerator.accelerator.is_cpu,
+        "engines of this version compute on CPUs only: on a cluster this pool ends with "
+        "AcceleratorMissing",
+    ),
+)  # fmt: skip
+
+
+def hints(facts: Facts) -> Iterator[Hint]:
+    """Those that hold."""
+    return (hint for hint in HINTS if hint.holds(facts))

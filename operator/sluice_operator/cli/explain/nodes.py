@@ -1,0 +1,75 @@
+"""The nodes that a service is explained for: those of a file, or one made up for an accelerator.
+
+Reads files; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from sluice_contract.base import ConfigError
+from sluice_contract.labels import Role
+
+from sluice_operator.accelerators.wanted import product_label, resource_name
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.pools import AcceleratorSpec
+from sluice_operator.cli.yaml_text import DuplicateKeyError, ExpandedError, read_yaml_stream
+from sluice_operator.kube.kinds import Manifest
+
+EACH_NODE: Final = 8
+"""GPUs of the node that is made up."""
+
+
+def read_nodes(file: str) -> tuple[Manifest, ...]:
+    """The nodes in a file that `kubectl get nodes -o yaml` has written, or -o json.
+
+    Raises:
+        ConfigError: it cannot be read, or has no node.
+    """
+    try:
+        documents = list(read_yaml_stream(Path(file).read_text()))
+    except (OSError, ValueError, DuplicateKeyError, ExpandedError) as error:
+        line = " ".join(str(error).split())
+        raise ConfigError("--nodes", file, f"a readable YAML file ({line})") from None
+    items = [item for document in documents for item in _items(document)]
+    nodes = tuple(item for item in items if isinstance(item, dict) and item.get("kind") == "Node")
+    if not nodes:
+        raise ConfigError("--nodes", file, "nodes, as kubectl get nodes -o yaml writes them")
+    return nodes
+
+
+def _items(document: Any) -> list[Any]:
+    if not isinstance(document, Mapping):
+        return []
+    items = document.get("items")
+    return list(items) if isinstance(items, list) else [document]
+
+
+def on_accelerator(document: Any, product: str) -> tuple[Any, tuple[Manifest, ...]]:
+    """A service whose pools all ask for a product, and a node that has it. Pools that name another
+    product get this one; how many each engine has stays."""
+    if not isinstance(document, Mapping) or not isinstance(document.get("spec"), Mapping):
+        return document, ()
+    spec = document["spec"]
+    apart = spec.get("mode") == "Disaggregated"
+    roles = (Role.PREFILL, Role.DECODE) if apart else (Role.MIXED,)
+    given = spec.get("pools") if isinstance(spec.get("pools"), Mapping) else {}
+    pools, labels, offered = dict(given), dict[str, str](), dict[str, str]()
+    for role in roles:
+        pool = given.get(role.value) or {}
+        accelerator = {**(pool.get("accelerator") or {}), "product": product}
+        pools[role.value] = {**pool, "accelerator": accelerator}
+        try:
+            wanted = parse(AcceleratorSpec, accelerator, "spec")
+        except InvalidSpecError:
+            continue  # the service is refused for it
+        labels[product_label(wanted)] = product
+        labels |= (pool.get("template") or {}).get("nodeSelector") or {}
+        offered[resource_name(wanted)] = str(max(EACH_NODE, wanted.count or 1))
+    node = {
+        "metadata": {"name": "made-up", "labels": labels},
+        "status": {"allocatable": offered},
+    }
+    return {**document, "spec": {**spec, "pools": pools}}, (node,)

@@ -1,0 +1,97 @@
+"""What the simulator is asked about a pool, and how it is asked: another program, over pipes.
+
+Nothing of the operator knows the runtime.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
+
+from pydantic import ValidationError
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.explain import Answer, Promise, Question, Requests
+
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.service.plan import PlannedPool
+from sluice_operator.service.verified import sized_for
+
+SIMULATOR: Final = "sluice_simulator"
+PROGRAM: Final = "sluice_simulator.explain"
+TIMEOUT_SECONDS: Final = 300
+TTFT_SECONDS: Final = 1.0
+ITL_SECONDS: Final = 0.05
+SHARE: Final = 0.95
+"""What is simulated where the service promises nothing."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What to simulate."""
+
+    requests: Requests
+    model_config: str | None = None
+    """Text of the model's config.json."""
+
+
+def question(spec: InferenceServiceSpec, pool: PlannedPool, load: Load) -> Question:
+    """About the engines of a pool."""
+    values = {name: entry.value for name, entry in pool.settings.items()}
+    return Question(
+        model_names=(spec.model.uri, spec.model.served_name),
+        model_config_text=load.model_config,
+        accelerator=sized_for(pool.config_map) or Accelerator(),
+        chunk_size=int(values["chunk_size"]),
+        page_size=int(values["page_size"]),
+        max_prefill_tokens=int(values["max_prefill_tokens"]),
+        max_running_requests=int(values["max_running_requests"]),
+        memory_fraction=float(values["memory_fraction"]),
+        requests=load.requests,
+        promise=promise_of(spec),
+    )
+
+
+def promise_of(spec: InferenceServiceSpec) -> Promise:
+    """The service's, else what is assumed."""
+    slo = spec.slo
+    ttft = slo.ttft_milliseconds / 1000 if slo and slo.ttft_milliseconds else TTFT_SECONDS
+    itl = slo.itl_milliseconds / 1000 if slo and slo.itl_milliseconds else ITL_SECONDS
+    share = slo.percentile / 100 if slo else SHARE
+    return Promise(ttft_seconds=ttft, itl_seconds=itl, share=share)
+
+
+def ask(asked: Question) -> Answer:
+    """The simulator's answer; where there is none, `missing` says why."""
+    if asked.accelerator.is_cpu:
+        return _missing(
+            "no figures for CPUs, which differ too much: sluice simulate --cost FILE, with a cost "
+            "model fitted to yours"
+        )
+    if find_spec(SIMULATOR) is None:
+        return _missing(
+            "the simulator is not installed; it comes with the extra `simulate`: "
+            "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
+        )
+    command, text = [sys.executable, "-m", PROGRAM], asked.model_dump_json(by_alias=True)
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _missing(f"the simulation took more than {TIMEOUT_SECONDS} s")
+    try:
+        return Answer.model_validate_json(done.stdout)
+    except ValidationError:
+        return _missing(" ".join(done.stderr.split()) or f"{PROGRAM} ended with {done.returncode}")
+
+
+def _missing(why: str) -> Answer:
+    return Answer(cost_source="", kv_pool_tokens=0, missing=why)

@@ -1,0 +1,150 @@
+"""An explanation as text for people, and as JSON for programs. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.explain import Answer, ArrangementName, Promise, Requests
+
+from sluice_operator.cli.explain.hints import Hint
+from sluice_operator.cli.explain.verdicts import Verdict
+from sluice_operator.cli.preview import Preview, as_json, table, value_text
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.plan import PlannedPool
+from sluice_operator.service.settings import settings_status
+
+WHY: Final = {
+    "chunkSize": "most tokens of a step: larger computes prompts faster, smaller keeps gaps small",
+    "cudaGraphMaxBatch": "decode batches up to here skip the launch of each kernel",
+    "maxRunningRequests": "more wait; no fewer than CUDA graphs are captured for",
+    "memoryFraction": "for weights and KV pool; the rest is for a chunk's activations and graphs",
+    "tensorParallelSize": "every GPU of the engine",
+    "kvPoolTokens": "prompts and answers that fit at once",
+    "pageSize": "tokens of a page: what a hand-over and the prefix cache count in",
+}
+"""Of the settings that an accelerator decides, or a person usually does."""
+
+ARRANGED: Final[dict[ArrangementName, str]] = {
+    "whole": "whole prompts",
+    "chunked": "chunks",
+    "mixed": "chunks, mixed with decode",
+    "paced": "mixed, chunks chosen for ITL",
+    "apart": "1 prefill + 1 decode",
+}
+
+
+@dataclass(frozen=True)
+class ExplainedPool:
+    """What is said of one pool."""
+
+    pool: PlannedPool
+    answer: Answer
+    verdicts: tuple[Verdict, ...]
+    hints: tuple[Hint, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is said of one service."""
+
+    preview: Preview
+    requests: Requests
+    promise: Promise
+    pools: tuple[ExplainedPool, ...]
+
+
+def explained_json(shown: Explanation) -> Manifest:
+    """JSON for programs."""
+    pools = {each.pool.role.value: _pool_json(each) for each in shown.pools}
+    head = as_json(shown.preview)
+    return {
+        "name": head["name"],
+        "namespace": head["namespace"],
+        "refusal": None,
+        "requests": shown.requests.to_json_dict(),
+        "promise": shown.promise.to_json_dict(),
+        "pools": pools,
+    }
+
+
+def _pool_json(each: ExplainedPool) -> Manifest:
+    check = each.pool.accelerator.verified
+    return {
+        "accelerator": each.pool.accelerator.text,
+        "verified": {"status": check.status, "reason": check.reason, "message": check.message},
+        "settings": settings_status(each.pool.settings),
+        "simulated": each.answer.to_json_dict(),
+        "verdicts": [
+            {"subject": v.subject, "reason": v.reason, "message": v.message} for v in each.verdicts
+        ],
+        "hints": [{"name": hint.name, "message": hint.text} for hint in each.hints],
+    }
+
+
+def explained_text(shown: Explanation) -> str:
+    """A text for people."""
+    return "\n".join(_lines(shown)) + "\n"
+
+
+def _lines(shown: Explanation) -> Iterator[str]:
+    meta, spec = shown.preview.service["metadata"], shown.preview.plan.spec
+    assert spec is not None
+    yield f"InferenceService {meta['namespace']}/{meta['name']}: mode {spec.mode}, {spec.model.uri}"
+    for each in shown.pools:
+        yield ""
+        yield f"Pool {each.pool.role}: each engine on {each.pool.accelerator.text}"
+        check = each.pool.accelerator.verified
+        yield f"  {check.reason}: {check.message}"
+        yield from table(_sizes(each))
+        yield ""
+        yield from _simulated(shown, each)
+        yield from ("", "  Hints:")
+        yield from (f"  - {hint.text}" for hint in each.hints)
+
+
+def _sizes(each: ExplainedPool) -> Iterator[tuple[str, ...]]:
+    yield ("setting", "value", "source", "from", "why")
+    for key, entry in settings_status(each.pool.settings).items():
+        if key in WHY or entry["source"] == "User":
+            value = value_text(entry["value"])
+            yield (key, value, entry["source"], entry["from"], WHY.get(key, "as the spec says"))
+
+
+def _simulated(shown: Explanation, each: ExplainedPool) -> Iterator[str]:
+    answer, promise, requests = each.answer, shown.promise, shown.requests
+    if answer.missing is not None:
+        yield f"  Not simulated: {answer.missing}"
+        return
+    yield f"  Simulated, not measured: two engines, each {answer.cost_source}."
+    yield (
+        f"  Requests of {requests.prompt_tokens:,} tokens in and {requests.answer_tokens:,} out on "
+        f"average; promised to {promise.share:.0%}:"
+    )
+    yield (
+        f"  first token in {promise.ttft_seconds:g} s, {promise.itl_seconds * 1000:g} ms between "
+        f"tokens. KV pool: {answer.kv_pool_tokens:,} tokens an engine."
+    )
+    yield from table(_arrangements(answer))
+    yield ""
+    for verdict in each.verdicts:
+        yield f"  {verdict.subject}: {_words(verdict)}"
+
+
+def _arrangements(answer: Answer) -> Iterator[tuple[str, ...]]:
+    yield ("arrangement", "kept up to", "TTFT there", "ITL there")
+    for each in answer.arrangements:
+        yield (
+            ARRANGED[each.name],
+            f"{each.requests_per_second:.3g} req/s"
+            if each.requests_per_second
+            else "no rate tried",
+            f"{each.ttft_seconds * 1000:.0f} ms",
+            f"{each.itl_seconds * 1000:.1f} ms",
+        )
+
+
+def _words(verdict: Verdict) -> str:
+    begins = {"Pays": "pays", "Costs": "does not pay:", "NoDifference": "makes no difference:"}
+    return f"{begins[verdict.reason]} {verdict.message}."

@@ -1,0 +1,73 @@
+"""What follows from simulated arrangements: whether each step beyond the simplest pays, and when.
+
+Pure. Rates are of two engines together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sluice_contract.explain import Answer, Arrangement, ArrangementName
+
+TOLD: Final = 1.1
+"""A rate that is less than so many times another is no difference: rates are of a coarse grid."""
+
+Reason = Literal["Pays", "Costs", "NoDifference"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether something pays for this model, these requests and this promise."""
+
+    subject: str
+    """In a word, e.g. `chunking`."""
+    reason: Reason
+    message: str
+
+
+def verdicts(answer: Answer) -> tuple[Verdict, ...]:
+    """One for each comparison; none where nothing was simulated."""
+    return tuple(_verdicts({each.name: each for each in answer.arrangements}))
+
+
+def _verdicts(found: dict[ArrangementName, Arrangement]) -> Iterator[Verdict]:
+    if not found:
+        return
+    yield _verdict(
+        "chunking", "with chunks", found["chunked"], "with whole prompts", found["whole"]
+    )
+    yield _verdict(
+        "mixing", "with decode rows in the steps of prompts", found["mixed"],
+        "with steps of their own", found["chunked"],
+    )  # fmt: skip
+    yield _verdict(
+        "slo.itlMilliseconds", "with chunks chosen for the promise", found["paced"],
+        "with chunks of one size", found["mixed"],
+    )  # fmt: skip
+    best = max(found["paced"], found["mixed"], key=lambda each: each.requests_per_second)
+    yield _verdict(
+        "disaggregation", "with prefill and decode apart", found["apart"],
+        "with two mixed engines at their best", best,
+    )  # fmt: skip
+
+
+def _verdict(subject: str, how: str, new: Arrangement, else_how: str, old: Arrangement) -> Verdict:
+    ours, theirs = new.requests_per_second, old.requests_per_second
+    if ours == theirs == 0:
+        text = f"neither {how} nor {else_how} is the promise kept at any rate that was tried"
+        return Verdict(subject, "NoDifference", text)
+    if ours > theirs * TOLD:
+        begins = f"from {theirs:.3g} requests/s on, where it is no longer kept {else_how}"
+        if theirs == 0:
+            begins = f"at any load, as it is never kept {else_how}"
+        return Verdict(subject, "Pays", f"{begins}; {how} it is kept up to {ours:.3g}")
+    if ours * TOLD < theirs:
+        text = (
+            f"{how} the promise is kept up to {ours:.3g} requests/s, {else_how} up to {theirs:.3g}"
+        )
+        return Verdict(subject, "Costs", text)
+    return Verdict(
+        subject, "NoDifference", f"kept up to {max(ours, theirs):.3g} requests/s either way"
+    )

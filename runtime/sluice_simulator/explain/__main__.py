@@ -1,0 +1,60 @@
+"""`python -m sluice_simulator.explain`: a question on standard input, its answer on the output.
+
+Both are JSON (`sluice_contract.explain`); `sluice explain` is who asks.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pydantic import ValidationError
+from sluice_contract.explain import Answer, Question
+
+from sluice_simulator.explain.arrangements import NAMES, arrangement
+from sluice_simulator.explain.models import ModelShape, known_shape, shape_from
+from sluice_simulator.explain.roofline import NoCostError, roofline
+
+UNUSABLE = 2
+
+
+def main() -> int:
+    """The command's exit status."""
+    try:
+        question = Question.model_validate_json(sys.stdin.buffer.read())
+        print(answered(question).model_dump_json(by_alias=True))
+    except (ValidationError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return UNUSABLE
+    return 0
+
+
+def answered(question: Question) -> Answer:
+    """Every arrangement, simulated; or why none could be.
+
+    Raises:
+        ValueError: the model's config.json cannot be used.
+    """
+    model = _model(question)
+    if model is None:
+        names = ", ".join(question.model_names)
+        text = f"the shape of {names} is not known: give its config.json with --model-config"
+        return Answer(cost_source="", kv_pool_tokens=0, missing=text)
+    try:
+        cost = roofline(model, question.accelerator, question.memory_fraction)
+    except NoCostError as error:
+        return Answer(cost_source="", kv_pool_tokens=0, missing=str(error))
+    return Answer(
+        cost_source=f"{cost.name}, {cost.source}",
+        kv_pool_tokens=cost.kv_pool_tokens,
+        arrangements=tuple(arrangement(name, question, model, cost) for name in NAMES),
+    )
+
+
+def _model(question: Question) -> ModelShape | None:
+    if question.model_config_text is not None:
+        return shape_from(question.model_config_text)
+    return known_shape(question.model_names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""`sluice explain`: sizes and why, what pays by simulated figures, hints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sluice_contract import labels
+from sluice_contract.explain import Answer, Arrangement, Question
+from sluice_operator.cli.explain.command import run
+from sluice_operator.cli.explain.hints import HINTS
+from sluice_operator.cli.explain.question import ask
+from sluice_operator.cli.explain.verdicts import verdicts
+from sluice_operator.kube.kinds import Manifest
+
+A100, H100 = "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3"
+
+
+def rates(
+    whole: float, chunked: float, mixed: float, paced: float, apart: float, **more: Any
+) -> Answer:
+    found = {"whole": whole, "chunked": chunked, "mixed": mixed, "paced": paced, "apart": apart}
+    arrangements = [
+        {"name": name, "requestsPerSecond": rate, "ttftSeconds": 0.5, "itlSeconds": 0.04}
+        for name, rate in found.items()
+    ]
+    shown = {"costSource": "made up", "kvPoolTokens": 1000, "arrangements": arrangements}
+    return Answer.model_validate_json(json.dumps(shown | more))
+
+
+class Simulator:
+    """Answers what it was told to, and notes the questions."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked: list[Question] = []
+
+    def __call__(self, question: Question) -> Answer:
+        self.asked.append(question)
+        return self.answer
+
+
+def written(folder: Path, **spec: Any) -> str:
+    path = folder / "service.yaml"
+    document = {
+        "apiVersion": labels.API_VERSION, "kind": "InferenceService", "metadata": {"name": "chat"},
+        "spec": {"model": {"uri": "pvc://models/qwen3-8b"}, **spec},
+    }  # fmt: skip
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def node(name: str, product: str) -> Manifest:
+    labels = {"nvidia.com/gpu.product": product}
+    return {
+        "kind": "Node", "metadata": {"name": name, "labels": labels},
+        "status": {"allocatable": {"nvidia.com/gpu": "8"}},
+    }  # fmt: skip
+
+
+def test_a_product_is_explained_with_sizes_verdicts_and_hints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulator = Simulator(rates(2, 4, 4, 8, 3))
+    assert run(["-f", written(tmp_path), "--accelerator", A100], simulator) == 0
+    text = capsys.readouterr().out
+    (question,) = simulator.asked
+    assert (question.accelerator.product, question.chunk_size) == (A100, 4096)
+    assert question.model_names == ("pvc://models/qwen3-8b", "qwen3-8b")
+    assert "chunkSize           4096   Product" in text
+    assert "chunking: pays from 2 requests/s on" in text
+    assert "mixing: makes no difference" in text
+    assert "disaggregation: does not pay" in text
+    assert "set spec.slo.itlMilliseconds" in text
+
+
+def test_json_has_the_same_and_the_promise_is_the_services(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulator = Simulator(rates(2, 4, 4, 8, 3))
+    file = written(tmp_path, slo={"itlMilliseconds": 30, "percentile": 90})
+    words = ["-f", file, "--accelerator", H100, "--prompt-tokens", "50", "-o", "json"]
+    assert run(words, simulator) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["promise"] == {"ttftSeconds": 1.0, "itlSeconds": 0.03, "share": 0.9}
+    assert shown["requests"] == {"promptTokens": 50, "answerTokens": 211}
+    pool = shown["pools"]["mixed"]
+    assert pool["settings"]["chunkSize"] == {
+        "value": 8192, "source": "Product", "from": "H100 TP1",
+    }  # fmt: skip
+    assert [each["subject"] for each in pool["verdicts"]] == [
+        "chunking", "mixing", "slo.itlMilliseconds", "disaggregation",
+    ]  # fmt: skip
+    assert "PromiseItl" not in [hint["name"] for hint in pool["hints"]]
+
+
+def test_pools_land_on_the_nodes_of_a_file_and_equal_ones_are_simulated_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = tmp_path / "nodes.yaml"
+    nodes.write_text(yaml.safe_dump({"kind": "List", "items": [node("a", A100), node("h", H100)]}))
+    pools = {"prefill": {"accelerator": {"product": H100}}, "decode": {"accelerator": {}}}
+    simulator = Simulator(rates(2, 4, 4, 8, 9))
+    file = written(tmp_path, mode="Disaggregated", pools=pools)
+    assert run(["-f", file, "--nodes", str(nodes)], simulator) == 0
+    text = capsys.readouterr().out
+    assert "Pool prefill: each engine on 1 x NVIDIA-H100-80GB-HBM3" in text
+    assert "SmallestOfSeveral: The pool can land on" in text
+    assert len(simulator.asked) == 2
+    run(["-f", file, "--accelerator", A100], simulator)
+    assert len(simulator.asked) == 3, "both pools are alike now"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["--nodes", "/nowhere"], 2, "--nodes: \"/nowhere\" is not allowed"),
+        (["--model-config", "/nowhere"], 2, "--model-config"),
+        (["--accelerator", "no/label"], 1, "spec.pools.mixed.accelerator.product"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_named(
+    words: list[str], status: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["-f", written(tmp_path), *words], Simulator(rates(1, 1, 1, 1, 1))) == status
+    assert says in capsys.readouterr().err
+
+
+def test_a_file_without_nodes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("kind: List\nitems: [{kind: Pod}]\n")
+    words = ["-f", written(tmp_path), "--nodes", str(other)]
+    assert run(words, Simulator(rates(1, 1, 1, 1, 1))) == 2
+    assert "kubectl get nodes -o yaml" in capsys.readouterr().err
+
+
+def test_a_pool_on_cpus_is_not_simulated_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["-f", written(tmp_path)], ask) == 0
+    assert "Not simulated: no figures for CPUs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("figures", "reasons"),
+    [
+        ((0, 0, 0, 0, 0), ["NoDifference"] * 4),
+        ((0, 3, 3, 3, 3), ["Pays", "NoDifference", "NoDifference", "NoDifference"]),
+        ((5, 4, 8, 6, 9), ["Costs", "Pays", "Costs", "Pays"]),
+        ((1, 1, 1, 9, 5), ["NoDifference", "NoDifference", "Pays", "Costs"]),
+    ],
+)
+def test_a_verdict_follows_from_two_rates(
+    figures: tuple[float, float, float, float, float], reasons: list[str]
+) -> None:
+    assert [each.reason for each in verdicts(rates(*figures))] == reasons
+    assert verdicts(Answer(cost_source="", kv_pool_tokens=0, missing="none")) == ()
+
+
+def test_hints_have_names_of_their_own() -> None:
+    assert len({hint.name for hint in HINTS}) == len(HINTS)
+
+
+@pytest.mark.process
+def test_the_simulator_is_asked_as_a_program_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, slo={"itlMilliseconds": 50})
+    assert run(["-f", file, "--accelerator", A100, "--answer-tokens", "40"]) == 0
+    text = capsys.readouterr().out
+    assert "Qwen3-8B on 1 x A100-40GB" in text
+    assert "slo.itlMilliseconds: pays" in text
+
+
+def test_arrangements_of_the_answer_are_those_that_are_shown() -> None:
+    from sluice_operator.cli.explain.shown import ARRANGED
+
+    assert set(ARRANGED) == set(Arrangement.model_fields["name"].annotation.__args__)  # type: ignore[union-attr]

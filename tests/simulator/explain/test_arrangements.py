@@ -1,0 +1,74 @@
+"""Two engines, arranged in each way: the highest rate at which a promise is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.explain import Arrangement, Promise, Question, Requests
+from sluice_simulator.explain import arrangements
+from sluice_simulator.explain.__main__ import answered
+from sluice_simulator.explain.models import known_shape
+from sluice_simulator.explain.roofline import roofline
+
+A100 = Accelerator(product="NVIDIA-A100-SXM4-40GB", memory_mib=40_960, count=1)
+
+
+def asked(**changes: Any) -> Question:
+    return Question(
+        **{
+            "model_names": ("Qwen3-8B",),
+            "accelerator": A100,
+            "chunk_size": 512,
+            "page_size": 16,
+            "max_prefill_tokens": 16_384,
+            "max_running_requests": 256,
+            "memory_fraction": 0.83,
+            "requests": Requests(prompt_tokens=3000, answer_tokens=60),
+            "promise": Promise(ttft_seconds=1.0, itl_seconds=0.05, share=0.97),
+        }
+        | changes
+    )
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer requests and rates, so that a run takes milliseconds."""
+    monkeypatch.setattr(arrangements, "REQUESTS", 24)
+    monkeypatch.setattr(arrangements, "GRID", 3)
+    monkeypatch.setattr(arrangements, "GRID_STEP", 2.5)
+
+
+def borne(name: Any, question: Question) -> Arrangement:
+    model = known_shape(question.model_names)
+    assert model is not None
+    cost = roofline(model, question.accelerator, question.memory_fraction)
+    return arrangements.arrangement(name, question, model, cost)
+
+
+def test_chunks_keep_gaps_that_whole_prompts_break() -> None:
+    """A prompt of 3,000 tokens takes 180 ms, a chunk of 512 takes 31."""
+    question = asked()
+    whole, chunked = borne("whole", question), borne("mixed", question)
+    assert chunked.requests_per_second > 2 * whole.requests_per_second > 0
+    assert 0.03 < chunked.itl_seconds <= 0.05
+
+
+def test_a_promise_that_nothing_keeps_is_a_rate_of_0() -> None:
+    none = asked(promise=Promise(ttft_seconds=0.001, itl_seconds=0.05, share=0.9))
+    found = borne("mixed", none)
+    assert found.requests_per_second == 0
+    assert found.ttft_seconds > 0.001
+
+
+def test_prefill_and_decode_apart_have_gaps_of_decode_steps_alone() -> None:
+    apart = borne("apart", asked(promise=Promise(ttft_seconds=5.0, itl_seconds=0.03, share=0.9)))
+    assert apart.requests_per_second > 0
+    assert apart.itl_seconds < 0.025
+
+
+def test_a_model_or_a_product_that_is_not_known_is_said() -> None:
+    assert "--model-config" in (answered(asked(model_names=("x", "y"))).missing or "")
+    answer = answered(asked(accelerator=Accelerator(product="odd", count=1)))
+    assert "no figures for odd" in (answer.missing or "")

@@ -1,0 +1,86 @@
+"""Shapes of models and limits of devices, and the cost of a step that follows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sluice_contract.accelerators import PRODUCTS, Accelerator
+from sluice_simulator.costs import cost_named
+from sluice_simulator.explain.models import KNOWN, known_shape, shape_from
+from sluice_simulator.explain.roofline import PEAKS, NoCostError, roofline
+
+LLAMA_8B = next(shape for shape in KNOWN if shape.name == "Llama-3-8B")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["hf://Qwen/Qwen3-8B"], "Qwen3-8B"),
+        (["pvc://models/weights", "qwen3-0.6b"], "Qwen3-0.6B"),
+        (["hf://meta-llama/Llama-3.1-8B-Instruct"], "Llama-3-8B"),
+        (["/models/Meta-Llama-3-70B"], "Llama-3-70B"),
+        (["Qwen3-32B-FP8"], "Qwen3-32B"),
+        (["Qwen3-235B-A22B"], None),
+        (["mistral-7b"], None),
+    ],
+)
+def test_a_well_known_model_is_found_by_name(names: list[str], found: str | None) -> None:
+    shape = known_shape(names)
+    assert (shape.name if shape else None) == found
+
+
+@pytest.mark.parametrize(("name", "billions"), [("Qwen3-8B", 7.57), ("Llama-3-70B", 69.5)])
+def test_parameters_are_those_of_the_model_without_its_embedding(
+    name: str, billions: float
+) -> None:
+    shape = next(each for each in KNOWN if each.name == name)
+    assert shape.weight_bytes / 2e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_a_config_json_gives_a_shape_or_names_the_key() -> None:
+    config = {
+        "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": 32, "intermediate_size": 14_336, "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+    }  # fmt: skip
+    shape = shape_from(json.dumps(config))
+    assert (shape.kv_bytes, shape.token_flop) == (LLAMA_8B.kv_bytes, LLAMA_8B.token_flop)
+    with pytest.raises(ValueError, match="vocab_size: None is not allowed"):
+        shape_from(json.dumps(config | {"vocab_size": None}))
+    with pytest.raises(ValueError, match="JSON object"):
+        shape_from("[]")
+
+
+def test_the_limits_of_a_h200_are_those_of_its_preset() -> None:
+    h200 = Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1)
+    ours, preset = roofline(LLAMA_8B, h200, 0.9).coefficients, cost_named("h200-llama3-8b")
+    for name in ("weights", "token", "row", "product", "context"):
+        expected = getattr(preset.coefficients, name)
+        assert getattr(ours, name) == pytest.approx(expected, rel=0.07), name
+
+
+def test_two_gpus_are_faster_and_less_than_twice() -> None:
+    one, two = (
+        roofline(LLAMA_8B, Accelerator(product="H100", count=count), 0.85).coefficients
+        for count in (1, 2)
+    )
+    assert 1.7 < one.token / two.token < 2
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "says"),
+    [
+        (Accelerator(product="NVIDIA-Brand-New", count=1), "no figures for NVIDIA-Brand-New"),
+        (Accelerator(count=1), "no figures for no product"),
+        (Accelerator(product="Tesla-T4", count=1), "14 GiB, and 1 x T4 leave 12 GiB"),
+        (Accelerator(product="A100-SXM4-40GB-MIG-1g.5gb", memory_mib=5120, count=1), "no figures"),
+    ],
+)
+def test_why_there_is_no_cost_is_said(accelerator: Accelerator, says: str) -> None:
+    with pytest.raises(NoCostError, match=says):
+        roofline(LLAMA_8B, accelerator, 0.77)
+
+
+def test_products_with_figures_are_rows_of_the_accelerator_table() -> None:
+    assert PEAKS.keys() <= {row.name for row in PRODUCTS}
