@@ -3,48 +3,103 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 from sluice_contract.labels import Role
 
+from sluice_autoscaler.budget import Claim, allotted
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_autoscaler.history import History
-from sluice_autoscaler.sample import EngineSample, Sample
+from sluice_autoscaler.measured import Measured
+from sluice_autoscaler.pool_plan import PoolPlan, held, hold_reason, planned, seen_of
+from sluice_autoscaler.reports import Reports
+from sluice_autoscaler.sample import Sample
 from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.victims import victims_of
+from sluice_autoscaler.zero import is_asleep, is_busy, least_engines
 
-DOWN_SECONDS = 60.0
-"""A pool shrinks to the most that was wanted in so many seconds."""
+Seen = Mapping[Role, tuple[Reports, Measured]]
 
 
 def decide(settings: Settings, history: History, sample: Sample) -> Decision:
-    """The decision on `sample`; `history`: what came before it."""
-    pools = {role: _pool(settings, history, sample, role) for role in settings.pools}
+    """The decision on `sample`; `history`: what came before it. All pools together: each by its
+    load, within its limits; then all within the budget."""
+    sample = _timed(history, sample)
+    seen = {role: seen_of(history, sample, role) for role in settings.pools}
+    busy = is_busy(sample, {role: measured for role, (_, measured) in seen.items()})
+    plans = _plans(settings, history, sample, seen, busy)
+    engines = allotted(_claims(settings, sample, plans), settings.gpu_budget)
+    pools = {
+        role: _decided(settings, sample, plans, engines, role, replace(seen[role][1], busy=busy))
+        for role in settings.pools
+    }
     changes = [pool for pool in pools.values() if pool.desired != pool.current]
-    shown = changes or list(pools.values())
-    reason = shown[0].reason
-    return Decision(pools, reason, "; ".join(pool.message for pool in shown))
+    shown = changes or sorted(pools.values(), key=lambda pool: pool.reason == "Enough")
+    return Decision(pools, shown[0].reason, "; ".join(pool.message for pool in shown))
 
 
-def _pool(settings: Settings, history: History, sample: Sample, role: Role) -> PoolDecision:
-    limits, current = settings.pools[role], sample.pools[role].replicas
-    if sample.engines is None:
-        return PoolDecision(role, current, current, "MetricsMissing", f"{role}: no load reports")
-    engines = [each for each in sample.engines if each.role is role and each.condition == "ready"]
-    work = sum(_work_seconds(each) for each in engines)
-    wanted = math.ceil(work / settings.queue_seconds)
-    if sample.waiting_requests and not engines:
-        wanted = max(wanted, 1)
-    before = [
-        tick.decision.pools[role].desired
-        for tick in history.since(sample.time_seconds - DOWN_SECONDS)
-        if role in tick.decision.pools
-    ]
-    wanted = max(wanted, min(current, max(before, default=current)))
-    desired = max(limits.minimum, min(limits.maximum, wanted))
-    reason = "QueuedWork" if desired > current else "Idle" if desired < current else "Enough"
-    message = f"{role}: {work:.1f} s of work in {len(engines)} engines, {current} → {desired}"
-    return PoolDecision(role, current, desired, reason, message)
+def _timed(history: History, sample: Sample) -> Sample:
+    """A sample without a time of its own is of the moment of the one before it."""
+    if math.isfinite(sample.time_seconds):
+        return sample
+    last = history.last
+    return replace(sample, time_seconds=last.sample.time_seconds if last else 0.0, engines=None)
 
 
-def _work_seconds(engine: EngineSample) -> float:
-    running = engine.running_requests / max(1, engine.max_running_requests)
-    return engine.queued_work_seconds + max(running, engine.kv_used)
+def _plans(
+    settings: Settings, history: History, sample: Sample, seen: Seen, busy: bool
+) -> dict[Role, PoolPlan]:
+    least = least_engines(settings, history, sample.time_seconds, busy)
+    wakes = is_asleep(settings, sample) and sample.waiting_requests
+    plans = {}
+    for role, limits in settings.pools.items():
+        pool = sample.pools[role]
+        why = hold_reason(seen[role][0], pool, sample)
+        if wakes and not pool.replicas:
+            text = f"{sample.waiting_requests} requests wait for the first engine"
+            plans[role] = PoolPlan(max(1, limits.minimum), 1, "WaitingRequests", text)
+        elif why is not None:
+            plans[role] = held(settings, limits, pool, why)
+        else:
+            plans[role] = planned(settings, history, sample, role, seen[role], least[role])
+    return plans
+
+
+def _claims(
+    settings: Settings, sample: Sample, plans: Mapping[Role, PoolPlan]
+) -> dict[Role, Claim]:
+    claims = {}
+    for role, limits in settings.pools.items():
+        pool, plan = sample.pools[role], plans[role]
+        claims[role] = Claim(
+            current=pool.replicas,
+            desired=plan.desired,
+            minimum=limits.minimum,
+            gpus=limits.gpus,
+            surplus=pool.surplus,
+            unplaced=pool.unschedulable,
+            wanted=plan.desired if plan.wanted is None else plan.wanted,
+        )
+    return claims
+
+
+def _decided(
+    settings: Settings,
+    sample: Sample,
+    plans: Mapping[Role, PoolPlan],
+    engines: Mapping[Role, int],
+    role: Role,
+    measured: Measured,
+) -> PoolDecision:
+    pool, plan, desired = sample.pools[role], plans[role], engines[role]
+    reason, message = plan.reason, f"{role}: {plan.message}"
+    if desired < plan.desired:
+        reason = "BudgetExhausted"
+        message += f"; {settings.gpu_budget} GPUs are all that the service may hold"
+    message += f": {pool.replicas} → {desired}" if desired != pool.replicas else ": no change"
+    leaving = pool.replicas - desired - pool.starting - pool.unschedulable
+    victims = victims_of(sample.engines or (), role, leaving)
+    return PoolDecision(
+        role, pool.replicas, desired, reason, message, victims, plan.wanted, measured
+    )

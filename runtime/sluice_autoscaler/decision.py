@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sluice_contract.labels import Role
+
+from sluice_autoscaler.measured import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,11 @@ class PoolDecision:
     """For people: what was seen, in numbers, and what follows."""
     victims: tuple[str, ...] = ()
     """Engines that had best go first when the pool shrinks."""
+    wanted: int | None = None
+    """What the load alone asks for; None where it is not known. `desired` follows it within limits,
+    budget and rates."""
+    measured: Measured = field(default=Measured(), compare=False)
+    """What later decisions learn from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_autoscaler.decision import Decision
@@ -33,4 +33,18 @@ class History:
     def with_tick(self, tick: Tick) -> History:
         """This history and one more, without what is older than `KEPT_SECONDS`."""
         oldest = tick.sample.time_seconds - KEPT_SECONDS
-        return History((*self.since(oldest), tick))
+        kept = [*self.since(oldest), tick]
+        if len(kept) > 1:
+            kept[-2] = _without_engines(kept[-2])
+        return History(tuple(kept))
+
+    @property
+    def last(self) -> Tick | None:
+        """The latest."""
+        return self.ticks[-1] if self.ticks else None
+
+
+def _without_engines(tick: Tick) -> Tick:
+    """Decisions compare engines with those of the sample before, and with no older ones."""
+    engines = None if tick.sample.engines is None else ()
+    return replace(tick, sample=replace(tick.sample, engines=engines))

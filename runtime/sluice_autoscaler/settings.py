@@ -26,8 +26,9 @@ class Settings:
     pools: Mapping[Role, PoolLimits]
     gpu_budget: int | None = None
     """GPUs that all pods of the service may hold; None: as many as there are."""
-    queue_seconds: float = 1.0
-    """Seconds of work that may wait in each engine that computes prompts."""
+    queue_seconds: float | None = None
+    """Seconds of work that may wait in each engine that computes prompts; None: as many as
+    `ttft_seconds` leaves."""
     prefill_queue: int | None = None
     """Requests that may wait for prefill in each engine."""
     decode_queue: int | None = None
@@ -36,4 +37,16 @@ class Settings:
     """Share of its pages that the requests of an engine may hold."""
     ttft_seconds: float | None = None
     itl_seconds: float | None = None
+    percentile: float = 95.0
+    """Of the requests that are to keep `ttft_seconds` and `itl_seconds`."""
+    idle_seconds: float = 300.0
+    """A service goes to zero when there was nothing to do for so long."""
     on_metrics_loss: Literal["Hold", "Floor"] = "Hold"
+
+    @property
+    def allowed_queue_seconds(self) -> float:
+        """Half of the time to the first token may be spent in the queue, where nothing else is
+        said: the rest is for the prompt itself."""
+        if self.queue_seconds is not None:
+            return self.queue_seconds
+        return 1.0 if self.ttft_seconds is None else self.ttft_seconds / 2

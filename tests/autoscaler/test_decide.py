@@ -2,31 +2,130 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.history import History
-from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
 
-SETTINGS = Settings({Role.MIXED: PoolLimits(minimum=1, maximum=8)})
+from tests.autoscaler.building import (
+    DECODE,
+    MIXED,
+    PREFILL,
+    RATE,
+    Service,
+    engine,
+    pool,
+    seen,
+    wanting,
+)  # fmt: skip
 
-
-def seen(engines: tuple[EngineSample, ...] | None, replicas: int = 1) -> Sample:
-    pool = PoolSample(Role.MIXED, replicas=replicas, ready=replicas)
-    return Sample(100.0, {Role.MIXED: pool}, engines)
-
-
-def engine(**load: float) -> EngineSample:
-    return EngineSample("a", Role.MIXED, "1", "ready", age_seconds=0.5, **load)  # type: ignore[arg-type]
-
-
-def test_queued_work_asks_for_more_engines() -> None:
-    decision = decide(SETTINGS, History(), seen((engine(queued_work_seconds=3.0),)))
-    pool = decision.pools[Role.MIXED]
-    assert (pool.current, pool.desired, pool.reason) == (1, 3, "QueuedWork")
+TWO = (PREFILL, DECODE)
 
 
-def test_missing_reports_change_nothing() -> None:
-    decision = decide(SETTINGS, History(), seen(None, replicas=5))
-    assert not decision.changes
-    assert decision.reason == "MetricsMissing"
+def decided(settings: Settings, *engines: Any, **sample: Any) -> Any:
+    return decide(settings, History(), seen(engines, **sample))
+
+
+def queue(seconds: int, requests: int = 99) -> dict[str, Any]:
+    """So much work waits."""
+    return {"queued_tokens": int(seconds * RATE), "queued_requests": requests}
+
+
+@pytest.mark.parametrize(
+    ("load", "settings", "desired", "reason"),
+    [
+        (queue(3), {}, 3, "QueuedWork"),
+        (queue(3), {"queue_seconds": 0.75}, 4, "QueuedWork"),
+        (queue(3), {"ttft_seconds": 3.0}, 2, "QueuedWork"),
+        (queue(9, requests=2), {}, 3, "QueuedWork"),  # one engine for each prompt
+        (queue(9), {}, 5, "RateLimited"),
+        ({"queued_requests": 7}, {"prefill_queue": 2}, 4, "PrefillQueue"),
+        ({"kv_used": 0.9}, {}, 2, "KvPages"),
+        ({"kv_used": 0.9}, {"kv_used": 0.95}, 1, "Enough"),
+        ({"running_requests": 256, "queued_requests": 200}, {}, 2, "RunningRequests"),
+        (queue(99), {"pools": {MIXED: PoolLimits(1, 3)}}, 3, "QueuedWork"),
+        ({}, {"pools": {MIXED: PoolLimits(4, 9)}}, 4, "AtMinimum"),
+    ],
+)  # fmt: skip
+def test_a_target_that_is_exceeded_asks_for_engines(
+    load: dict[str, Any], settings: dict[str, Any], desired: int, reason: str
+) -> None:
+    decision = decided(replace(wanting(), **settings), engine(**load))
+    assert (decision.pools[MIXED].desired, decision.pools[MIXED].reason) == (desired, reason)
+    assert decision.message.startswith("mixed: ")
+
+
+def test_prefill_and_decode_follow_their_own_signals() -> None:
+    busy = {"queued_tokens": int(8 * RATE), "queued_requests": 40}
+    service = Service(wanting(*TWO), {PREFILL: 2, DECODE: 2})
+    service.look({PREFILL: busy, DECODE: {"kv_used": 0.4}})
+    assert service.replicas == {PREFILL: 6, DECODE: 2}
+    service = Service(wanting(*TWO), {PREFILL: 2, DECODE: 2})
+    service.look({PREFILL: {"kv_used": 1.9}, DECODE: {"kv_used": 1.9, "queued_tokens": 0}})
+    assert service.replicas == {PREFILL: 2, DECODE: 3}
+
+
+def test_decode_grows_for_the_time_between_tokens_and_for_requests_without_pages() -> None:
+    settings = wanting(DECODE, itl_seconds=0.05, decode_queue=4)
+    slow = engine("d", DECODE, running_requests=100, itl_seconds=0.09)
+    pools = pool(DECODE, 1)
+    found = decide(settings, History(), seen([slow], pools)).pools[DECODE]
+    assert (found.desired, found.reason) == (2, "Itl")
+    waits = engine("d", DECODE, running_requests=10, prealloc_requests=10)
+    found = decide(settings, History(), seen([waits], pools)).pools[DECODE]
+    assert (found.desired, found.reason) == (3, "DecodeQueue")
+
+
+def test_arriving_work_asks_for_engines_before_anything_waits() -> None:
+    service = Service(wanting(ttft_seconds=2.0), {MIXED: 1})
+    sizes = service.settle({MIXED: {"prompt_tokens": 3 * RATE}}, seconds=60)
+    assert sizes[-1] >= 4
+    more = Service(wanting(ttft_seconds=2.0), {MIXED: 1})
+    assert more.settle({MIXED: {"prompt_tokens": 6 * RATE}}, seconds=60)[-1] > sizes[-1]
+
+
+def test_up_fast_and_down_slow() -> None:
+    service = Service(wanting(), {MIXED: 1})
+    for _ in range(3):
+        service.look({MIXED: {"queued_tokens": int(5 * RATE), "queued_requests": 50}})
+    assert service.replicas[MIXED] == 5
+    sizes = service.settle({}, seconds=200)
+    assert sizes[13] == 5, "for a minute nothing goes"
+    assert sizes[-1] == 1
+    assert all(later <= size for size, later in pairwise(sizes))
+
+
+def test_victims_are_those_with_the_least_work_and_none_that_leaves_already() -> None:
+    service = Service(wanting(), {MIXED: 4})
+    service.settle({MIXED: {"kv_used": 0.1}}, seconds=80)
+    assert service.replicas[MIXED] < 4
+    engines = [
+        engine("busy", running_requests=9),
+        engine("light", running_requests=1),
+        engine("sick", condition="failing", running_requests=3),
+        engine("odd", running_requests=-5),
+        engine("gone", condition="draining"),
+    ]
+    quiet = History(
+        tuple(replace(tick, decision=_kept(tick.decision, 4)) for tick in service.history.ticks)
+    )
+    found = decide(wanting(), quiet, seen(engines, pool(MIXED, 4), at=service.seconds + 2))
+    assert found.pools[MIXED].victims == ("sick", "light")
+
+
+def _kept(decision: Any, current: int) -> Any:
+    pools = {role: replace(each, current=current, desired=current, wanted=1)
+             for role, each in decision.pools.items()}  # fmt: skip
+    return replace(decision, pools=pools)
+
+
+def test_every_decision_says_what_was_seen_in_numbers() -> None:
+    decision = decided(wanting(), engine(queued_tokens=3 * RATE, queued_requests=9))
+    assert decision.reason == "QueuedWork"
+    assert decision.message == (
+        "mixed: 3.0 s of work wait, 1 s in each engine allowed: 3 engines are wanted: 1 → 3"
+    )

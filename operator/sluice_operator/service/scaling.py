@@ -54,16 +54,16 @@ def scaling_settings(spec: InferenceServiceSpec) -> Settings:
     """What the spec says of scaling; `pools` are those with an autoscaling section."""
     scaling, slo = spec.autoscaling or AutoscalingSpec(), spec.slo or Slo()
     target = scaling.target or AutoscalingTarget()
-    given = {} if target.queue_seconds is None else {"queue_seconds": target.queue_seconds}
     return Settings(
         pools={role: limits for role in spec.roles if (limits := _limits(spec, role))},
         gpu_budget=scaling.gpu_budget,
+        queue_seconds=target.queue_seconds,
         prefill_queue=target.prefill_queue,
         decode_queue=target.decode_queue,
         ttft_seconds=_seconds(slo.ttft_milliseconds),
         itl_seconds=_seconds(slo.itl_milliseconds),
+        percentile=slo.percentile,
         on_metrics_loss=scaling.on_metrics_loss,
-        **given,
     )
 
 

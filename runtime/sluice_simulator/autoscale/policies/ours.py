@@ -11,7 +11,7 @@ from sluice_autoscaler.sample import Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.labels import Role
 
-from sluice_simulator.autoscale.constants import Constants
+from sluice_simulator.autoscale.constants import GOAL, Constants
 from sluice_simulator.autoscale.policies.policy import Targets
 
 TICK_SECONDS: Final = 2.0
@@ -50,4 +50,5 @@ def settings_of(constants: Constants, roles: Sequence[Role]) -> Settings:
         gpu_budget=constants.gpu_budget,
         ttft_seconds=constants.promise.ttft_seconds,
         itl_seconds=constants.promise.itl_seconds,
+        percentile=100 * GOAL,
     )

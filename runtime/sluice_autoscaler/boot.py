@@ -1,0 +1,42 @@
+"""How long engines take to start: from the decision to the first of them that is ready, as seen.
+
+Knows nothing of pods and images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.labels import Role
+
+from sluice_autoscaler.history import Tick
+from sluice_autoscaler.sample import Sample
+
+BOOT_SECONDS: Final = 30.0
+"""Until a start was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """Of one pool."""
+
+    seconds: float | None
+    """The last start that was seen; None before any."""
+    asked_seconds: float | None
+    """When the engines were asked for that are awaited now; None: none are."""
+
+
+def boot_of(last: Tick | None, sample: Sample, role: Role) -> Boot:
+    """What is known at `sample`, by the tick before it."""
+    if last is None or role not in last.decision.pools:
+        return Boot(None, None)
+    known, decided = last.decision.pools[role].measured, last.decision.pools[role]
+    before, now = last.sample.pools[role], sample.pools[role]
+    asked = known.growth_asked_seconds
+    if asked is None and decided.desired > decided.current:
+        asked = last.sample.time_seconds
+    if asked is not None and now.ready > before.ready:
+        return Boot(sample.time_seconds - asked, None)
+    arrived = now.ready >= now.replicas and decided.desired <= now.replicas
+    return Boot(known.boot_seconds, None if arrived else asked)

@@ -1,0 +1,101 @@
+"""All pools of a service within its GPUs, at every instant.
+
+A pod holds its GPUs until it is gone, so what a pool gives up counts as held until then: growth
+gets what is free now. Knows no load but how much each pool lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice_contract.labels import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one pool has, and asks for."""
+
+    current: int
+    desired: int
+    """Within the pool's own limits."""
+    minimum: int
+    gpus: int
+    """Of one engine."""
+    surplus: int
+    """Pods beyond `current` that hold their GPUs."""
+    unplaced: int
+    """Of `current`: pods that found no place."""
+    wanted: int
+    """What its load asks for, in engines."""
+
+    @property
+    def held_gpus(self) -> int:
+        """As soon as all of `current` are there."""
+        return (self.current + self.surplus) * self.gpus
+
+
+def allotted(claims: Mapping[Role, Claim], budget: int | None) -> dict[Role, int]:
+    """Engines of each pool, in the order of `claims`. Growth gets free GPUs one engine after
+    another, the pool that lacks the largest share of what it wants first; a pool that shrinks does
+    so. Pods without a place give way to another pool's engines, and where more is held than the
+    budget allows, the pool that lacks least gives first."""
+    engines = {role: claim.desired for role, claim in claims.items()}
+    if budget is None:
+        return engines
+    growing = {
+        role: min(claim.current, claim.desired) if claim.gpus else claim.desired
+        for role, claim in claims.items()
+    }
+    free = budget - sum(claim.held_gpus for claim in claims.values())
+    if free < 0:
+        return _given_back(claims, growing, -free)
+    while starved := _starved(claims, growing, free):
+        growing[starved] += 1
+        free -= claims[starved].gpus
+    return _making_room(claims, growing)
+
+
+def _starved(claims: Mapping[Role, Claim], engines: Mapping[Role, int], free: int) -> Role | None:
+    """Who gets the next engine."""
+    waiting = [
+        role
+        for role, claim in claims.items()
+        if engines[role] < claim.desired and claim.current <= engines[role] and claim.gpus <= free
+    ]
+    return min(waiting, key=lambda role: _served(claims[role], engines[role]), default=None)
+
+
+def _served(claim: Claim, engines: int) -> float:
+    """Share of what it wants that it has; beyond 1 it has more."""
+    return engines / claim.wanted if claim.wanted else float("inf")
+
+
+def _making_room(claims: Mapping[Role, Claim], engines: dict[Role, int]) -> dict[Role, int]:
+    """Pods that found no place leave, if another pool lacks the GPUs that they may take."""
+    for role, claim in claims.items():
+        lacking = any(
+            engines[other] < claims[other].desired and claims[other].gpus and not rest.unplaced
+            for other, rest in claims.items()
+            if other is not role
+        )
+        if claim.unplaced and claim.gpus and lacking:
+            engines[role] = max(claim.minimum, min(engines[role], claim.current - claim.unplaced))
+    return engines
+
+
+def _given_back(
+    claims: Mapping[Role, Claim], engines: dict[Role, int], excess: int
+) -> dict[Role, int]:
+    """More is held than the budget allows: engines go, down to each pool's minimum. What shrinks
+    anyway, and pods that leave already, are part of it."""
+    excess -= sum((claims[role].current - engines[role]) * claims[role].gpus for role in claims)
+    excess -= sum(claim.surplus * claim.gpus for claim in claims.values())
+    while excess > 0:
+        able = [r for r, claim in claims.items() if claim.gpus and engines[r] > claim.minimum]
+        if not able:
+            break
+        role = max(able, key=lambda each: _served(claims[each], engines[each]))
+        engines[role] -= 1
+        excess -= claims[role].gpus
+    return engines

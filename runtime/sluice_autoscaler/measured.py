@@ -1,0 +1,166 @@
+"""What a pool was seen to do since the sample before: the numbers that decisions learn from.
+
+Work is counted in seconds of one engine's time, so that engines of other speeds add up. Knows no
+targets and no decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sluice_contract.labels import Role
+
+from sluice_autoscaler.reports import Reports, warm
+from sluice_autoscaler.sample import EngineSample, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class ItlModel:
+    """The time between two tokens of an engine that computes no prompts, by what it runs."""
+
+    base_seconds: float
+    slope_seconds: float
+    """For each running request of an engine."""
+
+    def decode_seconds(self, running: float) -> float:
+        """With so many running requests."""
+        return self.base_seconds + self.slope_seconds * running
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One pool at one sample; None: not known."""
+
+    interval_seconds: float = 0.0
+    """Since the sample before; 0 if there is none."""
+    arrived_seconds: float | None = None
+    """Work that arrived in it: new prompt tokens, by the rate at which they are computed."""
+    finished_requests: int | None = None
+    """In it."""
+    prefill_tokens_per_second: float | None = None
+    """Of one engine, the pool's mean."""
+    queued_seconds: float = 0.0
+    """Work that waits, of the whole pool."""
+    queued_requests: float = 0.0
+    running_requests: float = 0.0
+    kv_engines: float = 0.0
+    """Pages that requests hold, in pools of one engine."""
+    row_engines: float = 0.0
+    """Requests that run or wait, by how many an engine can run at once."""
+    itl_seconds: float | None = None
+    itl: ItlModel | None = None
+    """As learnt by then."""
+    engines: int = 0
+    """That were counted."""
+    boot_seconds: float | None = None
+    """From the decision to the ready engine, as last seen."""
+    growth_asked_seconds: float | None = None
+    """When the engines were asked for that are not ready yet, by the samples' clock."""
+    busy: bool = False
+    """Whether the service had anything to do."""
+
+
+def measure(
+    reports: Reports, sample: Sample, before: Sample | None, known_rate: float | None
+) -> Measured:
+    """The pool of `reports` in `sample`. `known_rate`: tokens per second of an engine, as known
+    from before, for engines that have not shown theirs."""
+    engines = reports.counted
+    rate = pool_rate(engines) or known_rate
+    interval = sample.time_seconds - before.time_seconds if before else 0.0
+    pairs = _pairs(engines, before.engines if before and before.engines else ())
+    scale = reports.scale
+    return Measured(
+        interval_seconds=max(0.0, interval),
+        arrived_seconds=_arrived_seconds(pairs, rate, scale),
+        finished_requests=_finished_requests(pairs),
+        prefill_tokens_per_second=rate,
+        queued_seconds=scale * sum(queued_seconds(engine, rate) for engine in engines),
+        queued_requests=scale * sum(engine.queued_requests for engine in engines),
+        running_requests=scale * sum(engine.running_requests for engine in engines),
+        kv_engines=scale * sum(engine.kv_used for engine in engines),
+        row_engines=scale * sum(_rows(engine) for engine in engines),
+        itl_seconds=_itl_seconds(engines),
+        engines=len(engines),
+    )
+
+
+def pool_rate(engines: Sequence[EngineSample]) -> float | None:
+    """Tokens per second of one engine: the mean of those that are warm, or else of all."""
+    known = [engine for engine in engines if engine.prefill_tokens_per_second]
+    known = [engine for engine in known if warm(engine)] or known
+    rates = [engine.prefill_tokens_per_second or 0.0 for engine in known]
+    return sum(rates) / len(rates) if rates else None
+
+
+def queued_seconds(engine: EngineSample, rate: float | None) -> float:
+    """To compute what waits in one engine, at its own rate if that is known."""
+    own = engine.prefill_tokens_per_second
+    if own and warm(engine):
+        return engine.queued_tokens / own
+    if rate and engine.queued_tokens:
+        return engine.queued_tokens / rate
+    return engine.queued_work_seconds
+
+
+def _rows(engine: EngineSample) -> float:
+    if not engine.max_running_requests:
+        return 0.0
+    return (engine.running_requests + engine.queued_requests) / engine.max_running_requests
+
+
+def has_work(engine: EngineSample) -> bool:
+    """Whether it has any request."""
+    return bool(
+        engine.queued_requests
+        or engine.running_requests
+        or engine.bootstrap_requests
+        or engine.inflight_requests
+        or engine.prealloc_requests
+        or engine.transfer_requests
+    )
+
+
+Pair = tuple[EngineSample, EngineSample]
+
+
+def _pairs(engines: Iterable[EngineSample], before: Iterable[EngineSample]) -> list[Pair]:
+    """Each engine before and now, in the same life: one that began anew counts from its next
+    sample on, since its totals began anew as well."""
+    earlier = {engine.name: engine for engine in before}
+    found = [(earlier[engine.name], engine) for engine in engines if engine.name in earlier]
+    return [(old, new) for old, new in found if old.epoch == new.epoch]
+
+
+def _arrived_seconds(pairs: Iterable[Pair], rate: float | None, scale: float) -> float | None:
+    if rate is None:
+        return None
+    arrived, known = 0.0, False
+    for old, new in pairs:
+        if old.prompt_tokens_total is None or new.prompt_tokens_total is None:
+            continue
+        own = new.prefill_tokens_per_second if warm(new) else None
+        arrived += max(0, new.prompt_tokens_total - old.prompt_tokens_total) / (own or rate)
+        known = True
+    return arrived * scale if known else None
+
+
+def _finished_requests(pairs: Iterable[Pair]) -> int | None:
+    counts = [
+        max(0, new.finished_requests_total - old.finished_requests_total)
+        for old, new in pairs
+        if old.finished_requests_total is not None and new.finished_requests_total is not None
+    ]
+    return sum(counts) if counts else None
+
+
+def _itl_seconds(engines: Iterable[EngineSample]) -> float | None:
+    """The mean over answers: an engine counts by what it runs."""
+    seen = [
+        (max(1, engine.running_requests), engine.itl_seconds)
+        for engine in engines
+        if engine.itl_seconds is not None and engine.role is not Role.PREFILL
+    ]
+    answers = sum(running for running, _ in seen)
+    return sum(running * itl for running, itl in seen) / answers if seen else None

@@ -1,0 +1,139 @@
+"""What one pool should have by its own load, limits and past, before the budget of all pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sluice_contract.labels import Role
+
+from sluice_autoscaler.boot import BOOT_SECONDS, boot_of
+from sluice_autoscaler.forecast import forecast, kv_trend
+from sluice_autoscaler.history import History
+from sluice_autoscaler.itl import itl_model
+from sluice_autoscaler.measured import Measured, measure
+from sluice_autoscaler.reports import Reports, reports_of
+from sluice_autoscaler.sample import PoolSample, Sample
+from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_autoscaler.stabilise import stabilised
+from sluice_autoscaler.wants import PoolView, Want, wants_of
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """One pool, before the budget."""
+
+    desired: int
+    wanted: int | None
+    reason: str
+    message: str
+
+
+def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Measured]:
+    """The reports that count, and what they say."""
+    reports, last = reports_of(sample.engines or (), role), history.last
+    known = last.decision.pools.get(role) if last else None
+    known_rate = known.measured.prefill_tokens_per_second if known else None
+    now = measure(reports, sample, last.sample if last else None, known_rate)
+    boot = boot_of(last, sample, role)
+    return reports, replace(
+        now,
+        boot_seconds=boot.seconds,
+        growth_asked_seconds=boot.asked_seconds,
+        itl=itl_model(measured_of(history, role), now),
+    )
+
+
+def measured_of(history: History, role: Role) -> list[Measured]:
+    """What the pool was seen to do at each tick."""
+    return [
+        tick.decision.pools[role].measured for tick in history.ticks if role in tick.decision.pools
+    ]
+
+
+def hold_reason(reports: Reports, pool: PoolSample, sample: Sample) -> tuple[str, str] | None:
+    """Why the load of a pool is not known, if so: a reason, and words for people."""
+    if sample.engines is None:
+        return "MetricsMissing", "no router answers, so the load is not known"
+    if reports.counted or not (pool.ready or reports.unknown):
+        return None
+    if reports.odd:
+        return "MetricsOdd", f"{reports.odd} load reports have impossible numbers"
+    if reports.stale:
+        return "MetricsStale", f"{reports.stale} load reports are old"
+    return "MetricsMissing", f"routers know none of the {pool.ready} ready engines"
+
+
+def held(
+    settings: Settings, limits: PoolLimits, pool: PoolSample, why: tuple[str, str]
+) -> PoolPlan:
+    """The load is not known: everything stays, or goes to the floor, as the settings say."""
+    reason, message = why
+    if settings.on_metrics_loss == "Floor":
+        return PoolPlan(limits.minimum, None, reason, f"{message}; falls to minReplicas")
+    desired = max(limits.minimum, min(limits.maximum, pool.replicas))
+    return PoolPlan(desired, None, reason, f"{message}; holds")
+
+
+def planned(
+    settings: Settings,
+    history: History,
+    sample: Sample,
+    role: Role,
+    seen: tuple[Reports, Measured],
+    least: int,
+) -> PoolPlan:
+    """The load is known. `least`: engines that the pool keeps without any load."""
+    reports, now = seen
+    limits, pool = settings.pools[role], sample.pools[role]
+    view = _view(measured_of(history, role), now, reports, pool)
+    want = _wanted(wants_of(view, settings)[0], reports, least, pool.replicas)
+    limited = max(limits.minimum, min(limits.maximum, want.engines))
+    boot = now.boot_seconds or BOOT_SECONDS
+    steady = stabilised(history, role, sample.time_seconds, pool.replicas, limited, boot)
+    desired = max(limits.minimum, min(limits.maximum, steady.engines))
+    reason, message = _why(want, desired, pool.replicas, limits.maximum)
+    if pool.unschedulable and desired > pool.replicas:
+        desired, reason = max(limits.minimum, pool.replicas), "CapacityBlocked"
+        message = f"{message}; {pool.unschedulable} pods find no place, so no more are asked for"
+    elif steady.reason:
+        reason, message = steady.reason, f"{message}; {steady.message}"
+    return PoolPlan(desired, want.engines, reason, message)
+
+
+def _view(past: Sequence[Measured], now: Measured, reports: Reports, pool: PoolSample) -> PoolView:
+    waiting = sum(engine.prealloc_requests for engine in reports.counted) * reports.scale
+    return PoolView(
+        role=pool.role,
+        current=pool.replicas,
+        now=now,
+        load=forecast(past, now),
+        itl=now.itl,
+        kv_trend=kv_trend(past, now, now.boot_seconds or BOOT_SECONDS),
+        requests=now.queued_requests,
+        waiting_for_pages=waiting,
+    )
+
+
+def _wanted(want: Want, reports: Reports, least: int, current: int) -> Want:
+    """By the load, and one more for each engine that only fails: up to half of all, since it is not
+    the engines where most of them do. With less than half of the reports nothing is given up."""
+    wanted = want if want.engines >= least else replace(want, engines=least, reason="AtMinimum")
+    if reports.unknown > len(reports.counted) and wanted.engines < current:
+        return replace(wanted, engines=current, message=f"{reports.unknown} reports do not count")
+    if not 0 < reports.sick <= len(reports.counted) + reports.unknown:
+        return wanted
+    engines = wanted.engines + reports.sick
+    reason = "SickEngines" if wanted.engines <= current < engines else wanted.reason
+    return Want(engines, reason, f"{wanted.message}; {reports.sick} engines fail")
+
+
+def _why(want: Want, desired: int, current: int, maximum: int) -> tuple[str, str]:
+    text = f"{want.message}: {want.engines} engines are wanted"
+    if want.engines > maximum:
+        text += f", maxReplicas is {maximum}"
+    if desired > current:
+        return want.reason, text
+    if desired < current:
+        return "LessWork", text
+    return ("AtMaximum" if want.engines > maximum else "Enough"), text

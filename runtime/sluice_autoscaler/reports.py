@@ -1,0 +1,101 @@
+"""Which load reports count: those of engines that serve, that are fresh, and that can be true.
+
+What is left out is counted by its reason, never averaged in. Knows no targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.labels import Role
+
+from sluice_autoscaler.sample import EngineSample
+
+STALE_SECONDS: Final = 10.0
+"""Engines report at least once a second, routers ask as often."""
+COLD_REQUESTS: Final = 3
+"""An engine that has finished fewer says little of its rates: its first steps are slow."""
+MAX_COUNT: Final = 1e15
+"""No count, total or rate of one engine is greater."""
+MAX_SECONDS: Final = 1e7
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """Of one pool."""
+
+    counted: tuple[EngineSample, ...] = ()
+    """Engines that are ready, with a report of theirs that is fresh and possible."""
+    stale: int = 0
+    """Ready engines whose report is too old."""
+    odd: int = 0
+    """Ready engines whose report has impossible numbers."""
+    sick: int = 0
+    """Engines that fail the requests that they are given."""
+
+    @property
+    def unknown(self) -> int:
+        """Ready engines of which nothing is known."""
+        return self.stale + self.odd
+
+    @property
+    def scale(self) -> float:
+        """What is counted, times this, is the whole pool's: engines of which nothing is known are
+        taken to be as loaded as the others."""
+        return (len(self.counted) + self.unknown) / len(self.counted) if self.counted else 0.0
+
+
+def reports_of(engines: Iterable[EngineSample], role: Role) -> Reports:
+    """The reports of one role."""
+    counted, stale, odd, sick = [], 0, 0, 0
+    for engine in engines:
+        if engine.role is not role:
+            continue
+        sick += engine.condition == "failing"
+        if engine.condition != "ready":
+            continue
+        if not possible(engine):
+            odd += 1
+        elif engine.age_seconds > STALE_SECONDS:
+            stale += 1
+        else:
+            counted.append(engine)
+    return Reports(tuple(counted), stale, odd, sick)
+
+
+def possible(engine: EngineSample) -> bool:
+    """Whether every number can be true."""
+    counts = (
+        engine.queued_requests,
+        engine.queued_tokens,
+        engine.running_requests,
+        engine.max_running_requests,
+        engine.bootstrap_requests,
+        engine.inflight_requests,
+        engine.prealloc_requests,
+        engine.transfer_requests,
+        engine.prompt_tokens_total or 0,
+        engine.generated_tokens_total or 0,
+        engine.finished_requests_total or 0,
+        engine.prefill_tokens_per_second or 0.0,
+    )
+    seconds = (engine.queued_work_seconds, engine.itl_seconds or 0.0)
+    return (
+        engine.age_seconds >= 0
+        and all(_within(count, MAX_COUNT) for count in counts)
+        and all(_within(second, MAX_SECONDS) for second in seconds)
+        and _within(engine.kv_used, 1.0)
+    )
+
+
+def warm(engine: EngineSample) -> bool:
+    """Whether its rates count."""
+    finished = engine.finished_requests_total
+    return finished is None or finished >= COLD_REQUESTS
+
+
+def _within(value: float, most: float) -> bool:
+    return math.isfinite(value) and 0 <= value <= most

@@ -1,0 +1,88 @@
+"""Up fast, down slow: what a pool may do at one decision. Knows no load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.labels import Role
+
+from sluice_autoscaler.history import History, Tick
+
+DOWN_SECONDS: Final = 60.0
+"""A pool shrinks to the most that was wanted in so many seconds, or in twice the time that an
+engine takes to start, if that is longer: what is given up early must be waited for."""
+MAX_DOWN_SECONDS: Final = 300.0
+RATE_SECONDS: Final = 15.0
+"""For which the two limits of rates hold."""
+MAX_ADDED: Final = 4
+"""A pool grows by so many engines, or to twice its size if that is more."""
+SMALLEST_SHARE: Final = 0.5
+"""It shrinks to no less than this share of its size, or by one engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """What is left of a wish to change, and why it is not all of it."""
+
+    engines: int
+    reason: str = ""
+    message: str = ""
+
+
+def stabilised(
+    history: History, role: Role, now: float, current: int, wanted: int, boot_seconds: float
+) -> Steady:
+    """`wanted` engines, within what the last minutes allow."""
+    if wanted > current:
+        return _grown(history, role, now, current, wanted)
+    if wanted < current:
+        return _shrunk(history, role, now, current, wanted, boot_seconds)
+    return Steady(current)
+
+
+def _grown(history: History, role: Role, now: float, current: int, wanted: int) -> Steady:
+    lately = _sizes(history.since(now - RATE_SECONDS), role)
+    start = min((*lately, current))
+    most = max(start + MAX_ADDED, 2 * start)
+    if wanted <= most:
+        return Steady(wanted)
+    text = f"at most {most} engines within {RATE_SECONDS:.0f} s"
+    return Steady(max(current, most), "RateLimited", text)
+
+
+def _shrunk(
+    history: History, role: Role, now: float, current: int, wanted: int, boot_seconds: float
+) -> Steady:
+    window = min(MAX_DOWN_SECONDS, max(DOWN_SECONDS, 2 * boot_seconds))
+    if not _reaches_back(history.ticks, role, now - window):
+        text = f"a pool shrinks once its load is known for {window:.0f} s"
+        return Steady(current, "Stabilising", text)
+    before = [_wanted(tick, role, current) for tick in history.since(now - window)]
+    least = max(wanted, *before) if before else wanted
+    if least >= current:
+        text = f"{least} engines were wanted in the last {window:.0f} s"
+        return Steady(current, "Stabilising", text)
+    start = max((*_sizes(history.since(now - RATE_SECONDS), role), current))
+    floor = min(start - 1, int(start * SMALLEST_SHARE))
+    if least >= floor:
+        return Steady(least)
+    text = f"at least {floor} engines within {RATE_SECONDS:.0f} s"
+    return Steady(min(current, floor), "RateLimited", text)
+
+
+def _reaches_back(ticks: Sequence[Tick], role: Role, seconds: float) -> bool:
+    return any(
+        role in tick.decision.pools for tick in ticks[:1] if tick.sample.time_seconds <= seconds
+    )
+
+
+def _wanted(tick: Tick, role: Role, current: int) -> int:
+    """What the load asked for at that tick; where it was not known, what there is now."""
+    pool = tick.decision.pools.get(role)
+    return current if pool is None or pool.wanted is None else pool.wanted
+
+
+def _sizes(ticks: Iterable[Tick], role: Role) -> list[int]:
+    return [tick.decision.pools[role].desired for tick in ticks if role in tick.decision.pools]

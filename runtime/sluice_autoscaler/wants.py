@@ -1,0 +1,177 @@
+"""How many engines each target asks for, by what was measured; the largest answer counts.
+
+A target asks for fewer engines only if they would be loaded well below it: what the engines that
+are left would carry is what counts (N / (N - 1) for one of N). Knows no limits, budget or rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.labels import Role
+
+from sluice_autoscaler.capacity import Promise, engines_for
+from sluice_autoscaler.forecast import Forecast
+from sluice_autoscaler.measured import ItlModel, Measured
+from sluice_autoscaler.settings import Settings
+
+TOLERANCE: Final = 0.1
+"""A pool shrinks only if a tenth more load would be served as well."""
+GROWTH_TOLERANCE: Final = 0.05
+"""It grows only if what a target asks for is so much more than one engine less serves."""
+FULL_ROWS: Final = 0.9
+"""Share of the requests that an engine can run at once that it should have."""
+MAX_GROWTH: Final = 1.5
+"""Pages in use are taken to grow no further while an engine starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What one target asks for."""
+
+    engines: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """A pool as targets see it."""
+
+    role: Role
+    current: int
+    now: Measured
+    load: Forecast
+    itl: ItlModel | None
+    kv_trend: float = 0.0
+    """Engines' worth of pages by which use grows while an engine starts."""
+    requests: float = 0.0
+    """Queued in the pool: one engine for each is the most that can help."""
+    waiting_for_pages: float = 0.0
+
+
+def wants_of(view: PoolView, settings: Settings) -> list[Want]:
+    """What each target asks for, the largest first; equal ones in the order of their weight."""
+    computes = view.role is not Role.DECODE
+    decodes = view.role is not Role.PREFILL
+    wants = [
+        *(_prefill_wants(view, settings) if computes else ()),
+        *(_decode_wants(view, settings) if decodes else ()),
+    ]
+    return sorted(wants, key=lambda want: -want.engines)
+
+
+def _prefill_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
+    yield _arriving(view, settings)
+    yield _queued(view, settings)
+    if settings.prefill_queue is not None:
+        demand = view.now.queued_requests / settings.prefill_queue
+        text = f"{view.now.queued_requests:.0f} requests wait for prefill"
+        allowed = f"{settings.prefill_queue} in each engine"
+        yield _ratio(view, demand, "PrefillQueue", text, allowed)
+
+
+def _decode_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
+    yield _pages(view, settings)
+    yield _rows(view)
+    if settings.decode_queue is not None:
+        demand = view.waiting_for_pages / settings.decode_queue
+        text = f"{view.waiting_for_pages:.0f} requests wait for decode"
+        yield _ratio(view, demand, "DecodeQueue", text, f"{settings.decode_queue} in each engine")
+    if view.role is Role.DECODE and settings.itl_seconds is not None:
+        yield _itl(view, settings)
+
+
+def _arriving(view: PoolView, settings: Settings) -> Want:
+    """Engines for the work that arrives, within the promise."""
+    running = view.now.running_requests if view.role is Role.MIXED else 0.0
+    itl = view.itl if view.role is Role.MIXED else None
+    if view.load.offered_engines <= 0 and itl is None:
+        return Want(0, "ArrivingWork", "no work arrives")
+    promise = promise_of(settings)
+    more = Forecast(
+        view.load.offered_engines * (1 + TOLERANCE),
+        view.load.dispersion_seconds,
+        view.load.answer_seconds,
+    )
+    engines = _settled(
+        view.current,
+        engines_for(view.load, promise, itl, running),
+        lambda: engines_for(more, promise, itl, running * (1 + TOLERANCE)),
+    )
+    between = "" if itl is None else f", {_milliseconds(view.now.itl_seconds)} between tokens"
+    text = f"arriving prompts keep {view.load.offered_engines:.2f} engines busy{between}"
+    return Want(engines, "ArrivingWork", text)
+
+
+def _queued(view: PoolView, settings: Settings) -> Want:
+    """Engines for the work that waits. One prompt is computed by one engine, so no more help than
+    there are requests."""
+    allowed = settings.allowed_queue_seconds
+    seconds = view.now.queued_seconds
+    demand = min(seconds / allowed, view.current + view.requests) if seconds else 0.0
+    text = f"{seconds:.1f} s of work wait"
+    return _ratio(view, demand, "QueuedWork", text, f"{allowed:g} s in each engine")
+
+
+def _pages(view: PoolView, settings: Settings) -> Want:
+    """Engines for the pages that requests hold, will soon hold, or wait for."""
+    now, waiting = view.now, 0.0
+    if view.role is Role.DECODE and now.running_requests:
+        waiting = now.kv_engines / now.running_requests * view.waiting_for_pages
+    coming = min(now.kv_engines + waiting + max(0.0, view.kv_trend), MAX_GROWTH * now.kv_engines)
+    used = max(coming, now.kv_engines + waiting)
+    text = f"requests need the pages of {used:.2f} engines"
+    return _ratio(view, used / settings.kv_used, "KvPages", text, f"{settings.kv_used:.0%} of each")
+
+
+def _rows(view: PoolView) -> Want:
+    """Engines for the requests that run or wait, as far as engines can run at once."""
+    demand = view.now.row_engines
+    text = f"running and waiting requests fill {demand:.2f} engines"
+    return _ratio(view, demand / FULL_ROWS, "RunningRequests", text, f"{FULL_ROWS:.0%} of each")
+
+
+def _itl(view: PoolView, settings: Settings) -> Want:
+    """Engines of a decode pool for the time between tokens."""
+    if view.itl is None:
+        return Want(0, "Itl", "no answer runs")
+    promise, running = promise_of(settings), view.now.running_requests
+    if view.itl.base_seconds >= settings.itl_seconds:  # type: ignore[operator]
+        allowed = f"{_milliseconds(settings.itl_seconds)} is below what one request takes"
+        return Want(0, "Itl", f"{_milliseconds(view.now.itl_seconds)} between tokens; {allowed}")
+    none = Forecast()
+    engines = _settled(
+        view.current,
+        engines_for(none, promise, view.itl, running),
+        lambda: engines_for(none, promise, view.itl, running * (1 + TOLERANCE)),
+    )
+    text = f"{_milliseconds(view.now.itl_seconds)} between tokens"
+    return Want(engines, "Itl", f"{text}, {_milliseconds(settings.itl_seconds)} allowed")
+
+
+def promise_of(settings: Settings) -> Promise:
+    """What the pools are sized for."""
+    share = min(0.9999, max(0.5, settings.percentile / 100))
+    return Promise(settings.allowed_queue_seconds, settings.itl_seconds, share)
+
+
+def _ratio(view: PoolView, demand: float, reason: str, text: str, allowed: str) -> Want:
+    engines = _settled(
+        view.current,
+        math.ceil(demand - GROWTH_TOLERANCE),
+        lambda: math.ceil(demand * (1 + TOLERANCE)),
+    )
+    return Want(max(0, engines), reason, f"{text}, {allowed} allowed")
+
+
+def _settled(current: int, grown: int, shrunk: Callable[[], int]) -> int:
+    """`grown` if it is more than there are; else at most as few as `shrunk` allows."""
+    return grown if grown >= current else min(current, max(grown, shrunk()))
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds * 1000:.0f} ms"

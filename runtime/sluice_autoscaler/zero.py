@@ -1,0 +1,49 @@
+"""To zero and back: all pools of a service at once, since a request needs each of them.
+
+Knows no limits beside a pool's minimum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sluice_contract.labels import Role
+
+from sluice_autoscaler.history import History
+from sluice_autoscaler.measured import Measured, has_work
+from sluice_autoscaler.reports import possible
+from sluice_autoscaler.sample import Sample
+from sluice_autoscaler.settings import Settings
+
+
+def is_busy(sample: Sample, measured: Mapping[Role, Measured]) -> bool:
+    """Whether the service has anything to do, or had since the sample before. Where an engine or
+    the routers say nothing, or nothing that can be true, it may have."""
+    if sample.waiting_requests or sample.engines is None:
+        return True
+    if any(not possible(engine) or has_work(engine) for engine in sample.engines):
+        return True
+    return any(each.arrived_seconds or each.finished_requests for each in measured.values())
+
+
+def least_engines(settings: Settings, history: History, now: float, busy: bool) -> dict[Role, int]:
+    """Of each pool: its minimum, but one while the service is not idle for long enough, or while
+    another pool keeps an engine."""
+    pools = settings.pools
+    if not _idle(settings, history, now, busy) or any(pool.minimum for pool in pools.values()):
+        return {role: max(1, pool.minimum) for role, pool in pools.items()}
+    return dict.fromkeys(pools, 0)
+
+
+def is_asleep(settings: Settings, sample: Sample) -> bool:
+    """Whether some pool has no engine, so that nothing can be served."""
+    return any(sample.pools[role].replicas == 0 for role in settings.pools)
+
+
+def _idle(settings: Settings, history: History, now: float, busy: bool) -> bool:
+    since = now - settings.idle_seconds
+    if busy or not history.ticks or history.ticks[0].sample.time_seconds > since:
+        return False
+    return not any(
+        pool.measured.busy for tick in history.since(since) for pool in tick.decision.pools.values()
+    )

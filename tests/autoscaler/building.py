@@ -1,0 +1,109 @@
+"""Engines, samples and services made up for decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sluice_autoscaler.decide import decide
+from sluice_autoscaler.decision import Decision
+from sluice_autoscaler.history import History, Tick
+from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
+from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_contract.labels import Role
+
+MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
+RATE = 4000.0
+"""Prompt tokens a second of an engine."""
+
+
+def engine(name: str = "a", role: Role = MIXED, **load: Any) -> EngineSample:
+    """A warm engine that is ready; nothing to do, but for `load`."""
+    values = {
+        "epoch": "1", "condition": "ready", "age_seconds": 0.5, "max_running_requests": 256,
+        "prefill_tokens_per_second": RATE, "finished_requests_total": 100,
+        "prompt_tokens_total": 0,
+    }  # fmt: skip
+    return EngineSample(name, role, **values | load)
+
+
+def pool(role: Role = MIXED, replicas: int = 1, **pods: int) -> PoolSample:
+    return PoolSample(role, replicas, **{"ready": replicas} | pods)
+
+
+def seen(
+    engines: Sequence[EngineSample] | None, *pools: PoolSample, at: float = 100.0, waiting: int = 0
+) -> Sample:
+    """`pools`: where none is given, a mixed one with as many engines as report."""
+    given = pools or (pool(MIXED, len(engines or ())),)
+    held = None if engines is None else tuple(engines)
+    return Sample(at, {each.role: each for each in given}, held, waiting)
+
+
+def wanting(
+    *roles: Role, minimum: int = 1, maximum: int = 16, gpus: int = 1, **settings: Any
+) -> Settings:
+    limits = PoolLimits(minimum, maximum, gpus)
+    return Settings(dict.fromkeys(roles or (MIXED,), limits), **settings)
+
+
+class Service:
+    """Decisions one after another, each carried out at once: what is asked for
+    is ready at the next look."""
+
+    def __init__(self, settings: Settings, replicas: Mapping[Role, int]) -> None:
+        self.settings = settings
+        self.replicas = dict(replicas)
+        self.history = History()
+        self.seconds = 0.0
+        self.totals: dict[str, int] = {}
+
+    def look(
+        self, load: Mapping[Role, Mapping[str, Any]] | None, seconds: float = 2.0, waiting: int = 0
+    ) -> Decision:
+        """One decision. `load`: of each role, what its pool is loaded with, spread over its
+        engines; `prompt_tokens`: that arrive in a second. None: no router answers."""
+        self.seconds += seconds
+        pools = [pool(role, replicas) for role, replicas in self.replicas.items()]
+        engines = None if load is None else self._engines(load, seconds)
+        sample = seen(engines, *pools, at=self.seconds, waiting=waiting)
+        decision = decide(self.settings, self.history, sample)
+        self.history = self.history.with_tick(Tick(sample, decision))
+        self.replicas = {role: each.desired for role, each in decision.pools.items()}
+        return decision
+
+    def _engines(
+        self, load: Mapping[Role, Mapping[str, Any]], seconds: float
+    ) -> list[EngineSample]:
+        found = []
+        for role, replicas in self.replicas.items():
+            whole = dict(load.get(role, {}))
+            arrived = whole.pop("prompt_tokens", 0) * seconds
+            for index in range(replicas):
+                name = f"{role}-{index}"
+                self.totals[name] = self.totals.get(name, 0) + int(arrived / replicas)
+                own = {key: _share(key, value, replicas, index) for key, value in whole.items()}
+                found.append(engine(name, role, prompt_tokens_total=self.totals[name], **own))
+        return found
+
+    def settle(self, load: Mapping[Role, Mapping[str, Any]], seconds: float = 600.0) -> list[int]:
+        """Looks for so long; the sum of all pools after each look."""
+        sizes = []
+        for _ in range(int(seconds / 4)):
+            self.look(load, seconds=4.0)
+            sizes.append(sum(self.replicas.values()))
+        return sizes
+
+
+def _share(key: str, value: Any, replicas: int, index: int) -> Any:
+    """Of one engine: a part of what is counted, all of what is measured."""
+    if key in {"itl_seconds", "prefill_tokens_per_second", "condition", "age_seconds"}:
+        return value
+    if key == "kv_used":
+        return min(1.0, value / replicas)
+    return value // replicas + (index < value % replicas)
+
+
+def at(sample: Sample, seconds: float) -> Sample:
+    return replace(sample, time_seconds=seconds)
