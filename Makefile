@@ -154,8 +154,8 @@ bench-malformed: setup ## how soon requests that are at fault are refused, and w
 	$(PYTHON) -m benchmarks.malformed --model $(MODEL)
 
 .PHONY: bench-operator
-bench-operator: setup ## many InferenceServices on a real API server
-	$(PYTHON) -m benchmarks.operator_scale
+bench-operator: binaries ## 1,000 InferenceServices and 10,000 pods (KWOK) on a real API server: ARGS="--services 200"
+	$(PYTHON) -m benchmarks.operator_scale $(ARGS)
 
 ## Work on it
 

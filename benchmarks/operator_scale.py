@@ -1,7 +1,8 @@
-"""How the operator does with many services: `python -m benchmarks.operator_scale --services 200`.
+"""The operator beside a large fleet: `python -m benchmarks.operator_scale --services 1000`.
 
-A real API server without controllers; the time until every service has been carried out, what a
-resync costs when nothing differs, and the process's memory and CPU. One JSON line out.
+A real API server with Deployment and ReplicaSet controllers, a scheduler and KWOK. Measures a
+start with everything there, rest, single edits and a storm of them. One JSON line a figure. The
+whole control plane runs on the same cores, so CPU seconds of the operator say more than seconds.
 """
 
 from __future__ import annotations
@@ -10,92 +11,178 @@ import argparse
 import asyncio
 import json
 import os
+import random
+import re
+import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from sluice_operator.kube.kinds import INFERENCE_SERVICE
+import aiohttp
+from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 
+from benchmarks.operator_edits import Replicas, edit_latencies, storm_seconds
+from benchmarks.operator_fleet import CONTROLLERS, Size, fake_kubelets, populate, until_ready
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
 from tests.operator.harness.audit import AuditLog
-from tests.operator.harness.cluster import NAMESPACE, Cluster, State
+from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import OperatorProcess
-from tests.operator.harness.scenery import chat
 
 ROOT = Path(__file__).parents[1]
-TARGET = "scale"
-ADMIN = "admin"
-SECONDS_PER_SERVICE = 0.25
-"""Resyncs are so far apart that one is over before the next begins, also on a busy machine."""
-PATIENCE_SECONDS = 1800.0
+USER = "operator"
+TARGETS = {
+    "cold_resync_seconds": 30.0,
+    "edit_to_child_p50_seconds": 0.3,
+    "edit_to_child_p99_seconds": 1.0,
+    "storm_seconds": 60.0,
+    "resident_mib": 250.0,
+    "idle_cpu_percent": 2.0,
+    "writes_at_rest": 0.0,
+}
+RESYNC_SECONDS = 600.0
+"""The operator's default; a resync is measured apart and spread over it."""
+SETTLE_SECONDS = 10.0
+POLL_SECONDS = 1.0
+DONE = re.compile(
+    r'^sluice_operator_reconcile_total\{kind="(\w+)",outcome="success"\} ([\d.]+)', re.MULTILINE
+)
+WAITING = re.compile(r"^sluice_operator_queue_depth\{.*\} ([\d.]+)", re.MULTILINE)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--services", type=int, default=200)
-    count = parser.parse_args().services
-    with control_plane() as plane, tempfile.TemporaryDirectory() as directory:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--services", type=int, default=1000)
+    parser.add_argument("--pods-per-service", type=int, default=10)
+    parser.add_argument("--edits", type=int, default=200)
+    parser.add_argument("--idle-seconds", type=float, default=60.0)
+    parser.add_argument("--patience-seconds", type=float, default=3600.0)
+    parser.add_argument("--data", type=Path, help="keep the fleet in this folder, or go on with it")
+    parser.add_argument("--only-populate", action="store_true", help="for --data: measure nothing")
+    asked = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        control_plane(CONTROLLERS, asked.data) as plane,
+    ):
         plane.kubectl("apply", "--server-side", "-k", str(ROOT / "crds"))
         plane.kubectl("wait", "--for=condition=Established", "crd", "--all")
-        print(json.dumps(asyncio.run(measure(plane, Path(directory), count))))
+        with fake_kubelets(plane, Path(folder)):
+            asyncio.run(_run(plane, Path(folder), asked))
 
 
-async def measure(plane: ControlPlane, directory: Path, count: int) -> dict[str, float]:
-    cluster = Cluster(plane.kubeconfig)
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TARGET}}
-    await cluster.create(NAMESPACE, namespace)
-    for number in range(count):
-        await cluster.create(INFERENCE_SERVICE, chat(TARGET, f"chat-{number}"))
-    operator = OperatorProcess(
-        plane.kubeconfig,
-        directory / "operator.log",
-        POD_NAME="operator",
-        POD_NAMESPACE=TARGET,
-        SLUICE_RESYNC_SECONDS=str(count * SECONDS_PER_SERVICE),
-    )
-    started = time.monotonic()
-    operator.start()
+async def _run(plane: ControlPlane, folder: Path, asked: argparse.Namespace) -> None:
+    cluster, size = Cluster(plane.kubeconfig), Size(asked.services, asked.pods_per_service)
+    operator = _operator(plane, folder)
     try:
-        await cluster.until(INFERENCE_SERVICE, TARGET, all_seen(count), PATIENCE_SECONDS)
-        created_seconds, cpu = time.monotonic() - started, cpu_seconds(operator.pid)
-        resync = await resync_cost(plane, operator, count)
-        return {
-            "services": count,
-            "created_seconds": round(created_seconds, 1),
-            "created_cpu_ms_per_service": round(1000 * cpu / count, 1),
-            **resync,
-            "resident_mib": resident_mib(operator.pid),
-        }
+        for kind in (INFERENCE_SERVICE, ENGINE_POOL):
+            await cluster.until_served(kind)
+        await populate(cluster, size)
+        operator.start()
+        await until_ready(cluster, size, asked.patience_seconds)
+        if not asked.only_populate:
+            await _measure(plane, cluster, operator, size, asked)
     finally:
         operator.kill()
         await cluster.close()
 
 
-async def resync_cost(
-    plane: ControlPlane, operator: OperatorProcess, count: int
-) -> dict[str, float]:
-    """Over two resyncs, once what the creation has stirred up is over."""
-    resync_seconds = count * SECONDS_PER_SERVICE
-    await asyncio.sleep(2 * resync_seconds)
+async def _measure(
+    plane: ControlPlane,
+    cluster: Cluster,
+    operator: OperatorProcess,
+    size: Size,
+    asked: argparse.Namespace,
+) -> None:
+    await asyncio.sleep(SETTLE_SECONDS)
+    operator.kill()
+    tell("load_average", os.getloadavg()[0], size)
+    await _cold_start(operator, size)
+    await asyncio.sleep(SETTLE_SECONDS)
+    tell("resident_after_start_mib", resident_mib(operator.pid), size)
+    await _rest(plane, operator, size, asked.idle_seconds)
+    async with Replicas.followed(cluster) as replicas:
+        places = random.Random(0).sample(list(size.places()), min(asked.edits, size.services))
+        latencies = await edit_latencies(cluster, replicas, places, size.engines - 1)
+        tell("edit_to_child_p50_seconds", statistics.median(latencies), size)
+        tell("edit_to_child_p99_seconds", _percentile(latencies, 99), size)
+        before = cpu_seconds(operator.pid)
+        seconds = await storm_seconds(cluster, replicas, list(size.places()), size.engines + 1)
+        tell("storm_seconds", seconds, size)
+        tell("storm_cpu_seconds", cpu_seconds(operator.pid) - before, size)
+    tell("resident_mib", resident_mib(operator.pid), size)
+    tell("resident_peak_mib", resident_mib(operator.pid, "VmHWM"), size)
+
+
+async def _cold_start(operator: OperatorProcess, size: Size) -> None:
+    """From the start of the process until every key was reconciled and none waits."""
+    started = time.monotonic()
+    operator.start()
+    await _until_reconciled(operator, size.services)
+    tell("cold_resync_seconds", time.monotonic() - started, size)
+    tell("cold_resync_cpu_seconds", cpu_seconds(operator.pid), size)
+
+
+async def _rest(
+    plane: ControlPlane, operator: OperatorProcess, size: Size, idle_seconds: float
+) -> None:
+    """CPU and requests while nothing changes; no resync falls into this time."""
     audit, cpu = AuditLog(plane.audit_log), cpu_seconds(operator.pid)
-    await asyncio.sleep(2 * resync_seconds)
-    calls = [call for call in audit.calls() if call.user == ADMIN and call.resource != "leases"]
-    reads = sum(call.resource == "inferenceservices" and bool(call.name) for call in calls)
+    await asyncio.sleep(idle_seconds)
     spent = cpu_seconds(operator.pid) - cpu
-    return {
-        "reads_per_reconciled_service": round(len(calls) / max(reads / 2, 1), 1),
-        "writes_at_rest": sum(call.is_write for call in calls),
-        "resync_cpu_ms_per_service": round(1000 * spent / max(reads / 2, 1), 1),
+    calls = [c for c in audit.calls() if c.user == USER and c.resource != "leases"]
+    tell("idle_cpu_percent", 100 * spent / idle_seconds, size)
+    tell("writes_at_rest", sum(call.is_write for call in calls), size)
+    tell("reads_at_rest", sum(not call.is_write for call in calls), size)
+
+
+async def _until_reconciled(operator: OperatorProcess, count: int) -> None:
+    while True:
+        if await _has_reconciled(operator, count):
+            return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _has_reconciled(operator: OperatorProcess, count: int) -> bool:
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(operator.metrics_url) as answer,
+        ):
+            text = await answer.text()
+    except aiohttp.ClientError:
+        return False
+    done = {kind: float(value) for kind, value in DONE.findall(text)}
+    kinds = (INFERENCE_SERVICE.kind, ENGINE_POOL.kind)
+    waiting = sum(float(value) for value in WAITING.findall(text))
+    return waiting == 0 and all(done.get(kind, 0) >= count for kind in kinds)
+
+
+def _operator(plane: ControlPlane, folder: Path) -> OperatorProcess:
+    return OperatorProcess(
+        plane.user_kubeconfig(USER, ["system:masters"]),
+        folder / "operator.log",
+        POD_NAME="operator",
+        POD_NAMESPACE="default",
+        SLUICE_RESYNC_SECONDS=str(RESYNC_SECONDS),
+    )
+
+
+def tell(figure: str, value: float, size: Size) -> None:
+    """Prints one figure."""
+    line = {
+        "bench": "operator",
+        "services": size.services,
+        "pods": size.services * size.pods_per_service,
+        "figure": figure,
+        "value": round(value, 3),
     }
+    if figure in TARGETS:
+        line["target"] = TARGETS[figure]
+    print(json.dumps(line), flush=True)
 
 
-def all_seen(count: int) -> Callable[[State], bool]:
-    def check(services: State) -> bool:
-        seen = (item.get("status", {}).get("observedGeneration") for item in services.values())
-        return sum(generation == 1 for generation in seen) == count
-
-    return check
+def _percentile(values: list[float], percent: int) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -103,10 +190,9 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def resident_mib(pid: int) -> float:
+def resident_mib(pid: int, field: str = "VmRSS") -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    kib = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-    return round(kib / 1024, 1)
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ class ControlPlane:
     """A running etcd and API server. Ports and data outlive `stop_apiserver`, so that
     `start_apiserver` brings the same server back."""
 
-    def __init__(self, directory: Path, binaries: Binaries, controllers: Sequence[str]) -> None:
+    def __init__(
+        self, directory: Path, binaries: Binaries, controllers: Sequence[str], data: Path | None
+    ) -> None:
         self.audit_log = directory / "audit.log"
         self._directory = directory
         self._binaries = binaries
@@ -47,7 +49,7 @@ class ControlPlane:
             directory / "kubeconfig", self.url, self._authority.certificate, self._admin
         )
         self._etcd_url = f"http://{ADDRESS}:{etcd_port}"
-        self._etcd = self._etcd_daemon(f"http://{ADDRESS}:{peer_port}")
+        self._etcd = self._etcd_daemon(data or directory / "etcd", f"http://{ADDRESS}:{peer_port}")
         self._signing_key = create_signing_key(pki / "service-account.key")
         self._apiserver = self._apiserver_daemon()
         self._controllers = self._controllers_daemon(controllers) if controllers else None
@@ -93,10 +95,9 @@ class ControlPlane:
     def _answers(self) -> bool:
         return controlplane.is_ready(ADDRESS, self._port, self._authority.certificate, self._admin)
 
-    def _etcd_daemon(self, peer_url: str) -> Daemon:
-        argv = controlplane.etcd_argv(
-            self._binaries.program("etcd"), self._directory / "etcd", self._etcd_url, peer_url
-        )
+    def _etcd_daemon(self, data: Path, peer_url: str) -> Daemon:
+        etcd = self._binaries.program("etcd")
+        argv = controlplane.etcd_argv(etcd, data, self._etcd_url, peer_url)
         return Daemon("etcd", argv, self._directory / "etcd.log")
 
     def _apiserver_daemon(self) -> Daemon:
@@ -141,18 +142,21 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane(controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
+def control_plane(
+    controllers: Sequence[str] = (), data: Path | None = None
+) -> Iterator[ControlPlane]:
     """A control plane for the length of a `with` block; leaves no process and no file.
 
     `controllers` names those of kube-controller-manager to run as well, for example
     `["garbage-collector-controller", "namespace-controller", "deployment-controller"]`.
+    `data` is a folder for etcd's data, which is kept: another control plane goes on with it.
     Killed outright, its processes die too, and its files go when the next one starts.
     """
     binaries = ensure_binaries()
     _remove_abandoned()
     directory, lock = _claim_directory()
     try:
-        plane = ControlPlane(directory, binaries, controllers)
+        plane = ControlPlane(directory, binaries, controllers, data)
         try:
             plane.start()
             yield plane

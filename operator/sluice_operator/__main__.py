@@ -43,12 +43,14 @@ def main() -> int:
 
 
 async def _run(settings: Settings) -> None:
-    work, lease = (HttpTransport(settings.request_timeout_seconds) for _ in range(2))
+    timeout_seconds = settings.request_timeout_seconds
+    work, lease = (HttpTransport(timeout_seconds) for _ in range(2))
+    watches = HttpTransport(timeout_seconds, most_connections=0)
     try:
-        await run(settings, Connections(work, lease, watches=work), SystemClock())
+        await run(settings, Connections(work, lease, watches), SystemClock())
     finally:
-        await work.close()
-        await lease.close()
+        for transport in (work, lease, watches):
+            await transport.close()
 
 
 if __name__ == "__main__":

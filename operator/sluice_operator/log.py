@@ -29,8 +29,6 @@ def log_to_stderr(level: str, form: Format) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(form))
     logging.basicConfig(level=level, handlers=[handler])
-    # Kopf logs every event it hands on.
-    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
 
 
 class LineFormatter(logging.Formatter):

@@ -5,6 +5,7 @@ Everything here is frozen. The planners make these, the executor carries them ou
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -68,3 +69,30 @@ class Plan:
     """Set: nothing is written but status, what exists stays as it is."""
     paused: bool = False
     """Set: nothing is written but status."""
+
+
+def takes_away(plan: Plan, children: Iterable[Manifest]) -> bool:
+    """Whether carrying `plan` out would end engines or routers, delete something or move a field
+    to another owner: what another apply would not undo."""
+    if plan.prune or plan.take_over or plan.let_go:
+        return True
+    before = {(child["kind"], child["metadata"]["name"]): _counts(child) for child in children}
+    return any(
+        _is_less(_counts(desired), before.get((desired["kind"], desired["metadata"]["name"]), {}))
+        for desired in plan.apply
+    )
+
+
+def _is_less(after: Mapping[str, int], before: Mapping[str, int]) -> bool:
+    """Of pods; who does not say how many there are in all leaves that to others."""
+    return any(
+        after.get(revision, 0 if after and revision else count) < count
+        for revision, count in before.items()
+    )
+
+
+def _counts(manifest: Manifest) -> Mapping[str, int]:
+    """How many pods an object asks for, in all and of each revision."""
+    spec = manifest.get("spec") or {}
+    counts = {share["name"]: share["replicas"] for share in spec.get("revisions") or ()}
+    return counts | {"": spec["replicas"]} if "replicas" in spec else counts

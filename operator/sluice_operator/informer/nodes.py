@@ -1,8 +1,8 @@
 """The cluster's nodes, kept up to date by a watch, where the install lets the operator read them.
 
-The watch is not Kopf's, because Kopf treats a refused watch as a failure, and here the right is
-optional. Only the part of a node that decides where a pod can run is kept, so the frequent status
-updates of kubelets are no changes. Knows no service.
+The watch is not a reflector's, because here the right is optional, and a refusal no failure. Only
+the part of a node that decides where a pod can run is kept, so the frequent status updates of
+kubelets are no changes. Knows no service.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 from sluice_operator.clock import Clock
+from sluice_operator.informer.reflector import Streams
 from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.errors import ApiError, OperatorError
 from sluice_operator.kube.kinds import NODE, Manifest
@@ -34,12 +35,6 @@ class NodeChange(NamedTuple):
 
     before: Manifest | None
     after: Manifest | None
-
-
-class Streams(Protocol):
-    """Requests with streamed responses."""
-
-    def lines(self, request: Request) -> AsyncIterator[bytes]: ...
 
 
 class Nodes:

@@ -6,7 +6,7 @@ Writes name this operator as field manager. Knows no policy: what to write is de
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final
 
 from sluice_contract.labels import FIELD_MANAGER
@@ -26,14 +26,26 @@ PAGE_ITEMS: Final = 500
 
 CountWrite = Callable[[str, str], None]
 """Called with verb and plural before every write request."""
+Written = Callable[[Kind, Manifest], None]
+"""Called with what the API server has made of an object that was written."""
+
+
+def ignore_written(kind: Kind, result: Manifest) -> None:
+    """For those who look at the API server again."""
 
 
 class ApiClient:
-    """One method per verb. All raise `ApiError` or `UnavailableError`."""
+    """One method per verb. All raise `ApiError` or `UnavailableError`. `written` may be set later,
+    by whoever keeps what was written."""
 
     def __init__(self, transport: Transport, count_write: CountWrite) -> None:
         self._transport = transport
         self._count_write = count_write
+        self.written: Written = ignore_written
+
+    def certain(self) -> ApiClient:
+        """A reader of what there is now, which this one is."""
+        return self
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         """The object, or None when it does not exist."""
@@ -46,14 +58,23 @@ class ApiClient:
         self, kind: Kind, namespace: str | None, label_selector: str = ""
     ) -> tuple[Manifest, ...]:
         """Every object of `kind` that matches, in all namespaces when `namespace` is None."""
-        items, _ = await self._pages(kind, namespace, label_selector, "application/json")
-        return tuple({"apiVersion": kind.api_version, "kind": kind.kind, **item} for item in items)
+        found = [
+            {"apiVersion": kind.api_version, "kind": kind.kind, **item}
+            async for items, _ in self.pages(kind, namespace, label_selector)
+            for item in items
+        ]
+        return tuple(found)
 
     async def list_with_version(
         self, kind: Kind, part: Callable[[Manifest], Manifest]
     ) -> tuple[list[Manifest], str]:
         """The `part` of every object of a cluster-wide `kind`, and the version to watch from."""
-        return await self._pages(kind, None, "", "application/json", part)
+        found: list[Manifest] = []
+        version = ""
+        async for items, listed_at in self.pages(kind, None):
+            version = listed_at
+            found += map(part, items)
+        return found, version
 
     async def list_kinds(
         self, kinds: Iterable[Kind], namespace: str, label_selector: str
@@ -61,11 +82,6 @@ class ApiClient:
         """Every object of each of `kinds` that matches, read at the same time."""
         listings = (self.list_objects(kind, namespace, label_selector) for kind in kinds)
         return tuple(item for items in await asyncio.gather(*listings) for item in items)
-
-    async def names(self, kind: Kind, namespace: str | None) -> tuple[tuple[str, str], ...]:
-        """Namespace and name of every object of `kind`, without their contents."""
-        items, _ = await self._pages(kind, namespace, "", METADATA_ONLY)
-        return tuple((item["metadata"]["namespace"], item["metadata"]["name"]) for item in items)
 
     async def apply(
         self,
@@ -80,7 +96,7 @@ class ApiClient:
         given other values are taken over, or, without `force`, a `ConflictError`."""
         metadata = manifest["metadata"]
         self._count_write("apply", kind.plural)
-        return await self._send(
+        result = await self._send(
             Request(
                 "PATCH",
                 path(kind, metadata["namespace"], metadata["name"], subresource),
@@ -93,6 +109,8 @@ class ApiClient:
                 APPLY,
             )
         )
+        self.written(kind, result)
+        return result
 
     async def patch(
         self, kind: Kind, live: Manifest, operations: list[dict[str, Any]], manager: str
@@ -102,7 +120,9 @@ class ApiClient:
         self._count_write("patch", kind.plural)
         target = path(kind, metadata["namespace"], metadata["name"])
         query = {"fieldManager": manager}
-        return await self._send(Request("PATCH", target, query, operations, JSON_PATCH))
+        result = await self._send(Request("PATCH", target, query, operations, JSON_PATCH))
+        self.written(kind, result)
+        return result
 
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         """Creates the object; `ConflictError` when there is one already."""
@@ -144,24 +164,27 @@ class ApiClient:
             return False
         return any(resource["name"] == kind.plural for resource in listing["resources"])
 
-    async def _pages(
+    async def pages(
         self,
         kind: Kind,
         namespace: str | None,
-        label_selector: str,
-        accept: str,
-        part: Callable[[Manifest], Manifest] = lambda item: item,
-    ) -> tuple[list[Manifest], str]:
+        label_selector: str = "",
+        *,
+        metadata_only: bool = False,
+    ) -> AsyncIterator[tuple[list[Manifest], str]]:
+        """What a listing holds, some hundred objects at a time, each time with its version."""
+        accept = METADATA_ONLY if metadata_only else "application/json"
         query = {"limit": str(PAGE_ITEMS)}
         if label_selector:
             query["labelSelector"] = label_selector
-        items: list[Manifest] = []
         while True:
             request = Request("GET", path(kind, namespace), query, accept=accept)
             page = await self._send(request)
-            items += map(part, page["items"] or ())  # null where a list of metadata is empty
-            if not (token := page["metadata"].get("continue")):
-                return items, page["metadata"].get("resourceVersion", "")
+            metadata = page["metadata"]
+            # null where a list of metadata is empty
+            yield page["items"] or [], metadata.get("resourceVersion", "")
+            if not (token := metadata.get("continue")):
+                return
             query = {**query, "continue": token}
 
     async def _send(self, request: Request) -> Manifest:

@@ -1,7 +1,7 @@
 """Requests to the API server over HTTP: connection, credentials, time limits.
 
-The connection is Kopf's own description of one, so that informer and client log in alike. Knows
-nothing of objects: see `client.py`.
+The log-in and the description of a connection are Kopf's. Knows nothing of objects: see
+`client.py`.
 """
 
 from __future__ import annotations
@@ -85,15 +85,21 @@ def log_in(environment: Mapping[str, str] = os.environ) -> kopf.ConnectionInfo:
 
 
 class HttpTransport:
-    """A pool of connections to one API server. The token is read again when it is refused."""
+    """A pool of connections to one API server, 0: without a limit. The token is read again when it
+    is refused."""
 
     def __init__(
-        self, timeout_seconds: float, connect: Callable[[], kopf.ConnectionInfo] = log_in
+        self,
+        timeout_seconds: float,
+        connect: Callable[[], kopf.ConnectionInfo] = log_in,
+        most_connections: int = 100,
     ) -> None:
         self._connect = connect
         self._connection = connect()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._connection.as_ssl_context()),
+            connector=aiohttp.TCPConnector(
+                ssl=self._connection.as_ssl_context(), limit=most_connections
+            ),
             timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             headers={"User-Agent": "sluice-operator"},
         )

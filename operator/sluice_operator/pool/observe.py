@@ -1,6 +1,6 @@
-"""Reads one EnginePool and all that concerns it, straight from the API server.
+"""Reads one EnginePool and all that concerns it, from the informer's store or, through another
+reader, from the API server.
 
-No cache: what is read is never older than the event that led to the reconcile.
 Reads only; decides nothing.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sluice_contract import labels
 from sluice_contract.accelerators import Accelerator
@@ -16,7 +16,7 @@ from sluice_contract.accelerators import Accelerator
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.informer.accelerator_reports import AcceleratorReports
 from sluice_operator.informer.keys import Key
-from sluice_operator.kube.client import ApiClient
+from sluice_operator.informer.reader import Reader
 from sluice_operator.kube.kinds import (
     ENGINE_POOL,
     INFERENCE_SERVICE,
@@ -47,15 +47,19 @@ class PoolObserved:
 
 @dataclass(frozen=True)
 class PoolObserver:
-    """Observes EnginePools through one client."""
+    """Observes EnginePools through one reader."""
 
-    client: ApiClient
+    reader: Reader
     reports: AcceleratorReports | None = None
     """None: no engine is asked."""
 
+    def certain(self) -> PoolObserver:
+        """An observer that reads what is decisive from the API server."""
+        return replace(self, reader=self.reader.certain())
+
     async def observe(self, key: Key) -> PoolObserved | None:
         """All about one EnginePool; None when it is gone or being deleted."""
-        pool = await self.client.get(ENGINE_POOL, key.namespace, key.name)
+        pool = await self.reader.get(ENGINE_POOL, key.namespace, key.name)
         if pool is None or is_being_deleted(pool):
             return None
         # Not by the pool's own labels, which anybody may have edited.
@@ -63,8 +67,8 @@ class PoolObserver:
         selector = f"{labels.SERVICE}={name},{labels.ROLE}={role}"
         service, children, pods = await asyncio.gather(
             self._controller(pool),
-            self.client.list_kinds(POOL_CHILDREN, key.namespace, selector),
-            self.client.list_objects(POD, key.namespace, selector),
+            self.reader.list_kinds(POOL_CHILDREN, key.namespace, selector),
+            self.reader.list_objects(POD, key.namespace, selector),
         )
         told = await self._accelerators(pool, pods)
         return PoolObserved(
@@ -90,7 +94,7 @@ class PoolObserver:
         for owner in pool["metadata"].get("ownerReferences") or ():
             if owner.get("controller") and owner["kind"] == INFERENCE_SERVICE.kind:
                 namespace = pool["metadata"]["namespace"]
-                service = await self.client.get(INFERENCE_SERVICE, namespace, owner["name"])
+                service = await self.reader.get(INFERENCE_SERVICE, namespace, owner["name"])
                 if service is not None and service["metadata"]["uid"] == owner["uid"]:
                     return service
         return None

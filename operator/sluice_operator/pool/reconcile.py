@@ -11,6 +11,7 @@ from typing import Final
 from sluice_contract.labels import Role
 
 from sluice_operator.apply.executor import Executor
+from sluice_operator.apply.plan import takes_away
 from sluice_operator.clock import Clock
 from sluice_operator.conditions.conditions import report_of
 from sluice_operator.informer.keys import Key
@@ -39,8 +40,13 @@ class PoolReconcile:
         observed = await self.observer.observe(key)
         if observed is None:
             return None
-        self._count(observed)
         plan = plan_pool(observed)
+        if takes_away(plan, observed.children):
+            observed = await self.observer.certain().observe(key)
+            if observed is None:
+                return None
+            plan = plan_pool(observed)
+        self._count(observed)
         live = observed.pool
         outcome = await self.executor.carry_out(live, plan, observed.children)
         status = pool_status(observed, plan, self.clock.now(), outcome.refused)

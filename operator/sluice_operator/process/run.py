@@ -11,7 +11,7 @@ import random
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sluice_operator.apply.executor import Executor, executor
 from sluice_operator.autoscale.carry_out import PoolScaler
@@ -23,9 +23,11 @@ from sluice_operator.clock import Clock
 from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
 from sluice_operator.informer.keys import RECONCILED, Key
-from sluice_operator.informer.nodes import Nodes, NodeWatch, Streams
+from sluice_operator.informer.nodes import Nodes, NodeWatch
 from sluice_operator.informer.optional_kinds import OptionalKinds
-from sluice_operator.informer.watch import inform, take_signals
+from sluice_operator.informer.reader import Reader, StoreReader
+from sluice_operator.informer.reflector import Source, Streams
+from sluice_operator.informer.watch import LISTINGS_AT_ONCE, Informer
 from sluice_operator.informer.workqueue import WorkQueue
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import DefinitionsMissingError, OperatorError, RequestError
@@ -38,7 +40,7 @@ from sluice_operator.process.lease import Leadership, LeaseName, LeaseTiming
 from sluice_operator.process.listeners import Health, listening
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.process.settings import Settings
-from sluice_operator.process.tasks import until_one_ends
+from sluice_operator.process.tasks import take_signals, until_one_ends
 from sluice_operator.service.nodes import NodeReactions
 from sluice_operator.service.observe import Images, ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
@@ -60,21 +62,25 @@ class Parts:
     lease_client: ApiClient
     nodes: Nodes
     optional_kinds: OptionalKinds
-    streams: Streams
+    source: Source
     clock: Clock
     metrics: OperatorMetrics
     health: Health
     stop: asyncio.Event
 
 
+class Watches(Transport, Streams, Protocol):
+    """Listings, and the watches that go on from them."""
+
+
 @dataclass(frozen=True)
 class Connections:
     """Connection pools to the API server. The Lease has its own, so that it is renewed even when
-    the workers use every connection of theirs."""
+    the workers use every connection of theirs; so have watches, of which there are many."""
 
     work: Transport
     lease: Transport
-    watches: Streams
+    watches: Watches
 
 
 async def run(settings: Settings, connections: Connections, clock: Clock) -> None:
@@ -92,7 +98,7 @@ async def run(settings: Settings, connections: Connections, clock: Clock) -> Non
         lease_client=lease_client,
         nodes=Nodes(client),
         optional_kinds=OptionalKinds(client, clock),
-        streams=connections.watches,
+        source=_source(connections.watches, clock),
         clock=clock,
         metrics=metrics,
         health=Health(),
@@ -126,31 +132,37 @@ async def _lead(parts: Parts, leadership: Leadership) -> None:
     queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
     writes = executor(parts.client, parts.clock, parts.settings.pod_name, parts.metrics.statuses)
     namespaces = parts.settings.namespaces
+    informer = Informer(parts.source, namespaces, optional, queue.add)
+    parts.client.written = informer.written
     reactions = NodeReactions(parts.client, namespaces, parts.clock, queue.add)
-    node_watch = NodeWatch(parts.nodes, parts.streams, parts.clock, reactions.changed)
+    node_watch = NodeWatch(parts.nodes, parts.source.streams, parts.clock, reactions.changed)
+    reader = StoreReader(informer.objects, parts.client)
     async with query_session() as session:
         autoscaler = _autoscaler(parts, queue, writes, RouterQuery(session))
-        dispatcher = _dispatcher(parts, queue, writes, autoscaler)
+        dispatcher = _dispatcher(parts, queue, writes, autoscaler, reader)
         await _first_of(
             leadership.hold(),
-            *(dispatcher.work() for _ in range(parts.settings.workers)),
-            _resync(parts, queue),
+            informer.run(),
+            *(_work(informer, dispatcher) for _ in range(parts.settings.workers)),
+            _resync(parts, informer),
             node_watch.run(),
             reactions.run(),
             autoscaler.run(),
-            inform(queue.add, namespaces, optional, parts.stop.set),
         )
 
 
-async def _resync(parts: Parts, queue: WorkQueue[Key]) -> None:
-    """Puts every object into the queue at regular intervals, in case an event was missed."""
+async def _work(informer: Informer, dispatcher: Dispatcher) -> None:
+    """One worker, which begins when it is known what there is."""
+    await informer.synced()
+    await dispatcher.work()
+
+
+async def _resync(parts: Parts, informer: Informer) -> None:
+    """Reconciles every object at regular intervals, in case an event was missed."""
     while True:
         await parts.clock.sleep(parts.settings.resync_seconds)
         try:
-            for namespace in parts.settings.namespaces or (None,):
-                for kind in RECONCILED:
-                    for where, name in await parts.client.names(kind, namespace):
-                        queue.add(Key(kind.kind, where, name))
+            await informer.verify()
         except OperatorError as error:
             logger.warning("resync failed", extra=fields(error=error))
 
@@ -192,20 +204,32 @@ def _leadership(parts: Parts) -> Leadership:
     return Leadership(parts.lease_client, name, LeaseTiming(settings.lease_seconds), parts.clock)
 
 
+def _source(watches: Watches, clock: Clock) -> Source:
+    def count_write(verb: str, plural: str) -> None:
+        raise AssertionError(f"{verb} {plural}: this connection is for reading")
+
+    turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
+    return Source(ApiClient(watches, count_write), watches, clock, random.random, turns)
+
+
 def _dispatcher(
-    parts: Parts, queue: WorkQueue[Key], writes: Executor, autoscaler: Autoscaler
+    parts: Parts,
+    queue: WorkQueue[Key],
+    writes: Executor,
+    autoscaler: Autoscaler,
+    reader: Reader,
 ) -> Dispatcher:
     settings, clock = parts.settings, parts.clock
     images = Images(settings.engine_image, settings.router_image)
     services = ServiceObserver(
-        parts.client,
+        reader,
         images,
         parts.nodes,
         parts.optional_kinds,
         settings.api_server_ports,
         settings.pod_namespace,
     )
-    pools = PoolObserver(parts.client, AcceleratorReports(fetch_over_http))
+    pools = PoolObserver(reader, AcceleratorReports(fetch_over_http))
     reconciles: dict[str, Reconcile] = {
         INFERENCE_SERVICE.kind: ServiceReconcile(services, writes, clock, autoscaler),
         ENGINE_POOL.kind: PoolReconcile(pools, writes, clock, autoscaler),

@@ -1,9 +1,10 @@
-"""Tasks that are stopped together."""
+"""Tasks that are stopped together, and signals that stop them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import signal
+from collections.abc import Callable, Collection
 from typing import Any
 
 
@@ -21,3 +22,10 @@ async def until_one_ends(tasks: Collection[asyncio.Task[Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     if errors:
         raise errors[0]
+
+
+def take_signals(on_signal: Callable[[], None]) -> None:
+    """Calls `on_signal` on SIGTERM and SIGINT."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)

@@ -1,14 +1,14 @@
-"""Reads one InferenceService and all that concerns it, straight from the API server.
+"""Reads one InferenceService and all that concerns it, from the informer's store or, through
+another reader, from the API server.
 
-No cache: what is read is never older than the event that led to the reconcile, so a reconcile
-needs to know nothing about what earlier ones did. Reads only; decides nothing.
+Reads only; decides nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_contract import labels
@@ -16,7 +16,7 @@ from sluice_contract import labels
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.optional_kinds import OptionalKinds
-from sluice_operator.kube.client import ApiClient
+from sluice_operator.informer.reader import Reader
 from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
     POD,
@@ -70,26 +70,30 @@ class ServiceObserved:
 
 @dataclass(frozen=True)
 class ServiceObserver:
-    """Observes InferenceServices through one client."""
+    """Observes InferenceServices through one reader."""
 
-    client: ApiClient
+    reader: Reader
     images: Images
     nodes: Nodes
     optional_kinds: OptionalKinds
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS
     operator_namespace: str = OPERATOR_NAMESPACE
 
+    def certain(self) -> ServiceObserver:
+        """An observer that reads what is decisive from the API server."""
+        return replace(self, reader=self.reader.certain())
+
     async def observe(self, key: Key) -> ServiceObserved | None:
         """All about one InferenceService; None when it is gone or being deleted."""
-        service = await self.client.get(INFERENCE_SERVICE, key.namespace, key.name)
+        service = await self.reader.get(INFERENCE_SERVICE, key.namespace, key.name)
         if service is None or is_being_deleted(service):
             return None
         selector = f"{labels.SERVICE}={key.name}"
         routers = f"{selector},{labels.ROLE}={labels.ROUTER_ROLE}"
         optional = await self.optional_kinds.served()
         children, pods, nodes = await asyncio.gather(
-            self.client.list_kinds((*SERVICE_CHILDREN, *optional), key.namespace, selector),
-            self.client.list_objects(POD, key.namespace, routers),
+            self.reader.list_kinds((*SERVICE_CHILDREN, *optional), key.namespace, selector),
+            self.reader.list_objects(POD, key.namespace, routers),
             self.nodes.list(),
         )
         names = child_names(service, optional)
@@ -119,7 +123,7 @@ class ServiceObserver:
             key=lambda each: (each[0].plural, each[1]),
         )
         namespace, uid = service["metadata"]["namespace"], service["metadata"]["uid"]
-        gets = (self.client.get(kind, namespace, name) for kind, name in lacking)
+        gets = (self.reader.get(kind, namespace, name) for kind, name in lacking)
         found = [item for item in await asyncio.gather(*gets) if item is not None]
         ours = (item for item in found if controller_uid(item) == uid)
         theirs = (item for item in found if controller_uid(item) != uid)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_operator.apply.executor import Executor
+from sluice_operator.apply.plan import takes_away
 from sluice_operator.clock import Clock
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
@@ -44,6 +45,11 @@ class ServiceReconcile:
             self.autoscaling.forget(key)
             return None
         plan = plan_service(observed)
+        if takes_away(plan, observed.children):
+            observed = await self.observer.certain().observe(key)
+            if observed is None:
+                return None
+            plan = plan_service(observed)
         live = observed.service
         outcome = await self.executor.carry_out(live, plan, observed.children)
         if plan.refusal is None:  # of one that is refused, what was accepted before stays in use

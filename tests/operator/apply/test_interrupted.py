@@ -60,9 +60,8 @@ async def test_a_repair_is_told_although_a_later_write_fails(
     server, clock = Server(fails_at, code), FakeClock()
     assert DESIRED_HASH in server.deployment["metadata"]["annotations"]
     client = ApiClient(server, lambda verb, plural: None)
-    reconcile = PoolReconcile(
-        PoolObserver(client), executor(client, clock, "test", OperatorMetrics().statuses), clock
-    )
+    writes = executor(client, clock, "test", OperatorMetrics().statuses)
+    reconcile = PoolReconcile(PoolObserver(client), writes, clock)
     with pytest.raises(error):
         await reconcile(Key(ENGINE_POOL.kind, "default", "chat-mixed"))
     assert server.told == ["ScaleReverted"]

@@ -92,15 +92,20 @@ async def test_it_converges_through_errors(
     assert operator.running
 
 
-async def test_a_watch_that_is_too_old_is_started_anew(
-    cluster: Cluster, namespace: str, start_operator: StartOperator, proxy: tuple[Proxy, Path]
+@pytest.mark.parametrize("code", [410, 500])
+async def test_a_watch_that_breaks_off_is_started_anew(
+    cluster: Cluster,
+    namespace: str,
+    start_operator: StartOperator,
+    proxy: tuple[Proxy, Path],
+    code: int,
 ) -> None:
     broken, kubeconfig = proxy
     operator = start_operator(KUBECONFIG=str(kubeconfig))
     await cluster.create(INFERENCE_SERVICE, chat(namespace))
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
     await comes_to_rest(cluster, namespace)
-    cut = Once("/services", watch_error(410))
+    cut = Once("/services", watch_error(code))
     broken.lines = cut
     await cluster.delete(SERVICE, namespace, "chat-mixed")
     await cluster.until(SERVICE, namespace, lambda found: len(found) == 1)
@@ -110,22 +115,6 @@ async def test_a_watch_that_is_too_old_is_started_anew(
     await cluster.delete(SERVICE, namespace, "chat")
     await cluster.until(SERVICE, namespace, lambda found: len(found) == 2)
     assert operator.running
-
-
-async def test_a_watch_that_fails_ends_the_process_and_the_next_goes_on(
-    cluster: Cluster, namespace: str, start_operator: StartOperator, proxy: tuple[Proxy, Path]
-) -> None:
-    broken, kubeconfig = proxy
-    operator = start_operator(KUBECONFIG=str(kubeconfig))
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
-    await cluster.until(INFERENCE_SERVICE, namespace, settled())
-    await comes_to_rest(cluster, namespace)
-    broken.lines = Once("/services", watch_error(500))
-    await cluster.delete(SERVICE, namespace, "chat")
-    assert await operator.exited() == 1
-    start_operator(KUBECONFIG=str(kubeconfig))
-    await cluster.until(SERVICE, namespace, lambda found: "chat" in found)
-    await comes_to_rest(cluster, namespace)
 
 
 class Once:

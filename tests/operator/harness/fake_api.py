@@ -75,7 +75,7 @@ class HangingApi:
     def _list(self, kind: Kind) -> dict[str, Any]:
         count = self.services if kind == INFERENCE_SERVICE else 0
         items = [
-            {"metadata": {"name": f"s{n}", "namespace": "default", "uid": f"u{n}"}, "spec": {}}
+            {"metadata": _metadata(n), "spec": {"model": {"uri": "dummy://qwen3-tiny"}}}
             for n in range(count)
         ]
         return {"kind": f"{kind.kind}List", "metadata": {"resourceVersion": "1"}, "items": items}
@@ -89,6 +89,15 @@ class HangingApi:
         self.renewals += 1
         self._news.set()
         return web.json_response(self._lease)
+
+
+def _metadata(number: int) -> dict[str, Any]:
+    return {
+        "name": f"s{number}",
+        "namespace": "default",
+        "uid": f"u{number}",
+        "resourceVersion": "1",
+    }
 
 
 async def _silence(request: web.Request) -> web.StreamResponse:

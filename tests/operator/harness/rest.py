@@ -47,10 +47,11 @@ class Reconciler:
         client, clock = ApiClient(transport, lambda verb, plural: None), SystemClock()
         images = Images(IMAGES["SLUICE_ENGINE_IMAGE"], IMAGES["SLUICE_ROUTER_IMAGE"])
         services = ServiceObserver(client, images, Nodes(client), OptionalKinds(client, clock))
+        pools = PoolObserver(client)
         writes = executor(client, clock, "test", OperatorMetrics().statuses)
         self._reconciles: dict[str, Reconcile] = {
             INFERENCE_SERVICE.kind: ServiceReconcile(services, writes, clock),
-            ENGINE_POOL.kind: PoolReconcile(PoolObserver(client), writes, clock),
+            ENGINE_POOL.kind: PoolReconcile(pools, writes, clock),
         }
 
     async def once(self, namespace: str, name: str = "chat") -> None:

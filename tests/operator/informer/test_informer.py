@@ -1,70 +1,168 @@
-"""How Kopf is used: raw events only, watches that end with nothing short of an error."""
+"""What is followed, by which selectors, and what becomes of a change."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sized
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
-import kopf
+import pytest
 from sluice_contract import labels
 from sluice_operator.informer.keys import Key
-from sluice_operator.informer.watch import (
-    CHILDREN,
-    EndlessBackoffs,
-    event_registry,
-    informer_settings,
+from sluice_operator.informer.reader import StoreReader
+from sluice_operator.informer.reflector import Source
+from sluice_operator.informer.watch import CHILDREN, Informer
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    POD,
+    POD_MONITOR,
+    SERVICE_CHILDREN,
+    Manifest,
 )
-from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, POD, SERVICE_CHILDREN
+from sluice_operator.kube.transport import Request, Response
+
+from tests.operator.virtual_time import FakeClock
+
+CHAT = Key("InferenceService", "x", "chat")
 
 
-def ignore(key: Key) -> None:
-    """A queue that drops everything."""
+class Server:
+    """Has `items` by their path, and tells no events."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[Manifest]] = {}
+        self.asked: list[Request] = []
+        self.watching = asyncio.Semaphore(0)
+
+    async def send(self, request: Request) -> Response:
+        self.asked.append(request)
+        items = self.items.get(request.path, [])
+        return Response(200, {"metadata": {"resourceVersion": "10"}, "items": items})
+
+    async def lines(self, request: Request) -> AsyncIterator[bytes]:
+        self.asked.append(request)
+        self.watching.release()
+        await asyncio.Event().wait()
+        yield b""
 
 
-def resource(kind: str) -> kopf.Resource:
-    found = {each.plural: each for each in (*SERVICE_CHILDREN, INFERENCE_SERVICE, POD)}[kind]
-    group, _, version = found.api_version.rpartition("/")
-    return kopf.Resource(group=group, version=version, plural=found.plural)
+def informer(
+    server: Server, keys: list[Key], namespaces: tuple[str, ...] = (), optional: Any = ()
+) -> Informer:
+    client = ApiClient(server, lambda verb, plural: None)
+    source = Source(client, server, FakeClock(), lambda: 0.0, asyncio.Semaphore(2))
+    return Informer(source, namespaces, optional, keys.append)
 
 
-def test_no_handler_stores_anything_in_objects() -> None:
-    registry = event_registry(ignore)
-    assert not list(registry._changing.get_all_handlers())
-    assert not list(registry._spawning.get_all_handlers())
-    assert not list(registry._webhooks.get_all_handlers())
-    assert not list(registry._indexing.get_all_handlers())
+def item(name: str, version: int, **labelled: str) -> Manifest:
+    metadata = {"name": name, "namespace": "x", "uid": name, "resourceVersion": str(version)}
+    return {"metadata": {**metadata, "labels": labelled}}
 
 
-def test_both_kinds_and_every_kind_of_child_are_watched() -> None:
-    watched = event_registry(ignore)._watching.get_all_selectors()
-    expected = {INFERENCE_SERVICE, ENGINE_POOL, POD, *SERVICE_CHILDREN}
-    found = {(s.group or "", s.version, s.any_name) for s in watched}
-    assert found == {(*_group_version(kind.api_version), kind.plural) for kind in expected}
+async def followed(server: Server, *arguments: Any) -> tuple[Informer, list[Key]]:
+    """An informer that has listed everything, and the keys that came of it."""
+    keys: list[Key] = []
+    made = informer(server, keys, *arguments)
+    task = asyncio.create_task(made.run())
+    await made.synced()
+    for _ in made._reflectors:
+        await server.watching.acquire()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return made, keys
 
 
-def _group_version(api_version: str) -> tuple[str, str]:
-    group, _, version = api_version.rpartition("/")
-    return group, version
+async def test_both_kinds_and_every_kind_of_child_are_followed_everywhere() -> None:
+    server = Server()
+    made, _ = await followed(server, (), (POD_MONITOR,))
+    kinds = {INFERENCE_SERVICE, ENGINE_POOL, POD, POD_MONITOR, *SERVICE_CHILDREN}
+    assert set(made.objects) == kinds
+    watched = [request for request in server.asked if "watch" in request.query]
+    assert len({request.path for request in watched}) == len(kinds)
+    assert not any("/namespaces/" in request.path for request in watched)
 
 
-def test_children_are_watched_by_label_and_our_own_kinds_whole() -> None:
-    selectors = informer_settings().watching.label_selectors
-    for kind in CHILDREN:
-        assert selectors.collect(resource(kind.plural)) == [labels.SERVICE]
-    assert selectors.collect(resource("inferenceservices")) == []
-    assert ENGINE_POOL not in CHILDREN
+async def test_each_namespace_is_followed_by_itself() -> None:
+    server = Server()
+    made, _ = await followed(server, ("x", "y"))
+    paths = {request.path for request in server.asked if "watch" in request.query}
+    assert len(paths) == 2 * len(made.objects)
+    assert all("/namespaces/x/" in path or "/namespaces/y/" in path for path in paths)
 
 
-def test_delays_between_attempts_never_run_out_and_begin_anew() -> None:
-    delays = EndlessBackoffs(0.25, 5.0)
-    first = list(itertools.islice(delays, 100))
-    assert first[:4] == [0.25, 0.5, 1.0, 2.0]
-    assert first[-1] == 5.0
-    assert list(itertools.islice(delays, 100)) == first
-    assert not isinstance(delays, Sized), "Kopf counts down what has a length"
+async def test_children_are_followed_by_label_and_our_own_kinds_whole() -> None:
+    server = Server()
+    await followed(server)
+    for request in server.asked:
+        kind = request.path.rpartition("/")[2]
+        child = kind in {child.plural for child in CHILDREN}
+        assert request.query.get("labelSelector") == (labels.SERVICE if child else None)
 
 
-def test_kopf_writes_no_events_and_looks_for_no_new_kinds() -> None:
-    settings = informer_settings()
-    assert settings.posting.enabled is False
-    assert settings.scanning.disabled is True
+async def test_what_is_listed_and_what_is_verified_becomes_keys() -> None:
+    server = Server()
+    server.items["/apis/serving.sluice.dev/v1alpha1/inferenceservices"] = [item("chat", 1)]
+    pod = item("chat-mixed-0", 2, **{labels.SERVICE: "chat", labels.ROLE: "mixed"})
+    server.items["/api/v1/pods"] = [pod]
+    made, keys = await followed(server)
+    pool = Key("EnginePool", "x", "chat-mixed")
+    assert set(keys) == {CHAT, pool}
+    keys.clear()
+    await made.verify()
+    assert keys == [CHAT]
+
+
+async def test_the_answer_to_a_write_is_read_before_the_watch_tells_of_it() -> None:
+    server = Server()
+    made, _ = await followed(server)
+    client = ApiClient(server, lambda verb, plural: None)
+    reader = StoreReader(made.objects, client)
+    made.written(DEPLOYMENT, item("chat-mixed", 11, **{labels.SERVICE: "chat"}))
+    (found,) = await reader.list_objects(DEPLOYMENT, "x", f"{labels.SERVICE}=chat")
+    assert found["metadata"]["resourceVersion"] == "11"
+    assert found["kind"] == "Deployment"
+
+
+async def test_a_kind_that_is_not_followed_is_read_from_the_api_server() -> None:
+    server = Server()
+    made, _ = await followed(server)
+    server.asked.clear()
+    reader = StoreReader(made.objects, ApiClient(server, lambda verb, plural: None))
+    selector = f"{labels.SERVICE}=chat"
+    assert await reader.list_kinds((DEPLOYMENT, POD_MONITOR), "x", selector) == ()
+    (asked,) = server.asked
+    assert asked.path.endswith("/podmonitors")
+
+
+async def test_what_is_decisive_is_read_from_the_api_server_where_it_has_to_be_certain() -> None:
+    server = Server()
+    made, _ = await followed(server)
+    server.asked.clear()
+    reader = StoreReader(made.objects, ApiClient(server, lambda verb, plural: None)).certain()
+    await reader.get(INFERENCE_SERVICE, "x", "chat")
+    await reader.list_kinds(SERVICE_CHILDREN, "x", f"{labels.SERVICE}=chat")
+    asked = {request.path.rpartition("/")[2] for request in server.asked}
+    assert asked == {"chat", "deployments", "enginepools"}
+
+
+async def test_a_child_that_may_have_lost_its_label_is_asked_for() -> None:
+    server = Server()
+    made, _ = await followed(server)
+    server.asked.clear()
+    reader = StoreReader(made.objects, ApiClient(server, lambda verb, plural: None))
+    assert await reader.get(INFERENCE_SERVICE, "x", "chat") is None
+    assert server.asked == []
+    await reader.get(CONFIG_MAP, "x", "chat-1")
+    assert [request.path for request in server.asked] == ["/api/v1/namespaces/x/configmaps/chat-1"]
+
+
+@pytest.mark.parametrize("selector", ["app=x", f"{labels.SERVICE}=chat,app=x"])
+async def test_a_selector_without_an_index_is_a_mistake(selector: str) -> None:
+    made, _ = await followed(Server())
+    reader = StoreReader(made.objects, ApiClient(Server(), lambda verb, plural: None))
+    with pytest.raises((AssertionError, KeyError)):
+        await reader.list_objects(DEPLOYMENT, "x", selector)

@@ -61,7 +61,8 @@ async def test_a_long_list_is_read_page_by_page() -> None:
 
 async def test_an_empty_list_of_metadata_has_null_items() -> None:
     empty = Response(200, {"metadata": {}, "items": None})
-    assert await client(lambda request: empty).names(POD, None) == ()
+    pages = client(lambda request: empty).pages(POD, None, metadata_only=True)
+    assert [page async for page in pages] == [([], "")]
 
 
 @pytest.mark.parametrize(

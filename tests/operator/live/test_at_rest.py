@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sluice_operator.kube.kinds import SECRET
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD, SECRET, SERVICE_CHILDREN
 
 from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.conftest import OPERATOR_USER
@@ -20,8 +20,8 @@ from tests.operator.harness.scenery import chat_that_serves
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 RESYNCS = 3
-LISTINGS = 2 * RESYNCS
-"""A resync lists the names of both kinds."""
+LISTINGS = RESYNCS * len((INFERENCE_SERVICE, *SERVICE_CHILDREN, POD))
+"""A resync compares every watched kind with what the API server has."""
 
 
 async def test_the_audit_log_shows_no_write_over_resyncs_and_a_restart(

@@ -18,6 +18,7 @@ from sluice_operator.kube.kinds import (
     POD,
     POD_DISRUPTION_BUDGET,
     SECRET,
+    SERVICE_CHILDREN,
     Manifest,
 )
 
@@ -39,8 +40,8 @@ from tests.operator.harness.scenery import (
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 DEPLOYMENTS: Final = 3
-RESYNC_LISTINGS: Final = 6
-"""Of three resyncs, each of which lists the names of both kinds."""
+RESYNC_LISTINGS: Final = 3 * len((INFERENCE_SERVICE, *SERVICE_CHILDREN, POD))
+"""Of three resyncs, each of which compares every watched kind."""
 GARBAGE_COLLECTOR_SECONDS: Final = 60.0
 """It learns of new kinds every 30 seconds."""
 NAME: Final = "chat-handover"

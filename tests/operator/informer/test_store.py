@@ -1,0 +1,201 @@
+"""The store never goes back: whatever order events, answers and listings come in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sluice_contract import labels
+from sluice_operator.informer.store import REMEMBERED_DELETIONS, Objects
+from sluice_operator.kube.errors import OperatorError
+from sluice_operator.kube.kinds import DEPLOYMENT, POD, Manifest
+
+NAMES = ("a", "b", "c")
+NAMESPACES = ("x", "y")
+SERVICES = ("chat", "code")
+
+
+def item(name: str, version: int, uid: str = "u", **parts: Any) -> Manifest:
+    found = {labels.SERVICE: parts.get("service", "chat"), labels.ROLE: parts.get("role", "mixed")}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": parts.get("namespace", "x"),
+            "uid": uid,
+            "resourceVersion": str(version),
+            "labels": found,
+        },
+        "spec": {"replicas": version},
+    }
+
+
+@dataclass
+class Server:
+    """What an API server has, and what it has told: events of each object in their order, one
+    stream of them as in a watch, and answers to writes, which come whenever they come."""
+
+    version: int = 0
+    objects: dict[tuple[str, str], Manifest] = field(default_factory=dict)
+    events: list[tuple[str, Manifest]] = field(default_factory=list)
+    answers: list[Manifest] = field(default_factory=list)
+
+    def write(self, namespace: str, name: str, service: str) -> None:
+        self.version += 1
+        known = self.objects.get((namespace, name))
+        uid = known["metadata"]["uid"] if known else f"u{self.version}"
+        written = item(name, self.version, uid, namespace=namespace, service=service)
+        self.objects[namespace, name] = written
+        self.events.append(("MODIFIED" if known else "ADDED", written))
+        self.answers.append(written)
+
+    def delete(self, namespace: str, name: str) -> None:
+        self.version += 1
+        gone = self.objects.pop((namespace, name))
+        last = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self.version)}}
+        self.events.append(("DELETED", last))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A watch that is late and may be broken off, answers that come before or after it, listings
+    in the middle of it all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = Server()
+        self.store = Objects(DEPLOYMENT)
+        self.seen: dict[str, int] = {}
+
+    @rule(
+        namespace=st.sampled_from(NAMESPACES),
+        name=st.sampled_from(NAMES),
+        service=st.sampled_from(SERVICES),
+    )
+    def somebody_writes(self, namespace: str, name: str, service: str) -> None:
+        self.server.write(namespace, name, service)
+
+    @precondition(lambda self: self.server.objects)
+    @rule(data=st.data())
+    def somebody_deletes(self, data: st.DataObject) -> None:
+        self.server.delete(*data.draw(st.sampled_from(sorted(self.server.objects))))
+
+    @precondition(lambda self: self.server.events)
+    @rule()
+    def an_event_comes(self) -> None:
+        kind, changed = self.server.events.pop(0)
+        self.take(kind, changed)
+
+    @precondition(lambda self: self.server.answers)
+    @rule(data=st.data())
+    def the_answer_to_a_write_comes(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.server.answers) - 1))
+        self.store.put(self.server.answers.pop(place))
+
+    @rule()
+    def the_watch_is_lost_and_everything_is_listed(self) -> None:
+        self.server.events.clear()
+        seen = set()
+        for place, changed in self.server.objects.items():
+            seen.add(place)
+            self.store.put(changed, listed=True)
+        self.store.retain(None, seen, self.server.version)
+        assert self.held() == self.server.objects
+
+    @rule(namespace=st.sampled_from(NAMESPACES))
+    def one_namespace_is_listed(self, namespace: str) -> None:
+        there = {p: each for p, each in self.server.objects.items() if p[0] == namespace}
+        for changed in there.values():
+            self.store.put(changed, listed=True)
+        self.store.retain(namespace, set(there), self.server.version)
+        assert {p: each for p, each in self.held().items() if p[0] == namespace} == there
+
+    @rule()
+    def the_watch_catches_up(self) -> None:
+        while self.server.events:
+            self.take(*self.server.events.pop(0))
+        assert self.held() == self.server.objects
+
+    @invariant()
+    def no_object_becomes_older(self) -> None:
+        for held in self.held().values():
+            uid, version = held["metadata"]["uid"], int(held["metadata"]["resourceVersion"])
+            assert version >= self.seen.get(uid, 0)
+            self.seen[uid] = version
+
+    @invariant()
+    def the_index_has_what_the_store_has(self) -> None:
+        held = self.held()
+        for namespace in NAMESPACES:
+            for service in SERVICES:
+                names = [each["metadata"]["name"] for each in self.store.select(namespace, service)]
+                assert names == sorted(
+                    name
+                    for (where, name), each in held.items()
+                    if where == namespace and each["metadata"]["labels"][labels.SERVICE] == service
+                )
+
+    def take(self, kind: str, changed: Mapping[str, Any]) -> None:
+        if kind == "DELETED":
+            self.store.remove(changed)
+        else:
+            self.store.put(changed)
+
+    def held(self) -> dict[tuple[str, str], Manifest]:
+        found = {}
+        for (namespace, name), _ in self.store.versions(None):
+            held = self.store.get(namespace, name)
+            assert held is not None
+            assert (held.pop("apiVersion"), held.pop("kind")) == ("apps/v1", "Deployment")
+            found[namespace, name] = held
+        return found
+
+
+TestStore = StoreMachine.TestCase
+TestStore.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_an_answer_that_comes_after_the_deletion_brings_nothing_back() -> None:
+    store = Objects(DEPLOYMENT)
+    store.put(item("a", 1))
+    store.remove(item("a", 3))
+    assert not store.put(item("a", 2))
+    assert store.put(item("a", 4, "another"))
+
+
+def test_deletions_are_remembered_within_bounds() -> None:
+    store = Objects(DEPLOYMENT)
+    for number in range(REMEMBERED_DELETIONS + 10):
+        store.put(item(f"a{number}", 2 * number + 1, f"u{number}"))
+        store.remove(item(f"a{number}", 2 * number + 2, f"u{number}"))
+    assert len(store) == 0
+    assert len(store._gone) == REMEMBERED_DELETIONS
+
+
+def test_a_role_is_selected_by_its_label() -> None:
+    store = Objects(POD)
+    store.put(item("a", 1, role="mixed"))
+    store.put(item("b", 2, role="router"))
+    assert [each["metadata"]["name"] for each in store.select("x", "chat", "router")] == ["b"]
+    assert store.select("x", "code") == ()
+
+
+def test_pods_are_kept_without_the_owners_of_their_fields() -> None:
+    store = Objects(POD)
+    pod = item("a", 1)
+    pod["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+    store.put(pod)
+    held = store.get("x", "a")
+    assert held is not None
+    assert held["metadata"]["managedFields"] == []
+    assert held["spec"] == pod["spec"]
+
+
+def test_a_version_that_is_no_number_is_refused() -> None:
+    odd = item("a", 1)
+    odd["metadata"]["resourceVersion"] = "1-2"
+    with pytest.raises(OperatorError, match="x/a: resourceVersion '1-2': expected a decimal"):
+        Objects(DEPLOYMENT).put(odd)
