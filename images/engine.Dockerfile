@@ -12,7 +12,9 @@ RUN --mount=type=secret,id=ca-bundle sh /opt/build/uv.sh
 # only a GPU needs is not installed: 3 GB on x86-64, where the registry has no CPU build of torch.
 FROM uv AS requirements
 COPY pyproject.toml uv.lock /locked/
-RUN sh /opt/build/requirements.sh 'engine handover-cpu' '(nvidia|cuda)-.*|triton'
+# Further extras: tracing.
+ARG EXTRAS=
+RUN sh /opt/build/requirements.sh "engine handover-cpu ${EXTRAS}" '(nvidia|cuda)-.*|triton'
 
 FROM ${BASE} AS packages
 # TORCH_INDEX_URL: an index with CPU builds of torch, for those who can reach one. Without it the

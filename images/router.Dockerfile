@@ -11,7 +11,9 @@ RUN --mount=type=secret,id=ca-bundle sh /opt/build/uv.sh
 # The lock file holds everybody's packages; what follows changes only with this image's own.
 FROM uv AS requirements
 COPY pyproject.toml uv.lock /locked/
-RUN sh /opt/build/requirements.sh router
+# Further extras: tracing.
+ARG EXTRAS=
+RUN sh /opt/build/requirements.sh "router ${EXTRAS}"
 
 FROM uv AS packages
 ARG UV_CACHE_DIR=/var/cache/uv

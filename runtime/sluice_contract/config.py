@@ -17,6 +17,7 @@ from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
 from sluice_contract.labels import Role
+from sluice_contract.spans import Tracing
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal[
@@ -266,6 +267,9 @@ class EngineConfig(EngineSettings):
         description="File with the key by which router and engines of a service know each other. "
         "Required in roles prefill and decode; in role mixed an engine without it goes on with no "
         "answer that another engine began.",
+    )
+    tracing: Tracing | None = Field(
+        default=None, description="Where spans of sampled requests go; left out: nowhere."
     )
 
     @field_validator("chunk_size")

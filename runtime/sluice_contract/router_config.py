@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from sluice_contract import ports
 from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
 from sluice_contract.labels import Role
+from sluice_contract.spans import RouterTracing
 from sluice_contract.tenants import MAX_TENANTS, Tenant
 
 EngineUrl = Annotated[str, StringConstraints(pattern=r"^http://[^/?#@\s]+$", max_length=512)]
@@ -207,6 +208,10 @@ class RouterConfig(ContractModel):
     )
     auth: Auth | None = Field(
         default=None, description="Who may send requests; left out: whoever reaches the router."
+    )
+    tracing: RouterTracing | None = Field(
+        default=None,
+        description="Where spans of requests go, and of which; left out: nowhere.",
     )
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from typing import Final
 from aiohttp import web
 from sluice_contract import http_errors
 from sluice_contract.engine_http import REQUEST_ID_HEADER
+from sluice_contract.spans import Attributes
 from sluice_contract.trace import TRACEPARENT_HEADER, trace_id
 
 from sluice_router import edge
@@ -20,6 +21,7 @@ from sluice_router.errors import BadRequestError, InternalError, RouterError
 from sluice_router.fleet import Clock
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.relay import error_response
+from sluice_router.spans import RouterSpans
 from sluice_router.telemetry import Outcome, Telemetry
 
 logger = logging.getLogger("sluice.router")
@@ -58,8 +60,10 @@ class Accounting:
         lifecycle: Lifecycle,
         clock: Clock,
         keys: ApiKeys | None = None,
+        spans: RouterSpans | None = None,
     ) -> None:
         """`keys`: without one of them, every route but probes is answered 401."""
+        self._spans = spans
         self._keys = keys
         self._telemetry = telemetry
         self._lifecycle = lifecycle
@@ -71,7 +75,9 @@ class Accounting:
         start = self._clock()
         request[START] = start
         request[ID] = edge.request_id(request.headers.get(REQUEST_ID_HEADER))
-        request[TRACE] = edge.traceparent(request.headers.get(TRACEPARENT_HEADER))
+        given = request.headers.get(TRACEPARENT_HEADER)
+        traced = self._spans.request(given) if self._spans else None
+        request[TRACE] = traced.own if traced else edge.traceparent(given)
         status = CLIENT_GONE
         try:
             response = await self._answer(request, handler)
@@ -83,6 +89,9 @@ class Accounting:
             outcome = _outcome(request, status)
             if route not in PROBES:
                 self._telemetry.request(route, status, outcome, seconds)
+                if self._spans is not None and traced is not None:
+                    told, error = _told(request, route, status, outcome)
+                    self._spans.end_request(traced, start, told, error)
             _log(request, route, status, outcome, seconds)
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -137,6 +146,23 @@ def _outcome(request: web.Request, status: int) -> Outcome:
 def _route(request: web.Request) -> str:
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else UNKNOWN_ROUTE
+
+
+def _told(
+    request: web.Request, route: str, status: int, outcome: Outcome
+) -> tuple[Attributes, str | None]:
+    """What its span says, and its error."""
+    told: dict[str, str | int] = {
+        "http.request.method": request.method,
+        "http.route": route,
+        "http.response.status_code": status,
+        "sluice.request_id": request[ID],
+        "sluice.outcome": outcome,
+    }
+    if TENANT in request:
+        told["sluice.tenant"] = request[TENANT]
+    failure = request.get(FAILURE)
+    return told, str(failure) if failure is not None and outcome != "client_gone" else None
 
 
 def _log(request: web.Request, route: str, status: int, outcome: Outcome, seconds: float) -> None:

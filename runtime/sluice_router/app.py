@@ -30,6 +30,7 @@ from sluice_router.private_form import PrivateForm
 from sluice_router.relay import Relay
 from sluice_router.resume import Progress
 from sluice_router.resuming import Answers
+from sluice_router.spans import RouterSpans
 from sluice_router.telemetry import COMPLETION_ROUTES, Telemetry
 
 
@@ -47,12 +48,14 @@ class Parts:
     """Where answers may be resumed."""
     keys: ApiKeys | None = None
     """Where API keys are asked for."""
+    spans: RouterSpans | None = None
+    """Where spans are recorded."""
 
 
 def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
     """The application; the routes in this list are all there are."""
     routes = Routes(parts)
-    accounting = Accounting(parts.telemetry, parts.lifecycle, parts.clock, parts.keys)
+    accounting = Accounting(parts.telemetry, parts.lifecycle, parts.clock, parts.keys, parts.spans)
     app = web.Application(client_max_size=max_body_bytes, middlewares=[accounting.middleware])
     app.on_response_prepare.append(accounting.finish_headers)
     app.add_routes(

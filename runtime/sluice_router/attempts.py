@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -16,6 +16,7 @@ from sluice_contract.engine_http import REQUEST_ID_HEADER
 from sluice_contract.handover import PREFILL_HEADER
 from sluice_contract.private_calls import PRIVATE_HEADER
 from sluice_contract.tenants import TENANT_HEADER
+from sluice_contract.trace import TRACEPARENT_HEADER
 from yarl import URL
 
 from sluice_router import sse
@@ -40,6 +41,7 @@ from sluice_router.failures import (
 from sluice_router.memory import SMALL_BYTES, Body
 from sluice_router.private_form import PrivateForm, SignedBody
 from sluice_router.resume import Progress
+from sluice_router.spans import Attempt, RouterSpans
 from sluice_router.targets import Target
 from sluice_router.tenants import SignTenant
 from sluice_router.upstream import read_at_most
@@ -81,6 +83,8 @@ class Reply:
         self.private = private and self.streams_events and self.status == HTTPStatus.OK
         """Whether its events have comments for the router."""
         self.first = first
+        self.attempt: Attempt | None = None
+        """Its span, if it is recorded."""
         self._response = response
 
     @property
@@ -102,10 +106,13 @@ class Reply:
     def close(self) -> None:
         """Keep the connection if the answer was read to its end; else close it, so that the engine
         aborts the request."""
-        if self._response.content.at_eof():
+        whole = self._response.content.at_eof()
+        if whole:
             self._response.release()
         else:
             self._response.close()
+        if self.attempt is not None:
+            self.attempt.end(self.status, None if whole else "not read to its end")
 
 
 class Sender:
@@ -117,6 +124,7 @@ class Sender:
         sign: SignPrefill | None,
         private_form: PrivateForm | None,
         sign_tenant: SignTenant | None = None,
+        spans: RouterSpans | None = None,
     ) -> None:
         """`sign` is required where targets have a prefill engine, `private_form` where calls have
         progress. Without `sign_tenant` engines know no tenant."""
@@ -124,6 +132,7 @@ class Sender:
         self._sign = sign
         self._private_form = private_form
         self._sign_tenant = sign_tenant
+        self._spans = spans
 
     async def send(self, target: Target, call: Call) -> Reply:
         """The engine's answer, once its first byte is there.
@@ -131,6 +140,20 @@ class Sender:
         Raises:
             AttemptFailedError: there is none.
         """
+        trace = call.headers.get(TRACEPARENT_HEADER, "")
+        attempt = self._spans.attempt(trace, target.name) if self._spans else None
+        if attempt is not None:
+            call = replace(call, headers=call.headers | {TRACEPARENT_HEADER: attempt.traceparent})
+        try:
+            reply = await self._sent(target, call)
+        except BaseException as error:
+            if attempt is not None:
+                attempt.end(None, str(error) or type(error).__name__)
+            raise
+        reply.attempt = attempt
+        return reply
+
+    async def _sent(self, target: Target, call: Call) -> Reply:
         engine = target.engine
         try:
             return await self._send(target, call)

@@ -66,7 +66,8 @@ def request_headers(given: Mapping[str, str], id_: str, trace: str) -> dict[str,
     """
     headers = {name: given[name] for name in PASSED_REQUEST_HEADERS if name in given}
     headers[TRACEPARENT_HEADER] = trace
-    if given.get(TRACEPARENT_HEADER) == trace and TRACESTATE_HEADER in given:
+    is_theirs = trace_id(given.get(TRACEPARENT_HEADER)) == trace_id(trace)
+    if is_theirs and TRACESTATE_HEADER in given:
         headers[TRACESTATE_HEADER] = given[TRACESTATE_HEADER]
     for name, value in headers.items():
         _refuse_other_bytes(name, value)

@@ -10,9 +10,10 @@ import logging
 import os
 import random
 import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from sluice_contract.base import ConfigError
 from sluice_contract.handover import configured_key
 from sluice_contract.labels import Role
 from sluice_contract.router_config import RouterConfig
+from sluice_contract.span_export import span_recorder
+from sluice_contract.spans import Record
 
 from sluice_router.accounting import UNKNOWN_ROUTE
 from sluice_router.app import Parts, build_app
@@ -38,6 +41,7 @@ from sluice_router.load_poller import LoadPoller
 from sluice_router.memory import ByteBudget
 from sluice_router.monitoring import Monitoring
 from sluice_router.private_form import PrivateForm
+from sluice_router.spans import RouterSpans
 from sluice_router.targets import chooser, prefill_signer
 from sluice_router.telemetry import Telemetry
 from sluice_router.tenants import tenant_signer
@@ -68,7 +72,8 @@ async def serve(
         session = await stack.enter_async_context(
             open_session(config.upstream.connect_timeout_seconds)
         )
-        parts = _parts(config, session)
+        record = stack.enter_context(_recorder(config, environ))
+        parts = _parts(config, session, record)
         follow = _engine_source(config, cluster, environ, session, parts.fleet)
         poller = LoadPoller(parts.fleet, session, config.load, random.Random())  # noqa: S311
         hosts = _hosts(config, environ)
@@ -92,8 +97,24 @@ async def serve(
         logger.info("drained")
 
 
-def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
-    clock = time.monotonic
+def _recorder(
+    config: RouterConfig, environ: Mapping[str, str]
+) -> AbstractContextManager[Record | None]:
+    pod = environ.get("POD_NAME") or socket.gethostname()
+    return span_recorder(config.tracing, "router", **{"k8s.pod.name": pod})
+
+
+def _spans(config: RouterConfig, record: Record | None) -> RouterSpans | None:
+    if config.tracing is None or record is None:
+        return None
+    ratio = config.tracing.sample_ratio
+    return RouterSpans(record, ratio, random.Random().random, time.monotonic)  # noqa: S311
+
+
+def _parts(
+    config: RouterConfig, session: aiohttp.ClientSession, record: Record | None = None
+) -> Parts:
+    clock, spans = time.monotonic, _spans(config, record)
     fleet = Fleet(clock)
     telemetry = Telemetry(config.roles)
     key = _key(config)
@@ -102,7 +123,7 @@ def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
     sign_tenant = tenant_signer(key, config.auth, time.time) if key and config.auth else None
     dispatcher = Dispatcher(
         fleet,
-        Sender(session, sign, private_form, sign_tenant),
+        Sender(session, sign, private_form, sign_tenant, spans),
         config.upstream,
         chooser(config.roles, config.load.stale_seconds, random.Random()),  # noqa: S311
         clock,
@@ -111,7 +132,7 @@ def _parts(config: RouterConfig, session: aiohttp.ClientSession) -> Parts:
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
     budget = ByteBudget(config.server.max_buffered_bytes)
     keys = ApiKeys(Path(config.auth.keys_directory), clock) if config.auth else None
-    return Parts(fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form, keys)
+    return Parts(fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form, keys, spans)
 
 
 def _key(config: RouterConfig) -> bytes | None:

@@ -1,10 +1,11 @@
-"""The latency promise of an InferenceService, and how its pools move and roll out."""
+"""The latency promise of an InferenceService, how its pools move and roll out, and its traces."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from pydantic import Field
+from sluice_contract.spans import CollectorUrl
 
 from sluice_operator.api.base import ApiModel, LabelValue
 
@@ -27,6 +28,23 @@ class Slo(ApiModel):
         ge=50,
         le=99,
         description="Share of requests, and of an engine's steps, that must keep it, in percent.",
+    )
+
+
+class TracingSpec(ApiModel):
+    """Where spans of requests go, and of which."""
+
+    endpoint: CollectorUrl = Field(
+        description="Base URL of an OpenTelemetry collector that takes OTLP over HTTP, in a "
+        "namespace with the label serving.sluice.dev/monitoring: true. Requires images that are "
+        "built with the extra `tracing`.",
+    )
+    sample_ratio: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of requests that are sampled where the client's traceparent does not "
+        "say.",
     )
 
 

@@ -25,7 +25,7 @@ from sluice_operator.api.base import (
 )
 from sluice_operator.api.engine import DRAIN_SECONDS, EngineSpec, ModelSpec
 from sluice_operator.api.pools import Pools, PoolSpec
-from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo
+from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo, TracingSpec
 
 MAX_NAME: Final = 40
 """The longest derived name is NAME-prefill-<10 digits of a hash>, and must fit a DNS label."""
@@ -130,6 +130,9 @@ class InferenceServiceSpec(ApiModel):
         default=None, description="How a new revision replaces the old one."
     )
     router: RouterSpec | None = Field(default=None, description="The front door of the service.")
+    tracing: TracingSpec | None = Field(
+        default=None, description="Where spans of requests go; left out: nowhere."
+    )
     paused: bool = Field(
         default=False,
         json_schema_extra=CRD_DEFAULT,

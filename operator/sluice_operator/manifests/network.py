@@ -7,10 +7,12 @@ one policy that lists its flows. Of two pools, each has another with those betwe
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import urlsplit
 
 from sluice_contract import labels, ports
 from sluice_contract.labels import ROUTER_ROLE, Role
 
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import NETWORK_POLICY, SERVICE, Manifest
 from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner, selector_labels
 
@@ -51,12 +53,24 @@ def pool_service(owner: Owner, role: Role) -> Manifest:
     }
 
 
+def collector_port(spec: InferenceServiceSpec) -> int | None:
+    """Port of the collector that takes spans; None where there is none."""
+    if spec.tracing is None:
+        return None
+    url = urlsplit(spec.tracing.endpoint)
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
 def router_policy(
-    owner: Owner, api_server_ports: tuple[int, ...], operator_namespace: str
+    owner: Owner,
+    api_server_ports: tuple[int, ...],
+    operator_namespace: str,
+    collector: int | None = None,
 ) -> Manifest:
     """Anyone may send the routers requests; monitoring, and the operator, which scales by it, may
     read their metrics and load. They may ask engines, DNS and the API server, which a policy cannot
-    name: only its ports, which are counted behind its Service."""
+    name: only its ports, which are counted behind its Service. `collector`: the port to which they
+    send spans, in monitoring."""
     ingress = [
         {"ports": [_port(ports.ROUTER_HTTP)]},
         {
@@ -66,18 +80,20 @@ def router_policy(
     ]
     egress = [
         {"to": [_pods(owner, ENGINE)], "ports": [_port(ports.ENGINE_HTTP)]},
-        {"ports": [_port(53, "UDP"), _port(53)]},
+        _DNS,
         {"ports": [_port(port) for port in api_server_ports]},
+        *_to_collector(collector),
     ]
     return _policy(owner, ROUTER, ingress, egress)
 
 
-def engine_policy(owner: Owner, operator_namespace: str) -> Manifest:
+def engine_policy(owner: Owner, operator_namespace: str, collector: int | None = None) -> Manifest:
     """Routers, monitoring and the operator, which asks what they compute on, may connect to the
-    engines, and engines to nothing."""
+    engines, and engines to nothing but the `collector` of spans, if there is one."""
     callers = [_pods(owner, ROUTER), _monitoring(), _operator(operator_namespace)]
     ingress = [{"from": callers, "ports": [_port(ports.ENGINE_HTTP)]}]
-    return _policy(owner, ENGINE, ingress, [])
+    egress = [_DNS, *_to_collector(collector)] if collector else []
+    return _policy(owner, ENGINE, ingress, egress)
 
 
 def handover_policies(owner: Owner, bootstrap_ports: tuple[int, ...]) -> tuple[Manifest, ...]:
@@ -129,6 +145,10 @@ def _policy(
     return owner.child(NETWORK_POLICY, f"{owner.service}-{component}", component) | {"spec": spec}
 
 
+def _to_collector(port: int | None) -> list[Manifest]:
+    return [{"to": [_monitoring()], "ports": [_port(port)]}] if port else []
+
+
 def _monitoring() -> Manifest:
     return {"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}}
 
@@ -148,3 +168,7 @@ def _pods(owner: Owner, component: str) -> Manifest:
 
 def _port(number: int, protocol: str = "TCP") -> Manifest:
     return {"port": number, "protocol": protocol}
+
+
+_DNS: Final[Manifest] = {"ports": [_port(53, "UDP"), _port(53)]}
+"""Anybody who answers there."""

@@ -50,6 +50,8 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     numbers = {"replicas", "autoscaling"}
     pool = {k: v for k, v in _given(spec.pool(role)).items() if k not in numbers}
     parts = {"model": _given(spec.model), "engine": _given(spec.engine), "slo": _given(spec.slo)}
+    if spec.tracing is not None:
+        parts["tracing"] = {"endpoint": spec.tracing.endpoint}
     return _hash(spec, {**parts, "pool": pool, "role": role.value})
 
 
@@ -58,7 +60,9 @@ def router_inputs(spec: InferenceServiceSpec) -> str:
     router = {k: v for k, v in _given(spec.router).items() if k != "replicas"}
     given = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
     drain = max(given, default=None)
-    return _hash(spec, {"router": router, "drainSeconds": drain, "mode": spec.mode})
+    parts = {"router": router, "drainSeconds": drain, "mode": spec.mode}
+    traced = {"tracing": _given(spec.tracing)} if spec.tracing is not None else {}
+    return _hash(spec, parts | traced)
 
 
 def pins_of(observed: ServiceObserved, role: Role, inputs: str) -> Iterator[Pin]:

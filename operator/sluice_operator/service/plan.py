@@ -36,6 +36,7 @@ from sluice_operator.manifests.engine_pool import engine_pool, pool_replicas
 from sluice_operator.manifests.metadata import ROUTER, Owner, owner
 from sluice_operator.manifests.monitoring import pod_monitors
 from sluice_operator.manifests.network import (
+    collector_port,
     engine_policy,
     front_service,
     pool_service,
@@ -175,8 +176,10 @@ def _children(
         *(pool.config_map for pool in pools),
         front_service(top),
         *(pool_service(top, pool.role) for pool in pools),
-        router_policy(top, observed.api_server_ports, observed.operator_namespace),
-        engine_policy(top, observed.operator_namespace),
+        router_policy(
+            top, observed.api_server_ports, observed.operator_namespace, collector_port(spec)
+        ),
+        engine_policy(top, observed.operator_namespace, collector_port(spec)),
         *policies(observed, top, spec),
         router.deployment,
         disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),

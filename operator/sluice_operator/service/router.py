@@ -17,6 +17,7 @@ from sluice_contract.router_config import (
     max_buffered_bytes,
     render_router_config,
 )
+from sluice_contract.spans import RouterTracing
 from sluice_contract.tenants import Tenant
 
 from sluice_operator.api.quantities import amount
@@ -101,6 +102,7 @@ def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
         ),
         handover_key_file=HANDOVER_KEY_FILE,
         auth=_auth(spec),
+        tracing=_tracing(spec),
     )
     return config_map(top, ROUTER_FILE, render_router_config(config), ROUTER, ROUTER_ROLE)
 
@@ -113,6 +115,13 @@ def _auth(spec: InferenceServiceSpec) -> Auth | None:
     if auth.tenants is not None:
         listed = tuple(Tenant.model_validate(tenant.to_json_dict()) for tenant in auth.tenants)
     return Auth(keys_directory=KEYS_FOLDER, tenants=listed)
+
+
+def _tracing(spec: InferenceServiceSpec) -> RouterTracing | None:
+    given = spec.tracing
+    if given is None:
+        return None
+    return RouterTracing(endpoint=given.endpoint, sample_ratio=given.sample_ratio)
 
 
 def _memory_limit_bytes(spec: InferenceServiceSpec) -> int:

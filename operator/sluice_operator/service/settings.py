@@ -26,6 +26,7 @@ from sluice_contract.sizing import (
     resolve_settings,
     resolved_values,
 )
+from sluice_contract.spans import Tracing
 
 from sluice_operator.api.model_uri import model_source
 from sluice_operator.api.service import InferenceServiceSpec
@@ -67,6 +68,7 @@ def engine_file(
         role=role,
         kv_transfer=spec.kv_transfer(role),
         handover_key_file=HANDOVER_KEY_FILE,
+        tracing=Tracing(endpoint=spec.tracing.endpoint) if spec.tracing else None,
         server=ServerSettings(
             host=LISTEN_ADDRESS, port=ports.ENGINE_HTTP, drain_seconds=spec.drain_seconds(role)
         ),

@@ -19,6 +19,7 @@ import msgspec
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, KvTransfer
 from sluice_contract.labels import Role as EngineRole
+from sluice_contract.spans import Record
 
 from sluice_runtime.engine.role import MixedRole, Role
 from sluice_runtime.errors import InvalidConfigError, StartupError
@@ -33,6 +34,7 @@ from sluice_runtime.handover.prefill_role import PrefillRole
 from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.messages import EngineReady
+from sluice_runtime.spans import recorder
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine
@@ -63,8 +65,9 @@ def started_role(
     kv = config.kv_transfer or KvTransfer()
     compose = _prefill if config.role is EngineRole.PREFILL else _decode
     with ExitStack() as stack:
+        record = stack.enter_context(recorder(config, "engine"))
         backend = stack.enter_context(_registered(kv, engine.pool))
-        yield compose(_Parts(config, kv, engine, key, ready, backend, wake), stack)
+        yield compose(_Parts(config, kv, engine, key, ready, backend, wake, record), stack)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class _Parts:
     ready: EngineReady
     backend: TransferBackend
     wake: Callable[[], None]
+    record: Record | None
 
     @property
     def identity(self) -> dict[str, object]:
@@ -129,6 +133,7 @@ def _prefill(parts: _Parts, stack: ExitStack) -> Started:
         engine.settings,
         server,
         partial(checksum_of_pages, pool.address, pool.page_bytes),
+        record=parts.record,
     )
     ready = msgspec.structs.replace(parts.ready, bootstrap_port=server.port)
     return Started(role, ready)
@@ -150,7 +155,10 @@ def _decode(parts: _Parts, stack: ExitStack) -> Started:
     )
     stack.callback(client.shut_down)
     ports = DecodePorts(client, pages, partial(secrets.randbits, 63))
-    role = DecodeRole(engine.scheduler, engine.grammars, engine.settings.page_size, ports, limits)
+    page_size = engine.settings.page_size
+    role = DecodeRole(
+        engine.scheduler, engine.grammars, page_size, ports, limits, record=parts.record
+    )
     return Started(role, parts.ready)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from sluice_contract.spans import Attributes, Record, record_part
 
 from sluice_runtime.handover.arrival import Arrival, ArrivalError
 from sluice_runtime.handover.leased_reads import LeasedReads
@@ -35,6 +36,7 @@ from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.scheduler.step_outcome import FinishedChunk, Preallocated
+from sluice_runtime.spans import TRANSFER
 
 _log = logging.getLogger("sluice.handover")
 _ONLY_DECODE: Final = "this engine only decodes; send requests to the service's router"
@@ -84,7 +86,10 @@ class DecodeRole:
         page_size: int,
         ports: DecodePorts,
         limits: HandoverLimits | None = None,
+        record: Record | None = None,
     ) -> None:
+        """`record`: takes spans."""
+        self._record = record
         self._scheduler = scheduler
         self._grammars = grammars
         self._page_size = page_size
@@ -263,6 +268,9 @@ class DecodeRole:
 
     def _log_done(self, room: _Room, now: float) -> None:
         asked = room.request
+        tokens, prefill = len(asked.token_ids), room.prefill.name
+        told: Attributes = {"sluice.prompt_tokens": tokens, "sluice.prefill": prefill}
+        record_part(self._record, asked.traceparent, TRANSFER, (asked.arrival_seconds, now), told)
         _log.info(
             "hand-over of %s done: %d tokens from prefill engine %s, %.3f s after arrival",
             asked.label,

@@ -16,6 +16,7 @@ from math import inf
 from typing import Final
 
 import msgspec
+from sluice_contract.spans import Record, record_part
 
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
@@ -34,6 +35,7 @@ from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.scheduler.step_outcome import FinishedChunk
+from sluice_runtime.spans import PREFILL
 
 _log = logging.getLogger("sluice.handover")
 _ONLY_PREFILL: Final = (
@@ -59,6 +61,8 @@ class _Room:
     """Whether the scheduler keeps its pages."""
     finished: bool = False
     """Whether the first token was sent."""
+    traceparent: str = ""
+    opened_seconds: float = 0.0
 
 
 class PrefillRole:
@@ -72,7 +76,10 @@ class PrefillRole:
         port: PrefillPort,
         checksum: Checksum,
         limits: HandoverLimits | None = None,
+        record: Record | None = None,
     ) -> None:
+        """`record`: takes spans."""
+        self._record = record
         self._scheduler = scheduler
         self._grammars = grammars
         self._settings = settings
@@ -222,6 +229,8 @@ class PrefillRole:
             held_tokens=asked.held_tokens,
             prompt_hash=asked.prompt_hash,
             deadline=now + seconds,
+            traceparent=request.traceparent,
+            opened_seconds=now,
         )
         self._rooms[room.number] = self._requests[room.request_id] = room
         if request.grammar is None:
@@ -253,6 +262,9 @@ class PrefillRole:
 
     def _finish(self, room: _Room, delta: TokenDelta, now: float) -> None:
         room.finished, room.deadline = True, now + self._limits.hold_seconds
+        tokens, cached = room.prompt_tokens, delta.cached_tokens
+        told = {"sluice.prompt_tokens": tokens, "sluice.cached_tokens": cached}
+        record_part(self._record, room.traceparent, PREFILL, (room.opened_seconds, now), told)
         self._port.hold(room.number, room.peer)
         self._port.send(
             room.peer,

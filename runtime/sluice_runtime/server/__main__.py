@@ -20,6 +20,7 @@ from sluice_contract.config import read_engine_config
 from sluice_runtime import exits
 from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.server.process import serve
+from sluice_runtime.spans import recorder
 from sluice_runtime.transport import TransportError
 
 
@@ -37,9 +38,12 @@ def main() -> int:
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
         config = read_engine_config(options.config)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with (
+            recorder(config, "api") as record,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             accelerator = Accelerator.model_validate_json(options.accelerator)
-            return runner.run(serve(config, options.endpoint, accelerator))
+            return runner.run(serve(config, options.endpoint, accelerator, record))
     except ConfigError as error:
         return exits.give_up(InvalidConfigError.reason, str(error), exits.STARTUP)
     except StartupError as error:

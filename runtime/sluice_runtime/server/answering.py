@@ -46,6 +46,7 @@ from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.private_answers import streamed, whole_at_end
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import GenerationRequest
+from sluice_runtime.server.request_span import RequestSpan, request_span
 from sluice_runtime.server.resumption import (
     MAX_HEAD_BYTES,
     begun_choices,
@@ -146,8 +147,11 @@ class Answerer:
         names = (response_id, request.state.request_id, planned.asked.request_id)
         given = tuple(name for name in names if name is not None)
         trace = traceparent_of(request)
+        span = self._span(trace, arrival_seconds)
+        trace = span.traceparent if span else trace
         caller = Caller(arrival_seconds, routing_key, given, signed.prefill, trace)
-        pieces = self._counted(generator.pieces(planned.choices, caller), planned.running, caller)
+        running = planned.running
+        pieces = self._counted(generator.pieces(planned.choices, caller), running, caller, span)
         response = await self._respond(route.shape, request, planned, pieces)
         response.headers.update(planned.headers)
         return response
@@ -250,26 +254,37 @@ class Answerer:
             return self._gone()
         return EventStream(_with_first(first, events))
 
+    def _span(self, trace: str, arrival_seconds: float) -> RequestSpan | None:
+        service = self._service
+        clock, role = service.clocks.monotonic, service.identity.role
+        return request_span(service.record, trace, arrival_seconds, clock, role)
+
     async def _counted(
-        self, pieces: AsyncGenerator[Piece, None], choices: int, caller: Caller
+        self,
+        pieces: AsyncGenerator[Piece, None],
+        choices: int,
+        caller: Caller,
+        span: RequestSpan | None,
     ) -> AsyncGenerator[Piece, None]:
         """Passes pieces on and counts how the request ended: by the reason of its last choice, or
         as an abort if not all choices finished."""
-        outcome, running = "abort" if choices else "stop", choices
+        outcome, running, failure = "abort" if choices else "stop", choices, None
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
+                    if span is not None:
+                        span.token()
                     yield piece
                     if piece.finish_reason is not None:
                         running -= 1
                         outcome = outcome if running else piece.finish_reason
-        except (OverloadedError, InvalidRequestError):
-            outcome = "refused"
+        except (OverloadedError, InvalidRequestError) as error:
+            outcome, failure = "refused", str(error)
             raise
         except AbortedError:
             raise
         except Exception as error:
-            outcome = "error"
+            outcome, failure = "error", str(error)
             names = [name for name in caller.names if is_acceptable_request_id(name)]
             if trace := trace_id(caller.traceparent):
                 names.append(f"trace={trace}")
@@ -277,6 +292,8 @@ class Answerer:
             raise
         finally:
             self._service.metrics.ended(outcome)
+            if span is not None:
+                span.end(outcome, failure)
 
     def _envelope(self, route: Route[Any], resume: Resume | None) -> Envelope:
         """A new response, or the one that goes on."""

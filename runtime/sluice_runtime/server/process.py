@@ -20,6 +20,7 @@ from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import EngineConfig
 from sluice_contract.handover import configured_key
 from sluice_contract.labels import REVISION_VARIABLE, Role
+from sluice_contract.spans import Record
 
 from sluice_runtime import exits, model_files
 from sluice_runtime.errors import STARTUP_REASONS, UnavailableError
@@ -51,9 +52,14 @@ _LAST_WORDS_SECONDS: Final = 2.0
 _log = logging.getLogger(__name__)
 
 
-async def serve(config: EngineConfig, endpoint: str, accelerator: Accelerator | None = None) -> int:
+async def serve(
+    config: EngineConfig,
+    endpoint: str,
+    accelerator: Accelerator | None = None,
+    record: Record | None = None,
+) -> int:
     """Serves until a signal, or until the engine has gone; returns the exit code. `accelerator`:
-    what the engine computes on.
+    what the engine computes on; `record`: takes spans.
 
     Raises:
         StartupError: the address, the tokenizer or the chat template cannot be used.
@@ -63,7 +69,7 @@ async def serve(config: EngineConfig, endpoint: str, accelerator: Accelerator | 
     signals = _signals()
     listener = listen(config.server.host, config.server.port)
     link = ApiLink(endpoint)
-    service = _service(config, link, accelerator or Accelerator())
+    service = _service(config, link, accelerator or Accelerator(), record)
     http = HttpServer(make_app(service))
     serving = asyncio.create_task(http.serve([listener]))
     _log.info(
@@ -199,7 +205,9 @@ def _after_failure(failure: EngineFailed) -> int:
     return exits.give_up(failure.reason, failure.message, code)
 
 
-def _service(config: EngineConfig, link: ApiLink, accelerator: Accelerator) -> Service:
+def _service(
+    config: EngineConfig, link: ApiLink, accelerator: Accelerator, record: Record | None
+) -> Service:
     metrics = EngineMetrics()
     identity = Identity(
         model=config.model.served_name,
@@ -216,7 +224,8 @@ def _service(config: EngineConfig, link: ApiLink, accelerator: Accelerator) -> S
     )
     metrics.identify(identity.model, identity.role, identity.pool_revision)
     client = EngineClient(link, time.monotonic, metrics)
-    return Service(identity, client, Gate(), metrics, Clocks(time.monotonic, time.time))
+    clocks = Clocks(time.monotonic, time.time)
+    return Service(identity, client, Gate(), metrics, clocks, record)
 
 
 def _handover_key(config: EngineConfig) -> bytes | None:

@@ -15,6 +15,7 @@ from sluice_contract.accelerators import Accelerator
 from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues, LoadReport
+from sluice_contract.spans import Record
 
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.fingerprint import kv_fingerprint
@@ -80,7 +81,10 @@ class Service:
         gate: Gate,
         metrics: EngineMetrics,
         clocks: Clocks,
+        record: Record | None = None,
     ) -> None:
+        """`record`: takes spans."""
+        self.record = record
         self.identity = identity
         self.client = client
         self.gate = gate

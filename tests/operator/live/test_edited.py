@@ -108,6 +108,7 @@ EDITS: Final[dict[str, Any]] = {
     "router.image": "sluice/router:other",
     "router.resources": {"limits": {"memory": "512Mi"}},
     "router.auth": {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "maxPriority": 3}]},
+    "tracing": {"endpoint": "http://collector.monitoring:4318", "sampleRatio": 0.5},
     "paused": True,
 }
 

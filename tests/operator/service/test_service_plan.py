@@ -304,6 +304,20 @@ def test_tensor_parallelism_takes_the_gpus_that_an_engine_has() -> None:
     assert "spec.pools.mixed.accelerator.count (4)" in found.message
 
 
+def test_tracing_reaches_every_process_and_opens_the_way_to_the_collector() -> None:
+    tracing = {"endpoint": "http://collector.monitoring:4318", "sampleRatio": 0.1}
+    plan, without = service_plan({"tracing": tracing}), service_plan()
+    files = [m["data"] for m in plan.apply if m["kind"] == "ConfigMap"]
+    found = {name: json.loads(text) for data in files for name, text in data.items()}
+    assert found["router.json"]["tracing"] == tracing
+    assert found["engine.json"]["tracing"] == {"endpoint": tracing["endpoint"]}
+    ways = {"ports": [{"port": 4318, "protocol": "TCP"}]}
+    for m in (m for m in plan.apply if m["kind"] == "NetworkPolicy"):
+        (way,) = (rule for rule in m["spec"]["egress"] if rule.items() >= ways.items())
+        assert "namespaceSelector" in way["to"][0]
+    assert "4318" not in str(without.apply)
+
+
 def test_priorities_of_tenants_reach_routers() -> None:
     tenants = [{"name": "a", "defaultPriority": 2, "maxPriority": 9}, {"name": "b"}]
     auth = {"secretRef": {"name": "team-keys"}, "tenants": tenants}

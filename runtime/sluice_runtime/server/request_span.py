@@ -1,0 +1,61 @@
+"""The span of one request in the engine that answers it, with its prompt and its answer as parts.
+
+Knows no route and no collector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sluice_contract.labels import Role
+from sluice_contract.spans import Record, Span, record_part
+from sluice_contract.trace import child_of, is_sampled
+
+from sluice_runtime.spans import DECODE, ENGINE, PREFILL
+
+
+@dataclass(slots=True)
+class RequestSpan:
+    """From a request's arrival to its end."""
+
+    record: Record
+    traceparent: str
+    """Its own, of which the engine process's are parts."""
+    parent: str
+    arrival_seconds: float
+    clock: Callable[[], float]
+    role: Role
+    first_seconds: float | None = None
+
+    def token(self) -> None:
+        """A piece of the answer is there."""
+        if self.first_seconds is None:
+            self.first_seconds = self.clock()
+
+    def end(self, outcome: str, error: str | None) -> None:
+        """The answer is whole, or `error` says why not."""
+        now, own = self.clock(), self.traceparent
+        if self.first_seconds is not None:
+            if self.role is Role.MIXED:
+                record_part(
+                    self.record, own, PREFILL, (self.arrival_seconds, self.first_seconds), {}
+                )
+            record_part(self.record, own, DECODE, (self.first_seconds, now), {})
+        told = {"sluice.role": self.role.value, "sluice.outcome": outcome}
+        self.record(
+            Span(ENGINE, own, self.parent, self.arrival_seconds, now, "server", told, error)
+        )
+
+
+def request_span(
+    record: Record | None,
+    parent: str,
+    arrival_seconds: float,
+    clock: Callable[[], float],
+    role: Role,
+) -> RequestSpan | None:
+    """None where there is nobody to record it, or the request is not sampled."""
+    if record is None or not is_sampled(parent):
+        return None
+    return RequestSpan(record, child_of(parent), parent, arrival_seconds, clock, role)

@@ -1,0 +1,131 @@
+"""Spans of the router: one for each request, and one in it for each engine that is asked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from sluice_contract.base import ConfigError
+from sluice_contract.router_config import RouterTracing
+from sluice_contract.span_export import EXPORT_SECONDS, span_recorder
+from sluice_contract.spans import Span, Tracing
+from sluice_contract.trace import TRACEPARENT_HEADER
+
+from tests.collector import Collector, collecting
+from tests.router import fakes
+
+CLIENTS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+BODY = b'{"model": "m", "prompt": "x"}'
+
+
+async def ask(router: fakes.RunningRouter, **headers: str) -> int:
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(router.url + "/v1/completions", data=BODY, headers=headers) as response,
+    ):
+        await response.read()
+        return response.status
+
+
+@asynccontextmanager
+async def traced(
+    behave: fakes.Behaviour, collector: Collector, sample_ratio: float = 1.0
+) -> AsyncIterator[tuple[fakes.RunningRouter, fakes.FakeEngine]]:
+    """What it records is there when it has ended."""
+    tracing = RouterTracing(endpoint=collector.url, sample_ratio=sample_ratio)
+    async with (
+        fakes.running_engine(behave) as engine,
+        fakes.running_router(engine.url, tracing=tracing) as router,
+    ):
+        yield router, engine
+
+
+async def test_a_request_is_a_part_of_its_client_s_span_and_the_engine_s_a_part_of_it() -> None:
+    with collecting() as collector:
+        async with traced(fakes.answers_json, collector) as (router, engine):
+            headers = {TRACEPARENT_HEADER: CLIENTS, "X-Request-Id": "r1"}
+            assert await ask(router, **headers) == 200
+            told = engine.calls[-1][1][TRACEPARENT_HEADER]
+    (request,), (attempt,) = collector.named("sluice.request"), collector.named("sluice.attempt")
+    _, trace, parent, flags = CLIENTS.split("-")
+    assert (request.trace_id, request.parent_id) == (trace, parent)
+    assert (attempt.trace_id, attempt.parent_id) == (trace, request.span_id)
+    assert told == f"00-{trace}-{attempt.span_id}-{flags}"
+    assert request.process == "sluice-router"
+    assert request.attributes["sluice.request_id"] == "r1"
+    assert request.attributes["http.response.status_code"] == 200
+    assert attempt.attributes["sluice.engine"] == engine.url
+    starts, ends = zip(request.seconds, attempt.seconds, strict=True)
+    assert starts[0] <= starts[1] <= ends[1] <= ends[0] <= time.time()
+
+
+async def test_every_engine_that_is_asked_has_a_span_and_failures_their_error() -> None:
+    with collecting() as collector:
+        async with traced(fakes.dies_before_answer, collector) as (router, _):
+            assert await ask(router) == 502
+    (request,) = collector.named("sluice.request")
+    attempts = collector.named("sluice.attempt")
+    assert request.parent_id == ""
+    assert "broke off before it answered" in request.error
+    assert attempts
+    assert {(a.parent_id, a.error) for a in attempts} == {(request.span_id, "broken")}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "given", "spans"),
+    [(0.0, None, 0), (0.0, CLIENTS, 2), (1.0, CLIENTS[:-2] + "00", 0), (1.0, "nonsense", 2)],
+)
+async def test_the_client_says_whether_it_is_sampled_and_else_the_ratio(
+    ratio: float, given: str | None, spans: int
+) -> None:
+    with collecting() as collector:
+        async with traced(fakes.answers_json, collector, ratio) as (router, engine):
+            headers = {} if given is None else {TRACEPARENT_HEADER: given}
+            assert await ask(router, **headers) == 200
+            flags = engine.calls[-1][1][TRACEPARENT_HEADER][-2:]
+    assert (len(collector.spans), flags) == (spans, "01" if spans else "00")
+
+
+async def test_a_collector_that_is_not_there_costs_no_request() -> None:
+    tracing = RouterTracing(endpoint="http://127.0.0.1:9")
+    async with fakes.running_engine(fakes.answers_json) as engine:
+        async with fakes.running_router(engine.url, tracing=tracing) as router:
+            assert await ask(router) == 200
+            began = time.monotonic()
+        assert time.monotonic() - began < 2 * EXPORT_SECONDS
+
+
+@pytest.mark.process
+def test_without_tracing_nothing_of_it_is_imported() -> None:
+    program = (
+        "import sys; from sluice_contract.span_export import span_recorder\n"
+        "import sluice_router.__main__, sluice_router.serve\n"
+        "with span_recorder(None, 'router') as record: assert record is None\n"
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_without_the_extra_the_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    opened = span_recorder(Tracing(endpoint="http://c:4318"), "router")
+    with pytest.raises(ConfigError, match="the extra `tracing` installed") as refused, opened:
+        pass
+    assert refused.value.key == "tracing.endpoint"
+
+
+def test_a_span_keeps_its_ids_times_and_error() -> None:
+    with collecting() as collector:
+        with span_recorder(Tracing(endpoint=collector.url + "/"), "engine") as record:
+            assert record is not None
+            now = time.monotonic()
+            record(Span("work", CLIENTS, None, now - 2, now - 1, "internal", {"n": 3}, "late"))
+        (seen,) = collector.spans
+    assert (seen.trace_id, seen.span_id, seen.parent_id) == (*CLIENTS.split("-")[1:3], "")
+    assert seen.seconds == pytest.approx((time.time() - 2, time.time() - 1), abs=1)
+    assert (seen.attributes, seen.error) == ({"n": 3}, "late")
