@@ -88,6 +88,11 @@ class EnginePoolSpec(ApiModel):
         le=65535,
         description="Port at which decode engines ask these for the KV cache; of role prefill.",
     )
+    in_place: bool | None = Field(
+        default=None,
+        description="True: an engine ends before another takes its place, also where only its pod "
+        "changes.",
+    )
     accelerator: AcceleratorSpec | None = Field(
         default=None, description="GPUs of one engine; without it the engine runs on CPUs."
     )

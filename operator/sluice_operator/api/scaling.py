@@ -92,8 +92,9 @@ class RolloutSpec(ApiModel):
 
     strategy: Literal["Surge", "InPlace"] = Field(
         default="Surge",
-        description="Surge starts the new revision beside the old one. InPlace replaces pods "
-        "where no room is left.",
+        description="Surge starts the new revision beside the old one, and ends that when all of "
+        "the new one is ready. InPlace, for clusters without room for both, ends an engine before "
+        "it starts another: fewer serve meanwhile, and with one engine none.",
     )
     upgrade: LabelValue | None = Field(
         default=None,

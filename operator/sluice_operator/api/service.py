@@ -214,6 +214,11 @@ class InferenceServiceSpec(ApiModel):
             return None
         return self.engine_of(role).kv_transfer or KvTransfer()
 
+    @property
+    def replaces_in_place(self) -> bool:
+        """Whether there is no room for new engines beside the former ones."""
+        return self.rollout is not None and self.rollout.strategy == "InPlace"
+
     def drain_seconds(self, role: Role) -> int:
         """How long streams of the engines of a role may finish after SIGTERM."""
         given = self.engine_of(role).drain_seconds

@@ -94,13 +94,19 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
         "progressDeadlineSeconds": spec.startup_seconds + PROGRESS_SLACK_SECONDS,
         "strategy": {
             "type": "RollingUpdate",
-            "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+            "rollingUpdate": _room(spec),
         },
         "selector": {"matchLabels": selector},
         "template": {"metadata": pod_metadata, "spec": _pod(spec, template, selector)},
     }
     head["metadata"]["annotations"] = {PINNED: _json(pinned_fields(spec))}
     return deployment_with(head | {"spec": deployment}, spec.replicas, _inputs(spec))
+
+
+def _room(spec: EnginePoolSpec) -> dict[str, int]:
+    """How pods of one revision replace each other."""
+    beside = 0 if spec.in_place else 1
+    return {"maxSurge": beside, "maxUnavailable": 1 - beside}
 
 
 def _json(value: Manifest) -> str:

@@ -38,6 +38,7 @@ def pool_spec(
         startup_seconds=engine.startup_seconds or STARTUP_SECONDS,
         handover_secret=handover_secret_name(service),
         bootstrap_port=handover.bootstrap_port if handover and role is Role.PREFILL else None,
+        in_place=True if spec.replaces_in_place else None,
         accelerator=pool.accelerator,
         resources=pool.resources,
         template=pool.template,

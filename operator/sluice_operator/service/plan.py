@@ -6,7 +6,7 @@ EnginePool's own plan carries that out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,7 +55,14 @@ from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import created, identity, removed, rolling_out, scaled
 from sluice_operator.service.pools import ResolvedPool, contradictions, resolve_pool
 from sluice_operator.service.revisions import pod_changes, pool_state, stable_revisions
-from sluice_operator.service.rollout import Rollout, Shares, plan_rollout
+from sluice_operator.service.rollout import (
+    PoolState,
+    Revisions,
+    Rollout,
+    Shares,
+    plan_rollout,
+)
+from sluice_operator.service.rollout_in_place import plan_in_place
 from sluice_operator.service.router import PlannedRouter, plan_router
 from sluice_operator.service.settings import Settings
 from sluice_operator.validation.errors import invalid, joined, validation_errors
@@ -120,7 +127,7 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
     top = owner(INFERENCE_SERVICE, observed.service, observed.service["metadata"]["name"])
     resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
     states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
-    rollout = plan_rollout(states, stable_revisions(observed.service))
+    rollout = _rollout(spec)(states, stable_revisions(observed.service))
     pools = tuple(_pool(top, each, rollout.shares[each.spec.role]) for each in resolved)
     before = former_pools(observed, spec)
     router = plan_router(observed, top, spec, waits=bool(before) and are_awaited(states))
@@ -158,6 +165,10 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
             *router.upgrade,
         ),
     )
+
+
+def _rollout(spec: InferenceServiceSpec) -> Callable[[tuple[PoolState, ...], Revisions], Rollout]:
+    return plan_in_place if spec.replaces_in_place else plan_rollout
 
 
 def _children(

@@ -92,8 +92,8 @@ def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
     """The plan for all pools; `stable`: the set that was complete last, as noted in status. Until
     one was complete, the first that served stands for it."""
     wanted = {pool.role: pool.wanted.name for pool in pools}
-    complete = _are_complete(pools)
-    reason, message = _reason(pools)
+    complete = are_complete(pools)
+    reason, message = reason_of(pools)
     if complete and stable == wanted:
         shares = {pool.role: {pool.wanted.name: pool.replicas} for pool in pools}
         return Rollout(shares, wanted, reason, message)
@@ -113,7 +113,7 @@ def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
     return Rollout(shares, wanted if done else stable, reason, message)
 
 
-def _are_complete(pools: tuple[PoolState, ...]) -> bool:
+def are_complete(pools: tuple[PoolState, ...]) -> bool:
     """Whether the wanted revisions have shown that they work. A pool without engines shows nothing,
     and goes with one that has."""
     shown = any(pool.is_complete for pool in pools)
@@ -201,17 +201,23 @@ def _ready_of(pool: PoolState, fingerprint: str) -> int:
     return sum(r.ready for r in pool.all if r.fingerprint == fingerprint)
 
 
-def _reason(pools: tuple[PoolState, ...]) -> tuple[str, str]:
-    counts = ", ".join(
+def counts_of(pools: tuple[PoolState, ...]) -> str:
+    """How many engines of the wanted revisions are ready, for people."""
+    return ", ".join(
         f"pool {pool.role}: {pool.wanted.ready} of {pool.replicas} engines of revision "
         f"{pool.wanted.name} ready"
         for pool in pools
     )
+
+
+def reason_of(pools: tuple[PoolState, ...]) -> tuple[str, str]:
+    """Reason and message of a roll-out with a surge, or of a first one."""
+    counts = counts_of(pools)
     if not any(pool.others for pool in pools):
         complete = all(pool.is_complete or not pool.replicas for pool in pools)
         return COMPLETE if complete else STARTING, f"{counts}; there is no other revision."
     done = [pool.role for pool in pools if pool.is_complete]
-    if _are_complete(pools):
+    if are_complete(pools):
         return COMPLETE, f"{counts}; the former revisions go."
     if done:
         return WAITS_FOR_POOL, f"{counts}; the former revisions stay until every pool is complete."

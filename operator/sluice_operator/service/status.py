@@ -60,6 +60,7 @@ from sluice_operator.service.parts import (
     up_to_date,
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
+from sluice_operator.service.rollout_in_place import IN_PLACE
 from sluice_operator.service.scaling import scaling_check, scaling_status
 from sluice_operator.service.settings import settings_status
 from sluice_operator.service.verified import accelerator_verified, first_unverified
@@ -244,6 +245,8 @@ def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
         return Check("False", reasons.PAUSED, "spec.paused is true: nothing but status is written.")
     if updated.is_true:
         return Check("False", "Complete", "Everything is as the spec asks.")
+    if plan.rollout is not None and plan.rollout.reason == IN_PLACE:
+        return Check("True", IN_PLACE, plan.rollout.message)
     return Check("True", updated.reason, updated.message)
 
 

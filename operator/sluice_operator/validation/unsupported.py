@@ -52,12 +52,6 @@ ROWS: Final = (
         lambda _: "a value",
         "a promise: itlMilliseconds",
     ),
-    Unsupported(
-        "spec.rollout.strategy",
-        lambda s: s.rollout is not None and s.rollout.strategy != "Surge",
-        lambda s: s.rollout and s.rollout.strategy,
-        "Surge",
-    ),
 )
 
 

@@ -45,11 +45,11 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
         ],
     ),
     (
-        {"rollout": {"strategy": "InPlace"}, "slo": {"ttftMilliseconds": 9}},
+        {"engine": {"cudaGraphMaxBatch": 8}, "slo": {"ttftMilliseconds": 9}},
         "would be refused: NotImplemented",
         [
             "spec.slo.ttftMilliseconds: 9 is not implemented yet; allowed: itlMilliseconds",
-            'spec.rollout.strategy: "InPlace" is not implemented yet; allowed: Surge',
+            "spec.engine.cudaGraphMaxBatch: 8 is not allowed; allowed: 0",
         ],
     ),
     (
@@ -71,14 +71,14 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
     (
         {
             "model": {"uri": "hf://a/b"},
-            "rollout": {"strategy": "InPlace"},
+            "slo": {"ttftMilliseconds": 9},
             "engine": {"kvPoolTokens": 1000, "tensorParallelSize": 2},
         },
         "invalid InferenceService",
         [
             KV_POOL,
             'spec.model.uri: "hf://a/b" is not implemented yet; allowed: file:///path',
-            'spec.rollout.strategy: "InPlace" is not implemented yet; allowed: Surge',
+            "spec.slo.ttftMilliseconds: 9 is not implemented yet; allowed: itlMilliseconds",
             "spec.engine.tensorParallelSize: 2 is not allowed; allowed: 1 without",
         ],
     ),

@@ -30,7 +30,7 @@ async def test_the_former_settings_keep_serving_and_the_condition_says_so(
     await comes_to_rest(cluster, namespace)
     before = await children(cluster, namespace)
 
-    edit = {"spec": {"rollout": {"strategy": "InPlace"}, "engine": {"chunkSize": 256}}}
+    edit = {"spec": {"slo": {"ttftMilliseconds": 9}, "engine": {"chunkSize": 256}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
     found = await cluster.until(INFERENCE_SERVICE, namespace, settled())
     updated = condition(found["chat"], "Updated")
@@ -43,7 +43,7 @@ async def test_the_former_settings_keep_serving_and_the_condition_says_so(
     await comes_to_rest(cluster, namespace)
     assert await children(cluster, namespace) == before
 
-    back = {"spec": {"rollout": None, "engine": None}}
+    back = {"spec": {"slo": None, "engine": None}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", back)
     found = await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
     assert found["chat"]["status"]["appliedGeneration"] == 3

@@ -121,7 +121,7 @@ async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says
     cluster: Cluster, namespace: str
 ) -> None:
     before = await below(cluster, namespace)
-    refused = {"spec": {"rollout": {"strategy": "InPlace"}}}
+    refused = {"spec": {"slo": {"ttftMilliseconds": 9}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", refused)
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
 
@@ -135,7 +135,7 @@ async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says
     await comes_to_rest(cluster, namespace)
     assert await below(cluster, namespace) == before
 
-    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"rollout": None}})
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"slo": None}})
     await cluster.until(
         ENGINE_POOL, namespace, lambda pools: pools["chat-mixed"]["spec"]["replicas"] == 1
     )

@@ -79,6 +79,7 @@ OTHER_CHANGES: dict[str, dict[str, Any]] = {
     "affinity": {"template": {"affinity": {"nodeAffinity": {}}}},
     "priority": {"template": {"priorityClassName": "high"}},
     "empty template": {"template": {}},
+    "in place": {"inPlace": True},
 }
 
 
@@ -90,6 +91,12 @@ def test_what_changes_the_process_is_another_revision(change: dict[str, Any]) ->
 @pytest.mark.parametrize("change", OTHER_CHANGES.values(), ids=OTHER_CHANGES.keys())
 def test_what_does_not_is_the_same_revision(change: dict[str, Any]) -> None:
     assert revision(_spec(**change)) == revision(_spec())
+
+
+@pytest.mark.parametrize(("strategy", "beside"), [("Surge", 1), ("InPlace", 0)])
+def test_without_room_no_pod_is_made_beside_those_it_replaces(strategy: str, beside: int) -> None:
+    found = _deployment({"rollout": {"strategy": strategy}})["spec"]["strategy"]
+    assert found["rollingUpdate"] == {"maxSurge": beside, "maxUnavailable": 1 - beside}
 
 
 def test_every_field_of_a_pool_is_one_or_the_other() -> None:

@@ -17,7 +17,6 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         {"slo": {"ttftMilliseconds": 1000, "itlMilliseconds": 50}},
         "itlMilliseconds alone",
     ),
-    "spec.rollout.strategy": ({"rollout": {"strategy": "InPlace"}}, "Surge"),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
     "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
     "spec.engine.kvTransfer.protocol": (
@@ -65,10 +64,10 @@ def test_the_engines_table_holds_here_too() -> None:
 
 
 def test_everything_refused_is_told_at_once() -> None:
-    both = {"rollout": {"strategy": "InPlace"}, "slo": {"ttftMilliseconds": 500}}
+    both = {"model": {"uri": "hf://a/b"}, "slo": {"ttftMilliseconds": 500}}
     plan = plan_service(service_observed(service(both)))
     assert plan.refusal is not None
-    assert "spec.rollout.strategy" in plan.refusal.message
+    assert "spec.model.uri" in plan.refusal.message
     assert "spec.slo" in plan.refusal.message
 
 
