@@ -18,6 +18,7 @@ from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.model.tasks import make_prompt
 from e2e.reach import reach
+from e2e.stories.interrupted import LongAnswer
 from e2e.stories.load import CLIENTS, Tally, load
 from e2e.stories.pods import (
     Pod,
@@ -140,6 +141,16 @@ def tally(apart: Apart, url: str) -> Iterator[Tally]:
         yield counted
         counted.wait_for_more(CLIENTS)
     assert counted.wrong == []
+    apart.wait_until_idle(*ROLES)
+
+
+def test_another_pair_goes_on_where_a_killed_decode_engine_was(apart: Apart, url: str) -> None:
+    """Its prompt is computed anew by a prefill engine, and answered on from the ids told so far."""
+    resumed, whole = apart.counted(RESUMED), LongAnswer(url).text()
+    answer = LongAnswer(url)
+    answer.kill_its_engine(apart.kubectl, apart.engines(Role.DECODE))
+    assert answer.text() == whole
+    assert apart.counted(RESUMED) == resumed + 1
     apart.wait_until_idle(*ROLES)
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from sluice_contract.labels import ROUTER_ROLE, Role
+from sluice_contract.ports import ROUTER_METRICS
 
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
+from e2e.stories.interrupted import LongAnswer
 from e2e.stories.load import CLIENTS, load
+from e2e.stories.pods import metric, pods
 from e2e.stories.service import NAMESPACE, Service, chat_service
 
 ROUTERS = {"replicas": 2}
+RESUMED = "sluice_router_streams_resumed_total"
 
 
 @pytest.fixture
@@ -22,6 +27,18 @@ def busy(kubectl: Kubectl) -> Iterator[Service]:
     service.wait_for("Updated", "True")
     yield service
     service.delete()
+
+
+def test_an_engine_killed_in_the_middle_of_an_answer_costs_a_pause(
+    cluster: Cluster, kubectl: Kubectl, busy: Service
+) -> None:
+    with reach(cluster, NAMESPACE, busy.name) as url:
+        whole = LongAnswer(url).text()
+        answer = LongAnswer(url)
+        answer.kill_its_engine(kubectl, pods(kubectl, busy, Role.MIXED))
+        assert answer.text() == whole
+    routers = pods(kubectl, busy, ROUTER_ROLE)
+    assert sum(metric(kubectl, pod, RESUMED, ROUTER_METRICS) for pod in routers) == 1
 
 
 def test_new_revision_scale_in_and_a_deleted_pod(
