@@ -94,6 +94,7 @@ def test_every_policy_of_the_registry_runs(capsys: pytest.CaptureFixture[str]) -
     assert len({run["output_tokens"] for run in found}) == 1
 
 
+@pytest.mark.process  # it takes seconds to import what draws
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_a_plot(suffix: str, trace: str, tmp_path: Path) -> None:
     plot = tmp_path / f"out{suffix}"

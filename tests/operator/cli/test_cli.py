@@ -264,6 +264,7 @@ def test_a_missing_file_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_simulate_is_the_simulators_own_command() -> None:
     done = ended("simulate", "--workload", "rag", "--seconds", "1")
     assert (done.returncode, "TTFT" in done.stdout) == (0, True)
@@ -271,6 +272,7 @@ def test_simulate_is_the_simulators_own_command() -> None:
     assert (wrong.returncode, "none.csv" in wrong.stderr) == (2, True)
 
 
+@pytest.mark.process
 def test_a_replay_of_scaling_is_the_simulators_too() -> None:
     words = ("--ramp", "ramp-prefill", "--seconds", "200", "--policy", "static")
     done = ended("autoscale", "replay", *words)
@@ -290,6 +292,7 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_it_without_a_traceback() -> None:
     words = [str(INSTALLED), "simulate", "--workload", "chatbot", "--policy", "all"]
     running = subprocess.Popen(

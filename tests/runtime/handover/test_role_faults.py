@@ -129,7 +129,7 @@ ACTIONS = st.lists(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @given(actions=ACTIONS, prefix_cache=st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_whatever_happens_each_request_ends_once_and_nothing_leaks(
     overlap: bool, actions: list[tuple[str, int]], prefix_cache: bool
 ) -> None:

@@ -57,7 +57,17 @@ def test_engines_with_other_weights_under_the_same_name_do_not_go_together() -> 
     assert f"differ: weights: {ours} and {theirs}" in str(answer.end.error)
 
 
-@pytest.fixture(scope="module", params=[1, 16], ids=["pages-of-1", "pages-of-16"])
+PAGES_OF_1 = pytest.param(1, marks=pytest.mark.process, id="pages-of-1")
+PAIRS = [
+    ("TCP", True),
+    ("Mooncake", False),
+    pytest.param("TCP", False, marks=pytest.mark.process),
+    pytest.param("Mooncake", True, marks=pytest.mark.process),
+]
+"""Backend, and whether steps overlap."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param(16, id="pages-of-16"), PAGES_OF_1])
 def page_size(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
@@ -68,8 +78,7 @@ def expected(page_size: int) -> dict[str, Answer]:
         return engine.answers(requests())
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["sync", "overlap"])
-@pytest.mark.parametrize("backend", ["TCP", "Mooncake"])
+@pytest.mark.parametrize(("backend", "overlap"), PAIRS)
 def test_the_answers_are_those_of_one_engine(
     backend: str, overlap: bool, page_size: int, expected: dict[str, Answer]
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime.server.conftest import MODEL, Server
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.process, pytest.mark.asyncio(loop_scope="module")]
 
 
 async def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(server: Server) -> None:
