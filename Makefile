@@ -149,6 +149,10 @@ bench-pd: setup ## two pools beside the same engines mixed, for real; TRACES=FOL
 	$(PYTHON) -m benchmarks.pd_handover
 	$(if $(TRACES),$(PYTHON) -m benchmarks.pd_fleet --traces $(TRACES))
 
+.PHONY: bench-autoscale
+bench-autoscale: setup ## our scaling beside HPA, KEDA, a planner, static and clairvoyant, replayed: TRACES=FOLDER ONLY=azure-conv
+	$(PYTHON) -m benchmarks.autoscale --traces $(TRACES) $(if $(ONLY),--only $(ONLY))
+
 .PHONY: bench-malformed
 bench-malformed: setup ## how soon requests that are at fault are refused, and what others feel of it
 	$(PYTHON) -m benchmarks.malformed --model $(MODEL)

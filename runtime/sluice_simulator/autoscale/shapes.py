@@ -18,10 +18,11 @@ from typing import Final
 from sluice_simulator.autoscale.constants import Constants, Promise
 from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
 
-BASE: Final = "as recorded"
 BURSTS: Final = ((0.2, 0.3), (0.55, 0.6), (0.8, 0.9))
 """Parts of a trace's length in which requests come `BURST` times as fast as outside."""
-BURST: Final = 4.0
+BURST: Final = 3.0
+BURST_EDGE: Final = 0.02
+"""Of the length, in which a burst rises before its part, and falls after it: 70 s of an hour."""
 DIURNAL_SWING: Final = 0.8
 """Of the mean rate, up and down; the trace's length is a day, which begins at night."""
 
@@ -34,7 +35,8 @@ def _diurnal(share: float) -> float:
 
 
 def _burst(share: float) -> float:
-    return BURST if any(began <= share < ended for began, ended in BURSTS) else 1.0
+    outside = min(max(began - share, share - ended, 0.0) for began, ended in BURSTS)
+    return BURST - (BURST - 1) * min(1.0, outside / BURST_EDGE)
 
 
 FORMS: Final[Mapping[str, Intensity]] = {"diurnal": _diurnal, "burst": _burst}

@@ -1,0 +1,90 @@
+"""Replays of scaling: our `decide` beside the rules of others, on public traces and on ramps.
+
+Every figure is of simulated fleets (`sluice_simulator.autoscale`), so it is the same on every
+machine. Prints a table and one JSON line a policy for each scene.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from sluice_contract.labels import Role
+from sluice_simulator.autoscale import table
+from sluice_simulator.autoscale.command import POOLS, draw
+from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants
+from sluice_simulator.autoscale.contest import bound_hours, contest
+from sluice_simulator.autoscale.grids import POLICIES, Scene
+from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp, ramp_constants
+from sluice_simulator.traces.read import read_trace
+from sluice_simulator.traces.request import Trace
+
+CONV: Final = "azure2023/AzureLLMInferenceTrace_conv.csv"
+CODE: Final = "azure2023/AzureLLMInferenceTrace_code.csv"
+MOON: Final = "mooncake/conversation_trace.jsonl"
+SYNTHETIC: Final = "mooncake/synthetic_trace.jsonl"
+GPU_BUDGET: Final = 48
+"""Of two pools together."""
+SHORT_CHUNK: Final = 512
+"""Tokens: with the usual 2,048 a prompt's chunk breaks what short answers are promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of traces, and what is promised for it."""
+
+    path: str
+    constants: Constants
+    forms: Sequence[str | None]
+
+
+SOURCES: Final[Mapping[str, Source]] = {
+    "azure-conv": Source(CONV, AZURE, (None, *FORMS)),
+    "azure-code": Source(CODE, AZURE, (None,)),
+    "azure-code-512": Source(CODE, replace(AZURE, chunk_tokens=SHORT_CHUNK), (None,)),
+    "mooncake": Source(MOON, MOONCAKE, (None, *FORMS)),
+    "mooncake-synthetic": Source(SYNTHETIC, MOONCAKE, (None,)),
+}
+
+
+def scenes(traces: Path) -> Iterator[tuple[str, Scene]]:
+    """Every trace and form of it, then the ramps with one pool and with two."""
+    for name, source in SOURCES.items():
+        trace = read_trace(traces / source.path)
+        for form in source.forms:
+            yield f"{name}-{form}" if form else name, _scene(trace, source.constants, form)
+    for name in RAMPS:
+        constants = ramp_constants(name, AZURE)
+        yield name, Scene(ramp(name), constants, POOLS["mixed"])
+        budgeted = replace(constants, gpu_budget=GPU_BUDGET)
+        yield f"{name}-two-pools", Scene(ramp(name), budgeted, POOLS["two"])
+
+
+def _scene(trace: Trace, constants: Constants, form: str | None) -> Scene:
+    return Scene(formed(trace, form) if form else trace, constants, (Role.MIXED,))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--traces", type=Path, required=True, help="with azure2023 and mooncake")
+    parser.add_argument("--only", default="", help="scenes whose names have this in them")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="default: %(default)s")
+    parser.add_argument("--plots", type=Path, help="folder for a picture of each scene")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
+    options = parser.parse_args()
+    for name, scene in scenes(options.traces):
+        if options.only not in name:
+            continue
+        rows, bound = contest(scene, options.policies.split(","), options.jobs), bound_hours(scene)
+        print(f"{name} · {table.headline(scene, bound)}\n\n{table.table(rows)}\n")
+        print(*table.json_lines(scene, rows, bound), sep="\n", end="\n\n", flush=True)
+        if options.plots:
+            draw(options.plots / f"{name}.svg", scene, rows)
+
+
+if __name__ == "__main__":
+    main()
