@@ -1,15 +1,17 @@
 """A native engine of Mooncake that tells when it is stuck.
 
 A first read of a peer holds a lock that all reads need, for a minute when the peer is frozen. So it
-is made by itself, behind a lock of ours, for which other reads wait a second at most. Knows nothing
-of a peer but its address.
+is made by itself, while other reads wait here: for a second at most from its beginning. Knows
+nothing of a peer but its address.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from sluice_runtime.handover.transfer.backend import NotRegisteredError, Piece
@@ -24,7 +26,11 @@ class GatedEngine:
 
     def __init__(self, native: MooncakeEngine) -> None:
         self._native = native
-        self._opening = threading.Lock()
+        self._changed = threading.Condition()
+        """Around the next two; notified when one of them ends."""
+        self._opening_since: float | None = None
+        """On the monotonic clock; of the one peer that is being opened."""
+        self._submitting = 0
         self._scratch = ctypes.create_string_buffer(1)
         """Where bytes go that nobody looks at."""
         self.register(ctypes.addressof(self._scratch), 1)
@@ -35,25 +41,27 @@ class GatedEngine:
     @property
     def stuck(self) -> bool:
         """Whether a peer that is being opened keeps everyone else from reading."""
-        if not self._opening.acquire(timeout=STUCK_SECONDS):
-            return True
-        self._opening.release()
-        return False
+        with self._changed:
+            return not self._passable()
 
     def open(self, peer: str, remote_address: int) -> int:
         """The first read of a peer, of a byte: number of its batch, or 0. Takes a minute when the
         peer is frozen."""
-        with self._opening:
+        with self._alone():
             return self._submit(peer, self._byte(remote_address))
 
     def submit(self, peer: str, piece: Piece) -> int:
         """Number of the batch; 0 when it could not be submitted, or the engine is stuck."""
-        if not self._opening.acquire(timeout=STUCK_SECONDS):
-            return 0
+        with self._changed:
+            if not self._passable():
+                return 0
+            self._submitting += 1
         try:
             return self._submit(peer, piece)
         finally:
-            self._opening.release()
+            with self._changed:
+                self._submitting -= 1
+                self._changed.notify_all()
 
     def ask_every_lane(self, peer: str, remote_address: int) -> list[int]:
         """Reads a byte over each connection to a peer: numbers of the batches. Mooncake closes
@@ -73,6 +81,30 @@ class GatedEngine:
 
     def unregister(self, address: int) -> None:
         self._native.unregister_memory(address)
+
+    def _passable(self) -> bool:
+        """Waits for a peer that is being opened, not longer than one that is well takes. Called
+        under the lock."""
+        while (since := self._opening_since) is not None:
+            left_seconds = since + STUCK_SECONDS - time.monotonic()
+            if left_seconds <= 0:
+                return False
+            self._changed.wait(left_seconds)
+        return True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody submits or opens another peer meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._opening_since is None)
+            self._opening_since = time.monotonic()
+            self._changed.wait_for(lambda: not self._submitting)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._opening_since = None
+                self._changed.notify_all()
 
     def _submit(self, peer: str, piece: Piece) -> int:
         remote, local, length = piece

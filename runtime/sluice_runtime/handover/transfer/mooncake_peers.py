@@ -136,12 +136,19 @@ class MooncakePeers:
             threading.Thread(target=self._sweep, name="kv-sweep", daemon=True).start()
 
     def _sweep(self) -> None:
-        while asked := self._next_to_ask():
-            for address, peer in asked:
-                batches = peer.engine.ask_every_lane(address, peer.remote_address)
-                if not any_done(peer.engine, batches) and not peer.engine.stuck:
-                    with self._lock:
-                        peer.answered = peer.connected = False
+        try:
+            while asked := self._next_to_ask():
+                for address, peer in asked:
+                    self._ask(address, peer)
+        except Exception:
+            logger.exception("connections to peers could not be looked after")
+            self._sweeping = False
+
+    def _ask(self, address: str, peer: Peer) -> None:
+        batches = peer.engine.ask_every_lane(address, peer.remote_address)
+        if not any_done(peer.engine, batches) and not peer.engine.stuck:
+            with self._lock:
+                peer.answered = peer.connected = False
 
     def _next_to_ask(self) -> list[tuple[str, Peer]]:
         """Those that may have connections; nobody when nothing has happened since the last call."""

@@ -209,7 +209,7 @@ def test_a_peer_that_freezes_behind_its_probe_keeps_nobody_from_reading_of_other
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither those that are known already nor new ones, which another engine reads."""
-    monkeypatch.setattr(mooncake_gate, "STUCK_SECONDS", 0.01)
+    monkeypatch.setattr(mooncake_gate, "STUCK_SECONDS", 0.1)
     first, second = FakeEngine(), FakeEngine()
     case = Case(first, second)
     case.read("10.0.0.1:15000#aa")
@@ -221,6 +221,7 @@ def test_a_peer_that_freezes_behind_its_probe_keeps_nobody_from_reading_of_other
     assert [peer for peer, *_ in second.submitted] == ["10.0.0.1:15000", "10.0.0.3:15000"]
     assert second.registered == [(case.memory.address, SIZE)]
     first.may_open.set()
+    until(lambda: not case.backend._peers[0].stuck)
     case.read("10.0.0.2:15000#bb")
     assert [peer for peer, *_ in first.submitted] == ["10.0.0.1:15000", "10.0.0.2:15000"]
 
