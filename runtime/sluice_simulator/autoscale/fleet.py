@@ -108,7 +108,7 @@ class AutoscaledFleet:
             self._wake(replica)
         else:
             prefill.coming += 1
-            self._give_pages(replica)
+            self._hear(replica)
 
     def _less_loaded(self, role: Role) -> Replica | None:
         best, least = None, 0.0
@@ -144,7 +144,8 @@ class AutoscaledFleet:
             return 0
         if what == HANDED_OVER:
             assert work is not None
-            return self._take_over(replica, work)
+            replica.handed_over.append(work)
+            return self._hear(replica)
         if what != replica.version:
             return 0
         computed, ended = replica.end(self._now)
@@ -156,20 +157,27 @@ class AutoscaledFleet:
                 self._at(moment, each.decode, HANDED_OVER, each)
             else:
                 finished += not replica.decode(each, self._now)
-        if replica.role is Role.DECODE and ended:
-            self._give_pages(replica)
+        if replica.role is Role.DECODE:
+            finished += self._between_steps(replica)
         self._go_on(replica)
         return finished
 
-    def _take_over(self, decode: Replica, work: Work) -> int:
-        """The row begins with the step after the one that runs."""
-        decode.coming -= 1
-        goes_on = decode.decode(work, self._now)
-        if not goes_on:
-            self._give_pages(decode)
-        self._wake(decode)
-        self._remove_if_drained(decode)
-        return not goes_on
+    def _hear(self, decode: Replica) -> int:
+        """A decode engine hears of requests and prompts between its steps; how many ended."""
+        if decode.busy:
+            self._wake(decode)
+            return 0
+        finished = self._between_steps(decode)
+        self._go_on(decode)
+        return finished
+
+    def _between_steps(self, decode: Replica) -> int:
+        """Prompts that have come get their rows, requests that wait get pages; how many ended."""
+        arrived, decode.handed_over = decode.handed_over, []
+        decode.coming -= len(arrived)
+        finished = sum(not decode.decode(work, self._now) for work in arrived)
+        self._give_pages(decode)
+        return finished
 
     def _go_on(self, replica: Replica) -> None:
         end = replica.start(self._now)

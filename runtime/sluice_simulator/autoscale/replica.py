@@ -55,6 +55,8 @@ class Replica:
         self.version = 0
         """Of the step that runs: an end that was planned before is void."""
         self.waiting: deque[Work] = deque()
+        self.handed_over: list[Work] = []
+        """Whose prompts have come from a prefill engine since the last step began."""
         self.queued_tokens = 0
         self.rows = 0
         self.coming = 0
@@ -69,7 +71,6 @@ class Replica:
         self._step = 0
         self._ends: list[tuple[int, int, Work]] = []
         self._prompts: list[Work] = []
-        self._joining: list[Work] = []
         self._steps = 0
         self._began = 0.0
         self._tokens = 0
@@ -86,7 +87,7 @@ class Replica:
     @property
     def load(self) -> float:
         """Seconds of work, for the router's comparison."""
-        rows = (self.rows + self.coming + len(self._joining)) * ROW_SECONDS / self._constants.share
+        rows = (self.rows + self.coming) * ROW_SECONDS / self._constants.share
         return self.queued_tokens * self._times.token_seconds + rows
 
     def add(self, work: Work) -> None:
@@ -101,14 +102,11 @@ class Replica:
         if not self.reserved_tokens:
             return True
         room = self._constants.kv_pool_tokens - self.reserved_tokens
-        rows = self.rows + self.coming + len(self._prompts) + len(self._joining)
+        rows = self.rows + self.coming + len(self._prompts)
         return work.reserved_tokens <= room and rows < self._constants.max_running_requests
 
     def start(self, now: float) -> float | None:
         """Begins a step, or several at once, where there is something to do; when it ends."""
-        joining, self._joining = self._joining, []
-        for work in joining:
-            self._join(work)
         prompts = self._take_prompts() if self.role is not Role.DECODE else 0.0
         if prompts:
             self._steps = 1
@@ -157,8 +155,8 @@ class Replica:
         return computed, ended
 
     def decode(self, work: Work, now: float) -> bool:
-        """The first token is there, and the request has a row from the next step on. False: that
-        token was its last."""
+        """Between steps: the first token is there, and the request has a row from now on. False:
+        that token was its last."""
         work.first_token_seconds = now
         self.generated_tokens += 1
         if work.output_tokens <= 1:
@@ -166,10 +164,9 @@ class Replica:
             self.finished += 1
             self.reserved_tokens -= work.reserved_tokens
             return False
-        if self._steps:
-            self._joining.append(work)
-        else:
-            self._join(work)
+        self.rows += 1
+        self._context += work.prompt_tokens + 1
+        heapq.heappush(self._ends, (self._step + work.output_tokens - 1, work.number, work))
         return True
 
     def kv_used(self, now: float) -> float:
@@ -201,11 +198,6 @@ class Replica:
             if work.computed_tokens == work.prompt_tokens:
                 self._prompts.append(self.waiting.popleft())
         return seconds
-
-    def _join(self, work: Work) -> None:
-        self.rows += 1
-        self._context += work.prompt_tokens + 1
-        heapq.heappush(self._ends, (self._step + work.output_tokens - 1, work.number, work))
 
     def _forget(self, work: Work) -> None:
         self.rows -= 1
