@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, StringConstraints, ValidationError, field_validator
 
 from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
@@ -57,6 +57,18 @@ class ModelRef(ContractModel):
         return self.name or self.uri.rstrip("/").rpartition("/")[2]
 
 
+RDMA_RESOURCE: Final = "rdma/hca_shared_devices_a"
+"""As in the sample configuration of the RDMA shared device plugin."""
+RdmaResource = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$",
+        min_length=3,
+        max_length=253,
+    ),
+]
+
+
 class KvTransfer(ContractModel):
     """How prefill engines hand the KV cache to decode engines."""
 
@@ -65,7 +77,14 @@ class KvTransfer(ContractModel):
     )
     protocol: Literal["tcp", "rdma"] = Field(default="tcp", description="Mooncake's transport.")
     device: str | None = Field(
-        default=None, max_length=128, description="RDMA device; Mooncake chooses when left out."
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="RDMA device; Mooncake chooses when left out.",
+    )
+    resource_name: RdmaResource | None = Field(
+        default=None,
+        description=f"Resource of the device, for the operator; left out: {RDMA_RESOURCE}.",
     )
     bootstrap_port: int = Field(
         default=ports.BOOTSTRAP, ge=1, le=65535, description="Rendezvous port of prefill engines."

@@ -44,16 +44,6 @@ ROWS: Final = (
         "0 without an accelerator",
         on_cpus_only=True,
     ),
-    Unsupported(
-        "kvTransfer.protocol",
-        lambda s: s.kv_transfer is not None and s.kv_transfer.protocol != "tcp",
-        "tcp (rdma is not implemented yet)",
-    ),
-    Unsupported(
-        "kvTransfer.device",
-        lambda s: s.kv_transfer is not None and s.kv_transfer.device is not None,
-        "nothing (rdma is not implemented yet)",
-    ),
 )
 
 

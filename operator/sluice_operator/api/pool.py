@@ -18,6 +18,7 @@ from sluice_operator.api.base import (
     DnsName,
     Image,
     LocalRef,
+    ResourceName,
     Resources,
     Rule,
     list_map,
@@ -87,6 +88,11 @@ class EnginePoolSpec(ApiModel):
         ge=1,
         le=65535,
         description="Port at which decode engines ask these for the KV cache; of role prefill.",
+    )
+    rdma_resource: ResourceName | None = Field(
+        default=None,
+        description="Resource by which an engine gets an RDMA device. It then has the capability "
+        "IPC_LOCK, which the Pod Security Standard restricted forbids.",
     )
     in_place: bool | None = Field(
         default=None,

@@ -21,6 +21,7 @@ from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import PlannedPool, ServicePlan, plan_service
+from sluice_operator.service.plan_events import RDMA_RIGHTS
 from sluice_operator.service.settings import settings_status
 
 
@@ -156,6 +157,8 @@ def _lines(shown: Preview) -> Iterator[str]:
         yield ""
         how = f"{transfer.backend} over {transfer.protocol}"
         yield f"KV cache: by {how}, asked for at port {transfer.bootstrap_port} of prefill engines"
+        if transfer.protocol == "rdma":
+            yield f"  {RDMA_RIGHTS}"
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {pool.replicas}, each on {pool.accelerator.text}"

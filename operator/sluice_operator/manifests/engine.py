@@ -49,7 +49,7 @@ PROGRESS_SLACK_SECONDS: Final = 120
 
 PROCESS_FIELDS: Final = (
     "image", "configRef", "modelClaim", "handoverSecret", "bootstrapPort", "drainSeconds",
-    "accelerator", "resources",
+    "accelerator", "resources", "rdmaResource",
 )  # fmt: skip
 PROCESS_TEMPLATE_FIELDS: Final = (
     "env", "volumes", "volumeMounts", "sidecars", "initContainers", "runtimeClassName", "fsGroup",
@@ -190,7 +190,7 @@ def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
         "livenessProbe": http_probe("/health", period=10, failures=3),
         "readinessProbe": http_probe("/ready", period=2, failures=2),
         "resources": _resources(spec),
-        "securityContext": CONTAINER_SECURITY,
+        "securityContext": _security(spec),
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(spec, template),
@@ -209,12 +209,21 @@ def _ports(spec: EnginePoolSpec) -> list[Manifest]:
 
 def _resources(spec: EnginePoolSpec) -> Manifest:
     resources: Manifest = spec.resources.to_json_dict() if spec.resources else {}
-    gpus = gpu_count(spec.accelerator)
-    if not gpus:
+    devices: dict[str, int] = {}
+    if spec.accelerator is not None and (gpus := gpu_count(spec.accelerator)):
+        devices[resource_name(spec.accelerator)] = gpus
+    if spec.rdma_resource is not None:
+        devices[spec.rdma_resource] = 1
+    if not devices:
         return resources
-    assert spec.accelerator is not None
-    name = resource_name(spec.accelerator)
-    return resources | {"limits": {**resources.get("limits", {}), name: gpus}}
+    return resources | {"limits": devices | resources.get("limits", {})}
+
+
+def _security(spec: EnginePoolSpec) -> Manifest:
+    """As restricted as can be: RDMA needs memory that stays where it is."""
+    if spec.rdma_resource is None:
+        return CONTAINER_SECURITY
+    return CONTAINER_SECURITY | {"capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
 
 
 def _volumes(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:

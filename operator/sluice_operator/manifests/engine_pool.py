@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluice_contract.config import RDMA_RESOURCE, KvTransfer
 from sluice_contract.labels import Role
 
 from sluice_operator.api.base import LocalRef
@@ -38,11 +39,18 @@ def pool_spec(
         startup_seconds=engine.startup_seconds or STARTUP_SECONDS,
         handover_secret=handover_secret_name(service),
         bootstrap_port=handover.bootstrap_port if handover and role is Role.PREFILL else None,
+        rdma_resource=_rdma_resource(handover),
         in_place=True if spec.replaces_in_place else None,
         accelerator=pool.accelerator,
         resources=pool.resources,
         template=pool.template,
     )
+
+
+def _rdma_resource(handover: KvTransfer | None) -> str | None:
+    if handover is None or handover.protocol != "rdma":
+        return None
+    return handover.resource_name or RDMA_RESOURCE
 
 
 def engine_pool(owner: Owner, spec: EnginePoolSpec, *, sets_replicas: bool = True) -> Manifest:

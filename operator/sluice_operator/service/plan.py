@@ -52,7 +52,14 @@ from sluice_operator.service.mode_switch import (
 )
 from sluice_operator.service.names import config_maps_in_use
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.plan_events import created, identity, removed, rolling_out, scaled
+from sluice_operator.service.plan_events import (
+    created,
+    identity,
+    leaves_restricted,
+    removed,
+    rolling_out,
+    scaled,
+)
 from sluice_operator.service.pools import ResolvedPool, contradictions, resolve_pool
 from sluice_operator.service.revisions import pod_changes, pool_state, stable_revisions
 from sluice_operator.service.rollout import (
@@ -139,6 +146,7 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
         *created(observed.children, apply),
         *scaled(observed.children, wanted),
         *rolling_out(observed.children, wanted),
+        *leaves_restricted(observed.children, wanted),
         *removed(prune),
     )
     return ServicePlan(

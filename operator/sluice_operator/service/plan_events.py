@@ -15,6 +15,11 @@ from sluice_operator.manifests.metadata import is_current
 NAMES_IN_EVENT: Final = 8
 
 ROLLING_OUT: Final = "RollingOut"
+LEAVES_RESTRICTED: Final = "LeavesRestricted"
+RDMA_RIGHTS: Final = (
+    "kvTransfer.protocol rdma gives engines the capability IPC_LOCK, which the Pod Security "
+    "Standards restricted and baseline forbid; the namespace must allow it."
+)
 NUMBERS: Final = frozenset({"replicas", "revisions", "inputs"})
 
 Children = tuple[Manifest, ...]
@@ -55,6 +60,22 @@ def rolling_out(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Eve
         and not is_current(desired, pool)
         and (old := _revision(pool)) not in ("", _wanted(desired))
     )
+
+
+def leaves_restricted(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, ...]:
+    """Pools whose engines are to have more rights than the standard restricted allows, as long as
+    they are not there yet; `wanted` by the pool's name."""
+    there = {pool["metadata"]["name"] for pool in of_kind(children, ENGINE_POOL) if _rdma(pool)}
+    new = [desired["spec"]["role"] for name, desired in wanted.items() if _rdma(desired)
+           and name not in there]  # fmt: skip
+    if not new:
+        return ()
+    pools = " and ".join(new)
+    return (Event("Warning", LEAVES_RESTRICTED, f"Pools {pools}: {RDMA_RIGHTS}"),)
+
+
+def _rdma(pool: Manifest) -> bool:
+    return bool(pool["spec"].get("rdmaResource"))
 
 
 def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:

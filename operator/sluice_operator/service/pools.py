@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pydantic.alias_generators import to_camel
 from sluice_contract import ports
 from sluice_contract.base import ConfigError
+from sluice_contract.config import KvTransfer
 from sluice_contract.http_errors import shown_json
 from sluice_contract.labels import Role
 from sluice_contract.sizing import resolved_values
@@ -117,11 +118,26 @@ def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         field = f"{_path(spec, Role.PREFILL, 'kvTransfer')}.kvTransfer.bootstrapPort"
         allowed = f"a port that engines do not use: not {ports.ENGINE_HTTP}, nor {first} to {last}"
         yield Refusal(INVALID, field, f"{field}: {port} is not allowed; allowed: {allowed}")
+    for role, transfer in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
+        yield from _of_rdma(f"{_path(spec, role, 'kvTransfer')}.kvTransfer", transfer)
     if prefill != decode:
         field = f"{_path(spec, Role.DECODE, 'kvTransfer')}.kvTransfer"
         ours, theirs = (shown_json(each.to_json_dict()) for each in (decode, prefill))
         text = f"{field}: {ours} in pool decode is not allowed beside {theirs} in pool prefill"
         yield Refusal(INVALID, field, f"{text}; allowed: the same in both, in spec.engine")
+
+
+def _of_rdma(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
+    """Mooncake alone speaks RDMA, and only RDMA has devices."""
+    wrong: list[tuple[str, str, str]] = []
+    if transfer.protocol != "rdma":
+        named = {"device": transfer.device, "resourceName": transfer.resource_name}
+        wrong = [(key, value, "only with protocol rdma") for key, value in named.items() if value]
+    elif transfer.backend != "Mooncake":
+        wrong = [("protocol", "rdma", f"tcp with backend {transfer.backend}")]
+    for key, value, allowed in wrong:
+        text = f"{path}.{key}: {shown_json(value)} is not allowed; allowed: {allowed}"
+        yield Refusal(INVALID, f"{path}.{key}", text)
 
 
 def _against_accelerator(

@@ -14,6 +14,7 @@ from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import (
     EngineConfig,
+    KvTransfer,
     ModelRef,
     ServerSettings,
     SloTargets,
@@ -66,7 +67,7 @@ def engine_file(
         accelerator=None if accelerator.is_cpu else accelerator,
         model=ModelRef(uri=source.engine_uri, name=source.served_name),
         role=role,
-        kv_transfer=spec.kv_transfer(role),
+        kv_transfer=_kv_transfer(spec, role),
         handover_key_file=HANDOVER_KEY_FILE,
         tracing=Tracing(endpoint=spec.tracing.endpoint) if spec.tracing else None,
         server=ServerSettings(
@@ -74,6 +75,12 @@ def engine_file(
         ),
     )
     return EngineFile(settings, render_engine_config(config))
+
+
+def _kv_transfer(spec: InferenceServiceSpec, role: Role) -> KvTransfer | None:
+    """Without what only the operator reads."""
+    found = spec.kv_transfer(role)
+    return found and found.model_copy(update={"resource_name": None})
 
 
 def pool_settings(

@@ -49,6 +49,7 @@ def _spec(**change: Any) -> EnginePoolSpec:
 
 SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
 PROCESS_CHANGES: dict[str, dict[str, Any]] = {
+    "rdma": {"rdmaResource": "rdma/a"},
     "image": {"image": "other:1"},
     "configuration": {"configRef": {"name": "chat-mixed-0123456789"}},
     "claim": {"modelClaim": "models"},

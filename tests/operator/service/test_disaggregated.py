@@ -281,3 +281,37 @@ def _parsed(item: Manifest) -> InferenceServiceSpec:
 
 def _wanted(pool: Manifest) -> str:
     return str(pool["spec"]["revisions"][0]["name"])
+
+
+@pytest.mark.parametrize(
+    ("given", "resource"),
+    [({}, "rdma/hca_shared_devices_a"), ({"resourceName": "nvidia.com/hostdev"}, None)],
+)
+def test_rdma_has_its_device_its_right_and_a_warning(given: Manifest, resource: str | None) -> None:
+    transfer = {"protocol": "rdma", "device": "mlx5_0"} | given
+    limits = {"memory": "2Gi"}
+    pools = {role.value: {"resources": {"limits": limits}} for role in ROLES}
+    spec = SPEC | {"engine": {"kvTransfer": transfer}, "pools": pools}
+    plan = service_plan(spec)
+    assert plan.refusal is None
+    name = resource or given["resourceName"]
+    for pool in plan.pools:
+        built = plan_pool(PoolObserved(_pool(pool.manifest), service(SPEC))).deployment
+        assert built is not None
+        (engine,) = built["spec"]["template"]["spec"]["containers"]
+        assert engine["resources"]["limits"] == limits | {name: 1}
+        assert engine["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    for config in _files(plan).values():
+        assert config.kv_transfer == KvTransfer(protocol="rdma", device="mlx5_0")
+    (warning,) = (event for event in plan.events if event.type == "Warning")
+    assert warning.reason == "LeavesRestricted"
+    assert "Pools prefill and decode: " in warning.message
+    there = [live(pool.manifest) for pool in plan.pools]
+    again = plan_service(service_observed(service(spec), there))
+    assert not [event for event in again.events if event.reason == "LeavesRestricted"]
+
+
+def test_over_tcp_engines_have_no_further_right() -> None:
+    for role, deployment in _deployments(service_plan(SPEC)).items():
+        for container in deployment["spec"]["template"]["spec"]["containers"]:
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, role

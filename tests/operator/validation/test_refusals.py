@@ -19,14 +19,6 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
     ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
     "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
-    "spec.engine.kvTransfer.protocol": (
-        {"mode": "Disaggregated", "engine": {"kvTransfer": {"protocol": "rdma"}}},
-        "tcp (rdma is not implemented yet)",
-    ),
-    "spec.engine.kvTransfer.device": (
-        {"mode": "Disaggregated", "engine": {"kvTransfer": {"device": "mlx5_0"}}},
-        "nothing (rdma",
-    ),
 }
 
 
@@ -110,6 +102,21 @@ def test_every_invalid_field_is_told_at_once() -> None:
             {"pools": {"prefill": {}, "decode": {"engine": {"kvTransfer": {"backend": "TCP"}}}}},
             "spec.pools.decode.engine.kvTransfer",
             '"backend":"Mooncake"',
+        ),
+        (
+            {"engine": {"kvTransfer": {"protocol": "rdma", "backend": "TCP"}}},
+            "spec.engine.kvTransfer.protocol",
+            '"rdma" is not allowed; allowed: tcp with backend TCP',
+        ),
+        (
+            {"engine": {"kvTransfer": {"device": "mlx5_0"}}},
+            "spec.engine.kvTransfer.device",
+            '"mlx5_0" is not allowed; allowed: only with protocol rdma',
+        ),
+        (
+            {"engine": {"kvTransfer": {"resourceName": "rdma/a"}}},
+            "spec.engine.kvTransfer.resourceName",
+            '"rdma/a" is not allowed; allowed: only with protocol rdma',
         ),
         (
             {"pools": {"prefill": {"engine": {"pageSize": 32}}, "decode": {}}},

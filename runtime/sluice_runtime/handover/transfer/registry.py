@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -15,6 +16,8 @@ from sluice_contract.base import ConfigError
 
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.handover.transfer.backend import TransferBackend
+
+RDMA_DEVICES: Final = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,23 @@ class TransferSettings:
 Factory = Callable[[TransferSettings], TransferBackend]
 
 
+def refuse_missing_device(settings: TransferSettings, folder: Path = RDMA_DEVICES) -> None:
+    """Raises InvalidConfigError where RDMA is asked for and there is no such device: Mooncake would
+    use TCP without a word. `folder`: where the kernel lists devices."""
+    if settings.protocol != "rdma":
+        return
+    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if not found:
+        error = ConfigError("kvTransfer.protocol", "rdma", f"tcp, as {folder} has no device")
+        raise InvalidConfigError(str(error))
+    if settings.device is not None and settings.device not in found:
+        allowed = f"{', '.join(found)}, of {folder}"
+        error = ConfigError("kvTransfer.device", settings.device, allowed)
+        raise InvalidConfigError(str(error))
+
+
 def _mooncake(settings: TransferSettings) -> TransferBackend:
+    refuse_missing_device(settings)
     from sluice_runtime.handover.transfer.mooncake import MooncakeBackend
 
     return MooncakeBackend(settings.host, settings.protocol, settings.device)
