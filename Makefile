@@ -177,6 +177,10 @@ crds: setup ## write crds/ and the pages of docs/reference that say the same, fr
 dashboards: setup ## write dashboards/generated: Grafana's pages, recording rules, alerts
 	$(PYTHON) -m dashboards
 
+.PHONY: pictures
+pictures: binaries ## draw docs/pictures: the dashboards as a real Prometheus fills them
+	SLUICE_PICTURES=docs/pictures $(PYTEST) tests/dashboards/test_expressions.py tests/operator/live/test_panels.py
+
 .PHONY: golden
 golden: setup ## write the golden manifests anew; read the diff
 	SLUICE_WRITE_GOLDEN=1 $(PYTEST) tests/operator -m "not apiserver and not cluster"

@@ -5,15 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dashboards.all import DASHBOARDS
 from dashboards.grafana import to_json
-from dashboards.rules import rule_file
+from dashboards.pages import DASHBOARDS
+from dashboards.rules import kustomization, prometheus_rule, rule_file
 
 
 def generated_files() -> dict[str, str]:
     """File name → content."""
     pages = {f"{page.uid}.json": to_json(page) for page in DASHBOARDS}
-    return {**pages, "sluice.rules.yaml": rule_file()}
+    return {
+        **pages,
+        "sluice.rules.yaml": rule_file(),
+        "prometheus_rule.yaml": prometheus_rule(),
+        "kustomization.yaml": kustomization(tuple(pages)),
+    }
 
 
 def main(arguments: list[str]) -> None:

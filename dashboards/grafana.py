@@ -58,7 +58,7 @@ def to_json(page: Dashboard) -> str:
 
 
 def _with_row(built: dashboard.Dashboard, page: Dashboard, row: Row) -> dashboard.Dashboard:
-    heading = dashboard.Row(row.title).id(panel_id(page.uid, row.title))
+    heading = dashboard.Row(row.title).id(panel_id(page.uid, f"row {row.title}"))
     built = built.with_row(heading)
     for panel in row.panels:
         built = built.with_panel(_panel(panel, page.id_of(panel)))

@@ -39,6 +39,12 @@ ENGINE: Final = (
     Metric(
         "sluice_cached_prompt_tokens_total", "counter", "Prompt tokens found in the prefix cache."
     ),
+    Metric(
+        "sluice_uncached_prompt_tokens_total",
+        "counter",
+        "Prompt tokens to compute here, also those that a decode engine asks a prefill engine for; "
+        "without those that the prefix cache had.",
+    ),
     Metric("sluice_generated_tokens_total", "counter", "Tokens generated."),
     Metric(
         "sluice_queue_time_seconds",
@@ -75,6 +81,11 @@ ENGINE: Final = (
     Metric("sluice_queued_requests", "gauge", "Requests waiting for admission."),
     Metric("sluice_max_queued_requests", "gauge", "Most requests that wait; one more is a 429."),
     Metric("sluice_queued_tokens", "gauge", "Prompt tokens not computed yet."),
+    Metric(
+        "sluice_queued_work_seconds",
+        "gauge",
+        "Predicted time to compute sluice_queued_tokens; 0 when unknown.",
+    ),
     Metric("sluice_grammar_requests", "gauge", "Queued requests whose grammar is being compiled."),
     Metric(
         "sluice_grammar_compilations_total",

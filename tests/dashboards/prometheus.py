@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,10 +67,12 @@ class Prometheus:
     """One that runs."""
 
     url: str
+    chosen: Mapping[str, str] = field(default_factory=lambda: CHOSEN)
+    """What stands for the variables of panels."""
 
     def now(self, expr: str) -> list[tuple[dict[str, str], float]]:
         """The series of an instant query, with their values."""
-        found = self._ask("query", query=chosen(expr))
+        found = self._ask("query", query=self._filled(expr))
         return [(each["metric"], float(each["value"][1])) for each in found]
 
     def over(
@@ -79,7 +81,7 @@ class Prometheus:
         """The series of a range query: Unix time and value of each point."""
         found = self._ask(
             "query_range",
-            query=chosen(expr),
+            query=self._filled(expr),
             start=f"{start_seconds:.3f}",
             end=f"{end_seconds:.3f}",
             step=f"{step_seconds:g}",
@@ -111,6 +113,11 @@ class Prometheus:
         found = self._ask("query", query=f"timestamp(up) - {2 * SCRAPE_SECONDS:g}")
         return [float(each["value"][1]) for each in found]
 
+    def _filled(self, expr: str) -> str:
+        for name, value in self.chosen.items():
+            expr = expr.replace(name, value)
+        return expr
+
     def _ask(self, route: str, **fields: str) -> Any:
         answer = httpx.get(f"{self.url}/api/v1/{route}", params=fields, timeout=HANG_SECONDS)
         body = answer.json()
@@ -118,16 +125,12 @@ class Prometheus:
         return body["data"].get("result", body["data"])
 
 
-def chosen(expr: str) -> str:
-    """The expression, with what a person has chosen."""
-    for name, value in CHOSEN.items():
-        expr = expr.replace(name, value)
-    return expr
-
-
 @contextmanager
 def scraping(
-    folder: Path, targets: Sequence[Target], rules: Mapping[str, Any] | None = None
+    folder: Path,
+    targets: Sequence[Target],
+    rules: Mapping[str, Any] | None = None,
+    chosen: Mapping[str, str] | None = None,
 ) -> Iterator[Prometheus]:
     """A Prometheus that has scraped every target once."""
     ensure_packages(PACKAGES)
@@ -145,7 +148,7 @@ def scraping(
     command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
     with running(command) as process:
         process.wait_for("Server is ready")
-        prometheus = Prometheus(url)
+        prometheus = Prometheus(url, {**CHOSEN, **(chosen or {})})
         until(lambda: prometheus.healthy(len(targets)))
         yield prometheus
 

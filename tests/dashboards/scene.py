@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import httpx
 
+from tests.dashboards.gpus import recorded_gpus
 from tests.dashboards.prometheus import Prometheus, Target, scraping
 from tests.disaggregated.asking import Request, ask_all, of_every_kind, text
 from tests.disaggregated.engines import EngineProcess, RouterProcess
@@ -82,12 +83,36 @@ def more_than_the_router_holds(service: Service) -> None:
     _at_once(service, [text(30, seed, max_tokens=200, **padding) for seed in range(6)])
 
 
+def the_prefill_engine_is_killed(service: Service) -> None:
+    """While it computes long prompts; another one takes its place."""
+    (prefill,) = service.prefills
+    with ThreadPoolExecutor(6) as clients:
+        running = [clients.submit(_try, service, text(3000, n)) for n in range(6)]
+        until(lambda: any(engine.load().queues.transfer for engine in service.decodes))
+        prefill.signal(signal.SIGKILL)
+        for each in running:
+            each.result()
+    _another_life(service, prefill)
+
+
 def an_engine_is_killed(service: Service) -> None:
     """In the middle of answers, which the other one goes on with."""
     with ThreadPoolExecutor(6) as clients:
         running = [clients.submit(_try, service, text(60, n, max_tokens=1500)) for n in range(6)]
         until(lambda: all(engine.load().running_requests for engine in service.decodes))
         service.decodes[1].signal(signal.SIGKILL)
+        for each in running:
+            each.result()
+    _another_life(service, service.decodes[1])
+
+
+def an_engine_drains(service: Service) -> None:
+    """It ends its answers before it goes, and takes no new ones."""
+    leaving = service.decodes[1]
+    with ThreadPoolExecutor(6) as clients:
+        running = [clients.submit(_try, service, text(60, n, max_tokens=2500)) for n in range(6)]
+        until(lambda: leaving.load().running_requests > 0)
+        leaving.process.popen.send_signal(signal.SIGTERM)
         for each in running:
             each.result()
 
@@ -109,7 +134,9 @@ SCENES: Final = (
     more_than_there_are_pages_for,
     more_than_the_queues_take,
     more_than_the_router_holds,
+    the_prefill_engine_is_killed,
     an_engine_is_killed,
+    an_engine_drains,
     the_last_engine_is_killed,
 )
 
@@ -131,7 +158,10 @@ def staged(folder: Path, rules: dict[str, Any] | None = None) -> Iterator[Stage]
         stack.callback(router.stop)
         service = Service(prefills, decodes, router)
         service.known()
-        targets = [Target(router.metrics_url, "router", "router")]
+        targets = [
+            Target(router.metrics_url, "router", "router"),
+            Target(stack.enter_context(recorded_gpus()), "dcgm-exporter", ""),
+        ]
         targets += [
             Target(engine.url, f"{engine.role}-{number}", engine.role, REVISION)
             for number, engine in enumerate(service.engines)
@@ -159,6 +189,12 @@ class SmallRouter(RouterProcess):
         (folder / "router.json").write_text(json.dumps(config))
         self._command = [sys.executable, "-m", "sluice_router"]
         self._command += ["--config", str(folder / "router.json")]
+
+
+def _another_life(service: Service, engine: EngineProcess) -> None:
+    engine.stop()
+    engine.restart()
+    service.known()
 
 
 def _at_once(service: Service, requests: list[Request]) -> None:

@@ -13,8 +13,10 @@ from sluice_operator.manifests.alerting import Alert
 
 from dashboards.__main__ import generated_files
 from dashboards.alerts import ALERTS
-from dashboards.all import DASHBOARDS
 from dashboards.model import COLUMNS, Dashboard
+from dashboards.pages import DASHBOARDS
+from dashboards.promql import REVISION, ROLE, SERVICE
+from dashboards.recording import RECORDED
 
 FOLDER: Final = Path(__file__).parents[2] / "dashboards" / "generated"
 FILES: Final = generated_files()
@@ -38,6 +40,12 @@ def test_they_are_current_and_no_other_is_there() -> None:
     assert stale == [], "run `make dashboards`"
 
 
+def metrics_in(expr: str) -> set[str]:
+    """Ours, and recorded ones."""
+    found = re.findall(r"(?<![\w:])[\w:]*\b(?:sluice|process)_(?!dev_)[\w:]+", expr)
+    return set(found) - {SERVICE, ROLE, REVISION}
+
+
 @pytest.mark.parametrize("page", DASHBOARDS, ids=lambda page: page.uid)
 def test_a_page_can_be_shown(page: Dashboard) -> None:
     content = json.loads(FILES[f"{page.uid}.json"])
@@ -54,8 +62,12 @@ def test_a_page_can_be_shown(page: Dashboard) -> None:
 def test_its_metrics_are_those_of_the_contract(page: Dashboard) -> None:
     for panel in page.panels():
         for query in panel.queries:
-            named = set(re.findall(r"\b(?:sluice|process)_(?!dev_)\w+", query.expr))
-            assert named <= KNOWN, panel.title
+            assert metrics_in(query.expr) <= KNOWN | RECORDED.keys(), panel.title
+
+
+def test_recorded_series_are_made_of_metrics_of_the_contract() -> None:
+    for name, expr in RECORDED.items():
+        assert metrics_in(expr) <= KNOWN, name
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)

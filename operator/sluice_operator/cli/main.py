@@ -123,6 +123,14 @@ def _render(results: Sequence[Result], output: str) -> None:
         print(to_yaml_stream(manifests), end="")
 
 
+def _rules(results: Sequence[Result], output: str) -> None:
+    if wrong := _refused(results):
+        _complain(wrong)
+        return
+    groups = {"groups": [g for item in results if isinstance(item, Preview) for g in item.slo]}
+    print(json.dumps(groups, indent=2) if output == "json" else to_yaml_stream([groups]), end="")
+
+
 def _refused(results: Iterable[Result]) -> list[DocumentErrors]:
     return [item for item in results if isinstance(item, DocumentErrors)]
 
@@ -160,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, command, outputs, text in (
         ("plan", _plan, ("text", "json"), "what would be made of a service, and why"),
         ("render", _render, ("yaml", "json"), "the manifests that would be applied"),
+        ("rules", _rules, ("yaml", "json"), "Prometheus' rules for the promises in their slo"),
     ):
         sub = commands.add_parser(name, help=text, description=text, epilog=STATUSES)
         sub.set_defaults(command=command)

@@ -17,6 +17,7 @@ from sluice_contract.sizing import Source
 from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.slo_rules import slo_groups
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
@@ -37,6 +38,14 @@ class Preview:
     def manifests(self) -> tuple[Manifest, ...]:
         """Everything that would be made, in order."""
         return (*self.plan.apply, *(m for plan in self.pool_plans for m in plan.apply))
+
+    @property
+    def slo(self) -> list[Manifest]:
+        """Groups of rules for Prometheus; none without a promise."""
+        spec, metadata = self.plan.spec, self.service["metadata"]
+        if spec is None or spec.slo is None:
+            return []
+        return slo_groups(metadata["namespace"], metadata["name"], spec.slo)
 
 
 def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = None) -> Preview:

@@ -38,13 +38,14 @@ ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "roleb
 POD_DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 POD_MONITOR: Final = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
+PROMETHEUS_RULE: Final = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
 
 SERVICE_CHILDREN: Final = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, DEPLOYMENT, POD_DISRUPTION_BUDGET,
     NETWORK_POLICY, ENGINE_POOL,
 )  # fmt: skip
 """Kinds an InferenceService's plan applies or prunes."""
-OPTIONAL_CHILDREN: Final = (POD_MONITOR,)
+OPTIONAL_CHILDREN: Final = (POD_MONITOR, PROMETHEUS_RULE)
 """Further kinds of an InferenceService's plan, where the cluster has them."""
 POOL_CHILDREN: Final = (DEPLOYMENT, POD_DISRUPTION_BUDGET)
 """Kinds an EnginePool's plan applies or prunes."""

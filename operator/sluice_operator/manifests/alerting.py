@@ -44,7 +44,7 @@ class Alert:
     @property
     def expr(self) -> str:
         """The whole expression: no series while all is well."""
-        return f"{self.value} {self.condition}"
+        return f"{self.value} {self.condition}".rstrip()
 
     def to_rule(self) -> Manifest:
         """As in a rule file, and in a PrometheusRule."""

@@ -23,6 +23,7 @@ from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
     OPTIONAL_CHILDREN,
     POD_MONITOR,
+    PROMETHEUS_RULE,
     SERVICE_CHILDREN,
     Manifest,
     Reference,
@@ -42,6 +43,7 @@ from sluice_operator.manifests.network import (
     pool_service,
     router_policy,
 )
+from sluice_operator.manifests.slo_rules import prometheus_rule
 from sluice_operator.service.handover import key_secrets, policies
 from sluice_operator.service.mode_switch import (
     NO_FORMER,
@@ -202,9 +204,18 @@ def _children(
         *policies(observed, top, spec),
         router.deployment,
         disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),
-        *(pod_monitors(top) if POD_MONITOR in observed.optional_kinds else ()),
+        *_monitoring(observed, top, spec),
         *(pool.manifest for pool in pools),
     )
+
+
+def _monitoring(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
+) -> Iterable[Manifest]:
+    if POD_MONITOR in observed.optional_kinds:
+        yield from pod_monitors(top)
+    if PROMETHEUS_RULE in observed.optional_kinds and spec.slo is not None:
+        yield prometheus_rule(top, spec.slo)
 
 
 def _pool(top: Owner, resolved: ResolvedPool, shares: Shares) -> PlannedPool:

@@ -28,6 +28,11 @@ CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
 
 OUTCOMES: Final = ("stop", "length", "tool_calls", "abort", "error", "refused")
 """Outcomes of requests; each counter starts at 0, so that its first count is an increase."""
+HANDOVER_FAILURES: Final = (
+    "Aborted", "Cancelled", "NoPages", "PeerLost", "Protocol", "Quarantined", "ReadFailed",
+    "Refused", "RoomLost", "TimedOut",
+)  # fmt: skip
+"""Reasons of failed hand-overs, which start at 0 as well."""
 
 
 @dataclass(slots=True)
@@ -50,6 +55,8 @@ class EngineMetrics:
         self._histograms: dict[str, Histogram] = {}
         for metric in metrics.ENGINE:
             self._register(metric)
+        for reason in HANDOVER_FAILURES:
+            self._counters["sluice_handover_failures_total"].labels(reason)
         for outcome in OUTCOMES:
             self._counters["sluice_requests_total"].labels(outcome)
         self._timelines: dict[str, _Timeline] = {}
@@ -95,6 +102,7 @@ class EngineMetrics:
         self._gauges["sluice_running_requests"].set(load.running_requests)
         self._gauges["sluice_queued_requests"].set(load.queued_requests)
         self._gauges["sluice_queued_tokens"].set(load.queued_tokens)
+        self._gauges["sluice_queued_work_seconds"].set(load.queued_work_seconds)
         self._gauges["sluice_grammar_requests"].set(load.grammar_requests)
         self._gauges["sluice_new_token_ratio"].set(load.new_token_ratio)
         self._gauges["sluice_chunk_budget_tokens"].set(load.chunk_budget_tokens)
@@ -105,6 +113,7 @@ class EngineMetrics:
         pages.labels("free").set(load.kv_pages_free)
         pages.labels("evictable").set(load.kv_pages_evictable)
         self._gauges["sluice_token_usage_ratio"].set(used / max(1, load.kv_pages_total))
+        self._raise_to("sluice_uncached_prompt_tokens_total", load.prompt_tokens)
         self._raise_to("sluice_retractions_total", load.retractions)
         self._raise_to("sluice_chunk_cuts_total", load.chunk_cuts)
         self._raise_to("sluice_evicted_pages_total", load.evicted_pages)

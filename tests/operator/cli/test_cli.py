@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
+from sluice_operator.api.scaling import Slo
 from sluice_operator.cli.image_options import DEFAULT_IMAGES
 from sluice_operator.cli.main import main
+from sluice_operator.manifests.slo_rules import slo_groups
 
 from tests.operator.api.invalid_specs import document
 
@@ -51,6 +53,19 @@ def _file(folder: Path, *documents: Any) -> str:
 def test_samples_are_carried_out(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "-f", str(sample)]) == 0
     assert "objects:" in capsys.readouterr().out
+
+
+def test_rules_are_those_of_the_promises(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    promised = document({"slo": {"itlMilliseconds": 50}})
+    assert main(["rules", "-f", _file(tmp_path, document({}), promised)]) == 0
+    groups = yaml.safe_load(capsys.readouterr().out)["groups"]
+    assert groups == slo_groups("default", "chat", Slo.model_validate({"itlMilliseconds": 50}))
+    assert main(["rules", "-f", _file(tmp_path, document({"slo": {}}))]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "spec.slo" in said.err
 
 
 def test_plan_says_what_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,6 +183,7 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
             f"sluice_max_running_requests {READY.max_running_requests}.0",
             f"sluice_kv_pool_tokens {READY.kv_pool_tokens}.0",
             "sluice_generated_tokens_total 4.0",
+            "sluice_queued_work_seconds 0.25",
             "sluice_queue_time_seconds_count 1.0",
             "sluice_queue_time_seconds_sum 0.25",
             "sluice_time_to_first_token_seconds_count 1.0",

@@ -1,0 +1,129 @@
+"""What the operator finds of services, and what becomes of the operator itself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sluice_operator.api.conditions import (
+    ACCELERATOR_VERIFIED,
+    READY,
+    SCALING_ACTIVE,
+    STALLED,
+    UPDATED,
+)
+
+from dashboards.alerts.words import AT_NAME, VALUE, is_so, of_names, of_operator
+from dashboards.pages import autoscaler, operator, service
+from dashboards.promql import largest, series, total
+
+REPLICAS: Final = "sluice_operator_pool_replicas"
+IN_POOL: Final = ("namespace", "name", "role")
+BLIND: Final = 'reason=~"MetricsMissing|ScaleFailed"'
+"""Not those of services that nobody asked to scale."""
+NOT_TRUE: Final = 'status!="True"'
+
+
+def _replicas(state: str) -> str:
+    return largest(series(REPLICAS, f'state="{state}"'), *IN_POOL)
+
+
+SERVICES: Final = (
+    of_names(
+        name="SluiceNotReady",
+        value=is_so(READY, NOT_TRUE),
+        condition="== 1",
+        lasting="5m",
+        severity="critical",
+        summary=f"{AT_NAME}: does not serve",
+        description="A pool has no engine that answers, or no router does. The condition Ready "
+        "says why.",
+        panel=(service.UID, "Conditions"),
+    ),
+    of_names(
+        name="SluiceStalled",
+        value=is_so(STALLED, 'status="True"'),
+        condition="== 1",
+        lasting="1m",
+        severity="critical",
+        summary=f"{AT_NAME}: only a person can help",
+        description="The spec or a child is refused, or a roll-out has passed its deadline. The "
+        "condition Stalled says why.",
+        panel=(service.UID, "Conditions"),
+    ),
+    of_names(
+        name="SluiceNotUpdated",
+        value=is_so(UPDATED, NOT_TRUE),
+        condition="== 1",
+        lasting="30m",
+        severity="warning",
+        summary=f"{AT_NAME}: a change does not come through",
+        description="Engines of the revision that is asked for are not complete. The condition "
+        "Updated says why.",
+        panel=(service.UID, "Conditions"),
+    ),
+    of_names(
+        name="SluiceEnginesMissing",
+        value=f"{_replicas('desired')} - {_replicas('ready')}",
+        condition="> 0",
+        lasting="30m",
+        severity="warning",
+        summary=f"{AT_NAME}, pool {{{{ $labels.role }}}}: {VALUE} engines are missing",
+        description="Fewer engines are ready than are asked for.",
+        panel=(service.UID, "Replicas"),
+    ),
+    of_names(
+        name="SluiceCapacityBlocked",
+        value=is_so("", autoscaler.UNSCHEDULABLE),
+        condition="== 1",
+        lasting="5m",
+        severity="warning",
+        summary=f"{AT_NAME}: no node has room for its engines",
+        description="A pod cannot be scheduled. What runs serves on; the service does not grow.",
+        panel=(autoscaler.UID, "Engines without a place"),
+    ),
+    of_names(
+        name="SluiceScalingInactive",
+        value=is_so(SCALING_ACTIVE, 'status="False"', BLIND),
+        condition="== 1",
+        lasting="10m",
+        severity="warning",
+        summary=f"{AT_NAME}: is not scaled",
+        description="The autoscaler keeps what there is, because it does not know the load. The "
+        "condition ScalingActive says why.",
+        panel=(autoscaler.UID, "Why"),
+    ),
+    of_names(
+        name="SluiceAcceleratorUnverified",
+        value=is_so(ACCELERATOR_VERIFIED, NOT_TRUE),
+        condition="== 1",
+        lasting="15m",
+        severity="warning",
+        summary=f"{AT_NAME}: its sizes may not fit the accelerator that it runs on",
+        description="The condition AcceleratorVerified says what was expected and what was found.",
+        panel=(service.UID, "Conditions"),
+    ),
+)
+OPERATOR: Final = (
+    of_operator(
+        name="SluiceReconcileErrors",
+        value=total(
+            f"increase({series('sluice_operator_reconcile_errors_total')}[15m])", "kind", "error"
+        ),
+        condition="> 3",
+        lasting="15m",
+        severity="warning",
+        summary="Sluice's operator fails to reconcile: {{ $labels.kind }}, {{ $labels.error }}",
+        description=f"{VALUE} times in 15 minutes; each is tried again.",
+        panel=(operator.UID, "Errors"),
+    ),
+    of_operator(
+        name="SluiceOperatorDown",
+        value="absent(sluice_operator_leader == 1)",
+        condition="",
+        lasting="5m",
+        severity="critical",
+        summary="Sluice's operator: no replica leads, or none is scraped",
+        description="Services go on serving; nothing is scaled, replaced or repaired.",
+        panel=(operator.UID, "Leaders"),
+    ),
+)

@@ -1,0 +1,113 @@
+"""A page as a picture, from what a Prometheus answers: for people without a Grafana at hand.
+
+Knows no Prometheus: whoever calls brings the values.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib
+
+from dashboards.model import COLUMNS, Dashboard, Panel, Query, Unit
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.gridspec import GridSpec
+
+Points = Sequence[tuple[float, float]]
+Series = Sequence[tuple[Mapping[str, str], Points]]
+Values = Callable[[str], Series]
+"""Expression → its series: labels, and the points as Unix time and value."""
+HEIGHT_INCHES: Final = 2.5
+WIDTH_INCHES: Final = 15.0
+MAX_SERIES: Final = 9
+FAR_OFF: Final = 3.0
+"""A limit that is so many times as high as the highest value is not drawn: it would flatten all."""
+_SCALES: Final[dict[Unit, tuple[float, str]]] = {
+    "percentunit": (100.0, "%"), "percent": (1.0, "%"), "s": (1.0, "s"), "bytes": (2**-20, "MiB"),
+    "Bps": (2**-20, "MiB/s"), "reqps": (1.0, "req/s"), "ops": (1.0, "/s"), "short": (1.0, ""),
+    "celsius": (1.0, "°C"), "watt": (1.0, "W"),
+}  # fmt: skip
+
+
+def draw(page: Dashboard, values: Values, path: Path) -> None:
+    """Writes a PNG of the panels that have values."""
+    found = [
+        (panel, [(query, values(query.expr)) for query in panel.queries]) for panel in page.panels()
+    ]
+    shown = [(panel, queries) for panel, queries in found if any(each for _, each in queries)]
+    places = _places([panel for panel, _ in shown])
+    rows = max(row for row, _ in places) + 1
+    figure = pyplot.figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES * rows + 0.6))
+    grid = GridSpec(rows, COLUMNS, figure=figure)
+    for (panel, queries), (row, column) in zip(shown, places, strict=True):
+        axes = figure.add_subplot(grid[row, column : column + panel.width])
+        axes.set_title(panel.title, fontsize=9, loc="left", fontweight="bold")
+        _KINDS[panel.kind](axes, panel, queries)
+    figure.suptitle(page.title, x=0.01, ha="left")
+    figure.tight_layout(rect=(0, 0, 1, 0.99), h_pad=1.2, w_pad=0.6)
+    figure.savefig(path, dpi=75)
+    pyplot.close(figure)
+
+
+def _places(panels: Sequence[Panel]) -> list[tuple[int, int]]:
+    """Row and column of each, one after the other."""
+    row = column = 0
+    places = []
+    for panel in panels:
+        if column + panel.width > COLUMNS:
+            row, column = row + 1, 0
+        places.append((row, column))
+        column += panel.width
+    return places
+
+
+def _lines(axes: Axes, panel: Panel, queries: Sequence[tuple[Query, Series]]) -> None:
+    scale, unit = _SCALES[panel.unit]
+    lines = [(_named(query, labels), points) for query, all_ in queries for labels, points in all_]
+    begin = min(at for _, points in lines for at, _ in points)
+    for name, points in lines[:MAX_SERIES]:
+        drawn = [(at - begin, value * scale) for at, value in points if math.isfinite(value)]
+        axes.plot(*zip(*drawn, strict=True), label=name, linewidth=1.2) if drawn else None
+    highest = axes.get_ylim()[1]
+    if panel.limit is not None and panel.limit * scale < FAR_OFF * highest:
+        axes.axhline(panel.limit * scale, color="red", linewidth=0.8, linestyle="--")
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(unit, fontsize=7)
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=6, loc="upper left", framealpha=0.6)
+
+
+def _number(axes: Axes, panel: Panel, queries: Sequence[tuple[Query, Series]]) -> None:
+    axes.axis("off")
+    value = queries[0][1][0][1][-1][1]
+    axes.text(0.5, 0.5, f"{value:g}", fontsize=28, ha="center", va="center")
+
+
+def _table(axes: Axes, panel: Panel, queries: Sequence[tuple[Query, Series]]) -> None:
+    axes.axis("off")
+    rows = [labels for labels, points in queries[0][1] if points]
+    columns = sorted({label for labels in rows for label in labels})
+    cells = [[labels.get(column, "") for column in columns] for labels in rows[:12]]
+    made = axes.table(cellText=cells, colLabels=columns, loc="upper center", cellLoc="left")
+    made.auto_set_font_size(False)
+    made.set_fontsize(6.5)
+
+
+def _named(query: Query, labels: Mapping[str, str]) -> str:
+    text = re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), query.legend)
+    return text or "value"
+
+
+_KINDS: Final[dict[str, Callable[[Axes, Panel, Any], None]]] = {
+    "timeseries": _lines,
+    "stat": _number,
+    "table": _table,
+}

@@ -1,0 +1,189 @@
+"""Prometheus' rules for the promise of one service: how fast it uses up what it may miss.
+
+A promise that 95 % of the requests get their first token in time allows 5 % to miss it: the budget.
+Somebody is called when 14.4 times as much misses it for an hour (and still does), or 6 times as
+much for six hours. The factors and windows are those of "Alerting on SLOs" in Google's Site
+Reliability Workbook, where they spend 2 % and 5 % of the budget of a month.
+
+Knows no cluster; the metrics are `sluice_contract.metrics`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract import labels
+from sluice_contract.metrics import LATENCY_SECONDS
+
+from sluice_operator.api.scaling import Slo
+from sluice_operator.kube.kinds import PROMETHEUS_RULE, Manifest
+from sluice_operator.manifests.alerting import Alert, Severity
+from sluice_operator.manifests.metadata import ROUTER, Owner
+
+SERVICE: Final = re.sub(r"[^a-zA-Z0-9_]", "_", labels.SERVICE)
+"""As Prometheus writes the label of a target."""
+MISSED: Final = "sluice:slo_missed:ratio_rate"
+"""Recorded series, with the window behind it: share of what missed the promise `slo`."""
+MAX_FAILED: Final = 0.001
+"""Share of the answers that may fail or break off."""
+REQUESTS: Final = "sluice_router_requests_total"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One speed at which the budget is used up, and how it is noticed."""
+
+    factor: float
+    long: str
+    """Over which time, as Prometheus writes it."""
+    short: str
+    """Over which time too, so that the alert ends soon after its cause."""
+    lasting: str
+    severity: Severity
+    most: float
+    """Of all that could miss the promise beyond the budget: a pace that cannot be reached, since
+    the budget is large, is replaced by this share."""
+
+    def threshold(self, budget: float) -> float:
+        """The share that misses the promise at this pace."""
+        return min(self.factor * budget, budget + self.most * (1 - budget))
+
+
+PACES: Final = (
+    Pace(14.4, "1h", "5m", "2m", "critical", 0.9),
+    Pace(6, "6h", "30m", "15m", "warning", 0.5),
+)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One part of an slo."""
+
+    slo: str
+    """Value of the label `slo`."""
+    alert: str
+    budget: float
+    """Share that may miss it."""
+    words: str
+    panel: str
+    limit_seconds: float | None = None
+    histogram: str = ""
+
+
+def slo_groups(namespace: str, service: str, slo: Slo) -> list[Manifest]:
+    """Groups of a rule file for one service: recorded shares, and alerts on them."""
+    where = f'namespace="{namespace}", {SERVICE}="{service}"'
+    promises = tuple(_promises(slo))
+    recorded = [_record(each, where, window) for each in promises for window in _windows()]
+    alerts = [_alert(each, where, pace).to_rule() for each in promises for pace in PACES]
+    return [{"name": f"sluice-slo-{namespace}-{service}", "rules": recorded + alerts}]
+
+
+def prometheus_rule(owner: Owner, slo: Slo) -> Manifest:
+    """The same as a child of the service."""
+    groups = slo_groups(owner.namespace, owner.service, slo)
+    return owner.child(PROMETHEUS_RULE, f"{owner.service}-slo", ROUTER) | {
+        "spec": {"groups": groups}
+    }
+
+
+def _promises(slo: Slo) -> Iterator[Promise]:
+    budget = round(1 - slo.percentile / 100, 4)
+    if slo.ttft_milliseconds is not None:
+        yield Promise(
+            "ttft",
+            "SluiceTtftBudgetBurn",
+            budget,
+            f"first tokens come later than {slo.ttft_milliseconds} ms",
+            "Time to first token",
+            slo.ttft_milliseconds / 1000,
+            "sluice_time_to_first_token_seconds",
+        )
+    if slo.itl_milliseconds is not None:
+        yield Promise(
+            "itl",
+            "SluiceItlBudgetBurn",
+            budget,
+            f"tokens are further apart than {slo.itl_milliseconds} ms",
+            "Time between tokens",
+            slo.itl_milliseconds / 1000,
+            "sluice_inter_token_seconds",
+        )
+    yield Promise(
+        "errors",
+        "SluiceErrorBudgetBurn",
+        MAX_FAILED,
+        "answers fail or break off",
+        "Requests that fail",
+    )
+
+
+def _windows() -> list[str]:
+    return [window for pace in PACES for window in (pace.short, pace.long)]
+
+
+def _record(promise: Promise, where: str, window: str) -> Manifest:
+    return {
+        "record": f"{MISSED}{window}",
+        "expr": _missed(promise, where, window),
+        "labels": {"slo": promise.slo},
+    }
+
+
+def _missed(promise: Promise, where: str, window: str) -> str:
+    if promise.limit_seconds is None:
+        failed = (f'code=~"5..|429", {where}', f'outcome="cut", {where}')
+        rates = " or ".join(f"rate({REQUESTS}{{{each}}}[{window}])" for each in failed)
+        return f"{_sum(rates)} / {_sum(f'rate({REQUESTS}{{{where}}}[{window}])')}"
+    kept = " + ".join(
+        f"{share:.6g} * {_rate(promise, where, window, bound)}"
+        for bound, share in between(promise.limit_seconds)
+    )
+    count = _sum(f"rate({promise.histogram}_count{{{where}}}[{window}])")
+    return f"1 - ({kept}) / {count}"
+
+
+def between(limit_seconds: float) -> list[tuple[float, float]]:
+    """The buckets on both sides of a limit with the weight of each, which together give the share
+    below it: linearly, as histogram_quantile does. One bucket where the limit is its bound, and
+    beyond the last one that: what is above it counts as missed."""
+    place = bisect_left(LATENCY_SECONDS, limit_seconds)
+    if place == len(LATENCY_SECONDS):
+        return [(LATENCY_SECONDS[-1], 1.0)]
+    above = LATENCY_SECONDS[place]
+    below = LATENCY_SECONDS[place - 1] if place else 0.0
+    share = (limit_seconds - below) / (above - below)
+    weighed = [(below, 1 - share), (above, share)]
+    return [(bound, weight) for bound, weight in weighed if bound and weight]
+
+
+def _rate(promise: Promise, where: str, window: str, bound: float) -> str:
+    bucket = f'{promise.histogram}_bucket{{le="{float(bound)}", {where}}}'
+    return _sum(f"rate({bucket}[{window}])")
+
+
+def _sum(rates: str) -> str:
+    return f"sum by (namespace, {SERVICE}) ({rates})"
+
+
+def _alert(promise: Promise, where: str, pace: Pace) -> Alert:
+    threshold = f"{pace.threshold(promise.budget):.6g}"
+    selector = f'{{slo="{promise.slo}", {where}}}'
+    name = f"{{{{ $labels.namespace }}}}/{{{{ $labels.{SERVICE} }}}}"
+    return Alert(
+        name=promise.alert,
+        value=f"{MISSED}{pace.long}{selector}",
+        condition=f"> {threshold} and {MISSED}{pace.short}{selector} > {threshold}",
+        lasting=pace.lasting,
+        severity=pace.severity,
+        summary=f"{name}: {promise.words}",
+        description=f"{{{{ $value | humanizePercentage }}}} over {pace.long}, of which "
+        f"{promise.budget:.1%} may.",
+        panel=("sluice-service", promise.panel),
+        labels={"window": pace.long},
+        chosen=f"var-namespace={{{{ $labels.namespace }}}}&var-service={{{{ $labels.{SERVICE} }}}}",
+    )

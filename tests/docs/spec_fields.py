@@ -1,0 +1,22 @@
+"""Which fields an InferenceService has, by their paths; those of a pool without the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sluice_operator.api.crd import inference_service_crd
+
+
+def fields_of_specs() -> set[str]:
+    """`engine.chunkSize`, `template.affinity` and so on."""
+    version = inference_service_crd()["spec"]["versions"][0]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    pool = spec["properties"]["pools"]["properties"]["mixed"]
+    return {*_paths(spec, ""), *_paths(pool, "")}
+
+
+def _paths(node: dict[str, Any], path: str) -> Iterator[str]:
+    for name, child in node.get("properties", {}).items():
+        yield f"{path}{name}"
+        yield from _paths(child, f"{path}{name}.")

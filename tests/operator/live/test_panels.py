@@ -1,0 +1,138 @@
+"""Every expression about the operator has a value that is not 0 in a scene with a name: a real
+Prometheus scrapes a real operator on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
+
+from dashboards.pages import autoscaler
+from dashboards.pages import operator as operator_page
+from dashboards.rules import groups
+from tests.dashboards.expressions import OF_OPERATOR
+from tests.dashboards.pictures import draw_pages
+from tests.dashboards.prometheus import Prometheus, Target, scraping
+from tests.operator.autoscale.world import load, row
+from tests.operator.harness.cluster import Cluster, State, condition
+from tests.operator.harness.fake_router import FakeRouter, fake_router
+from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.proxy import Proxy, proxying, status
+from tests.operator.harness.scenery import chat, play_controllers
+
+pytestmark = pytest.mark.apiserver
+StartOperator = Callable[..., OperatorProcess]
+SCALED: Manifest = {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}}
+BUSY = load(row("engine", queued_work_seconds=30.0, queued_requests=30, queued_tokens=30_000))
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available: 3 Insufficient cpu.",
+}
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[FakeRouter]:
+    async with fake_router() as found:
+        found.load = load(row("engine"))
+        yield found
+
+
+@pytest.fixture
+async def proxy(operator_kubeconfig: Path, tmp_path: Path) -> AsyncIterator[tuple[Proxy, Path]]:
+    async with proxying(operator_kubeconfig, tmp_path) as opened:
+        yield opened
+
+
+async def a_service_is_scaled(cluster: Cluster, namespace: str, router: FakeRouter) -> None:
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, pools=SCALED))
+    await play_controllers(cluster, namespace, router_address=router.address)
+    await cluster.until(INFERENCE_SERVICE, namespace, is_now("ScalingActive", "True"))
+    router.load = BUSY
+    await cluster.until(DEPLOYMENT, namespace, lambda found: 3 in _replicas(found))
+
+
+async def no_node_has_room(cluster: Cluster, namespace: str) -> None:
+    """For an engine that is to come; another one drains."""
+    engine = next(name for name in await cluster.list(POD, namespace) if "router" not in name)
+    pod = await cluster.get(POD, namespace, engine)
+    for name, hold in (("chat-pending", []), ("chat-leaving", ["sluice.test/hold"])):
+        metadata = {"name": name, "labels": pod["metadata"]["labels"], "finalizers": hold}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata | {"namespace": namespace}}
+        await cluster.create(POD, body | {"spec": {"containers": pod["spec"]["containers"]}})
+    pending = {"status": {"phase": "Pending", "conditions": [UNSCHEDULABLE]}}
+    await cluster.patch(POD, namespace, "chat-pending", pending, "status")
+    await cluster.delete(POD, namespace, "chat-leaving")
+
+
+async def routers_are_silent(cluster: Cluster, namespace: str, router: FakeRouter) -> None:
+    router.load = None
+    await cluster.until(INFERENCE_SERVICE, namespace, is_now("ScalingActive", "False"))
+
+
+async def services_are_refused(cluster: Cluster, namespace: str) -> None:
+    """One for its model, one that wants GPUs that no node has."""
+    refused = chat(namespace, "refused")
+    refused["spec"]["model"]["uri"] = "hf://a/b"
+    await cluster.create(INFERENCE_SERVICE, refused)
+    gpus = {"mixed": {"replicas": 1, "accelerator": {"product": "NVIDIA-H200", "count": 1}}}
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, "gpus", pools=gpus))
+    await cluster.until(INFERENCE_SERVICE, namespace, is_now("Stalled", "True", "refused"))
+
+
+def is_now(kind: str, status: str, name: str = "chat") -> Callable[[State], bool]:
+    return lambda found: condition(found[name], kind).get("status") == status
+
+
+def _replicas(found: State) -> list[int]:
+    return [each["spec"]["replicas"] for name, each in found.items() if "router" not in name]
+
+
+def spoiled(proxy: Proxy) -> None:
+    """A fifth of the writes is answered 500."""
+    numbers = iter(range(10**9))
+    proxy.spoil = lambda seen: (
+        status(500, "InternalError") if seen.is_write and next(numbers) % 5 == 4 else None
+    )
+
+
+@pytest.mark.timeout(300)
+async def test_every_expression_is_seen_in_a_scene(
+    cluster: Cluster,
+    namespace: str,
+    start_operator: StartOperator,
+    router: FakeRouter,
+    proxy: tuple[Proxy, Path],
+    tmp_path: Path,
+) -> None:
+    spoiled(proxy[0])
+    operator = start_operator(KUBECONFIG=str(proxy[1]))
+    target = Target(operator.metrics_url.removesuffix("/metrics"), "sluice-operator-0", "")
+    chosen = {"$namespace": namespace}
+    with scraping(tmp_path / "prometheus", [target], groups(), chosen) as prometheus:
+        began = time.time()
+        await a_service_is_scaled(cluster, namespace, router)
+        await no_node_has_room(cluster, namespace)
+        await services_are_refused(cluster, namespace)
+        await asyncio.to_thread(prometheus.until_scraped)
+        await routers_are_silent(cluster, namespace, router)
+        await asyncio.to_thread(prometheus.until_scraped)
+        draw_pages(prometheus, {autoscaler.UID, operator_page.UID}, began, time.time())
+        await operator.terminate()
+        await asyncio.to_thread(lambda: _gone(prometheus))
+        unseen = [expr for expr in OF_OPERATOR if not prometheus.shows(expr, began, time.time())]
+    await cluster.patch(POD, namespace, "chat-leaving", {"metadata": {"finalizers": None}})
+    assert unseen == []
+
+
+def _gone(prometheus: Prometheus) -> None:
+    """Returns when nobody leads, as Prometheus sees it."""
+    deadline = time.monotonic() + 60
+    while not prometheus.now("absent(sluice_operator_leader == 1)"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
