@@ -258,8 +258,9 @@ def test_a_reset_connection_ends_its_requests_by_name(
 def test_silence_ends_a_request_within_its_time(
     service: Service, clients: ThreadPoolExecutor, fault: str
 ) -> None:
+    """Requests of the same decode engine whose prefill engine is well go on meanwhile."""
     prefill, decode = service.prefills[0], service.decodes[0]
-    life = life_of(prefill)
+    life, well = life_of(prefill), life_of(service.prefills[1])
     with proxy(life.port) as mute:
         far = life.model_copy(update={"port": mute.port})
         asked = clients.submit(ask_pair, decode, far, LONG)
@@ -268,6 +269,10 @@ def test_silence_ends_a_request_within_its_time(
             prefill.signal(signal.SIGSTOP)
         else:
             mute.stalled.set()
+        for seed in range(4):
+            other = task("copy", 200, seed)
+            check(other, ask_pair(decode, well, other).json())
+        assert not asked.done(), "they waited for the silent one"
         status, code, message = error_of(asked.result(timeout=30))
         prefill.signal(signal.SIGCONT)
     assert (status, code) == (503, "prefill_failed")

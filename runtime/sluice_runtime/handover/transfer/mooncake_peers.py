@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from typing import Final
 
 from sluice_runtime.handover.transfer.backend import (
     OtherEpochError,
@@ -25,6 +26,9 @@ from sluice_runtime.handover.transfer.backend import (
 )
 from sluice_runtime.handover.transfer.mooncake_batch import any_done
 from sluice_runtime.handover.transfer.mooncake_gate import GatedEngine
+
+CONTACT_SECONDS: Final = 12.0
+"""One that is well answers in milliseconds; a frozen one must not keep readers from others."""
 
 logger = logging.getLogger("sluice.handover.mooncake")
 
@@ -85,6 +89,7 @@ class MooncakePeers:
             if peer.contact is None:
                 peer.contact = _contact(peer, address, remote_address)
             contact = peer.contact
+        timeout_seconds = min(timeout_seconds, CONTACT_SECONDS)
         try:
             code = contact.result(timeout_seconds)
         except FutureTimeoutError:

@@ -18,7 +18,7 @@ from sluice_runtime.handover.transfer.backend import (
     TransferError,
 )
 from sluice_runtime.handover.transfer.mooncake import MooncakeBackend
-from sluice_runtime.handover.transfer.mooncake_engine import start_engine
+from sluice_runtime.handover.transfer.mooncake_engine import LANES, start_engine
 
 from tests.runtime.handover.transfer.peers import SIZE, Peer, ProcessPeer, Setting
 
@@ -214,7 +214,8 @@ def test_neither_descriptors_nor_threads_grow_with_reads(setting: Setting) -> No
 
 @pytest.mark.parametrize("setting", OTHER_PROCESS, indirect=True)
 def test_neither_descriptors_nor_threads_grow_with_dead_peers(setting: Setting) -> None:
-    """Each of them is closed on our side, too, at the latest when another peer is new."""
+    """Each of them is closed on our side, too, at the latest when another peer is new. Of the
+    first one, not every connection need have been open when they were counted."""
     reader = Reader(setting, setting.backend())
     reader.read_all(first := setting.process(0))
     before = descriptors(), threads()
@@ -223,7 +224,7 @@ def test_neither_descriptors_nor_threads_grow_with_dead_peers(setting: Setting) 
         reader.read_all(first := setting.process(seed))
         assert reader.memory.bytes_at(0, SIZE) == first.contents
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while descriptors() > before[0] or threads() > before[1]:
+    while descriptors() > before[0] + LANES or threads() > before[1]:
         assert time.monotonic() < deadline, f"{before}, now {(descriptors(), threads())}"
         time.sleep(0.01)
 
