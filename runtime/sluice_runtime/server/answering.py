@@ -131,7 +131,8 @@ class Answerer:
         arrival_seconds = self._service.clocks.monotonic()
         try:
             signed = self._signed(request)
-            routing_key = routing_key_of(request)
+            tenant = "" if signed.tenant is None else signed.tenant.salt
+            routing_key = routing_key_of(request) or tenant
             head_bytes = 0 if signed.digest is None else MAX_HEAD_BYTES
             max_bytes = self._service.identity.max_body_bytes + head_bytes
             body = await read_body(request, max_bytes)

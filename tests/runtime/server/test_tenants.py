@@ -91,6 +91,14 @@ async def test_tenants_share_no_cached_prefix_whatever_salt_they_give(server: Se
     assert (await generated(server, URGENT, private=True)).cache_salt == salts[1]
 
 
+async def test_a_request_without_a_routing_key_has_its_tenant_s(server: Server) -> None:
+    """So that round-robin takes turns between tenants."""
+    keys = [(await generated(server, tenant)).routing_key for tenant in (None, URGENT, ANY, ANY)]
+    assert keys[0] == ""
+    assert keys[2] == keys[3]
+    assert len(set(keys)) == 3
+
+
 async def test_what_another_has_signed_is_refused(server: Server) -> None:
     refused = await ask(server, ANY, key=b"x" * 32)
     assert refused.status_code == 403
