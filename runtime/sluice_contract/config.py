@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
@@ -22,7 +22,7 @@ from sluice_contract.spans import Tracing
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal[
     "fcfs", "lpm", "dfs-weight", "lof", "sjf", "srtf", "hrrn", "round-robin", "random", "priority",
-    "routing-key", "adaptive",
+    "routing-key", "adaptive", "slack",
 ]  # fmt: skip
 
 EvictionPolicy = Literal["lru", "lfu", "fifo", "slru"]
@@ -228,7 +228,15 @@ class EngineSettings(ContractModel):
 class SloTargets(ContractModel):
     """What the engine promises, and works towards in every step."""
 
-    itl_milliseconds: int = Field(
+    ttft_milliseconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=3_600_000,
+        description="Time to the first token, in milliseconds. Requests that can have it are "
+        "admitted before those that cannot any more; none is refused for it.",
+    )
+    itl_milliseconds: int | None = Field(
+        default=None,
         ge=1,
         le=3_600_000,
         description="Time between two tokens of an answer, in milliseconds. The engine chooses the "
@@ -237,6 +245,12 @@ class SloTargets(ContractModel):
     percentile: int = Field(
         default=99, ge=50, le=99, description="Share of the steps that must keep it, in percent."
     )
+
+    @model_validator(mode="after")
+    def _of_something(self) -> Self:
+        if self.ttft_milliseconds is None and self.itl_milliseconds is None:
+            raise ValueError("ttftMilliseconds, itlMilliseconds or both")
+        return self
 
 
 class ServerSettings(ContractModel):

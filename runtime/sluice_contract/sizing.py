@@ -51,6 +51,9 @@ API_PROCESS_BYTES: Final = 256 << 20
 the sample, 125 MiB with a vocabulary of 150,000. The tokenizer keeps at most 20 MiB of words,
 and the rest is for what requests hold."""
 
+SLACK: Final = "slack"
+"""The policy that orders by a promised time to the first token."""
+
 CACHE_POLICIES: Final = frozenset({"lpm", "dfs-weight"})
 """Policies that order by what the prefix cache holds."""
 
@@ -85,6 +88,8 @@ def resolve_settings(
     """
     resolved = {name: _general(value) for name, value in GENERAL.items()}
     resolved |= _by_accelerator(accelerator)
+    if slo is not None and slo.ttft_milliseconds is not None:
+        resolved["scheduling_policy"] = _general(SLACK, "slo.ttftMilliseconds")
     for name in EngineSettings.model_fields.keys() - {"kv_transfer"}:
         if (value := getattr(user, name)) is not None:
             resolved[name] = Resolved(value=value, source=Source.USER, origin="spec")
@@ -106,7 +111,10 @@ def check_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> None:
 
 
 def _against_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> Iterator[ConfigError]:
-    if slo is None:
+    promises_ttft = slo is not None and slo.ttft_milliseconds is not None
+    if values["scheduling_policy"] == SLACK and not promises_ttft:
+        yield ConfigError("schedulingPolicy", SLACK, "another; or slo.ttftMilliseconds")
+    if slo is None or slo.itl_milliseconds is None:
         return
     if values["chunk_size"] == -1:
         yield ConfigError("chunkSize", -1, "at least pageSize, as slo.itlMilliseconds is set")

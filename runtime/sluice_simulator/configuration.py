@@ -13,7 +13,7 @@ from typing import Final
 
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, ModelRef, parse_engine_config
-from sluice_contract.sizing import CACHE_POLICIES, apply_resolved, resolve_settings
+from sluice_contract.sizing import CACHE_POLICIES, SLACK, apply_resolved, resolve_settings
 from sluice_runtime.engine.plan import context_length, scheduler_settings
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.scheduler.policies import POLICIES
@@ -63,13 +63,23 @@ def policies_of(words: str | None, config: EngineConfig) -> Sequence[str]:
     """
     if words == ALL:
         caches = config.prefix_cache is not False
-        return [name for name in POLICIES if caches or name not in CACHE_POLICIES]
-    names = [config.scheduling_policy or "fcfs"] if words is None else words.split(",")
+        useless = {name for name in CACHE_POLICIES if not caches}
+        useless |= set() if _promises_ttft(config) else {SLACK}
+        return [name for name in POLICIES if name not in useless]
+    names = [_configured(config)] if words is None else words.split(",")
     for name in names:
         if name not in POLICIES:
             known = ", ".join([*POLICIES, ALL])
             raise UnusableConfigError(f"--policy: {name!r} is not allowed; allowed: {known}")
     return names
+
+
+def _configured(config: EngineConfig) -> str:
+    return config.scheduling_policy or (SLACK if _promises_ttft(config) else "fcfs")
+
+
+def _promises_ttft(config: EngineConfig) -> bool:
+    return config.slo is not None and config.slo.ttft_milliseconds is not None
 
 
 def settings_for(config: EngineConfig, cost: Cost, policy: str) -> SchedulerSettings:

@@ -160,8 +160,8 @@ def test_a_rendered_config_reads_back_the_same() -> None:
         (
             '{"slo": {"ttft": 1}}',
             [
-                "slo.ttft: unknown field; allowed: itlMilliseconds, percentile; model: required; "
-                "slo.itlMilliseconds: required"
+                "slo.ttft: unknown field; allowed: itlMilliseconds, percentile, ttftMilliseconds; "
+                "model: required"
             ],
         ),
         (
@@ -211,3 +211,18 @@ def test_what_is_resolved_for_a_cpu_is_refused_nowhere() -> None:
 def test_every_refusal_names_a_real_setting() -> None:
     for row in ROWS:
         assert row.key.rpartition(".")[2] in known_keys(EngineSettings, row.key.split(".")[:-1])
+
+
+def test_a_promised_time_to_the_first_token_orders_by_slack_unless_told_otherwise() -> None:
+    promise = SloTargets(ttft_milliseconds=500)
+    resolved = resolve_settings(EngineSettings(), Accelerator(), promise)["scheduling_policy"]
+    assert (resolved.value, resolved.origin) == ("slack", "slo.ttftMilliseconds")
+    lpm = resolve_settings(EngineSettings(scheduling_policy="lpm"), Accelerator(), promise)
+    assert lpm["scheduling_policy"].value == "lpm"
+    slack = EngineSettings(scheduling_policy="slack")
+    with pytest.raises(ConfigError, match=r"allowed: another; or slo.ttftMilliseconds"):
+        resolve_settings(slack, Accelerator(), SloTargets(itl_milliseconds=50))
+    whole = EngineSettings(chunk_size=-1, mixed_chunk=False)
+    assert resolve_settings(whole, Accelerator(), promise), "it asks nothing of chunks"
+    with pytest.raises(ConfigError, match="ttftMilliseconds, itlMilliseconds or both"):
+        parse_engine_config('{"model": {"uri": "x"}, "slo": {"percentile": 90}}')

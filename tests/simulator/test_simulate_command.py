@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sluice_contract.config import EngineConfig, ModelRef
+from sluice_contract.config import EngineConfig, ModelRef, SloTargets
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_simulator.cli import main
 from sluice_simulator.configuration import ALL, NO_MODEL, policies_of
@@ -90,7 +90,7 @@ def test_policies_side_by_side_with_urgent_requests_and_tenants(
 def test_every_policy_of_the_registry_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--workload", "rag", "--seconds", "2", "--policy", "all", "-o", "json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [run["policy"] for run in found] == list(POLICIES)
+    assert [run["policy"] for run in found] == [name for name in POLICIES if name != "slack"]
     assert len({run["output_tokens"] for run in found}) == 1
 
 
@@ -105,10 +105,14 @@ def test_a_plot(suffix: str, trace: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("caches", [True, False])
-def test_all_policies_are_those_that_the_configuration_may_have(caches: bool) -> None:
-    config = EngineConfig(model=ModelRef(uri=NO_MODEL), prefix_cache=caches)
+@pytest.mark.parametrize("slo", [None, SloTargets(ttft_milliseconds=500)])
+def test_all_policies_are_those_that_the_configuration_may_have(
+    caches: bool, slo: SloTargets | None
+) -> None:
+    config = EngineConfig(model=ModelRef(uri=NO_MODEL), prefix_cache=caches, slo=slo)
     without = set(POLICIES) - set(policies_of(ALL, config))
-    assert without == (set() if caches else {"lpm", "dfs-weight"})
+    assert without == (set() if caches else {"lpm", "dfs-weight"}) | (set() if slo else {"slack"})
+    assert policies_of(None, config) == ["slack" if slo else "fcfs"]
 
 
 @pytest.mark.parametrize(

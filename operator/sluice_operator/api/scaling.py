@@ -14,7 +14,11 @@ class Slo(ApiModel):
     """The latency promise that scheduling and scaling work towards."""
 
     ttft_milliseconds: int | None = Field(
-        default=None, ge=1, le=3_600_000, description="Time to the first token, in milliseconds."
+        default=None,
+        ge=1,
+        le=3_600_000,
+        description="Time to the first token, in milliseconds. Requests that can have it are "
+        "admitted before those that cannot any more; none is refused for it.",
     )
     itl_milliseconds: int | None = Field(
         default=None,

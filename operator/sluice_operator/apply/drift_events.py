@@ -26,6 +26,8 @@ POOL_FIELDS: Final = {
     "spec.bootstrapPort": "spec.engine.kvTransfer.bootstrapPort",
     "spec.drainSeconds": "spec.engine.drainSeconds",
     "spec.startupSeconds": "spec.engine.startupSeconds",
+    "spec.rdmaResource": "spec.engine.kvTransfer.resourceName",
+    "spec.inPlace": "spec.rollout.strategy",
     "spec.accelerator": "spec.pools.{role}.accelerator",
     "spec.resources": "spec.pools.{role}.resources",
     "spec.template": "spec.pools.{role}.template",

@@ -107,9 +107,14 @@ def pool_settings(
 def slo_targets(spec: InferenceServiceSpec, role: Role) -> SloTargets | None:
     """The part of the promise that each engine keeps by itself. Where nothing is decoded, no time
     passes between two tokens, and no chunk need be cut for it."""
-    if role is Role.PREFILL or spec.slo is None or spec.slo.itl_milliseconds is None:
+    if spec.slo is None:
         return None
-    return SloTargets(itl_milliseconds=spec.slo.itl_milliseconds, percentile=spec.slo.percentile)
+    itl = None if role is Role.PREFILL else spec.slo.itl_milliseconds
+    ttft = spec.slo.ttft_milliseconds
+    if itl is None and ttft is None:
+        return None
+    percentile = spec.slo.percentile
+    return SloTargets(ttft_milliseconds=ttft, itl_milliseconds=itl, percentile=percentile)
 
 
 def settings_status(settings: Settings) -> Manifest:

@@ -39,18 +39,12 @@ ROWS: Final = (
         "file:///path, pvc://claim/path or dummy://name",
     ),
     Unsupported(
-        "spec.slo.ttftMilliseconds",
-        lambda s: s.slo is not None and s.slo.ttft_milliseconds is not None,
-        lambda s: s.slo and s.slo.ttft_milliseconds,
-        "itlMilliseconds alone",
-    ),
-    Unsupported(
         "spec.slo",
         lambda s: (
             s.slo is not None and s.slo.ttft_milliseconds is None and s.slo.itl_milliseconds is None
         ),
         lambda _: "a value",
-        "a promise: itlMilliseconds",
+        "a promise: ttftMilliseconds, itlMilliseconds or both",
     ),
 )
 

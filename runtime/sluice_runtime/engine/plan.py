@@ -189,10 +189,17 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         conservativeness=config.schedule_conservativeness or 1.0,
         report_chunks=config.role is Role.PREFILL,
         target=_target(config.slo),
+        ttft_seconds=_ttft_seconds(config.slo),
     )
 
 
 def _target(slo: SloTargets | None) -> StepTarget | None:
-    if slo is None:
+    if slo is None or slo.itl_milliseconds is None:
         return None
     return StepTarget(slo.itl_milliseconds / 1000, slo.percentile / 100, FIRST_CHUNK_TOKENS)
+
+
+def _ttft_seconds(slo: SloTargets | None) -> float | None:
+    if slo is None or slo.ttft_milliseconds is None:
+        return None
+    return slo.ttft_milliseconds / 1000

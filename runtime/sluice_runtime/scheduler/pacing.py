@@ -102,12 +102,13 @@ class Pacing:
             step_seconds=self._step_seconds,
             predicted_seconds=self._last.predicted_seconds,
             error_ratio=self.cost.error,
-            token_seconds=self._token_seconds(),
+            token_seconds=self.token_seconds(),
         )
 
-    def _token_seconds(self) -> float:
-        """The duration of a step like the last one that computed prompt tokens, by token: as the
-        cost model predicts it, or as it was until there is enough data."""
+    def token_seconds(self) -> float:
+        """Predicted time for a prompt token, 0 while unknown: the duration of a step like the last
+        one that computed prompt tokens, by token; as the cost model predicts it, or as it was until
+        there is enough data."""
         if not (tokens := self._last_extend.extend_tokens):
             return 0.0
         ready = self.cost.ready

@@ -160,11 +160,19 @@ class PrefillPlanner:
     def _policy_context(self, now: float) -> PolicyContext:
         rows = 1 - self._kv.free_rows / self._settings.max_running_requests
         pages = 1 - self._kv.available_pages / self._kv.total_pages
-        view = PolicyContext(now, max(rows, pages), self._table.running)
+        view = self._with_deadlines(PolicyContext(now, max(rows, pages), self._table.running))
         if not self._settings.prefix_cache:
             return view
         tokens, path = self._kv.matched_tokens, self._kv.matched_path
         return replace(view, matched_tokens=tokens, matched_path=path)
+
+    def _with_deadlines(self, view: PolicyContext) -> PolicyContext:
+        if self._settings.ttft_seconds is None:
+            return view
+        token, cut = self._pacing.token_seconds(), self._table.prefilling
+        ahead = cut.uncomputed_tokens * token if cut else 0.0
+        ttft = self._settings.ttft_seconds
+        return replace(view, ttft_seconds=ttft, token_seconds=token, ahead_seconds=ahead)
 
 
 def _count_lead(items: Sequence[PrefillItem]) -> None:

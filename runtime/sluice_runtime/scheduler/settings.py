@@ -47,3 +47,5 @@ class SchedulerSettings:
     """Whether `process` returns the chunks of prompts that a step has finished."""
     target: StepTarget | None = None
     """Decides the budget of each step; None: it is chunk_size."""
+    ttft_seconds: float | None = None
+    """Promised time to the first token; the policy slack only."""

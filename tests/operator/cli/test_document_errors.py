@@ -45,10 +45,10 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
         ],
     ),
     (
-        {"engine": {"cudaGraphMaxBatch": 8}, "slo": {"ttftMilliseconds": 9}},
+        {"engine": {"cudaGraphMaxBatch": 8}, "slo": {"percentile": 90}},
         "would be refused: NotImplemented",
         [
-            "spec.slo.ttftMilliseconds: 9 is not implemented yet; allowed: itlMilliseconds",
+            "spec.slo: this field is not implemented yet; allowed: a promise: ttft",
             "spec.engine.cudaGraphMaxBatch: 8 is not allowed; allowed: 0",
         ],
     ),
@@ -71,14 +71,14 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
     (
         {
             "model": {"uri": "hf://a/b"},
-            "slo": {"ttftMilliseconds": 9},
+            "slo": {"percentile": 90},
             "engine": {"kvPoolTokens": 1000, "tensorParallelSize": 2},
         },
         "invalid InferenceService",
         [
             KV_POOL,
             'spec.model.uri: "hf://a/b" is not implemented yet; allowed: file:///path',
-            "spec.slo.ttftMilliseconds: 9 is not implemented yet; allowed: itlMilliseconds",
+            "spec.slo: this field is not implemented yet; allowed: a promise: ttft",
             "spec.engine.tensorParallelSize: 2 is not allowed; allowed: 1 without",
         ],
     ),

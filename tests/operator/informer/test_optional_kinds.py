@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sluice_operator.informer.optional_kinds import REFRESH_SECONDS, OptionalKinds
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.kinds import POD_MONITOR
+from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR
 from sluice_operator.kube.transport import Request, Response
 
 from tests.operator.virtual_time import FakeClock
@@ -36,11 +36,11 @@ async def test_what_is_absent_is_left_out_and_said_once_until_it_is_installed(
     kinds = OptionalKinds(ApiClient(server, lambda verb, plural: None), clock)
     for _ in range(5):
         assert await kinds.served() == ()
-    assert server.requests == 1
+    assert server.requests == len(OPTIONAL_CHILDREN)
     for _ in range(3):
         clock.elapsed_seconds += REFRESH_SECONDS
         assert await kinds.served() == ()
-    assert caplog.text.count("left out") == 1
+    assert caplog.text.count("left out") == len(OPTIONAL_CHILDREN)
     server.has_monitors = True
     clock.elapsed_seconds += REFRESH_SECONDS
     assert await kinds.served() == (POD_MONITOR,)

@@ -60,7 +60,7 @@ async def test_the_log_tells_each_change_of_a_service_in_a_line_and_no_probe(
     await edit({"engine": {"image": "sluice/engine:other"}})
     await deployments_are_seen(cluster, namespace, DEPLOYMENTS + 1)
     await until_recorded(cluster, namespace, "RollingOut", INFERENCE_SERVICE.kind)
-    await edit({"slo": {"ttftMilliseconds": 9}})
+    await edit({"slo": {"percentile": 90}})
     await until_told(cluster, namespace, "NotImplemented")
     assert await operator.terminate() == 0
 

@@ -30,7 +30,7 @@ async def test_the_former_settings_keep_serving_and_the_condition_says_so(
     await comes_to_rest(cluster, namespace)
     before = await children(cluster, namespace)
 
-    edit = {"spec": {"slo": {"ttftMilliseconds": 9}, "engine": {"chunkSize": 256}}}
+    edit = {"spec": {"slo": {"percentile": 90}, "engine": {"chunkSize": 256}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
     found = await cluster.until(INFERENCE_SERVICE, namespace, settled())
     updated = condition(found["chat"], "Updated")

@@ -121,7 +121,7 @@ async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says
     cluster: Cluster, namespace: str
 ) -> None:
     before = await below(cluster, namespace)
-    refused = {"spec": {"slo": {"ttftMilliseconds": 9}}}
+    refused = {"spec": {"slo": {"percentile": 90}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", refused)
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
 

@@ -126,5 +126,5 @@ def test_a_service_whose_pools_cannot_work_together_is_not_ready(change: Manifes
     ("ready", "status"), [(CROSSED, "False"), ({PREFILL: (1, 0), DECODE: (1, 0)}, "True")]
 )
 def test_so_is_one_whose_spec_is_refused(ready: Ready, status: str) -> None:
-    found = _status(ready, {"slo": {"ttftMilliseconds": 5}})
+    found = _status(ready, {"slo": {"percentile": 90}})
     assert condition(found, "Ready")["status"] == status

@@ -91,8 +91,8 @@ def _paused_before_applying() -> ServiceObserved:
     return replace(_ready(), service=service({"paused": True, "engine": {"chunkSize": 64}}))
 
 
-SLO: Manifest = {"slo": {"ttftMilliseconds": 500}}
-"""Refused, as this version does not have it."""
+SLO: Manifest = {"slo": {"percentile": 90}}
+"""Refused, as it promises nothing."""
 
 
 def _changed(before: ServiceObserved, spec: Manifest, generation: int = 2) -> ServiceObserved:

@@ -12,10 +12,9 @@ from tests.operator.examples import FULL_SPEC, service, service_observed
 
 REFUSED: dict[str, tuple[Manifest, str]] = {
     "spec.model.uri": ({"model": {"uri": "hf://Qwen/Qwen3-8B"}}, "file:///path"),
-    "spec.slo": ({"slo": {"percentile": 90}}, "a promise: itlMilliseconds"),
-    "spec.slo.ttftMilliseconds": (
-        {"slo": {"ttftMilliseconds": 1000, "itlMilliseconds": 50}},
-        "itlMilliseconds alone",
+    "spec.slo": (
+        {"slo": {"percentile": 90}},
+        "a promise: ttftMilliseconds, itlMilliseconds or both",
     ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
     "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
@@ -56,7 +55,7 @@ def test_the_engines_table_holds_here_too() -> None:
 
 
 def test_everything_refused_is_told_at_once() -> None:
-    both = {"model": {"uri": "hf://a/b"}, "slo": {"ttftMilliseconds": 500}}
+    both = {"model": {"uri": "hf://a/b"}, "slo": {"percentile": 90}}
     plan = plan_service(service_observed(service(both)))
     assert plan.refusal is not None
     assert "spec.model.uri" in plan.refusal.message

@@ -12,6 +12,7 @@ from typing import Final
 
 from sluice_runtime.scheduler.policies.adaptive import adaptive
 from sluice_runtime.scheduler.policies.ageing import AdmissionOrder
+from sluice_runtime.scheduler.policies.by_deadline import least_slack_first
 from sluice_runtime.scheduler.policies.by_key import round_robin, running_keys_first
 from sluice_runtime.scheduler.policies.by_prefix import depth_first_by_weight, longest_prefix_match
 from sluice_runtime.scheduler.policies.by_size import (
@@ -50,6 +51,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "priority": highest_priority_first,
     "routing-key": running_keys_first,
     "adaptive": adaptive,
+    "slack": least_slack_first,
 }
 """By the name that `schedulingPolicy` has for it; each without a bound on waiting."""
 

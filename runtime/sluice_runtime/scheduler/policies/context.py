@@ -36,6 +36,13 @@ class PolicyContext:
     """Numbers of the cache's nodes on a request's path, from the root; None as above."""
     turn: Turn = Turn()
     seed: int = 0
+    ttft_seconds: float | None = None
+    """In which a request should have its first token, from its arrival; None: nothing is promised.
+    """
+    token_seconds: float = 0.0
+    """Predicted time to compute a prompt token; 0 while unknown."""
+    ahead_seconds: float = 0.0
+    """Predicted time for the rest of the prompt that is being computed."""
 
     def prefill_tokens(self, waiting: Sequence[Request]) -> Callable[[Request], int]:
         """Tells of each of `waiting` the tokens to compute before its next one: less those that are
