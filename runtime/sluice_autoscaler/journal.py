@@ -8,7 +8,6 @@ how many ticks are missing before it. Knows no file and no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -36,6 +35,8 @@ class JournalLine(BaseModel):
     settings: Settings
     sample: Sample
     decision: Decision
+    unix_seconds: float | None = None
+    """When that was, for people; the sample's time is by another clock."""
     left_out_ticks: int = 0
     """Ticks between the line before and this one, all decided as the line before."""
 
@@ -61,8 +62,8 @@ class Journal:
         for line in lines:
             self._append(line)
 
-    def add(self, settings: Settings, tick: Tick) -> bool:
-        """Whether the tick was written, and not thinned out."""
+    def add(self, settings: Settings, tick: Tick, unix_seconds: float | None = None) -> bool:
+        """Whether the tick was written, and not thinned out. `unix_seconds`: when it was."""
         if self._last is not None and not _differs(self._last, tick):
             self._left_out += 1
             return False
@@ -70,6 +71,7 @@ class Journal:
             settings=settings,
             sample=tick.sample,
             decision=tick.decision,
+            unix_seconds=unix_seconds,
             left_out_ticks=self._left_out,
         )
         self._append(line.text())
@@ -115,9 +117,11 @@ def _outcome(tick: Tick) -> dict[str, tuple[int, str]]:
 
 
 def decided_alike(one: Decision, other: Decision) -> bool:
-    """Whether both want the same engines for the same reasons; words may differ."""
-    bare = [
-        {role: replace(pool, message="") for role, pool in decision.pools.items()}
-        for decision in (one, other)
-    ]
-    return bare[0] == bare[1] and one.reason == other.reason
+    """Whether both want the same engines for the same reasons; words and measures may differ."""
+    return _wanted(one) == _wanted(other)
+
+
+def _wanted(decision: Decision) -> tuple[object, ...]:
+    pools = decision.pools.items()
+    each = {role: (pool.current, pool.desired, pool.reason, pool.victims) for role, pool in pools}
+    return each, decision.reason

@@ -28,11 +28,11 @@ def ticked(seconds: float, desired: int = 2, reason: str = "Enough", **load: flo
 
 @given(st.floats(), st.floats(min_value=0))
 def test_a_tick_is_read_as_it_was_written_whatever_a_report_said(odd: float, work: float) -> None:
-    tick = ticked(10.0, kv_used=odd, queued_work_seconds=work)
+    tick = ticked(10.0, kv_used=odd + 0.0, queued_work_seconds=work + 0.0)  # -0.0 is left out
     journal = Journal()
-    journal.add(SETTINGS, tick)
+    journal.add(SETTINGS, tick, unix_seconds=1.7e9)
     (line,) = read_journal(journal.text().splitlines())
-    assert line.settings == SETTINGS
+    assert (line.settings, line.unix_seconds) == (SETTINGS, 1.7e9)
     assert repr(line.tick) == repr(tick)  # NaN is not equal to itself
     assert "NaN" not in json.loads(journal.text(), parse_constant=pytest.fail)
 

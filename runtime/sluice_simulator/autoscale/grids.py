@@ -31,10 +31,10 @@ WAITING: Final = (0.5, 1, 2, 5)
 KV_USED: Final = (0.1, 0.2, 0.3, 0.5, 0.7)
 BACKLOG_SECONDS: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 KEDA_KV_USED: Final = (0.2, 0.4, 0.8)
-STATIC_PREFILL: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12)
-MEAN_SECONDS: Final = (5, 10, 20, 30, 60, 120)
+STATIC_PREFILL: Final = (1, 2, 3, 4, 6, 8)
+MEAN_SECONDS: Final = (5, 10, 30, 60, 120)
 USED: Final = (0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
-PREFILL_USED: Final = (0.2, 0.35, 0.5, 0.65, 0.8)
+PREFILL_USED: Final = (0.35, 0.5, 0.7)
 
 
 @dataclass(frozen=True, slots=True)

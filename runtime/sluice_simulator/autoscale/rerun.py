@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sluice_autoscaler.decide import decide
@@ -64,10 +65,10 @@ def as_text(runs: Sequence[Rerun]) -> str:
     began = runs[0].line.sample.time_seconds
     lines = []
     for run in runs:
-        seconds = run.line.sample.time_seconds - began
-        lines.append(f"{seconds:8.1f} s  {run.line.decision.reason}: {run.line.decision.message}")
+        when, then = _when(run.line, began), run.line.decision
+        lines.append(f"{when}  {then.reason}: {then.message}")
         if not run.alike:
-            lines.append(f"{'now':>10}  {run.now.reason}: {run.now.message}")
+            lines.append(f"{'now':>{len(when)}}  {run.now.reason}: {run.now.message}")
     differing = sum(not run.alike for run in runs)
     thinned = sum(run.line.left_out_ticks for run in runs)
     lines.append(
@@ -83,6 +84,7 @@ def as_json(runs: Sequence[Rerun]) -> str:
         json.dumps(
             {
                 "timeSeconds": run.line.sample.time_seconds,
+                "unixSeconds": run.line.unix_seconds,
                 "alike": run.alike,
                 "then": _words(run.line.decision),
                 "now": _words(run.now),
@@ -91,6 +93,12 @@ def as_json(runs: Sequence[Rerun]) -> str:
         )
         for run in runs
     )
+
+
+def _when(line: JournalLine, began_seconds: float) -> str:
+    if line.unix_seconds is None:
+        return f"{line.sample.time_seconds - began_seconds:8.1f} s"
+    return datetime.fromtimestamp(line.unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _words(decision: Decision) -> dict[str, object]:
