@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
+from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig
 from sluice_contract.span_export import span_recorder
 from sluice_contract.spans import Record
+
+from sluice_runtime.errors import InvalidConfigError
 
 ENGINE: Final = "sluice.engine"
 """A request in the engine that answers it, from its arrival to the end of its answer."""
@@ -21,12 +25,18 @@ DECODE: Final = "sluice.decode"
 """From the first token to the last."""
 
 
-def recorder(config: EngineConfig, process: str) -> AbstractContextManager[Record | None]:
+@contextmanager
+def recorder(config: EngineConfig, process: str) -> Iterator[Record | None]:
     """What takes the spans of a process of the engine: `api` or `engine`.
 
     Raises:
-        ConfigError: there is a collector to send them to, and nothing to send them with.
+        InvalidConfigError: there is a collector to send them to, and nothing to send them with.
     """
     pod = os.environ.get("POD_NAME") or socket.gethostname()
     resource = {"k8s.pod.name": pod, "sluice.role": config.role.value}
-    return span_recorder(config.tracing, process, **resource)
+    with ExitStack() as stack:
+        try:
+            record = stack.enter_context(span_recorder(config.tracing, process, **resource))
+        except ConfigError as error:
+            raise InvalidConfigError(str(error)) from None
+        yield record

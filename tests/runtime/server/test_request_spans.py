@@ -3,13 +3,17 @@ router's."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
+from sluice_contract.config import parse_engine_config
 from sluice_contract.spans import Span
 from sluice_contract.trace import child_of, ids_of
+from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.messages import Generate
+from sluice_runtime.spans import recorder
 from sluice_runtime.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server
@@ -74,3 +78,13 @@ async def test_a_refusal_of_the_engine_is_its_error(server: Server, spans: list[
     (engine,) = spans
     assert engine.error is not None
     assert "the queue is full" in engine.error
+
+
+async def test_an_engine_without_the_extra_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    config = parse_engine_config(
+        '{"model": {"uri": "dummy://x"}, "tracing": {"endpoint": "http://c:4318"}}'
+    )
+    refused = pytest.raises(InvalidConfigError, match="the extra `tracing` installed")
+    with refused, recorder(config, "api"):
+        pass
