@@ -23,7 +23,7 @@ from sluice_operator.api.base import (
     left_out,
     list_map,
 )
-from sluice_operator.api.engine import DRAIN_SECONDS, EngineSpec, ModelSpec
+from sluice_operator.api.engine import DRAIN_SECONDS, STARTUP_SECONDS, EngineSpec, ModelSpec
 from sluice_operator.api.pools import Pools, PoolSpec
 from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo, TracingSpec
 
@@ -219,6 +219,11 @@ class InferenceServiceSpec(ApiModel):
         """Whether there is no room for new engines beside the former ones."""
         return self.rollout is not None and self.rollout.strategy == "InPlace"
 
+    @property
+    def gpu_budget(self) -> int | None:
+        """GPUs that all pods of the service may hold; None: as many as there are."""
+        return self.autoscaling.gpu_budget if self.autoscaling else None
+
     def drain_seconds(self, role: Role) -> int:
         """How long streams of the engines of a role may finish after SIGTERM."""
         given = self.engine_of(role).drain_seconds
@@ -228,6 +233,18 @@ class InferenceServiceSpec(ApiModel):
     def longest_drain_seconds(self) -> int:
         """How long streams may finish in any pool, and so in the routers."""
         return max(map(self.drain_seconds, self.roles))
+
+    @property
+    def wait_for_engine_seconds(self) -> int | None:
+        """How long the routers hold a request until an engine is up: as long as one may take to
+        load, where a pool may have none. None: as routers do by default."""
+        asleep = any(
+            scaling is not None and scaling.min_replicas == 0
+            for scaling in (self.pool(role).autoscaling for role in self.roles)
+        )
+        if not asleep:
+            return None
+        return max(self.engine_of(role).startup_seconds or STARTUP_SECONDS for role in self.roles)
 
 
 MODES: Final = ("Mixed", "Disaggregated")

@@ -40,7 +40,7 @@ def pool_spec(
         handover_secret=handover_secret_name(service),
         bootstrap_port=handover.bootstrap_port if handover and role is Role.PREFILL else None,
         rdma_resource=_rdma_resource(handover),
-        in_place=True if spec.replaces_in_place else None,
+        in_place=True if spec.replaces_in_place or spec.gpu_budget is not None else None,
         accelerator=pool.accelerator,
         resources=pool.resources,
         template=pool.template,

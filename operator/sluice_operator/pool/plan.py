@@ -95,7 +95,7 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
     spec = EnginePoolSpec.model_validate({"replicas": observed.pool["spec"]["replicas"]} | applied)
     place = spec.replicas_place if "replicas" in applied else "spec.replicas of the EnginePool"
     parent = owner(ENGINE_POOL, observed.pool, spec.service_name)
-    built = engine_deployment(parent, spec)
+    built = with_replicas(engine_deployment(parent, spec), _engines(spec))
     live = live_deployment(observed, built)
     deployment = kept(built, applied_manifest(live) if live else None)
     budget = disruption_budget(parent, parent.name, ENGINE, spec.role)
@@ -111,6 +111,14 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
         deployment=deployment,
         progress=progress(deployment, live),
     )
+
+
+def _engines(spec: EnginePoolSpec) -> int:
+    """Engines of the wanted revision: all, but where others have to go first."""
+    if not spec.in_place:
+        return spec.replicas
+    shares = {share.name: share.replicas for share in spec.revisions or ()}
+    return min(spec.replicas, shares.get(revision(spec), spec.replicas))
 
 
 def live_deployment(observed: PoolObserved, desired: Manifest) -> Manifest | None:

@@ -6,13 +6,14 @@ EnginePool's own plan carries that out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from sluice_contract.labels import ROUTER_ROLE, Role
 
 from sluice_operator.accelerators.find import AcceleratorFinding
+from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import RevisionShare
 from sluice_operator.api.service import InferenceServiceSpec
@@ -44,6 +45,7 @@ from sluice_operator.manifests.network import (
     router_policy,
 )
 from sluice_operator.manifests.slo_rules import prometheus_rule
+from sluice_operator.service.budget import Budget, counted_pods, plan_within
 from sluice_operator.service.handover import key_secrets, policies
 from sluice_operator.service.mode_switch import (
     NO_FORMER,
@@ -65,8 +67,6 @@ from sluice_operator.service.plan_events import (
 from sluice_operator.service.pools import ResolvedPool, contradictions, resolve_pool
 from sluice_operator.service.revisions import pod_changes, pool_state, stable_revisions
 from sluice_operator.service.rollout import (
-    PoolState,
-    Revisions,
     Rollout,
     Shares,
     plan_rollout,
@@ -136,7 +136,9 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
     top = owner(INFERENCE_SERVICE, observed.service, observed.service["metadata"]["name"])
     resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
     states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
-    rollout = _rollout(spec)(states, stable_revisions(observed.service))
+    strategy = plan_in_place if spec.replaces_in_place else plan_rollout
+    stable, budget = stable_revisions(observed.service), _budget(observed, spec)
+    rollout = plan_within(states, stable, strategy, budget)
     pools = tuple(_pool(top, each, rollout.shares[each.spec.role]) for each in resolved)
     before = former_pools(observed, spec)
     router = plan_router(observed, top, spec, waits=bool(before) and are_awaited(states))
@@ -177,8 +179,15 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
     )
 
 
-def _rollout(spec: InferenceServiceSpec) -> Callable[[tuple[PoolState, ...], Revisions], Rollout]:
-    return plan_in_place if spec.replaces_in_place else plan_rollout
+def _budget(observed: ServiceObserved, spec: InferenceServiceSpec) -> Budget | None:
+    if spec.gpu_budget is None:
+        return None
+    gpus = {role: gpu_count(spec.pool(role).accelerator) for role in spec.roles}
+    counted = {
+        Role(pool["spec"]["role"]): counted_pods(pool.get("status") or {})
+        for pool in of_kind(observed.children, ENGINE_POOL)
+    }
+    return Budget(spec.gpu_budget, gpus, counted)
 
 
 def _children(

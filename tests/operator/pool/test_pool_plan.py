@@ -9,6 +9,7 @@ import pytest
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.engine import revision, revision_of
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.pool.observe import PoolObserved
@@ -98,6 +99,19 @@ def test_what_does_not_is_the_same_revision(change: dict[str, Any]) -> None:
 def test_without_room_no_pod_is_made_beside_those_it_replaces(strategy: str, beside: int) -> None:
     found = _deployment({"rollout": {"strategy": strategy}})["spec"]["strategy"]
     assert found["rollingUpdate"] == {"maxSurge": beside, "maxUnavailable": 1 - beside}
+
+
+@pytest.mark.parametrize(("in_place", "engines"), [(True, 1), (None, 3)])
+def test_where_others_have_to_go_first_the_wanted_revision_gets_its_share_alone(
+    in_place: bool | None, engines: int
+) -> None:
+    found = pool({"pools": {"mixed": {"replicas": 3}}})
+    spec = found["spec"] | ({"inPlace": in_place} if in_place else {})
+    (share,) = spec["revisions"]
+    applied = found | {"spec": spec | {"revisions": [share | {"replicas": 1}]}}
+    plan = plan_pool(pool_observed(with_applied_fields(applied)))
+    assert plan.deployment is not None
+    assert plan.deployment["spec"]["replicas"] == engines
 
 
 def test_every_field_of_a_pool_is_one_or_the_other() -> None:
