@@ -161,6 +161,10 @@ bench-malformed: setup ## how soon requests that are at fault are refused, and w
 bench-operator: binaries ## 1,000 InferenceServices and 10,000 pods (KWOK) on a real API server: ARGS="--services 200"
 	$(PYTHON) -m benchmarks.operator_scale $(ARGS)
 
+.PHONY: bench-autoscale-ticks
+bench-autoscale-ticks: setup ## what a thousand scaled services, of which fifty are busy, cost the operator
+	$(PYTHON) -m benchmarks.autoscale_ticks
+
 ## Work on it
 
 .PHONY: format

@@ -5,8 +5,9 @@ Every answer is compared with the only right one, so an exchanged KV page is see
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from e2e.stories.service import MODEL
 
 CLIENTS = 6
 PROMPT_BYTES = 256
+LONG_PROMPT_BYTES = 1300
 SEEDS = 1000
 """Prompts that the sample's model copies right; of others it gets one in several hundred wrong."""
 HUNG_SECONDS = 120
@@ -64,9 +66,25 @@ class Tally:
 @contextmanager
 def load(url: str, clients: int = CLIENTS) -> Iterator[Tally]:
     """Clients that ask one copy task after the other until the block ends; every other streams."""
+    with _asking(_ask, url, clients) as tally:
+        yield tally
+
+
+@contextmanager
+def long_prompts(url: str, clients: int = CLIENTS) -> Iterator[Tally]:
+    """Clients that send one long prompt after the other, and want few tokens, of which any are
+    right: work for prefill."""
+    with _asking(_ask_long, url, clients) as tally:
+        yield tally
+
+
+@contextmanager
+def _asking(
+    ask: Callable[[str, int, Tally, threading.Event], None], url: str, clients: int
+) -> Iterator[Tally]:
     tally, stopping = Tally(), threading.Event()
     threads = [
-        threading.Thread(target=_ask, args=(url, number, tally, stopping))
+        threading.Thread(target=ask, args=(url, number, tally, stopping))
         for number in range(clients)
     ]
     for thread in threads:
@@ -104,3 +122,18 @@ def _copy(client: openai.OpenAI, prompt: str, *, streams: bool) -> str:
         return str(client.completions.create(**words).choices[0].text)
     chunks = client.completions.create(**words, stream=True)
     return "".join(chunk.choices[0].text for chunk in chunks)
+
+
+def _ask_long(url: str, number: int, tally: Tally, stopping: threading.Event) -> None:
+    client = openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=HUNG_SECONDS
+    )
+    for seed in itertools.count(number * 100_000):
+        if stopping.is_set():
+            return
+        prompt, _ = make_prompt("copy", LONG_PROMPT_BYTES, seed)
+        try:
+            answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=4)
+            tally.record(None if answer.choices[0].text else f"seed {seed}: no text")
+        except openai.OpenAIError as error:
+            tally.record(f"seed {seed}: {error!r}")

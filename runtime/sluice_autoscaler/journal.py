@@ -82,6 +82,16 @@ class Journal:
         """All lines."""
         return "".join(f"{line}\n" for line in self._lines)
 
+    def take(self) -> list[str]:
+        """All lines, which are then no longer in here."""
+        lines, self._lines, self._bytes = self._lines, [], 0
+        return lines
+
+    def put_back(self, lines: Iterable[str]) -> None:
+        """Lines that were taken come before those since."""
+        for line in (*lines, *self.take()):
+            self._append(line)
+
     def _append(self, line: str) -> None:
         self._lines.append(line)
         self._bytes += len(line.encode()) + 1

@@ -275,6 +275,18 @@ OPERATOR: Final = (
         "Engines that each pool that the operator scales is asked for.",
         ("namespace", "name", "role", "accelerator"),
     ),
+    Metric(
+        "sluice_autoscaler_unschedulable_replicas",
+        "gauge",
+        "Engines of such a pool for which the cluster has no room.",
+        ("namespace", "name", "role", "accelerator"),
+    ),
+    Metric(
+        "sluice_autoscaler_decisions_total",
+        "counter",
+        "Decisions on pools, one a tick and pool, by reason.",
+        ("role", "reason"),
+    ),
 )
 
 _PROCESS: Final = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import sleep
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from sluice_router.errors import DrainingError, OverloadedError, RouterError, TimeLimitError
 
@@ -24,6 +24,7 @@ class Lifecycle:
         self._limits: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._not_quiet = asyncio.Event()
         self._expired = False
         self.draining = False
         """Whether the router is leaving."""
@@ -32,6 +33,12 @@ class Lifecycle:
     def inflight(self) -> int:
         """Requests being served."""
         return len(self._limits)
+
+    async def quiet(self, seconds: float) -> None:
+        """Returns after `seconds`, or sooner: once a request is served or the router leaves."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._not_quiet.wait()
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
@@ -51,12 +58,15 @@ class Lifecycle:
             async with asyncio.timeout(self._request_timeout_seconds) as limit:
                 self._limits.add(limit)
                 self._idle.clear()
+                self._not_quiet.set()
                 try:
                     yield
                 finally:
                     self._limits.discard(limit)
                     if not self._limits:
                         self._idle.set()
+                        if not self.draining:
+                            self._not_quiet.clear()
         except TimeoutError:
             raise self._cause() from None
 
@@ -71,6 +81,7 @@ class Lifecycle:
         What still runs `drain_seconds` after that is ended.
         """
         self.draining = True
+        self._not_quiet.set()
         await sleep(lame_duck_seconds)
         try:
             async with asyncio.timeout(drain_seconds):

@@ -7,6 +7,7 @@ clients have sent.
 from __future__ import annotations
 
 import json
+from typing import Final
 
 from aiohttp import web
 from sluice_contract.service_load import EngineLoad, ServiceLoad
@@ -18,6 +19,8 @@ from sluice_router.fleet import Clock, Fleet
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.memory import ByteBudget
 from sluice_router.telemetry import CONTENT_TYPE, Held, Telemetry
+
+MAX_WAIT_SECONDS: Final = 600
 
 
 async def health(request: web.Request) -> web.Response:
@@ -66,7 +69,13 @@ class Monitoring:
         return _json(body, 200 if reason == "Ready" else 503)
 
     async def load(self, request: web.Request) -> web.Response:
-        """The service's load: one summary for the autoscaler."""
+        """The service's load: one summary for the autoscaler. With `wait`: when a request comes,
+        or after so many seconds in which none does."""
+        wait = _wait_seconds(request.query.get("wait", "0"))
+        if wait is None:
+            allowed = f"wait: allowed is a number of seconds, 0 to {MAX_WAIT_SECONDS}"
+            return _json({"error": allowed}, 400)
+        await self._lifecycle.quiet(wait)
         now = self._clock()
         summary = ServiceLoad(
             draining=self._lifecycle.draining,
@@ -98,6 +107,15 @@ class Monitoring:
         held = Held(self._lifecycle.inflight, dispatcher.waiting, self._budget.held)
         text = self._telemetry.render(states, dispatcher.picks.counts, held)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+
+def _wait_seconds(text: str) -> float | None:
+    """None: it is not allowed."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds <= MAX_WAIT_SECONDS else None
 
 
 def _row(engine: EngineState, now: float) -> EngineLoad:

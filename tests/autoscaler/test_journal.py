@@ -74,3 +74,16 @@ def test_a_journal_is_bounded_and_goes_on_where_an_earlier_life_ended() -> None:
 def test_what_is_not_a_line_of_a_journal_is_refused_by_number(line: str, said: str) -> None:
     with pytest.raises(JournalError, match=said):
         list(read_journal(["", line]))
+
+
+def test_lines_that_are_taken_are_gone_and_can_be_put_back_before_the_others() -> None:
+    journal = Journal()
+    journal.add(SETTINGS, ticked(0.0))
+    taken = journal.take()
+    assert journal.text() == ""
+    assert journal.add(SETTINGS, ticked(2.0)) is False, "it still knows what was decided before"
+    journal.add(SETTINGS, ticked(4.0, desired=3))
+    journal.put_back(taken)
+    assert [line.sample.time_seconds for line in read_journal(journal.text().splitlines())] == [
+        0.0, 4.0,
+    ]  # fmt: skip

@@ -13,6 +13,7 @@ from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.labels import Role
 
 from sluice_operator.apply.plan import REPLICAS_MANAGER
+from sluice_operator.autoscale.victims import Victims
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import ENGINE_POOL
@@ -34,6 +35,8 @@ class Outcome:
     written: tuple[Written, ...] = ()
     failed: RequestError | None = None
     """What has stopped the rest: the next tick decides anew."""
+    rivals: tuple[str, ...] = ()
+    """Nothing was written, as these field managers scale a pool too."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +44,29 @@ class PoolScaler:
     """Writes through one client."""
 
     client: ApiClient
+    victims: Victims
 
     async def __call__(self, scaled: ScaledService, decision: Decision) -> Outcome:
         """Makes the changes that the decision wants, one after the other."""
         written: list[Written] = []
         for change in sorted(decision.changes, key=lambda pool: pool.desired - pool.current):
+            pool = scaled.pools[change.role]
+            namespace = scaled.live["metadata"]["namespace"]
+            await self.victims.mark(namespace, pool.uid, change.victims)
             try:
-                written.append(await self._write(scaled, scaled.pools[change.role], change))
+                written.append(await self._write(namespace, pool, change))
             except RequestError as error:
                 return Outcome(tuple(written), error)
         return Outcome(tuple(written))
 
-    async def _write(
-        self, scaled: ScaledService, pool: ScaledPool, change: PoolDecision
-    ) -> Written:
+    async def _write(self, namespace: str, pool: ScaledPool, change: PoolDecision) -> Written:
         manifest = {
             "apiVersion": ENGINE_POOL.api_version,
             "kind": ENGINE_POOL.kind,
             # With its uid: one that has gone in the meantime is not made anew.
             "metadata": {
                 "name": pool.name,
-                "namespace": scaled.live["metadata"]["namespace"],
+                "namespace": namespace,
                 "uid": pool.uid,
             },
             "spec": {"replicas": change.desired},

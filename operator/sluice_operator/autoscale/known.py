@@ -12,6 +12,8 @@ from dataclasses import replace
 from sluice_autoscaler.sample import PoolSample
 from sluice_contract.labels import Role
 
+from sluice_operator.autoscale.contest import Contests
+from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService
 
@@ -19,7 +21,9 @@ from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService
 class Known:
     """Services by key, and their pools by role; what is older than a write of ours loses."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._contests = Contests()
         self._services: dict[Key, ScaledService] = {}
         self._pods: dict[Key, dict[Role, PoolPods]] = {}
 
@@ -35,7 +39,9 @@ class Known:
         if scaled is None:
             self._services.pop(key, None)
             return
-        before = self._services.get(key)
+        before, now = self._services.get(key), self._clock.monotonic()
+        for pool in scaled.pools.values():
+            self._contests.seen(pool.uid, pool.generation, pool.others, now)
         pools = {role: _newer(pool, before, role) for role, pool in scaled.pools.items()}
         self._services[key] = replace(scaled, pools=pools)
 
@@ -46,12 +52,22 @@ class Known:
 
     def replicas_written(self, key: Key, role: Role, replicas: int, generation: int) -> None:
         """What we have just asked a pool for."""
+        if (service := self._services.get(key)) is not None:
+            self._contests.written(service.pools[role].uid, generation)
         self._note(key, role, replicas, generation)
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
-        self._services.pop(key, None)
+        if (service := self._services.pop(key, None)) is not None:
+            for pool in service.pools.values():
+                self._contests.forget(pool.uid)
         self._pods.pop(key, None)
+
+    def rivals(self, key: Key) -> tuple[str, ...]:
+        """Who scales a pool of a service that is known against us; empty where nobody does."""
+        now, pools = self._clock.monotonic(), self._services[key].pools.values()
+        found = (self._contests.rivals(pool.uid, now) for pool in pools)
+        return tuple(dict.fromkeys(name for names in found for name in names))
 
     def pool_samples(self, key: Key) -> Mapping[Role, PoolSample]:
         """The scaled pools of a service that is known, as they are now."""

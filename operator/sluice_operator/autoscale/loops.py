@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from sluice_autoscaler.sample import PoolSample
 from sluice_contract.labels import Role
 
 from sluice_operator.autoscale.tick import Ticker
@@ -28,9 +29,11 @@ logger = logging.getLogger(__name__)
 class Autoscaler:
     """Ticks every service that is scaled, until it is not any more. Loops run inside `run`."""
 
-    def __init__(self, ticker: Ticker, clock: Clock) -> None:
+    def __init__(self, ticker: Ticker, clock: Clock, gone: Callable[[Key], None]) -> None:
+        """`gone`: called with a service that was deleted."""
         self._ticker = ticker
         self._clock = clock
+        self._gone = gone
         self._loops: dict[Key, asyncio.Task[None]] = {}
         self._scaled: set[Key] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -45,7 +48,10 @@ class Autoscaler:
 
     def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
         """See `Autoscaling`."""
+        before = self._ticker.known.service(key)
         self._ticker.known.service_seen(key, scaled)
+        if before and scaled and key in self._ticker.ticked and _differ(before, scaled):
+            self._ticker.ticked[key].wake.set()
         if scaled is None:
             self._end(key)
         elif key not in self._scaled:
@@ -59,22 +65,24 @@ class Autoscaler:
         """See `Autoscaling`."""
         self._end(key)
         self._ticker.known.forget(key)
+        self._gone(key)
 
     def told(self, key: Key) -> Scaling | None:
         """See `Autoscaling`."""
         found = self._ticker.ticked.get(key)
         return found.scaling if found else None
 
-    def pools(self) -> Iterator[tuple[Key, Role, ScaledPool, int]]:
-        """Every scaled pool, and how many engines were decided last."""
+    def pools(self) -> Iterator[tuple[Key, ScaledPool, PoolSample, int]]:
+        """Every scaled pool, its pods, and how many engines were decided last."""
+        known = self._ticker.known
         for key, ticked in self._ticker.ticked.items():
-            scaled = self._ticker.known.service(key)
+            scaled = known.service(key)
             if scaled is None or not ticked.history.ticks:
                 continue
             decided = ticked.history.ticks[-1].decision.pools
-            for role, pool in scaled.pools.items():
+            for role, pods in known.pool_samples(key).items():
                 if role in decided:
-                    yield key, role, pool, decided[role].desired
+                    yield key, scaled.pools[role], pods, decided[role].desired
 
     def _begin(self, key: Key) -> None:
         self._scaled.add(key)
@@ -97,6 +105,10 @@ class Autoscaler:
                 seconds = FAILURE.delay_seconds(failures, 1.0)
                 logger.warning("tick failed", extra=_place(key, seconds), exc_info=True)
             await self._clock.sleep(seconds)
+
+
+def _differ(before: ScaledService, now: ScaledService) -> bool:
+    return (before.settings, before.routers) != (now.settings, now.routers)
 
 
 def _place(key: Key, seconds: float) -> dict[str, object]:

@@ -32,23 +32,51 @@ class LoadQuery(Protocol):
         """What those of the routers say that answer."""
         ...
 
+    async def quiet(self, routers: Iterable[str], seconds: float) -> None:
+        """Returns after `seconds`, or sooner: once one of the routers serves a request."""
+        ...
+
 
 class RouterQuery:
     """Over HTTP, at the routers' monitoring port; connections stay open."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, port: int = ROUTER_METRICS) -> None:
         self._session = session
+        self._port = port
 
     async def __call__(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
         """See `LoadQuery`."""
         found = await asyncio.gather(*(self._ask(address) for address in routers))
         return tuple(load for load in found if load is not None)
 
-    async def _ask(self, address: str) -> ServiceLoad | None:
-        host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{ROUTER_METRICS}/load"
+    async def quiet(self, routers: Iterable[str], seconds: float) -> None:
+        """See `LoadQuery`. A router that does not answer serves nothing."""
+        waits = [asyncio.create_task(self._quiet(address, seconds)) for address in routers]
+        if not waits:
+            await asyncio.sleep(seconds)
+            return
         try:
-            async with asyncio.timeout(TIMEOUT_SECONDS), self._session.get(url) as response:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _quiet(self, address: str, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds + TIMEOUT_SECONDS):
+                if await self._ask(address, seconds) is None:
+                    await asyncio.Event().wait()
+        except TimeoutError:
+            return
+
+    async def _ask(self, address: str, wait_seconds: float = 0.0) -> ServiceLoad | None:
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{self._port}/load"
+        query = {"wait": f"{wait_seconds:g}"} if wait_seconds else {}
+        limit = asyncio.timeout(wait_seconds + TIMEOUT_SECONDS)
+        try:
+            async with limit, self._session.get(url, params=query) as response:
                 response.raise_for_status()
                 body = await response.content.read(MAX_BYTES)
                 while chunk := await response.content.read(MAX_BYTES - len(body)):

@@ -20,26 +20,39 @@ from sluice_operator.scaled import Scaling
 
 SCALED: Final = "Scaled"
 FAILED: Final = "ScaleFailed"
+CONTESTED: Final = "ScaledByAnother"
+UNSEEN: Final = "Metrics"
+"""How reasons begin where load reports are missing, old or impossible."""
+AGAIN_SECONDS: Final = 30.0
 
 
 def scaling_of(sample: Sample, decision: Decision, outcome: Outcome, now: datetime) -> Scaling:
     """What the service's status says of a tick."""
     time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     status = ScalingStatus(reason=decision.reason, message=decision.message, time=time)
-    if outcome.failed is not None:
+    if outcome.rivals:
+        who = f"{', '.join(outcome.rivals)} writes spec.replicas of an EnginePool, too"
+        what = "delete what does, or set spec.autoscaling.provider to External"
+        check = Check("False", CONTESTED, f"{who}; nothing is scaled meanwhile: {what}")
+    elif outcome.failed is not None:
         check = Check("False", FAILED, f"{decision.message}; {outcome.failed}")
     else:
-        seen = sample.engines is not None
-        check = Check("True" if seen else "False", decision.reason, decision.message)
+        unseen = sample.engines is None or decision.reason.startswith(UNSEEN)
+        check = Check("False" if unseen else "True", decision.reason, decision.message)
     return Scaling(check, status)
 
 
-def is_news(before: Scaling | None, after: Scaling, decision: Decision) -> bool:
-    """Whether the status is to be written anew."""
-    if before is None or decision.changes:
+def is_news(
+    before: Scaling | None, after: Scaling, decision: Decision, since_told_seconds: float
+) -> bool:
+    """Whether the status is to be written anew. Where one reason follows another and nothing comes
+    of it, not each time."""
+    if before is None or before.check.status != after.check.status:
         return True
-    told, now = before.check, after.check
-    return (told.status, told.reason) != (now.status, now.reason)
+    if after.check.status == "True":
+        other = before.check.reason != after.check.reason
+        return bool(decision.changes) or (other and since_told_seconds >= AGAIN_SECONDS)
+    return before.check.reason != after.check.reason
 
 
 def scale_events(decision: Decision, written: Iterable[Written]) -> tuple[Event, ...]:

@@ -5,18 +5,20 @@ Knows no details of any step. What was seen and decided lately is kept in memory
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Protocol
 
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
-from sluice_autoscaler.history import History, Tick
+from sluice_autoscaler.history import KEPT_SECONDS, History, Tick
 from sluice_autoscaler.settings import Settings
 
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.carry_out import Outcome
 from sluice_operator.autoscale.known import Known
+from sluice_operator.autoscale.pace import is_quiet
 from sluice_operator.autoscale.query import LoadQuery
 from sluice_operator.autoscale.sample import sample_of
 from sluice_operator.autoscale.tell import is_news, scale_events, scaling_of
@@ -26,6 +28,17 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.scaled import ScaledService, Scaling
 
 TICK_SECONDS: Final = 2.0
+QUIET_SECONDS: Final = 120.0
+"""How long a service without requests is not looked at; the first request ends it."""
+
+
+class Journals(Protocol):
+    """Keeps what was seen and decided."""
+
+    def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None: ...
+
+    async def last_ticks(self, live: Manifest) -> tuple[Tick, ...]: ...
+
 
 CarryOut = Callable[[ScaledService, Decision], Awaitable[Outcome]]
 Record = Callable[[Manifest, Iterable[Event]], Awaitable[None]]
@@ -39,6 +52,11 @@ class Ticked:
     history: History = field(default_factory=History)
     scaling: Scaling | None = None
     """As it was last told."""
+    told_at_seconds: float = 0.0
+    is_quiet: bool = False
+    """There was nothing to do, and no pool can shrink."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends quiet."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,9 @@ class Ticker:
     query: LoadQuery
     carry_out: CarryOut
     record: Record
+    journals: Journals
+    decided: Callable[[Decision], None]
+    """Counts decisions."""
     changed: Callable[[Key], None]
     """Called with a service whose status is to be written anew."""
     clock: Clock
@@ -59,20 +80,58 @@ class Ticker:
         scaled = self.known.service(key)
         if scaled is None:
             return TICK_SECONDS
-        before = self.ticked.setdefault(key, Ticked())
+        before = await self._remembered(key, scaled)
+        if before.is_quiet and await self._slept(scaled, before.wake):
+            before.is_quiet = False
+            return 0.0  # the service is another one now
         loads = await self.query(scaled.routers)
-        sample = sample_of(loads, self.known.pool_samples(key), self.clock.monotonic())
-        decision = decide(self._settings(key, scaled), before.history, sample)
-        outcome = await self.carry_out(scaled, decision)
+        sample = sample_of(loads, self.known.pool_samples(key), self._now(before.history))
+        settings = self._settings(key, scaled)
+        decision = decide(settings, before.history, sample)
+        self.decided(decision)
+        rivals = self.known.rivals(key)
+        outcome = Outcome(rivals=rivals) if rivals else await self.carry_out(scaled, decision)
         for role, replicas, generation in outcome.written:
             self.known.replicas_written(key, role, replicas, generation)
-        before.history = before.history.with_tick(Tick(sample, decision))
+        before.is_quiet = is_quiet(settings, sample, decision)
+        tick = Tick(sample, decision)
+        before.history = before.history.with_tick(tick)
+        self.journals.add(key, scaled.live, settings, tick)
         await self.record(scaled.live, scale_events(decision, outcome.written))
         after = scaling_of(sample, decision, outcome, self.clock.now())
-        if is_news(before.scaling, after, decision):
-            before.scaling = after
+        since_told = self.clock.monotonic() - before.told_at_seconds
+        if is_news(before.scaling, after, decision, since_told):
+            before.scaling, before.told_at_seconds = after, self.clock.monotonic()
             self.changed(key)
         return TICK_SECONDS
+
+    async def _slept(self, scaled: ScaledService, wake: asyncio.Event) -> bool:
+        """Sleeps until a request comes, for a while; whether it was woken instead."""
+        quiet = asyncio.ensure_future(self.query.quiet(scaled.routers, QUIET_SECONDS))
+        woken = asyncio.ensure_future(wake.wait())
+        try:
+            await asyncio.wait((quiet, woken), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (quiet, woken):
+                each.cancel()
+            await asyncio.gather(quiet, woken, return_exceptions=True)
+        changed = wake.is_set()
+        wake.clear()
+        return changed
+
+    async def _remembered(self, key: Key, scaled: ScaledService) -> Ticked:
+        """What is known of earlier ticks, also of those of an operator before this."""
+        if key not in self.ticked:
+            now = self.clock.now().timestamp()
+            ticks = await self.journals.last_ticks(scaled.live)
+            lately = (tick for tick in ticks if 0 <= now - tick.sample.time_seconds < KEPT_SECONDS)
+            self.ticked[key] = Ticked(History(tuple(lately)))
+        return self.ticked[key]
+
+    def _now(self, history: History) -> float:
+        """Unix time, which means something to the next operator too; it never goes back."""
+        last = history.ticks[-1].sample.time_seconds if history.ticks else 0.0
+        return max(self.clock.now().timestamp(), last)
 
     def _settings(self, key: Key, scaled: ScaledService) -> Settings:
         """Those of the spec, with what the budget leaves to the pools that are scaled."""

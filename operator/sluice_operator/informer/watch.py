@@ -67,8 +67,11 @@ class Informer:
 
     def written(self, kind: Kind, result: Manifest) -> None:
         """Puts what the API server has answered to a write of ours into the store, so that the
-        next reconcile does not depend on how soon the watch tells of it."""
-        if kind in self.objects and "resourceVersion" in result["metadata"]:
+        next reconcile does not depend on how soon the watch tells of it. What no watch would tell
+        of stays out."""
+        metadata = result["metadata"]
+        watched = kind in RECONCILED or labels.SERVICE in (metadata.get("labels") or {})
+        if kind in self.objects and watched and "resourceVersion" in metadata:
             self.objects[kind].put(result)
 
     def _changed(self, kind: Kind, item: Mapping[str, Any]) -> None:

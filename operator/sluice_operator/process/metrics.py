@@ -16,6 +16,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from sluice_autoscaler.decision import Decision
 from sluice_contract.metrics import OPERATOR, Metric
 from sluice_contract.version import VERSION
 
@@ -37,16 +38,14 @@ class OperatorMetrics:
         self._duration = self._histogram(BY_NAME["sluice_operator_reconcile_duration_seconds"])
         self._depth = self._gauge(BY_NAME["sluice_operator_queue_depth"])
         self._writes = self._counter(BY_NAME["sluice_operator_writes_total"])
+        self._decisions = self._counter(BY_NAME["sluice_autoscaler_decisions_total"])
         self._leader = self._gauge(BY_NAME["sluice_operator_leader"])
         self.statuses = ServiceStatuses(
             BY_NAME["sluice_operator_condition"], BY_NAME["sluice_operator_pool_replicas"]
         )
         """The gauges of each InferenceService."""
         self._registry.register(self.statuses)
-        self.scaled = ScaledReplicas(
-            BY_NAME["sluice_autoscaler_desired_replicas"],
-            BY_NAME["sluice_autoscaler_current_replicas"],
-        )
+        self.scaled = ScaledReplicas(BY_NAME)
         """The gauges of each scaled pool."""
         self._registry.register(self.scaled)
 
@@ -64,6 +63,11 @@ class OperatorMetrics:
     def wrote(self, verb: str, plural: str) -> None:
         """A write request, about to be sent."""
         self._writes.labels(verb=verb, kind=plural).inc()
+
+    def decided(self, decision: Decision) -> None:
+        """A decision on the pools of a service."""
+        for pool in decision.pools.values():
+            self._decisions.labels(role=pool.role, reason=pool.reason).inc()
 
     def leads(self, leading: bool) -> None:
         """Whether this replica holds the Lease."""

@@ -15,10 +15,12 @@ from typing import Any, Final, Protocol
 
 from sluice_operator.apply.executor import Executor, executor
 from sluice_operator.autoscale.carry_out import PoolScaler
+from sluice_operator.autoscale.journals import Journals
 from sluice_operator.autoscale.known import Known
 from sluice_operator.autoscale.loops import Autoscaler
 from sluice_operator.autoscale.query import RouterQuery, query_session
 from sluice_operator.autoscale.tick import Ticker
+from sluice_operator.autoscale.victims import Victims
 from sluice_operator.clock import Clock
 from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
@@ -138,7 +140,8 @@ async def _lead(parts: Parts, leadership: Leadership) -> None:
     node_watch = NodeWatch(parts.nodes, parts.source.streams, parts.clock, reactions.changed)
     reader = StoreReader(informer.objects, parts.client)
     async with query_session() as session:
-        autoscaler = _autoscaler(parts, queue, writes, RouterQuery(session))
+        journals = Journals(parts.client, parts.clock)
+        autoscaler = _autoscaler(parts, queue, writes, RouterQuery(session), journals)
         dispatcher = _dispatcher(parts, queue, writes, autoscaler, reader)
         await _first_of(
             leadership.hold(),
@@ -148,6 +151,7 @@ async def _lead(parts: Parts, leadership: Leadership) -> None:
             node_watch.run(),
             reactions.run(),
             autoscaler.run(),
+            journals.run(),
         )
 
 
@@ -240,17 +244,23 @@ def _dispatcher(
 
 
 def _autoscaler(
-    parts: Parts, queue: WorkQueue[Key], writes: Executor, query: RouterQuery
+    parts: Parts,
+    queue: WorkQueue[Key],
+    writes: Executor,
+    query: RouterQuery,
+    journals: Journals,
 ) -> Autoscaler:
     ticker = Ticker(
-        known=Known(),
+        known=Known(parts.clock),
         query=query,
-        carry_out=PoolScaler(parts.client),
+        carry_out=PoolScaler(parts.client, Victims(parts.client)),
         record=writes.reporter.record,
+        journals=journals,
+        decided=parts.metrics.decided,
         changed=queue.add,
         clock=parts.clock,
     )
-    autoscaler = Autoscaler(ticker, parts.clock)
+    autoscaler = Autoscaler(ticker, parts.clock, journals.forget)
     parts.metrics.scaled.follow(autoscaler.pools)
     return autoscaler
 

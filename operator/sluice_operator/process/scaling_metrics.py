@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from sluice_contract.labels import Role
+from sluice_autoscaler.sample import PoolSample
 from sluice_contract.metrics import Metric
 
 from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import ScaledPool
 
-ScaledPools = Callable[[], Iterator[tuple[Key, Role, ScaledPool, int]]]
-"""Every scaled pool, and how many engines were decided last."""
+ScaledPools = Callable[[], Iterator[tuple[Key, ScaledPool, PoolSample, int]]]
+"""Every scaled pool, its pods, and how many engines were decided last."""
 
 
 class ScaledReplicas(Collector):
     """Collects what `follow` was given; nothing before."""
 
-    def __init__(self, desired: Metric, current: Metric) -> None:
-        self._desired = desired
-        self._current = current
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        """`metrics`: by name."""
+        self._metrics = metrics
         self._pools: ScaledPools = lambda: iter(())
 
     def follow(self, pools: ScaledPools) -> None:
@@ -29,14 +29,17 @@ class ScaledReplicas(Collector):
         self._pools = pools
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Both families."""
-        desired, current = map(_family, (self._desired, self._current))
-        for key, role, pool, wanted in self._pools():
-            place = (key.namespace, key.name, role, pool.accelerator)
+        """The families, with the series of every pool that is scaled."""
+        desired, current, blocked = (
+            _family(self._metrics[f"sluice_autoscaler_{name}_replicas"])
+            for name in ("desired", "current", "unschedulable")
+        )
+        for key, pool, pods, wanted in self._pools():
+            place = (key.namespace, key.name, pods.role, pool.accelerator)
             desired.add_metric(place, wanted)
-            current.add_metric(place, pool.replicas)
-        yield desired
-        yield current
+            current.add_metric(place, pods.replicas)
+            blocked.add_metric(place, pods.unschedulable)
+        yield from (desired, current, blocked)
 
 
 def _family(metric: Metric) -> GaugeMetricFamily:

@@ -62,7 +62,8 @@ def router_inputs(spec: InferenceServiceSpec) -> str:
     drain = max(given, default=None)
     parts = {"router": router, "drainSeconds": drain, "mode": spec.mode}
     traced = {"tracing": _given(spec.tracing)} if spec.tracing is not None else {}
-    return _hash(spec, parts | traced)
+    waits = {"waitForEngineSeconds": spec.wait_for_engine_seconds}
+    return _hash(spec, parts | traced | waits)
 
 
 def pins_of(observed: ServiceObserved, role: Role, inputs: str) -> Iterator[Pin]:

@@ -14,6 +14,7 @@ from sluice_contract.router_config import (
     Discovery,
     RouterConfig,
     RouterServer,
+    Upstream,
     max_buffered_bytes,
     render_router_config,
 )
@@ -94,12 +95,14 @@ def _roles(text: str) -> set[str]:
 
 
 def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
+    wait = spec.wait_for_engine_seconds
     config = RouterConfig(
         discovery=Discovery(service=top.service, roles=spec.roles),
         server=RouterServer(
             drain_seconds=spec.longest_drain_seconds,
             max_buffered_bytes=max_buffered_bytes(_memory_limit_bytes(spec)),
         ),
+        upstream=Upstream() if wait is None else Upstream(wait_for_engine_seconds=wait),
         handover_key_file=HANDOVER_KEY_FILE,
         auth=_auth(spec),
         tracing=_tracing(spec),

@@ -6,12 +6,14 @@ Pure. Decides no number of engines.
 from __future__ import annotations
 
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
+from sluice_contract.labels import FIELD_MANAGER, Role
 
 from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.apply.field_ownership import managers_of
+from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.conditions import reasons
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
 from sluice_operator.scaled import ScaledPool, ScaledService, Scaling
@@ -114,6 +116,7 @@ def _scaled_pool(observed: ServiceObserved, planned: PlannedPool) -> ScaledPool 
                 replicas=pool["spec"]["replicas"],
                 generation=metadata.get("generation", 0),
                 accelerator=planned.accelerator.text,
+                others=managers_of(pool, "replicas") - {FIELD_MANAGER, REPLICAS_MANAGER},
             )
     return None
 

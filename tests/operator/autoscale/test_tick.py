@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
+from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.labels import Role
+from sluice_operator.api.conditions import Check
+from sluice_operator.autoscale.tell import is_news
 from sluice_operator.kube.errors import UnavailableError
-from sluice_operator.scaled import PoolPods
+from sluice_operator.scaled import PoolPods, Scaling
 
 from tests.operator.autoscale.world import BOTH, KEY, World, load, row, scaled_service
 
@@ -83,3 +89,54 @@ async def test_nothing_is_decided_before_the_pods_of_every_pool_were_counted() -
     world.pods(Role.DECODE, 1)
     await world.tick()
     assert {role for role, _ in world.writes} >= {Role.PREFILL}
+
+
+def written_by(world: World, generation: int, *managers: str) -> None:
+    pool = replace(
+        world.scaled.pools[Role.MIXED], generation=generation, others=frozenset(managers)
+    )
+    world.known.service_seen(KEY, replace(world.scaled, pools={Role.MIXED: pool}))
+    world.generation = generation
+
+
+async def test_what_a_person_writes_once_is_replaced_and_whoever_insists_is_left_alone() -> None:
+    world = World(scaled_service(), (load(row("a", **BUSY)),))
+    await world.tick()
+    written_by(world, 3, "person")
+    await world.tick()
+    assert len(world.writes) == 2
+    written_by(world, 5, "kube-controller-manager")
+    await world.tick(times=20)
+    assert len(world.writes) == 2
+    scaling = world.ticker.ticked[KEY].scaling
+    assert scaling is not None
+    assert (scaling.check.status, scaling.check.reason) == ("False", "ScaledByAnother")
+    assert "kube-controller-manager" in scaling.check.message
+    world.clock.elapsed_seconds += 601
+    await world.tick()
+    assert len(world.writes) == 3, "it has been silent"
+
+
+async def test_a_service_keeps_its_former_scaler_out_once_it_is_scaled_internally() -> None:
+    world = World(scaled_service(), (load(row("a", **BUSY)),))
+    written_by(world, 2, "keda")
+    await world.tick(times=5)
+    assert len(world.writes) == 1
+
+
+def test_a_reason_that_comes_and_goes_is_not_told_each_time() -> None:
+    stays = Decision({}, "Enough", "")
+    changes = Decision({Role.MIXED: PoolDecision(Role.MIXED, 1, 2, "QueuedWork", "")}, "Other", "")
+
+    def scaling(status: Literal["True", "False"], reason: str) -> Scaling:
+        return Scaling(Check(status, reason, ""))
+
+    enough, other = scaling("True", "Enough"), scaling("True", "Stabilising")
+    assert is_news(None, enough, stays, 0.0)
+    assert not is_news(enough, enough, stays, 1e9)
+    assert not is_news(enough, other, stays, 29.0)
+    assert is_news(enough, other, stays, 30.0)
+    assert is_news(enough, other, changes, 0.0)
+    assert is_news(enough, failed := scaling("False", "MetricsMissing"), stays, 0.0)
+    assert not is_news(failed, failed, changes, 1e9)
+    assert is_news(failed, scaling("False", "ScaleFailed"), stays, 0.0)

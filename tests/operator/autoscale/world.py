@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_autoscaler.decision import Decision
+from sluice_autoscaler.history import Tick
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
@@ -57,14 +58,18 @@ def load(*engines: EngineLoad, waiting: int = 0, **values: Any) -> ServiceLoad:
 
 
 def scaled_service(
-    replicas: int = 1, roles: Iterable[Role] = (Role.MIXED,), **settings: Any
+    replicas: int = 1, roles: Iterable[Role] = (Role.MIXED,), least: int = 0, **settings: Any
 ) -> ScaledService:
-    """The service `chat`, whose pools move between 0 and 9."""
+    """The service `chat`, whose pools move between `least` and 9."""
     pools = {role: ScaledPool(f"chat-{role}", f"uid-{role}", replicas, 1, "CPU") for role in roles}
-    limits = dict.fromkeys(pools, PoolLimits(0, 9, 1))
+    limits = dict.fromkeys(pools, PoolLimits(least, 9, 1))
     return ScaledService(
         service(), Settings(**{"pools": limits} | settings), pools, ("10.0.0.1", "10.0.0.2")
     )
+
+
+async def _nothing() -> None:
+    pass
 
 
 @dataclass
@@ -76,17 +81,29 @@ class World:
     fails: RequestError | None = None
     writes: list[tuple[Role, int]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
+    slept: int = 0
+    on_quiet: Callable[[], Awaitable[None]] = _nothing
+    noted: list[Tick] = field(default_factory=list)
+    earlier: tuple[Tick, ...] = ()
+    decided: list[Decision] = field(default_factory=list)
     told: int = 0
     clock: FakeClock = field(default_factory=FakeClock)
-    known: Known = field(default_factory=Known)
     generation: int = 1
 
     def __post_init__(self) -> None:
+        self.known = Known(self.clock)
         self.known.service_seen(KEY, self.scaled)
         for role, pool in self.scaled.pools.items():
             self.pods(role, pool.replicas)
         self.ticker = Ticker(
-            self.known, self._query, self._carry_out, self._record, self._changed, self.clock
+            self.known,
+            self,
+            self._carry_out,
+            self._record,
+            self,
+            self.decided.append,
+            self._changed,
+            self.clock,
         )
 
     def pods(self, role: Role, replicas: int, **counts: int) -> None:
@@ -100,7 +117,20 @@ class World:
             self.clock.elapsed_seconds += seconds
         return seconds
 
-    async def _query(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
+    def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None:
+        """As the journal does."""
+        self.noted.append(tick)
+
+    async def last_ticks(self, live: Manifest) -> tuple[Tick, ...]:
+        return self.earlier
+
+    async def quiet(self, routers: Iterable[str], seconds: float) -> None:
+        """As routers do: nothing comes, unless a test says otherwise."""
+        self.slept += 1
+        self.clock.elapsed_seconds += seconds
+        await self.on_quiet()
+
+    async def __call__(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
         assert tuple(routers) == self.scaled.routers
         return self.loads
 

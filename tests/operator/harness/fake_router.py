@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 from sluice_contract.ports import ROUTER_METRICS
@@ -20,10 +21,27 @@ class FakeRouter:
     def __init__(self, address: str) -> None:
         self.address = address
         self.load: ServiceLoad | None = None
-        self.asked = 0
+        self._asked, self._waiting, self._busy = (asyncio.Event() for _ in range(3))
+
+    def request_comes(self) -> None:
+        """Ends the waits of those who ask for the load."""
+        self._busy.set()
+
+    async def until_asked(self) -> None:
+        """Returns once somebody has asked for the load."""
+        await self._asked.wait()
+
+    async def until_waiting(self) -> None:
+        """Returns once somebody waits until a request comes."""
+        await self._waiting.wait()
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.asked += 1
+        self._asked.set()
+        if self.load is not None and "wait" in request.query:
+            self._waiting.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(float(request.query["wait"])):
+                    await self._busy.wait()
         if self.load is None:
             return web.Response(status=503)
         text = self.load.model_dump_json(by_alias=True, exclude_none=True)
@@ -43,4 +61,5 @@ async def fake_router() -> AsyncIterator[FakeRouter]:
         await web.TCPSite(runner, router.address, ROUTER_METRICS).start()
         yield router
     finally:
+        router.request_comes()
         await runner.cleanup()

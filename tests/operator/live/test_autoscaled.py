@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
+import aiohttp
 import pytest
 from sluice_operator.apply.events import EVENT
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER
-from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, Manifest
+from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    POD,
+    Manifest,
+)
 
+from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.autoscale.world import load, row
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.fake_router import FakeRouter, fake_router
@@ -108,3 +120,89 @@ async def test_pausing_ends_it_and_fixed_replicas_take_over(
     assert "scaling" not in found["chat"]["status"]
     pool = await cluster.get(ENGINE_POOL, namespace, POOL)
     assert pool["spec"]["replicas"] == 2
+
+
+@pytest.mark.usefixtures("scaled")
+async def test_applying_the_same_file_again_changes_no_number(
+    plane: ControlPlane, cluster: Cluster, namespace: str, router: FakeRouter, tmp_path: Path
+) -> None:
+    file = tmp_path / "service.json"
+    file.write_text(json.dumps(chat(namespace, pools=SCALED)))
+    apply = ("apply", "--server-side", "--field-manager=gitops", "--force-conflicts", "-f")
+    plane.kubectl(*apply, str(file))
+    router.load = BUSY
+    await cluster.until(DEPLOYMENT, namespace, engines(4))
+    pool = await cluster.get(ENGINE_POOL, namespace, POOL)
+    plane.kubectl(*apply, str(file))
+    again = chat(namespace, pools=SCALED, slo={"itlMilliseconds": 500})
+    file.write_text(json.dumps(again))
+    plane.kubectl(*apply, str(file))
+    await cluster.until(
+        INFERENCE_SERVICE,
+        namespace,
+        lambda all_: all_["chat"]["status"]["observedGeneration"] == 2,
+    )
+    found = await cluster.get(ENGINE_POOL, namespace, POOL)
+    assert found["spec"]["replicas"] == pool["spec"]["replicas"] == 4
+    assert managers_of(found, "replicas") == {REPLICAS_MANAGER}
+
+
+@pytest.mark.usefixtures("scaled")
+async def test_a_number_that_somebody_writes_by_hand_is_replaced_once_and_then_said(
+    plane: ControlPlane, cluster: Cluster, namespace: str, router: FakeRouter
+) -> None:
+    router.load = BUSY
+    await cluster.until(DEPLOYMENT, namespace, engines(4))
+    scale = ("scale", "enginepool", POOL, "-n", namespace, "--replicas")
+    plane.kubectl(*scale, "2")
+    await cluster.until(ENGINE_POOL, namespace, lambda all_: all_[POOL]["spec"]["replicas"] == 4)
+    plane.kubectl(*scale, "3")
+    await cluster.until(INFERENCE_SERVICE, namespace, scaling("False", "ScaledByAnother"))
+    pool = await cluster.get(ENGINE_POOL, namespace, POOL)
+    assert pool["spec"]["replicas"] == 3
+
+
+async def test_engines_without_a_place_are_counted(
+    cluster: Cluster, namespace: str, router: FakeRouter, scaled: OperatorProcess
+) -> None:
+    router.load = BUSY
+    found = await cluster.until(DEPLOYMENT, namespace, engines(4))
+    (template,) = (d["spec"]["template"] for name, d in found.items() if "router" not in name)
+    pod: Manifest = {
+        "metadata": {"name": "waits", "namespace": namespace, **template["metadata"]},
+        "spec": template["spec"],
+    }
+    await cluster.create(POD, pod)
+    nowhere = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    status = {"status": {"conditions": [nowhere | {"message": "0/1 nodes"}]}}
+    await cluster.patch(POD, namespace, "waits", status, "status")
+    await until_metric(scaled, f'unschedulable_replicas{{accelerator="CPU",name="chat",'
+                       f'namespace="{namespace}",role="mixed"}} 1.0')  # fmt: skip
+
+
+async def until_metric(operator: OperatorProcess, line: str) -> None:
+    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(operator.metrics_url) as response:
+                if f"sluice_autoscaler_{line}" in await response.text():
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def test_a_service_at_zero_is_woken_by_what_its_routers_hold(
+    cluster: Cluster, namespace: str, start_operator: StartOperator, router: FakeRouter
+) -> None:
+    start_operator()
+    router.load = load()
+    asleep = {"mixed": {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}}
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, pools=asleep))
+    await play_controllers(cluster, namespace, router_address=router.address)
+    await cluster.until(INFERENCE_SERVICE, namespace, scaling("True"))
+    found = await cluster.until(DEPLOYMENT, namespace, engines(0))
+    maps = await cluster.list(CONFIG_MAP, namespace)
+    files = [
+        json.loads(m["data"]["router.json"]) for m in maps.values() if "router.json" in m["data"]
+    ]
+    assert [file["upstream"]["waitForEngineSeconds"] for file in files] == [600.0], found
+    router.load = load(waiting=1)
+    await cluster.until(DEPLOYMENT, namespace, engines(1))

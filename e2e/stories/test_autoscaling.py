@@ -1,0 +1,144 @@
+"""A platform engineer lets two pools follow the load: a burst makes both grow, quiet shrinks them.
+
+The application developer, whose client does not retry, loses nothing meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+import yaml
+from sluice_contract.labels import Role
+
+from e2e.cluster.provider import Cluster
+from e2e.kubectl import Kubectl
+from e2e.reach import reach
+from e2e.stories.load import load, long_prompts
+from e2e.stories.pods import poll
+from e2e.stories.service import NAMESPACE, Service, disaggregated_service
+from e2e.up import SAMPLE
+
+AUTOSCALED = SAMPLE.with_name("autoscaled.yaml")
+ROLES = (Role.PREFILL, Role.DECODE)
+GROWN_SECONDS = 180
+SHRUNK_SECONDS = 420
+BURST_CLIENTS = 24
+BUSY = {"maxRunningRequests": 4, "drainSeconds": 30}
+"""Few at once, so that a burst queues on a small machine too."""
+EAGER = {"target": {"queueSeconds": 0.2, "prefillQueue": 2, "decodeQueue": 2}}
+
+
+def scaled_service(name: str, least: int, most: int, **spec: Any) -> dict[str, Any]:
+    """Two pools that move between `least` and `most` small engines."""
+    made = disaggregated_service(name, prefill=1, decode=1)
+    sample = yaml.safe_load(AUTOSCALED.read_text())["spec"]
+    for pool in made["spec"]["pools"].values():
+        del pool["replicas"]
+        pool["autoscaling"] = {"minReplicas": least, "maxReplicas": most}
+    made["spec"] |= {"engine": sample["engine"] | BUSY, "autoscaling": EAGER, **spec}
+    return made
+
+
+class Scaled:
+    """The service of a story, its numbers, and what was told of them."""
+
+    def __init__(self, kubectl: Kubectl, name: str) -> None:
+        self.kubectl = kubectl
+        self.service = Service(kubectl, name)
+
+    def replicas(self) -> dict[str, int]:
+        """Engines that each EnginePool is asked for."""
+        pools = self.kubectl.get("enginepools", "-n", NAMESPACE, "-l", self._selector())["items"]
+        return {pool["spec"]["role"]: pool["spec"]["replicas"] for pool in pools}
+
+    def ready(self) -> dict[str, int]:
+        """Engines of each pool that answer."""
+        pools = self.service.get()["status"]["pools"]
+        return {role: pool["ready"] for role, pool in pools.items()}
+
+    def scaling(self) -> dict[str, Any]:
+        """What the status says of the last decision."""
+        return dict(self.service.get()["status"].get("scaling", {}))
+
+    def decisions(self) -> list[tuple[float, str]]:
+        """When a pool was asked for another number of engines, and why."""
+        selector = f"regarding.name={self.service.name},reason=Scaled"
+        found = self.kubectl.get(
+            "events.events.k8s.io", "-n", NAMESPACE, f"--field-selector={selector}"
+        )
+        return sorted((_seconds(each["eventTime"]), each["note"]) for each in found["items"])
+
+    def ready_times(self) -> list[float]:
+        """When each engine became ready."""
+        pods = self.kubectl.get("pods", "-n", NAMESPACE, "-l", self._selector())["items"]
+        return sorted(
+            _seconds(condition["lastTransitionTime"])
+            for pod in pods
+            if pod["metadata"]["labels"]["serving.sluice.dev/role"] in ROLES
+            for condition in pod["status"].get("conditions", ())
+            if (condition["type"], condition["status"]) == ("Ready", "True")
+        )
+
+    def _selector(self) -> str:
+        return f"serving.sluice.dev/service={self.service.name}"
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+@pytest.fixture
+def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
+    found = Scaled(kubectl, "scaled")
+    found.service.apply(scaled_service("scaled", least=1, most=2, router={"replicas": 2}))
+    found.service.wait_for("Updated", "True")
+    yield found
+    found.service.delete()
+    found.service.wait_until_children_are_gone()
+
+
+def test_a_burst_makes_both_pools_grow_and_quiet_shrinks_them(
+    cluster: Cluster, scaled: Scaled, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two, one = dict.fromkeys(ROLES, 2), dict.fromkeys(ROLES, 1)
+    assert scaled.replicas() == one
+    with reach(cluster, NAMESPACE, scaled.service.name) as url, load(url, 2) as quiet:
+        with load(url, BURST_CLIENTS) as burst, long_prompts(url, BURST_CLIENTS) as prompts:
+            grown = poll(lambda: scaled.ready() == two, GROWN_SECONDS)
+            assert grown, f"{scaled.replicas()}, {scaled.ready()}: {scaled.scaling()}"
+            burst.wait_for_more(BURST_CLIENTS)
+        assert burst.wrong == prompts.wrong == []
+        decided, ready = scaled.decisions(), scaled.ready_times()
+        took = [min(at for at in ready if at >= int(when)) - when for when, _ in decided]
+        with capsys.disabled():
+            print(json.dumps({"decision_to_ready_seconds": [round(s, 1) for s in took]}))
+            print("\n".join(note for _, note in decided))
+        shrunk = poll(lambda: scaled.replicas() == one, SHRUNK_SECONDS)
+        assert shrunk, f"{scaled.replicas()}: {scaled.scaling()}"
+        quiet.wait_for_more(6)
+    assert quiet.wrong == []
+    active = scaled.service.condition("ScalingActive")
+    assert active["status"] == "True", active
+
+
+def test_both_pools_leave_zero_with_the_first_request_and_go_back_to_it(
+    cluster: Cluster, kubectl: Kubectl
+) -> None:
+    found, none = Scaled(kubectl, "asleep"), dict.fromkeys(ROLES, 0)
+    found.service.apply(scaled_service("asleep", least=0, most=1, router={"replicas": 1}))
+    found.service.wait_for_reason("Ready", "ScaledToZero")
+    try:
+        assert found.replicas() == none
+        with reach(cluster, NAMESPACE, "asleep") as url:
+            with load(url, clients=4) as tally:  # each waits until both pools have an engine
+                tally.wait_for_more(8)
+                assert found.ready() == dict.fromkeys(ROLES, 1)
+            assert tally.wrong == []
+        asleep = poll(lambda: found.replicas() == none, SHRUNK_SECONDS)
+        assert asleep, f"{found.replicas()}: {found.scaling()}"
+    finally:
+        found.service.delete()
+    found.service.wait_until_children_are_gone()

@@ -1,0 +1,139 @@
+"""A platform engineer gives a service a budget of GPUs, which holds at every instant, and a cluster
+without room for more is named.
+
+The GPUs are pretended: the node says that it has them, and a test's engine image says so too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from e2e.cluster.provider import Cluster
+from e2e.kubectl import Kubectl
+from e2e.reach import reach
+from e2e.stories.load import load, long_prompts
+from e2e.stories.pods import poll
+from e2e.stories.service import NAMESPACE
+from e2e.stories.test_autoscaling import (
+    BURST_CLIENTS,
+    GROWN_SECONDS,
+    ROLES,
+    Scaled,
+    scaled_service,
+)
+from e2e.up import deliver
+
+A100 = "NVIDIA-A100-SXM4-40GB"
+GPU = "nvidia.com/gpu"
+LABELS = {"nvidia.com/gpu.product": A100, "nvidia.com/gpu.memory": "40960"}
+ENV = [{"name": "PRETENDED_PRODUCT", "value": A100}]
+ON_NODE = 4
+BUDGET = 3
+
+
+@pytest.fixture(scope="module")
+def node(kubectl: Kubectl) -> Iterator[str]:
+    """The first node, with `ON_NODE` pretended GPUs."""
+    name = kubectl.get("nodes")["items"][0]["metadata"]["name"]
+    patch(kubectl, name, {"status": {"capacity": {GPU: str(ON_NODE)}}}, "--subresource=status")
+    patch(kubectl, name, {"metadata": {"labels": LABELS}})
+    yield name
+    patch(kubectl, name, {"metadata": {"labels": dict.fromkeys(LABELS)}})
+    patch(kubectl, name, {"status": {"capacity": {GPU: None}}}, "--subresource=status")
+
+
+def patch(kubectl: Kubectl, node: str, change: Mapping[str, Any], *words: str) -> None:
+    kubectl.run("patch", "node", node, "--type=merge", "-p", json.dumps(change), *words)
+
+
+def budgeted(image: str, budget: int) -> dict[str, Any]:
+    """Two pools of one GPU an engine, which would grow to eight."""
+    made = scaled_service("budget", least=1, most=4, router={"replicas": 1})
+    made["spec"]["engine"] |= {"image": image, "dtype": "float32"}
+    made["spec"]["autoscaling"] = made["spec"]["autoscaling"] | {"gpuBudget": budget}
+    for pool in made["spec"]["pools"].values():
+        pool |= {"accelerator": {"count": 1}, "template": {"env": ENV}}
+    return made
+
+
+class Watched:
+    """The most pods that held or asked for GPUs at any instant, by a watch of every change."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._holding: set[str] = set()
+
+    def change(self, event: Mapping[str, Any]) -> None:
+        pod = event["object"]
+        name, phase = pod["metadata"]["name"], pod["status"].get("phase")
+        over = event["type"] == "DELETED" or phase in ("Succeeded", "Failed")
+        if over or pod["metadata"]["labels"].get("serving.sluice.dev/role") not in ROLES:
+            self._holding.discard(name)
+        else:
+            self._holding.add(name)
+        self.most = max(self.most, len(self._holding))
+
+
+@contextmanager
+def watched(kubectl: Kubectl) -> Iterator[Watched]:
+    """Follows the pods of the service inside the block."""
+    argv = kubectl.argv(
+        "get", "pods", "-n", NAMESPACE, "-l", "serving.sluice.dev/service=budget", "--watch",
+        "--output-watch-events", "-o", "json",
+    )  # fmt: skip
+    seen, process = Watched(), subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    follower = threading.Thread(target=_follow, args=(process, seen))
+    follower.start()
+    try:
+        yield seen
+    finally:
+        process.terminate()
+        follower.join()
+        process.wait()
+
+
+def _follow(process: subprocess.Popen[str], seen: Watched) -> None:
+    assert process.stdout is not None
+    decoder, text = json.JSONDecoder(), ""
+    for line in process.stdout:
+        text += line
+        if line.rstrip() != "}":
+            continue
+        event, end = decoder.raw_decode(text)
+        seen.change(event)
+        text = text[end:].lstrip()
+
+
+def test_a_budget_holds_at_every_instant_and_no_room_is_named(
+    cluster: Cluster, kubectl: Kubectl, node: str
+) -> None:
+    image = deliver(cluster, {"engine": "engine-pretended"})["engine"]
+    found = Scaled(kubectl, "budget")
+    with watched(kubectl) as seen:
+        found.service.apply(budgeted(image, BUDGET))
+        found.service.wait_for("Updated", "True")
+        try:
+            with (
+                reach(cluster, NAMESPACE, "budget") as url,
+                load(url, BURST_CLIENTS) as burst,
+                long_prompts(url, BURST_CLIENTS) as prompts,
+            ):
+                full = poll(lambda: sum(found.ready().values()) == BUDGET, GROWN_SECONDS)
+                assert full, f"{found.replicas()}: {found.scaling()}"
+                burst.wait_for_more(BURST_CLIENTS)
+                assert seen.most == BUDGET
+                found.service.apply(budgeted(image, 2 * ON_NODE))
+                named = poll(lambda: "lock" in str(found.scaling()), GROWN_SECONDS)
+                assert named, f"{found.replicas()}: {found.scaling()}"
+                assert sum(found.ready().values()) == ON_NODE
+            assert burst.wrong == prompts.wrong == []
+        finally:
+            found.service.delete()
+        found.service.wait_until_children_are_gone()

@@ -1,0 +1,96 @@
+"""A service without requests is left alone until one comes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+from sluice_contract.labels import Role
+from sluice_operator.autoscale.query import RouterQuery, query_session
+from sluice_operator.autoscale.tick import QUIET_SECONDS
+
+from tests.operator.autoscale.world import KEY, World, load, row, scaled_service
+from tests.operator.harness.fake_router import fake_router
+
+BUSY = {"queued_work_seconds": 5.0, "queued_requests": 9, "queued_tokens": 9000}
+
+
+async def test_nobody_looks_at_a_quiet_service_until_a_request_comes() -> None:
+    world = World(scaled_service(least=1), (load(row("a")),))
+    await world.tick(times=4)
+    assert (world.slept, len(world.noted)) == (3, 4)
+    assert world.clock.elapsed_seconds >= 3 * QUIET_SECONDS
+
+    async def a_request_comes() -> None:
+        world.loads = (load(row("a", **BUSY)),)
+
+    world.on_quiet = a_request_comes
+    await world.tick()
+    assert len(world.writes) == 1
+    await world.tick(times=3)
+    assert world.slept == 4
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        (load(row("a", running_requests=1)),),
+        (load(row("a"), waiting=1),),
+        (load(row("a", queued_requests=1)),),
+        (),
+    ],
+)
+async def test_one_with_requests_or_without_reports_is_looked_at(busy: tuple[object, ...]) -> None:
+    world = World(scaled_service(least=1), busy)  # type: ignore[arg-type]
+    await world.tick(times=3)
+    assert world.slept == 0
+
+
+async def test_one_that_may_still_shrink_is_looked_at() -> None:
+    world = World(scaled_service(replicas=3, least=1), (load(row("a")),))
+    await world.tick(times=3)
+    assert world.slept == 0
+
+
+async def test_pods_that_come_or_go_are_awaited() -> None:
+    world = World(scaled_service(least=1), (load(row("a")),))
+    world.pods(Role.MIXED, 1, draining=1)
+    await world.tick(times=3)
+    assert world.slept == 0
+
+
+async def test_another_spec_ends_quiet() -> None:
+    world = World(scaled_service(least=1), (load(row("a")),))
+    await world.tick()
+
+    async def for_ever() -> None:
+        world.ticker.ticked[KEY].wake.set()
+        await asyncio.Event().wait()
+
+    world.on_quiet = for_ever
+    assert await world.tick() == 0.0
+    await world.tick()
+    assert (world.slept, len(world.noted)) == (1, 2)
+
+
+async def test_the_first_of_several_routers_that_is_asked_something_ends_the_wait() -> None:
+    async with fake_router() as quiet, fake_router() as busy, query_session() as session:
+        quiet.load = busy.load = load()
+        query = RouterQuery(session)
+        waiting = asyncio.create_task(query.quiet((quiet.address, busy.address), 60))
+        await asyncio.gather(quiet.until_waiting(), busy.until_waiting())
+        assert not waiting.done()
+        busy.request_comes()
+        async with asyncio.timeout(10):
+            await waiting
+
+
+async def test_a_router_that_refuses_ends_no_wait() -> None:
+    async with fake_router() as router, aiohttp.ClientSession() as session:
+        query = RouterQuery(session)
+        waiting = asyncio.create_task(query.quiet((router.address,), 60))
+        await router.until_asked()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
