@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from sluice_contract import labels
@@ -50,29 +50,36 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class StoreReader:
-    """Reads kinds in `held` from memory, others through `client`."""
+    """Reads kinds in `held` from memory, those in `asked` and others through `client`. What was
+    read so goes to the store, so that the next reconcile knows no less than this one."""
 
     held: Mapping[Kind, Objects]
     client: ApiClient
+    asked: frozenset[Kind] = frozenset()
 
     def certain(self) -> StoreReader:
         """See `Reader.certain`."""
-        held = {kind: objects for kind, objects in self.held.items() if kind not in DECISIVE}
-        return StoreReader(held, self.client)
+        return replace(self, asked=frozenset(DECISIVE))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """As `ApiClient.get`. Children are watched by a label that may be lost, so one that the
         store does not have may still be there: these are always asked for."""
-        if kind in RECONCILED and kind in self.held:
+        if kind in RECONCILED and self._is_held(kind):
             return self.held[kind].get(namespace, name)
-        return await self.client.get(kind, namespace, name)
+        found = await self.client.get(kind, namespace, name)
+        if found is not None:
+            self._remember(kind, found)
+        return found
 
     async def list_objects(
         self, kind: Kind, namespace: str, label_selector: str
     ) -> tuple[Manifest, ...]:
         """As `ApiClient.list_objects`, for a selector of a service's label and, maybe, a role's."""
-        if kind not in self.held:
-            return await self.client.list_objects(kind, namespace, label_selector)
+        if not self._is_held(kind):
+            found = await self.client.list_objects(kind, namespace, label_selector)
+            for item in found:
+                self._remember(kind, item)
+            return found
         wanted = dict(term.split("=", 1) for term in label_selector.split(","))
         service, role = wanted.pop(labels.SERVICE), wanted.pop(labels.ROLE, None)
         assert not wanted, f"the store knows no index of {label_selector}"
@@ -84,3 +91,12 @@ class StoreReader:
         """As `ApiClient.list_kinds`."""
         listings = [self.list_objects(kind, namespace, label_selector) for kind in kinds]
         return tuple(item for items in await asyncio.gather(*listings) for item in items)
+
+    def _is_held(self, kind: Kind) -> bool:
+        return kind in self.held and kind not in self.asked
+
+    def _remember(self, kind: Kind, item: Manifest) -> None:
+        """Only what a watch tells of, too: no other event would ever say that it has gone."""
+        is_followed = kind in RECONCILED or labels.SERVICE in item["metadata"].get("labels", {})
+        if kind in self.held and is_followed:
+            self.held[kind].put(item)

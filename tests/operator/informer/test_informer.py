@@ -40,6 +40,8 @@ class Server:
 
     async def send(self, request: Request) -> Response:
         self.asked.append(request)
+        if request.path.endswith(("/chat", "/chat-1")):
+            return Response(404, {"reason": "NotFound"})
         items = self.items.get(request.path, [])
         return Response(200, {"metadata": {"resourceVersion": "10"}, "items": items})
 

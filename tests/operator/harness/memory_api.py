@@ -1,0 +1,134 @@
+"""An API server in memory: server-side apply as far as the operator uses it, and a watch whose
+events wait until a test lets them through.
+
+Knows no schema, no defaults and no admission; owner references delete nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+from sluice_operator.kube.client import path
+from sluice_operator.kube.kinds import Kind, Manifest
+from sluice_operator.kube.transport import Request, Response
+
+LIST_KEYS = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "revisions": "name"}
+IDENTITY = ("name", "namespace", "uid")
+
+
+class MemoryApi:
+    """Objects of `kinds`, and `late[kind]`: what a watch of each kind has not told yet."""
+
+    def __init__(self, kinds: tuple[Kind, ...]) -> None:
+        self.objects: dict[tuple[Kind, str], Manifest] = {}
+        self.late: dict[Kind, list[tuple[str, Manifest]]] = defaultdict(list)
+        self.writes: list[Request] = []
+        self.fails_at: str | None = None
+        """What of a write's path is answered with 503."""
+        self._kinds = kinds
+        self._version = 0
+
+    async def send(self, request: Request) -> Response:
+        """Answers as an API server does."""
+        if request.path == "/apis":
+            return Response(200, {"groups": []})
+        if request.path.endswith("/nodes"):
+            return self._listing([])
+        found = self._addressed(request.path)
+        if found is None:
+            return Response(201, request.body)
+        kind, name, subresource = found
+        if request.method == "GET":
+            return self._read(kind, name, request)
+        if self.fails_at is not None and self.fails_at in request.path:
+            return Response(503, {"reason": "ServiceUnavailable"})
+        self.writes.append(request)
+        if request.method == "DELETE":
+            self.delete(kind, name)
+            return Response(200, {"metadata": {}})
+        return Response(200, self.apply(kind, request.body, subresource))
+
+    def apply(self, kind: Kind, body: Manifest, subresource: str = "") -> Manifest:
+        """What becomes of an object when all that it owns of it is `body`."""
+        before = self.objects.get((kind, body["metadata"]["name"]), {"metadata": {}})
+        metadata = {k: v for k, v in body["metadata"].items() if k not in IDENTITY}
+        sections = {k: v for k, v in body.items() if k not in ("apiVersion", "kind", "metadata")}
+        owned = {f"f:{name}": _owned(value) for name, value in sections.items()}
+        entry = {
+            "manager": "sluice-operator",
+            "operation": "Apply",
+            "subresource": subresource,
+            "fieldsV1": owned | ({"f:metadata": _owned(metadata)} if metadata else {}),
+        }
+        others = before["metadata"].get("managedFields", ())
+        kept = [each for each in others if each["subresource"] != subresource]
+        written = {**before, **sections, "apiVersion": kind.api_version, "kind": kind.kind}
+        return self._store(
+            kind, before, written, {**body["metadata"], "managedFields": [*kept, entry]}
+        )
+
+    def edit(self, kind: Kind, name: str, spec: Manifest) -> None:
+        """Somebody replaces parts of the spec."""
+        before = self.objects[kind, name]
+        self._store(kind, before, before | {"spec": before["spec"] | spec}, {})
+
+    def delete(self, kind: Kind, name: str) -> None:
+        """The object is gone."""
+        if (gone := self.objects.pop((kind, name), None)) is not None:
+            self._version += 1
+            metadata = {**gone["metadata"], "resourceVersion": str(self._version)}
+            self.late[kind].append(("DELETED", {**gone, "metadata": metadata}))
+
+    def _store(self, kind: Kind, before: Manifest, after: Manifest, metadata: Manifest) -> Manifest:
+        self._version += 1
+        generation = before["metadata"].get("generation", 0)
+        generation += before.get("spec") != after.get("spec")
+        kept = {"uid": f"uid-{self._version}", "namespace": "default"} | before["metadata"]
+        after = {
+            **after,
+            "metadata": {
+                **kept, **metadata,
+                "generation": generation, "resourceVersion": str(self._version),
+            },
+        }  # fmt: skip
+        self.late[kind].append(("MODIFIED" if before["metadata"] else "ADDED", after))
+        self.objects[kind, after["metadata"]["name"]] = after
+        copied: Manifest = json.loads(json.dumps(after))
+        return copied
+
+    def _read(self, kind: Kind, name: str, request: Request) -> Response:
+        if name:
+            found = self.objects.get((kind, name))
+            return Response(200, found) if found else Response(404, {"reason": "NotFound"})
+        terms = request.query.get("labelSelector", "").split(",")
+        wanted = dict(term.split("=") for term in terms if term)
+        items = [item for (of, _), item in sorted_items(self.objects) if of == kind]
+        return self._listing(
+            [i for i in items if wanted.items() <= i["metadata"].get("labels", {}).items()]
+        )
+
+    def _listing(self, items: list[Manifest]) -> Response:
+        return Response(200, {"metadata": {"resourceVersion": str(self._version)}, "items": items})
+
+    def _addressed(self, target: str) -> tuple[Kind, str, str] | None:
+        for kind in self._kinds:
+            collection = path(kind, "default")
+            if target == collection or target.startswith(f"{collection}/"):
+                name, _, subresource = target[len(collection) + 1 :].partition("/")
+                return kind, name, subresource
+        return None
+
+
+def sorted_items(objects: dict[tuple[Kind, str], Manifest]) -> list[Any]:
+    """Objects by name, as a listing has them."""
+    return sorted(objects.items(), key=lambda each: each[0][1])
+
+
+def _owned(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {f"f:{key}": _owned(below, key) for key, below in value.items()}
+    if isinstance(value, list) and (key := LIST_KEYS.get(name)):
+        return {f"k:{json.dumps({key: item[key]})}": _owned(item) for item in value}
+    return {}
