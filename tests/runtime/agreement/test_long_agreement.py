@@ -54,11 +54,9 @@ def check_cached(case: Case, run: Run) -> None:
 
 
 SHORT = [
-    pytest.param(Case("trained", chunk_size=256), marks=pytest.mark.process),
+    Case("trained", chunk_size=256),
     Case("trained", chunk_size=256, overlap=True, threads=2),
-    pytest.param(
-        Case("trained", page_size=1, chunk_size=256, threads=3), marks=pytest.mark.process
-    ),
+    Case("trained", page_size=1, chunk_size=256, threads=3),
     Case("trained", page_size=1, chunk_size=-1, mixed=False, backend="torch"),
 ]
 SHORT_SMALL_POOL = Case("trained", chunk_size=128, pool_tokens=1200)
