@@ -10,7 +10,7 @@ import sys
 from pydantic import ValidationError
 from sluice_contract.explain import Answer, Question
 
-from sluice_simulator.explain.arrangements import NAMES, arrangement
+from sluice_simulator.explain.arrangements import NAMES, arrangement, impossible
 from sluice_simulator.explain.models import ModelShape, known_shape, shape_from
 from sluice_simulator.explain.roofline import NoCostError, roofline
 
@@ -43,10 +43,14 @@ def answered(question: Question) -> Answer:
         cost = roofline(model, question.accelerator, question.memory_fraction)
     except NoCostError as error:
         return Answer(cost_source="", kv_pool_tokens=0, missing=str(error))
+    why = impossible(question, cost)
     return Answer(
         cost_source=f"{cost.name}, {cost.source}",
         kv_pool_tokens=cost.kv_pool_tokens,
-        arrangements=tuple(arrangement(name, question, model, cost) for name in NAMES),
+        arrangements=()
+        if why
+        else tuple(arrangement(name, question, model, cost) for name in NAMES),
+        missing=why,
     )
 
 

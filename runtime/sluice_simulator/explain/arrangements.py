@@ -68,6 +68,26 @@ def arrangement(
     )
 
 
+def impossible(question: Question, cost: Cost) -> str | None:
+    """Why the promise cannot be kept even for a request that is alone; None where it can."""
+    c, promise, prompt = cost.coefficients, question.promise, question.requests.prompt_tokens
+    step = c.step + max(c.weights, c.row) + prompt * c.context
+    if step > promise.itl_seconds:
+        return (
+            f"a step that decodes takes {step * 1000:.0f} ms, as all weights are read, so "
+            f"{promise.itl_seconds * 1000:g} ms between tokens cannot be kept: a smaller model, a "
+            "faster product, or more accelerator.count"
+        )
+    first = max(c.weights, prompt * c.token) + prompt**2 / 2 * c.product
+    if first > promise.ttft_seconds:
+        return (
+            f"a prompt of {prompt:,} tokens takes {first:.2g} s to compute, so a first token in "
+            f"{promise.ttft_seconds:g} s cannot be kept: a faster product, or more "
+            "accelerator.count"
+        )
+    return None
+
+
 def keeps(found: Figures, question: Question) -> bool:
     """Whether a run kept the promise."""
     promise = question.promise

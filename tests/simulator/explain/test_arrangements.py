@@ -55,6 +55,22 @@ def test_chunks_keep_gaps_that_whole_prompts_break() -> None:
     assert 0.03 < chunked.itl_seconds <= 0.05
 
 
+@pytest.mark.parametrize(
+    ("ttft", "itl", "says"),
+    [
+        (1.0, 0.012, "a step that decodes takes 13 ms, as all weights are read, so 12 ms"),
+        (0.1, 0.05, "a prompt of 3,000 tokens takes 0.18 s to compute, so a first token in 0.1 s"),
+    ],
+)
+def test_what_no_request_could_have_is_said_and_not_simulated(
+    ttft: float, itl: float, says: str
+) -> None:
+    promise = Promise(ttft_seconds=ttft, itl_seconds=itl, share=0.9)
+    answer = answered(asked(promise=promise))
+    assert answer.arrangements == ()
+    assert says in (answer.missing or "")
+
+
 def test_a_promise_that_nothing_keeps_is_a_rate_of_0() -> None:
     none = asked(promise=Promise(ttft_seconds=0.001, itl_seconds=0.05, share=0.9))
     found = borne("mixed", none)

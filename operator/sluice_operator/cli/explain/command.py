@@ -21,6 +21,7 @@ from sluice_operator.cli import document_errors
 from sluice_operator.cli.document_errors import DocumentErrors
 from sluice_operator.cli.documents import Document, UnusableFileError, read_documents
 from sluice_operator.cli.explain.hints import Facts, hints
+from sluice_operator.cli.explain.model import explainable
 from sluice_operator.cli.explain.nodes import on_accelerator, read_nodes
 from sluice_operator.cli.explain.question import Load, ask, promise_of, question
 from sluice_operator.cli.explain.shown import (
@@ -72,7 +73,7 @@ def _explained(
     load: Load,
     asked: Ask,
 ) -> Explanation | DocumentErrors:
-    value = document.value
+    value, said = explainable(document.value)
     if accelerator is not None:
         value, nodes = on_accelerator(value, accelerator)
     try:
@@ -81,10 +82,10 @@ def _explained(
         return document_errors.invalid(document, error)
     if found.plan.refusal is not None:
         return document_errors.refused(document, found.plan.refusal)
-    return _explanation(found, load, asked)
+    return _explanation(found, load, asked, said)
 
 
-def _explanation(found: Preview, load: Load, asked: Ask) -> Explanation:
+def _explanation(found: Preview, load: Load, asked: Ask, said: str | None) -> Explanation:
     spec, answers = found.plan.spec, dict[Question, Answer]()
     assert spec is not None
     pools = []
@@ -95,7 +96,7 @@ def _explanation(found: Preview, load: Load, asked: Ask) -> Explanation:
         told = verdicts(answers[about])
         facts = Facts(spec, pool, {each.subject: each for each in told})
         pools.append(ExplainedPool(pool, answers[about], told, tuple(hints(facts))))
-    return Explanation(found, load.requests, promise_of(spec), tuple(pools))
+    return Explanation(found, load.requests, promise_of(spec), tuple(pools), said)
 
 
 def _print(found: Explanation | DocumentErrors, output: str) -> int:

@@ -53,6 +53,8 @@ class Explanation:
     requests: Requests
     promise: Promise
     pools: tuple[ExplainedPool, ...]
+    model: str | None = None
+    """What is said of a model that another one stands in for."""
 
 
 def explained_json(shown: Explanation) -> Manifest:
@@ -63,6 +65,7 @@ def explained_json(shown: Explanation) -> Manifest:
         "name": head["name"],
         "namespace": head["namespace"],
         "refusal": None,
+        "model": shown.model,
         "requests": shown.requests.to_json_dict(),
         "promise": shown.promise.to_json_dict(),
         "pools": pools,
@@ -91,7 +94,8 @@ def explained_text(shown: Explanation) -> str:
 def _lines(shown: Explanation) -> Iterator[str]:
     meta, spec = shown.preview.service["metadata"], shown.preview.plan.spec
     assert spec is not None
-    yield f"InferenceService {meta['namespace']}/{meta['name']}: mode {spec.mode}, {spec.model.uri}"
+    yield f"InferenceService {meta['namespace']}/{meta['name']}: mode {spec.mode}"
+    yield f"  {shown.model or spec.model.uri}"
     for each in shown.pools:
         yield ""
         yield f"Pool {each.pool.role}: each engine on {each.pool.accelerator.text}"
