@@ -2,7 +2,8 @@
 
 Reads files and prints; every decision is the operator's own. `sluice simulate` is the simulator's
 command: another program, since nothing of the operator knows the runtime; so is `sluice autoscale
-replay`. `sluice translate` is `translate.command`, `sluice explain` is `explain.command`.
+replay`. `sluice translate` is `translate.command`, `sluice explain` is `explain.command`, and
+`sluice autoscale history`, the only one that asks a cluster, is `history`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ TRANSLATE: Final = "translate"
 EXPLAIN: Final = "explain"
 AUTOSCALE: Final = "autoscale"
 REPLAY: Final = "replay"
+HISTORY: Final = "history"
 SIMULATOR: Final = "sluice_simulator"
 SCALING_SIMULATOR: Final = "sluice_simulator.autoscale"
 STATUSES: Final = (
@@ -60,6 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _simulate(SIMULATOR, words[:1], words[1:])
     if words[:2] == [AUTOSCALE, REPLAY]:
         return _simulate(SCALING_SIMULATOR, words[:2], words[2:])
+    if words[:2] == [AUTOSCALE, HISTORY]:
+        from sluice_operator.cli import history  # with its client, which takes half a second
+
+        return history.run(words[2:])
     if words[:1] == [TRANSLATE]:
         return translate.run(words[1:])
     if words[:1] == [EXPLAIN]:
@@ -178,10 +184,13 @@ def _parser() -> argparse.ArgumentParser:
         add_images(sub)
     text = "what an engine would make of a trace (extra `simulate`); see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
-    text = "replay: a trace on fleets whose size a policy decides (extra `simulate`)"
+    text = "history: what was decided of a service; replay: a trace on fleets that a policy sizes"
     scaling = commands.add_parser(AUTOSCALE, help=text, description=text)
-    replay = scaling.add_subparsers(required=True)
-    replay.add_parser(REPLAY, help="see its --help", add_help=False)
+    scalings = scaling.add_subparsers(required=True)
+    text = "decisions of the operator's autoscaler; see its --help"
+    scalings.add_parser(HISTORY, help=text, add_help=False)
+    text = "policies beside each other (extra `simulate`); see its --help"
+    scalings.add_parser(REPLAY, help=text, add_help=False)
     text = "the service that another engine's flags ask for, explained; see its --help"
     commands.add_parser(TRANSLATE, help=text, add_help=False)
     text = "what engines are sized for and why, what pays, hints; see its --help"
