@@ -135,7 +135,7 @@ class ControlPlane:
             self._authority.certificate,
             self._signing_key,
             controllers,
-            {"secure-port": "0"},
+            {"secure-port": "0", "horizontal-pod-autoscaler-sync-period": "1s"},
         )
         log = self._directory / "kube-controller-manager.log"
         return Daemon("kube-controller-manager", argv, log)

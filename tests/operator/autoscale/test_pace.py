@@ -81,7 +81,7 @@ async def test_the_first_of_several_routers_that_is_asked_something_ends_the_wai
         waiting = asyncio.create_task(query.quiet((quiet.address, busy.address), 60))
         await asyncio.gather(quiet.until_waiting(), busy.until_waiting())
         assert not waiting.done()
-        busy.request_comes()
+        busy.load = load(waiting=1)
         async with asyncio.timeout(10):
             await waiting
 

@@ -16,16 +16,24 @@ _numbers = itertools.count(1)
 
 
 class FakeRouter:
-    """Answers `GET /load` with `load`; with 503 while it is None."""
+    """Answers `GET /load` with `load`; with 503 while it is None. What waits for a request is
+    answered when another load is set."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.load: ServiceLoad | None = None
-        self._asked, self._waiting, self._busy = (asyncio.Event() for _ in range(3))
+        self._load: ServiceLoad | None = None
+        self._asked, self._waiting, self._changed = (asyncio.Event() for _ in range(3))
 
-    def request_comes(self) -> None:
-        """Ends the waits of those who ask for the load."""
-        self._busy.set()
+    @property
+    def load(self) -> ServiceLoad | None:
+        """What the router says."""
+        return self._load
+
+    @load.setter
+    def load(self, load: ServiceLoad | None) -> None:
+        self._load = load
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def until_asked(self) -> None:
         """Returns once somebody has asked for the load."""
@@ -37,14 +45,14 @@ class FakeRouter:
 
     async def answer(self, request: web.Request) -> web.Response:
         self._asked.set()
-        if self.load is not None and "wait" in request.query:
+        if self._load is not None and "wait" in request.query:
             self._waiting.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(float(request.query["wait"])):
-                    await self._busy.wait()
-        if self.load is None:
+                    await self._changed.wait()
+        if self._load is None:
             return web.Response(status=503)
-        text = self.load.model_dump_json(by_alias=True, exclude_none=True)
+        text = self._load.model_dump_json(by_alias=True, exclude_none=True)
         return web.Response(text=text, content_type="application/json")
 
 
@@ -61,5 +69,5 @@ async def fake_router() -> AsyncIterator[FakeRouter]:
         await web.TCPSite(runner, router.address, ROUTER_METRICS).start()
         yield router
     finally:
-        router.request_comes()
+        router.load = None
         await runner.cleanup()

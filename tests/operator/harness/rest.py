@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 from typing import Any, Final
 
 from sluice_contract.labels import Role
@@ -46,23 +47,28 @@ class Reconciler:
         self.transport = transport
         client, clock = ApiClient(transport, lambda verb, plural: None), SystemClock()
         images = Images(IMAGES["SLUICE_ENGINE_IMAGE"], IMAGES["SLUICE_ROUTER_IMAGE"])
-        services = ServiceObserver(client, images, Nodes(client), OptionalKinds(client, clock))
+        self._services = ServiceObserver(
+            client, images, Nodes(client), OptionalKinds(client, clock)
+        )
         pools = PoolObserver(client)
-        writes = executor(client, clock, "test", OperatorMetrics().statuses)
-        self._reconciles: dict[str, Reconcile] = {
-            INFERENCE_SERVICE.kind: ServiceReconcile(services, writes, clock),
-            ENGINE_POOL.kind: PoolReconcile(pools, writes, clock),
-        }
+        self._writes = executor(client, clock, "test", OperatorMetrics().statuses)
+        self._pool = PoolReconcile(pools, self._writes, clock)
 
     async def once(self, namespace: str, name: str = "chat") -> None:
-        """Reconciles the service and its pools, each once, in any order."""
+        """Reconciles the service and its pools, each once, in any order, as the operator of the
+        same namespace does."""
+        services = replace(self._services, operator_namespace=namespace)
+        reconciles: dict[str, Reconcile] = {
+            INFERENCE_SERVICE.kind: ServiceReconcile(services, self._writes, SystemClock()),
+            ENGINE_POOL.kind: self._pool,
+        }
         keys = [
             Key(INFERENCE_SERVICE.kind, namespace, name),
             *(Key(ENGINE_POOL.kind, namespace, f"{name}-{role}") for role in Role),
         ]
         random.Random(namespace).shuffle(keys)
         for key in keys:
-            await self._reconciles[key.kind](key)
+            await reconciles[key.kind](key)
 
 
 EXISTS: Final = 409
