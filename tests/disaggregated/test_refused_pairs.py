@@ -66,7 +66,7 @@ def test_pages_of_another_size_are_refused_with_both_sizes(
 ) -> None:
     ref = life_of(engines["prefill"])
     status, code, message = error_of(ask_pair(engines["large-pages"], ref, REQUEST))
-    assert (status, code) == (503, "prefill_failed")
+    assert (status, code) == (503, "prefill_unavailable")
     assert "FingerprintsDiffer" in message
     assert "pageSizeTokens: 16 and 32" in message
 
@@ -88,7 +88,7 @@ def test_a_router_makes_no_pair_of_them(engines: dict[str, EngineProcess], tmp_p
 def test_an_engine_with_another_key_gets_nothing(engines: dict[str, EngineProcess]) -> None:
     ref, stranger = life_of(engines["prefill"]), engines["stranger"]
     status, code, message = error_of(ask_pair(stranger, ref, REQUEST, key=ANOTHER_KEY))
-    assert (status, code) == (503, "prefill_failed")
+    assert (status, code) == (503, "prefill_unavailable")
     assert "NotSigned" in message
     assert ask_pair(stranger, ref, REQUEST).status_code == 403, "signed with our key"
 

@@ -17,7 +17,8 @@ def check_answer(oracle: Oracle, request: Generate, deltas: Sequence[TokenDelta]
     answer = [token for delta in deltas for token in delta.token_ids]
     tokens = [*request.prompt_ids, *answer]
     logits = oracle.logits(tokens, len(tokens))
-    wanted, within = torch.log_softmax(logits, -1), tolerance(logits)
+    wanted = torch.log_softmax(logits, -1)
+    within = 2 * tolerance(logits)  # a logit's and that of the sum
     prompt = len(request.prompt_ids)
     scores = [score for delta in deltas for score in delta.logprobs]
     assert len(scores) == (len(answer) if request.logprobs >= 0 else 0)
@@ -28,12 +29,12 @@ def check_answer(oracle: Oracle, request: Generate, deltas: Sequence[TokenDelta]
         assert len(prompt_scores) == prompt - 1
         check_scores(prompt_scores, wanted, tokens[1:], request.prompt_logprobs, within)
     greedy = request.sampling.temperature == 0
-    return _check_best(wanted[prompt - 1 : -1], answer, within) if greedy else 0
+    return _check_best(logits[prompt - 1 : -1], answer) if greedy else 0
 
 
-def _check_best(wanted: torch.Tensor, answer: Sequence[int], within: float) -> int:
+def _check_best(wanted: torch.Tensor, answer: Sequence[int]) -> int:
     best, second = wanted.topk(2, dim=-1).values.unbind(-1)
-    clear = best - second > 4 * within
+    clear = best - second > 4 * tolerance(wanted)
     assert torch.equal(torch.tensor(answer)[clear], wanted.argmax(-1)[clear])
     return int(clear.sum())
 

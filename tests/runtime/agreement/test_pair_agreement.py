@@ -121,6 +121,7 @@ def test_they_do_where_the_decode_engine_retracts(pair_of: PairOf) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", WIDE, ids=str)
 def test_they_do_for_all_settings_up_to_8000_tokens(pair_of: PairOf, case: Case) -> None:
     folder, oracle = pair_of("trained")
