@@ -13,9 +13,11 @@ from typing import Final
 from sluice_autoscaler.forecast import Forecast
 from sluice_autoscaler.measured import ItlModel
 
-BALANCE: Final = 0.1
+BALANCE: Final = 0.2
 """Of the variance of the work of one engine: what is left of it since the router gives requests to
 the less loaded of two. Found by replay."""
+MAX_DISPERSION: Final = 0.35
+"""Of the length of an answer: a prompt that takes longer comes to an engine with few answers."""
 MIN_SHARE: Final = 0.25
 """Of an engine's time that prompts may take, however strict the promise."""
 MAX_SHARE: Final = 0.85
@@ -70,7 +72,8 @@ def _peak_share(share: float, load: Forecast, promise: Promise) -> float:
     """Share of an engine's time that goes to prompts while an answer runs: its mean and what comes
     on top of it for all but few answers."""
     deviations = NormalDist().inv_cdf(promise.share) * math.sqrt(BALANCE)
-    variance = load.dispersion_seconds * share / load.answer_seconds
+    dispersion = min(load.dispersion_seconds, MAX_DISPERSION * load.answer_seconds)
+    variance = dispersion * share / load.answer_seconds
     return share + deviations * math.sqrt(variance)
 
 

@@ -12,9 +12,15 @@ from typing import Final
 
 from sluice_autoscaler.measured import Measured
 
-WINDOWS_SECONDS: Final = (20.0, 40.0, 60.0)
-"""Over which the rate of arriving work is averaged; the highest mean counts, so that a rise is seen
-early and a fall late."""
+SHORTEST_SECONDS: Final = 20.0
+LONGEST_SECONDS: Final = 300.0
+"""Between which the window is over which the rate of arriving work is averaged."""
+RELATIVE_ERROR: Final = 0.12
+"""Of that mean. Where requests are few and large it takes longer to know their rate."""
+SURE_SECONDS: Final = 10.0
+"""The shortest window that may show a rise."""
+SURE_ERRORS: Final = 1.5
+"""Standard errors by which a mean over a short window is lowered to be sure of it."""
 DISPERSION_SECONDS: Final = 300.0
 """Over which its burstiness is learnt."""
 PRIOR_DISPERSION: Final = 0.5
@@ -43,11 +49,17 @@ class Forecast:
 
 def forecast(ticks: Sequence[Measured], now: Measured) -> Forecast:
     """`ticks`: those before `now`, the oldest first."""
+    dispersion, past = _dispersion_seconds(ticks), _mean(ticks)
     return Forecast(
-        _offered_engines((*ticks, now)),
-        _dispersion_seconds(ticks),
-        _answer_seconds(ticks),
+        _offered_engines((*ticks, now), dispersion, past), dispersion, _answer_seconds(ticks)
     )
+
+
+def _mean(ticks: Sequence[Measured]) -> float:
+    """Engines that all the work that is remembered would have kept busy."""
+    known = [tick for tick in ticks if tick.arrived_seconds is not None and tick.interval_seconds]
+    seconds = sum(tick.interval_seconds for tick in known)
+    return sum(tick.arrived_seconds or 0.0 for tick in known) / seconds if seconds else 0.0
 
 
 def kv_trend(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> float:
@@ -63,22 +75,24 @@ def kv_trend(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> 
     return 0.0
 
 
-def _offered_engines(ticks: Sequence[Measured]) -> float:
-    """The highest mean rate over the windows that reach back from now. Of a history that is shorter
-    than a window all counts, so that an empty one is not taken for a quiet one."""
+def _offered_engines(ticks: Sequence[Measured], dispersion_seconds: float, past: float) -> float:
+    """The mean over a window that is long enough to know it well, or what shorter windows surely
+    show, if that is more. Of a history that is shorter all counts."""
+    enough = dispersion_seconds / (RELATIVE_ERROR * RELATIVE_ERROR * past) if past else math.inf
+    longest = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, enough))
     best = seconds = arrived = 0.0
-    windows = list(WINDOWS_SECONDS)
     for tick in reversed(ticks):
         if tick.arrived_seconds is None or not tick.interval_seconds:
             continue
         seconds += tick.interval_seconds
         arrived += tick.arrived_seconds
-        while windows and seconds >= windows[0] - 1e-6:
-            best = max(best, arrived / seconds)
-            windows.pop(0)
-        if not windows:
-            return best
-    return max(best, arrived / seconds) if seconds >= WINDOWS_SECONDS[0] / 2 else best
+        mean = arrived / seconds
+        if seconds >= longest:
+            return max(best, mean)
+        if seconds >= SURE_SECONDS:
+            error = math.sqrt(dispersion_seconds * mean / seconds)
+            best = max(best, mean - SURE_ERRORS * error)
+    return max(best, arrived / seconds) if seconds >= SURE_SECONDS else best
 
 
 def _dispersion_seconds(ticks: Sequence[Measured]) -> float:

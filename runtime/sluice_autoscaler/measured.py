@@ -45,7 +45,7 @@ class Measured:
     queued_requests: float = 0.0
     running_requests: float = 0.0
     kv_engines: float = 0.0
-    """Pages that requests hold, in pools of one engine."""
+    """Pages that requests hold or wait for, in pools of one engine."""
     row_engines: float = 0.0
     """Requests that run or wait, by how many an engine can run at once."""
     itl_seconds: float | None = None
@@ -79,7 +79,7 @@ def measure(
         queued_seconds=scale * sum(queued_seconds(engine, rate) for engine in engines),
         queued_requests=scale * sum(engine.queued_requests for engine in engines),
         running_requests=scale * sum(engine.running_requests for engine in engines),
-        kv_engines=scale * sum(engine.kv_used for engine in engines),
+        kv_engines=scale * _kv_engines(engines, pairs),
         row_engines=scale * sum(_rows(engine) for engine in engines),
         itl_seconds=_itl_seconds(engines),
         engines=len(engines),
@@ -102,6 +102,29 @@ def queued_seconds(engine: EngineSample, rate: float | None) -> float:
     if rate and engine.queued_tokens:
         return engine.queued_tokens / rate
     return engine.queued_work_seconds
+
+
+def _kv_engines(engines: Iterable[EngineSample], pairs: Iterable[Pair]) -> float:
+    """An engine whose queue does not move has no pages for it: it is full, and those that wait will
+    need as much as those that run."""
+    blocked = {new.name: _blocked_requests(old, new) for old, new in pairs}
+    return sum(
+        1 + waiting / max(1, engine.running_requests) if waiting else engine.kv_used
+        for engine in engines
+        for waiting in (max(blocked.get(engine.name, 0), engine.prealloc_requests),)
+    )
+
+
+def _blocked_requests(old: EngineSample, new: EngineSample) -> int:
+    """Requests that wait though the engine has computed no prompts since the sample before."""
+    waiting = min(old.queued_requests, new.queued_requests)
+    if not waiting or not new.running_requests or new.role is not Role.MIXED:
+        return 0
+    if old.prompt_tokens_total is None or new.prompt_tokens_total is None:
+        return 0
+    arrived = new.prompt_tokens_total - old.prompt_tokens_total
+    computed = arrived - (new.queued_tokens - old.queued_tokens)
+    return waiting if computed <= 0 else 0
 
 
 def _rows(engine: EngineSample) -> float:

@@ -24,6 +24,8 @@ GROWTH_TOLERANCE: Final = 0.05
 """It grows only if what a target asks for is so much more than one engine less serves."""
 FULL_ROWS: Final = 0.9
 """Share of the requests that an engine can run at once that it should have."""
+DRAIN_SECONDS: Final = 5.0
+"""Within which new engines should compute what waits too long."""
 MAX_GROWTH: Final = 1.5
 """Pages in use are taken to grow no further while an engine starts."""
 
@@ -108,22 +110,24 @@ def _arriving(view: PoolView, settings: Settings) -> Want:
 
 
 def _queued(view: PoolView, settings: Settings) -> Want:
-    """Engines for the work that waits. One prompt is computed by one engine, so no more help than
-    there are requests."""
-    allowed = settings.allowed_queue_seconds
-    seconds = view.now.queued_seconds
-    demand = min(seconds / allowed, view.current + view.requests) if seconds else 0.0
+    """Engines for the work that waits: a number that is set is kept to the letter; otherwise for
+    what waits too long already, within a few seconds, beside what arrives. One prompt is computed
+    by one engine, so no more help than there are requests."""
+    allowed, seconds = settings.allowed_queue_seconds, view.now.queued_seconds
+    if settings.queue_seconds is not None or settings.ttft_seconds is None:
+        demand = seconds / allowed
+    else:
+        late = max(0.0, seconds - allowed * max(1, view.current))
+        demand = view.load.offered_engines + late / DRAIN_SECONDS if late else 0.0
+    demand = min(demand, view.current + view.requests) if seconds else 0.0
     text = f"{seconds:.1f} s of work wait"
     return _ratio(view, demand, "QueuedWork", text, f"{allowed:g} s in each engine")
 
 
 def _pages(view: PoolView, settings: Settings) -> Want:
     """Engines for the pages that requests hold, will soon hold, or wait for."""
-    now, waiting = view.now, 0.0
-    if view.role is Role.DECODE and now.running_requests:
-        waiting = now.kv_engines / now.running_requests * view.waiting_for_pages
-    coming = min(now.kv_engines + waiting + max(0.0, view.kv_trend), MAX_GROWTH * now.kv_engines)
-    used = max(coming, now.kv_engines + waiting)
+    now = view.now.kv_engines
+    used = min(now + max(0.0, view.kv_trend), MAX_GROWTH * now)
     text = f"requests need the pages of {used:.2f} engines"
     return _ratio(view, used / settings.kv_used, "KvPages", text, f"{settings.kv_used:.0%} of each")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sluice_autoscaler.decide import decide
-from sluice_autoscaler.history import History
+from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.settings import PoolLimits, Settings
 
 from tests.autoscaler.building import (
@@ -40,7 +40,7 @@ def queue(seconds: int, requests: int = 99) -> dict[str, Any]:
     [
         (queue(3), {}, 3, "QueuedWork"),
         (queue(3), {"queue_seconds": 0.75}, 4, "QueuedWork"),
-        (queue(3), {"ttft_seconds": 3.0}, 2, "QueuedWork"),
+        (queue(10), {"ttft_seconds": 3.0}, 2, "QueuedWork"),  # what is late, in five seconds
         (queue(9, requests=2), {}, 3, "QueuedWork"),  # one engine for each prompt
         (queue(9), {}, 5, "RateLimited"),
         ({"queued_requests": 7}, {"prefill_queue": 2}, 4, "PrefillQueue"),
@@ -70,14 +70,14 @@ def test_prefill_and_decode_follow_their_own_signals() -> None:
 
 
 def test_decode_grows_for_the_time_between_tokens_and_for_requests_without_pages() -> None:
-    settings = wanting(DECODE, itl_seconds=0.05, decode_queue=4)
+    settings = wanting(DECODE, itl_seconds=0.05, decode_queue=3)
     slow = engine("d", DECODE, running_requests=100, itl_seconds=0.09)
     pools = pool(DECODE, 1)
     found = decide(settings, History(), seen([slow], pools)).pools[DECODE]
     assert (found.desired, found.reason) == (2, "Itl")
     waits = engine("d", DECODE, running_requests=10, prealloc_requests=10)
     found = decide(settings, History(), seen([waits], pools)).pools[DECODE]
-    assert (found.desired, found.reason) == (3, "DecodeQueue")
+    assert (found.desired, found.reason) == (4, "DecodeQueue")
 
 
 def test_arriving_work_asks_for_engines_before_anything_waits() -> None:
@@ -129,3 +129,44 @@ def test_every_decision_says_what_was_seen_in_numbers() -> None:
     assert decision.message == (
         "mixed: 3.0 s of work wait, 1 s in each engine allowed: 3 engines are wanted: 1 → 3"
     )
+
+
+def test_a_queue_that_does_not_move_waits_for_pages() -> None:
+    """However little work it is: nothing of it is computed until answers end."""
+    before = engine(running_requests=40, queued_requests=20, queued_tokens=2000, kv_used=0.6)
+    now = replace(before, queued_requests=30, queued_tokens=3000, prompt_tokens_total=1000)
+    moving = replace(now, prompt_tokens_total=5000)
+    for sample, desired in ((now, 2), (moving, 1)):
+        service = Service(wanting(), {MIXED: 1})
+        first = seen([before], at=2.0)
+        history = service.history.with_tick(Tick(first, decide(wanting(), History(), first)))
+        found = decide(wanting(), history, seen([sample], at=4.0)).pools[MIXED]
+        assert (found.wanted, found.reason) == (desired, "KvPages" if desired > 1 else "Enough")
+
+
+def test_the_time_that_engines_take_to_start_is_learnt() -> None:
+    """A pool whose engines start slowly gives them up slowly."""
+    history, ready = History(), 1
+    for index in range(40):
+        load = queue(3) if index < 30 else {}
+        ready = 3 if index == 29 else ready
+        sample = seen(
+            [engine(**load)], pool(MIXED, 1 if index == 0 else 3, ready=ready), at=4.0 * index
+        )
+        decision = decide(wanting(), history, sample)
+        history = history.with_tick(Tick(sample, decision))
+    assert decision.pools[MIXED].measured.boot_seconds == pytest.approx(29 * 4.0)
+    assert decision.pools[MIXED].reason == "Stabilising"
+    assert "232 s" in decision.message
+
+
+def test_a_promise_that_no_number_of_engines_keeps_is_left_alone_once_that_is_seen() -> None:
+    service = Service(wanting(DECODE, itl_seconds=0.05, maximum=12), {DECODE: 1})
+    sizes = []
+    for _ in range(150):
+        running = 60 / service.replicas[DECODE]
+        load = {"running_requests": 60, "itl_seconds": 0.08 + 0.0001 * running, "kv_used": 0.5}
+        service.look({DECODE: load}, seconds=4.0)
+        sizes.append(service.replicas[DECODE])
+    assert max(sizes) > 1
+    assert set(sizes[-30:]) == {1}

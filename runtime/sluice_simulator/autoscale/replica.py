@@ -172,13 +172,22 @@ class Replica:
     def kv_used(self, now: float) -> float:
         """Share of the pool that requests hold."""
         partly = self.waiting[0].computed_tokens if self.waiting else 0
-        steps = 0
-        if self._steps > 1:
-            steps = self._times.steps_by(now - self._began, self.rows, self._context)
-        held = self._context + self.rows * steps + partly
+        held = self._context + self.rows * self._steps_by(now) + partly
         if self.role is Role.PREFILL:
             held += sum(work.prompt_tokens for work in self._prompts)
         return min(1.0, held / self._constants.kv_pool_tokens)
+
+    def itl_seconds(self, now: float) -> float | None:
+        """Between two tokens of late; of several steps at once, those that are over count."""
+        steps = self._steps_by(now)
+        seconds = self._times.run_seconds(steps, self.rows, self._context) if steps else 0.0
+        return self.pace.itl_seconds(now, self.rows * steps, self.rows * seconds)
+
+    def _steps_by(self, now: float) -> int:
+        """Of several at once, those that are over."""
+        if self._steps <= 1:
+            return 0
+        return self._times.steps_by(now - self._began, self.rows, self._context)
 
     def _take_prompts(self) -> float:
         """Puts up to a chunk of prompts into the next step; the seconds that they take."""
@@ -230,11 +239,13 @@ class Pace:
     def prefill_tokens_per_second(self) -> float | None:
         return self._weight / self._seconds if self._seconds else None
 
-    def itl_seconds(self, now: float) -> float | None:
-        """Of about the last ten seconds; None while no answer ran."""
-        self._seen.append((now, self._tokens, self._waited))
+    def itl_seconds(self, now: float, tokens: int, waited_seconds: float) -> float | None:
+        """Of about the last ten seconds; None while no answer ran. `tokens`: those on top of what
+        was told, with their time."""
+        total, waited = self._tokens + tokens, self._waited + waited_seconds
+        self._seen.append((now, total, waited))
         while len(self._seen) > 2 and self._seen[1][0] <= now - self.ITL_SECONDS:
             self._seen.popleft()
-        _, tokens, waited = self._seen[0]
-        generated = self._tokens - tokens
-        return (self._waited - waited) / generated if generated else None
+        _, before, waited_before = self._seen[0]
+        generated = total - before
+        return (waited - waited_before) / generated if generated > 0 else None

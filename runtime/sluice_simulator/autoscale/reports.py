@@ -30,7 +30,7 @@ def report(replica: Replica, now: float, constants: Constants) -> EngineSample:
         prealloc_requests=waiting if decode else 0,
         transfer_requests=replica.coming if decode else 0,
         prefill_tokens_per_second=rate,
-        itl_seconds=replica.pace.itl_seconds(now),
+        itl_seconds=replica.itl_seconds(now),
         prompt_tokens_total=replica.received_tokens,
         generated_tokens_total=replica.generated_tokens,
         finished_requests_total=replica.finished,
