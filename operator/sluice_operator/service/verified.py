@@ -36,7 +36,8 @@ def accelerator_verified(pool: PlannedPool, live: Manifest | None) -> Check:
         return Check("False", ACCELERATOR_MISSING, f"Pool {pool.role}: {updated['message']}")
     reported = status.get("accelerators") or ()
     if not reported:
-        return pool.accelerator.verified
+        found = pool.accelerator.verified
+        return Check(found.status, found.reason, f"Pool {pool.role}: {found.message}")
     told = [ReportedAccelerator.model_validate(each) for each in reported]
     return _compared(pool, told)
 

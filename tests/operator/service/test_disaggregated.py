@@ -113,6 +113,10 @@ def test_the_promise_between_two_tokens_is_kept_where_tokens_are_decoded() -> No
     files = _files(service_plan(SPEC | {"slo": {"itlMilliseconds": 50}}))
     assert files[Role.PREFILL].slo is None
     assert files[Role.DECODE].slo == SloTargets(itl_milliseconds=50, percentile=95)
+    both = {"slo": {"ttftMilliseconds": 900, "itlMilliseconds": 50}}
+    files = _files(service_plan(SPEC | both))
+    assert files[Role.PREFILL].slo == SloTargets(ttft_milliseconds=900, percentile=95)
+    assert {file.scheduling_policy for file in files.values()} == {"slack"}
     uncut = {"pools": {"prefill": {"engine": {"chunkSize": -1}}, "decode": {}}}
     assert service_plan(SPEC | uncut | {"slo": {"itlMilliseconds": 50}}).refusal is None
 

@@ -142,6 +142,8 @@ def test_an_slo_becomes_the_target_of_steps() -> None:
     assert made.target == StepTarget(0.05, 0.95, 128)
     assert made.chunk_size == 512
     assert scheduler_settings(config(), 4096, 10).target is None
+    first = scheduler_settings(config(slo={"ttftMilliseconds": 500}), 4096, 10)
+    assert (first.target, first.ttft_seconds, first.policy) == (None, 0.5, "slack")
     assert scheduler_settings(config(slo={"itlMilliseconds": 50}), 4096, 10).target == StepTarget(
         0.05, 0.99, 128
     )
