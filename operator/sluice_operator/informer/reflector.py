@@ -17,7 +17,7 @@ from sluice_operator.clock import Clock
 from sluice_operator.informer.store import Objects, Place, place_of, version_of
 from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.client import ApiClient, path
-from sluice_operator.kube.errors import ApiError, OperatorError
+from sluice_operator.kube.errors import ApiError, OperatorError, UnavailableError
 from sluice_operator.kube.kinds import Kind
 from sluice_operator.kube.transport import Request
 from sluice_operator.log import fields
@@ -127,7 +127,7 @@ class Reflector:
         while True:
             try:
                 async for line in self._source.streams.lines(self._watch(version)):
-                    event = json.loads(line)
+                    event = _event(line)
                     if event["type"] == "ERROR":
                         return
                     version = event["object"]["metadata"]["resourceVersion"]
@@ -188,3 +188,12 @@ class Reflector:
     def _fields(self, **more: object) -> dict[str, object]:
         where = self._scope.namespace or "all"
         return fields(kind=self._objects.kind.kind, namespace=where, **more)
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """One event of a watch; a line that was cut off is a watch that was."""
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise UnavailableError("watch", f"a line that is no JSON: {line[:100]!r}") from error
+    return event

@@ -68,6 +68,8 @@ class Server:
                 raise each
             if callable(each):
                 each()
+            elif isinstance(each, bytes):
+                yield each
             else:
                 yield json.dumps(each).encode() + b"\n"
 
@@ -116,12 +118,13 @@ async def test_a_watch_that_ends_goes_on_from_its_last_event_or_bookmark() -> No
     server.watches = [
         [event("MODIFIED", service("a", 11))],
         [event("BOOKMARK", {"metadata": {"resourceVersion": "20"}})],
-        [UnavailableError("GET", "cut off"), UnavailableError("GET", "refused")],
+        [UnavailableError("GET", "cut off")],
+        [b'{"type": "MODI'],
         [],
     ]
     followed = Followed(server)
     await followed.to_its_end()
-    assert server.since == ["10", "11", "20", "20", "20"]
+    assert server.since == ["10", "11", "20", "20", "20", "20"]
     assert server.lists == 2, "listed once, in two pages"
 
 
