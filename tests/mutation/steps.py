@@ -270,6 +270,20 @@ STEP_MUTATIONS: Final = (
         ("test_policies",),
     ),
     Mutation(
+        "policies: slack gives up the smallest request instead of the largest",
+        "policies/by_deadline",
+        "heapq.heappush(kept, (-work, -place))",
+        "heapq.heappush(kept, (work, -place))",
+        ("test_slack",),
+    ),
+    Mutation(
+        "policies: slack forgets the prompt that is being computed",
+        "policies/by_deadline",
+        "ends, late, kept = context.now + context.ahead_seconds,",
+        "ends, late, kept = context.now,",
+        ("test_slack",),
+    ),
+    Mutation(
         "preemption: the same one is sent back again and again",
         "retraction",
         "return not request.preempted and priority",
