@@ -163,6 +163,7 @@ def test_a_pool_on_cpus_is_not_simulated_and_says_why(
     ("figures", "reasons"),
     [
         ((0, 0, 0, 0, 0), ["NoDifference"] * 4),
+        ((10, 10.5, 10, 10.9, 10), ["NoDifference"] * 4),
         ((0, 3, 3, 3, 3), ["Pays", "NoDifference", "NoDifference", "NoDifference"]),
         ((5, 4, 8, 6, 9), ["Costs", "Pays", "Costs", "Pays"]),
         ((1, 1, 1, 9, 5), ["NoDifference", "NoDifference", "Pays", "Costs"]),
