@@ -43,7 +43,9 @@ ROLES = (Role.PREFILL, Role.DECODE)
 ROUTERS = 2
 ENGINES = 4
 """Of each pool."""
-SETTLE_SECONDS = 60.0
+SEEN_SECONDS = 0.02
+"""Between two services: one process answers for all their routers."""
+SETTLE_SECONDS = 20.0
 HISTORY_TICKS = 290
 """As many as ten minutes of a busy service have."""
 
@@ -60,7 +62,7 @@ def main() -> None:
 
 async def measure(port: int, services: int, busy: int, seconds: float) -> dict[str, object]:
     """The loops for a while, once they have settled."""
-    counter = Counter()
+    counter = Counter(busy)
     async with query_session() as session:
         ticker = Ticker(
             known=Known(SystemClock()),
@@ -76,6 +78,7 @@ async def measure(port: int, services: int, busy: int, seconds: float) -> dict[s
         running = asyncio.create_task(autoscaler.run())
         for number in range(services):
             see(autoscaler, number, number < busy)
+            await asyncio.sleep(SEEN_SECONDS)
         await asyncio.sleep(SETTLE_SECONDS)
         ticks, cpu, started = counter.ticks, time.process_time(), time.monotonic()
         await asyncio.sleep(seconds)
@@ -95,13 +98,16 @@ async def measure(port: int, services: int, busy: int, seconds: float) -> dict[s
 class Counter:
     """Takes what a tick gives, and counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, busy: int) -> None:
+        self._busy = busy
         self.ticks = 0
 
     def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None:
         self.ticks += 1
 
     async def last_ticks(self, live: Manifest) -> tuple[Tick, ...]:
+        if int(live["metadata"]["name"].rpartition("-")[2]) >= self._busy:
+            return ()
         now = time.time()
         times = (now - TICK_SECONDS * number for number in range(HISTORY_TICKS, 0, -1))
         return tuple(replace(PAST, sample=replace(PAST.sample, time_seconds=at)) for at in times)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from sluice_autoscaler.sample import PoolSample
 from sluice_contract.labels import Role
 
-from sluice_operator.autoscale.tick import Ticker
+from sluice_operator.autoscale.tick import TICK_SECONDS, Ticker
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.workqueue import Backoff
@@ -97,6 +98,7 @@ class Autoscaler:
 
     async def _loop(self, key: Key) -> None:
         failures = 0
+        await self._clock.sleep(_offset_seconds(key))
         while True:
             try:
                 seconds, failures = await self._ticker(key), 0
@@ -109,6 +111,11 @@ class Autoscaler:
 
 def _differ(before: ScaledService, now: ScaledService) -> bool:
     return (before.settings, before.routers) != (now.settings, now.routers)
+
+
+def _offset_seconds(key: Key) -> float:
+    """When a service is first looked at: not all at once."""
+    return TICK_SECONDS * (zlib.crc32(str(key).encode()) % 1024) / 1024
 
 
 def _place(key: Key, seconds: float) -> dict[str, object]:
