@@ -170,7 +170,7 @@ def _lines(shown: Preview) -> Iterator[str]:
             yield f"  {RDMA_RIGHTS}"
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
-        yield f"Pool {pool.role}: replicas {pool.replicas}, each on {pool.accelerator.text}"
+        yield f"Pool {pool.role}: replicas {_replicas(plan, pool)}, each on {pool.accelerator.text}"
         yield f"  revision {below.revision} of image {_image(below)}"
         if _is_assumed(plan):
             yield "  That image is assumed, since the spec names none: the operator uses its own"
@@ -185,6 +185,15 @@ def _lines(shown: Preview) -> Iterator[str]:
     objects = _objects(shown)
     yield f"{len(objects)} objects:"
     yield from table((item["kind"], item["name"]) for item in objects)
+
+
+def _replicas(plan: ServicePlan, pool: PlannedPool) -> str:
+    """The number of engines, or between which it moves."""
+    scaling = plan.spec.pool(pool.role).autoscaling if plan.spec else None
+    if scaling is None:
+        return str(pool.replicas)
+    least, most = scaling.min_replicas, scaling.max_replicas
+    return f"{least} to {most} as the load asks, {pool.replicas} at first"
 
 
 def _promise(plan: ServicePlan) -> Iterator[str]:
