@@ -6,7 +6,7 @@ from typing import Final
 
 from dashboards.alerts.words import AT, SHARE, WHERE, grown, of_targets
 from dashboards.pages import service
-from dashboards.promql import largest, series
+from dashboards.promql import largest, series, total
 
 READY: Final = 'state="ready"'
 
@@ -35,8 +35,8 @@ CLIENTS: Final = (
     of_targets(
         name="SluiceNoEngineReady",
         value=largest(series("sluice_router_engines", READY), *WHERE, "role"),
-        condition="== 0 and on (namespace, serving_sluice_dev_service) "
-        "sum by (namespace, serving_sluice_dev_service) (sluice_router_waiting_requests) > 0",
+        condition=f"== 0 and on ({', '.join(WHERE)}) "
+        f"{total('sluice_router_waiting_requests', *WHERE)} > 0",
         lasting="2m",
         severity="critical",
         summary=f"{AT}: no engine of role {{{{ $labels.role }}}} is ready, and requests wait",

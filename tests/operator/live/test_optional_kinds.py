@@ -1,11 +1,19 @@
-"""PodMonitors: none where the kind is not installed, and kept like every child where it is."""
+"""PodMonitors and PrometheusRules: none where their kinds are not installed; kept like every child
+where they are."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD_MONITOR, Kind
+from sluice_operator.kube.kinds import (
+    INFERENCE_SERVICE,
+    OPTIONAL_CHILDREN,
+    POD_MONITOR,
+    PROMETHEUS_RULE,
+    Kind,
+    Manifest,
+)
 
 from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import OperatorProcess
@@ -21,14 +29,24 @@ NAMES = {"chat-engine", "chat-router"}
 
 
 @pytest.fixture
-async def pod_monitors(cluster: Cluster) -> AsyncIterator[None]:
-    """The kind, with any content."""
-    group, _, version = POD_MONITOR.api_version.partition("/")
+async def optional_kinds(cluster: Cluster) -> AsyncIterator[None]:
+    """Both kinds, with any content."""
+    for kind in OPTIONAL_CHILDREN:
+        await cluster.create(DEFINITION, definition(kind))
+    for kind in OPTIONAL_CHILDREN:
+        await cluster.until_served(kind)
+    yield
+    for kind in OPTIONAL_CHILDREN:
+        await cluster.delete(DEFINITION, None, definition(kind)["metadata"]["name"])
+
+
+def definition(kind: Kind) -> Manifest:
+    group, _, version = kind.api_version.partition("/")
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    names = {"kind": POD_MONITOR.kind, "plural": POD_MONITOR.plural}
-    name = f"{POD_MONITOR.plural}.{group}"
+    names = {"kind": kind.kind, "plural": kind.plural}
+    name = f"{kind.plural}.{group}"
     served = {"name": version, "served": True, "storage": True}
-    body = {
+    return {
         "apiVersion": DEFINITION.api_version,
         "kind": DEFINITION.kind,
         "metadata": {"name": name},
@@ -39,10 +57,6 @@ async def pod_monitors(cluster: Cluster) -> AsyncIterator[None]:
             "versions": [served | {"schema": {"openAPIV3Schema": schema}}],
         },
     }
-    await cluster.create(DEFINITION, body)
-    await cluster.until_served(POD_MONITOR)
-    yield
-    await cluster.delete(DEFINITION, None, name)
 
 
 async def test_without_the_kind_a_service_is_reconciled_all_the_same(
@@ -53,17 +67,20 @@ async def test_without_the_kind_a_service_is_reconciled_all_the_same(
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
     await comes_to_rest(cluster, namespace)
     log = operator.log.read_text()
-    assert log.count("optional kind left out") == 1
+    assert log.count("optional kind left out") == len(OPTIONAL_CHILDREN)
     assert "reconcile failed" not in log
 
 
 async def test_where_the_kind_is_installed_its_objects_are_made_and_kept(
-    cluster: Cluster, namespace: str, pod_monitors: None, start_operator: StartOperator
+    cluster: Cluster, namespace: str, optional_kinds: None, start_operator: StartOperator
 ) -> None:
     start_operator()
-    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, slo={"itlMilliseconds": 50}))
     await cluster.until(POD_MONITOR, namespace, lambda found: found.keys() == NAMES)
+    await cluster.until(PROMETHEUS_RULE, namespace, lambda found: found.keys() == {"chat-slo"})
     await comes_to_rest(cluster, namespace)
     await cluster.delete(POD_MONITOR, namespace, "chat-engine")
     await cluster.until(POD_MONITOR, namespace, lambda found: found.keys() == NAMES)
     await comes_to_rest(cluster, namespace)
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"slo": None}})
+    await cluster.until(PROMETHEUS_RULE, namespace, lambda found: not found)
