@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dashboards.pages import service
-from dashboards.promql import ROLE, SERVICE, quantile, rate, series, total
+from dashboards.promql import ROLE, SERVICE, largest, quantile, rate, series, total
 
 WHERE: Final = ("namespace", SERVICE)
 RECENT: Final = "5m"
@@ -18,6 +18,7 @@ FAILED_RATIO: Final = f"{_LEVEL}:sluice_failed_requests:ratio_rate5m"
 TTFT_P95: Final = f"{_LEVEL}:sluice_time_to_first_token_seconds:p95_5m"
 ITL_P95: Final = f"{_LEVEL}:sluice_inter_token_seconds:p95_5m"
 GENERATED: Final = f"{_LEVEL}:sluice_generated_tokens:rate5m"
+BY_MODEL: Final = "model:sluice_generated_tokens:rate5m"
 KV_USED: Final = f"{_LEVEL}:sluice_token_usage_ratio:max"
 QUEUED: Final = f"{_LEVEL}:sluice_queued_requests:sum"
 RUNNING: Final = f"{_LEVEL}:sluice_running_requests:ratio"
@@ -53,6 +54,12 @@ RECORDED: Final[dict[str, str]] = {
     TTFT_P95: _p95(service.TTFT),
     ITL_P95: _p95(service.ITL),
     GENERATED: _rate("sluice_generated_tokens_total"),
+    BY_MODEL: total(
+        f"rate({series('sluice_generated_tokens_total')}[{RECENT}]) "
+        "* on (namespace, pod) group_left (model) "
+        + largest("sluice_engine_info", "namespace", "pod", "model"),
+        "model",
+    ),
     KV_USED: _fullest(f"avg by ({', '.join((*WHERE, ROLE))}) (sluice_token_usage_ratio)"),
     QUEUED: _sum("sluice_queued_requests"),
     RUNNING: _fullest(

@@ -17,6 +17,16 @@ What `GET /metrics` says, in Prometheus' text format and in base units: of an en
 {ports.ENGINE_HTTP}, of a router at {ports.ROUTER_METRICS}, of the operator at
 {ports.OPERATOR_METRICS}. Buckets are told by their number and the largest.
 
+Namespace, pod, service, pool (role) and revision are labels of the targets, [when they are scraped
+as pods](../how-to/monitor.md#scrape-them); the model is a label of `sluice_engine_info`, which
+others are joined with:
+
+```promql
+sum by (model) (
+  rate(sluice_generated_tokens_total[5m]) * on (namespace, pod) group_left (model) sluice_engine_info
+)
+```
+
 What to conclude from them stands with the subjects: [scheduling](scheduling.md),
 [structured output](structured-output.md), [the operator](operator.md#metrics). A router
 chooses by the load reports of [engines](api.md#routes), not by metrics.

@@ -99,6 +99,10 @@ class Prometheus:
             for _, value in points
         )
 
+    def alerts(self) -> dict[str, dict[str, Any]]:
+        """Those that are pending or firing, by name."""
+        return {each["labels"]["alertname"]: each for each in self._ask("alerts")["alerts"]}
+
     def healthy(self, count: int) -> bool:
         """Whether so many targets answered their last scrape."""
         targets = self._ask("targets")["activeTargets"]

@@ -26,6 +26,18 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.mark.timeout(400)
+def test_alerts_tell_where_and_lead_to_a_panel(stage: Stage) -> None:
+    """Of the last scene, which is still there."""
+    found = stage.prometheus.alerts()
+    assert {"SluiceRequestsFail", "SluiceStreamsCut", "SluiceTargetDown"} <= found.keys()
+    for alert in found.values():
+        told = alert["annotations"]
+        assert told["summary"].startswith("default/chat")
+        assert told["dashboard"].startswith("/d/sluice-")
+        assert "var-namespace=default&var-service=chat&" in told["dashboard"]
+        assert not any("{{" in text or "<no value>" in text for text in told.values())
+
+
 def test_every_expression_is_seen_in_a_scene(stage: Stage) -> None:
     starts, ends = zip(*stage.times.values(), strict=True)
     draw_pages(stage.prometheus, PAGES, min(starts), max(ends))
