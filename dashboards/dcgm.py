@@ -1,7 +1,7 @@
 """What NVIDIA's dcgm-exporter tells of the GPUs of a service's engines.
 
-Of its `etc/default-counters.csv`, and, for the last two panels, of `etc/dcp-metrics-included.csv`
-(https://github.com/NVIDIA/dcgm-exporter, both as of 2025). Scraped with `honorLabels`, a series has
+Of its `etc/default-counters.csv` (https://github.com/NVIDIA/dcgm-exporter at b54068a), and, for the last
+three panels, of `etc/dcp-metrics-included.csv` (at 99a774b). Scraped with `honorLabels`, a series has
 the namespace and the pod that uses the GPU. Without GPUs the row stays empty.
 """
 

@@ -23,7 +23,8 @@ others are joined with:
 
 ```promql
 sum by (model) (
-  rate(sluice_generated_tokens_total[5m]) * on (namespace, pod) group_left (model) sluice_engine_info
+  rate(sluice_generated_tokens_total[5m])
+  * on (namespace, pod) group_left (model) sluice_engine_info
 )
 ```
 
