@@ -1,8 +1,8 @@
 """What NVIDIA's dcgm-exporter tells of the GPUs of a service's engines.
 
-Of its `etc/default-counters.csv` (https://github.com/NVIDIA/dcgm-exporter at b54068a), and, for the last
-three panels, of `etc/dcp-metrics-included.csv` (at 99a774b). Scraped with `honorLabels`, a series has
-the namespace and the pod that uses the GPU. Without GPUs the row stays empty.
+Names of its `etc/default-counters.csv` (https://github.com/NVIDIA/dcgm-exporter at b54068a) and, of
+the last three panels, of `etc/dcp-metrics-included.csv` (at 99a774b). Scraped with `honorLabels`, a
+series has the namespace and the pod that uses the GPU. Without GPUs the row stays empty.
 """
 
 from __future__ import annotations
