@@ -11,6 +11,7 @@ from sluice_operator.api.conditions import (
     STALLED,
     UPDATED,
 )
+from sluice_operator.autoscale.tell import CONTESTED, FAILED, UNSEEN
 
 from dashboards.alerts.words import AT_NAME, VALUE, is_so, of_names, of_operator
 from dashboards.pages import autoscaler, operator, service
@@ -18,7 +19,7 @@ from dashboards.promql import largest, series, total
 
 REPLICAS: Final = "sluice_operator_pool_replicas"
 IN_POOL: Final = ("namespace", "name", "role")
-BLIND: Final = 'reason=~"MetricsMissing|ScaleFailed"'
+BLIND: Final = f'reason=~"{UNSEEN}.+|{FAILED}|{CONTESTED}"'
 """Not those of services that nobody asked to scale."""
 NOT_TRUE: Final = 'status!="True"'
 
@@ -88,8 +89,8 @@ SERVICES: Final = (
         lasting="10m",
         severity="warning",
         summary=f"{AT_NAME}: is not scaled",
-        description="The autoscaler keeps what there is, because it does not know the load. The "
-        "condition ScalingActive says why.",
+        description="The load is not known, or somebody else scales it, too. The condition "
+        "ScalingActive says why.",
         panel=(autoscaler.UID, "Why"),
     ),
     of_names(

@@ -73,8 +73,12 @@ DECISIONS: Final = Row(
                     f"count by (name) ({series(CONDITION, OF_NAME, UNSCHEDULABLE)})",
                     "conditions that say so",
                 ),
+                Query(
+                    largest(series("sluice_autoscaler_unschedulable_replicas", OF_NAME), "role"),
+                    "{{role}}",
+                ),
             ),
-            "Conditions with reason Unschedulable: no node has room for a pod.",
+            "Engines for which no node has room, and how many conditions say Unschedulable.",
             limit=1,
         ),
         Panel(

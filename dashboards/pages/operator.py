@@ -125,7 +125,6 @@ SERVICES: Final = Row(
                 ),
             ),
             "How many services have each condition.",
-            width=8,
         ),
         Panel(
             "Why services are not ready",
@@ -139,13 +138,25 @@ SERVICES: Final = Row(
             ),
             "One row a service; `kubectl describe infsvc` says more.",
             kind="table",
-            width=8,
         ),
         Panel(
             "Engines",
             "short",
             (Query(total("sluice_operator_pool_replicas", "role", "state"), "{{role}} {{state}}"),),
             "Of all services: asked for, ready, draining.",
+        ),
+        Panel(
+            "Decisions of the autoscaler",
+            "ops",
+            (
+                Query(
+                    rate("sluice_autoscaler_decisions_total", by=("role", "reason")),
+                    "{{role}} {{reason}}",
+                ),
+            ),
+            "Of all services; those that leave a pool as it is are counted as well.",
+            stacked=True,
+            width=24,
         ),
     ),
 )
