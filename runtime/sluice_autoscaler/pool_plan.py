@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sluice_contract.labels import Role
 
@@ -17,6 +18,10 @@ from sluice_autoscaler.sample import PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_autoscaler.stabilise import stabilised
 from sluice_autoscaler.wants import PoolView, Want, wants_of
+
+PAGES_AHEAD: Final = 1.5
+"""Starts of an engine by which the use of pages is foreseen: a new engine relieves the others only
+as answers end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ def _view(past: Sequence[Measured], now: Measured, reports: Reports, pool: PoolS
         now=now,
         load=forecast(past, now),
         itl=now.itl,
-        kv_trend=kv_trend(past, now, now.boot_seconds or BOOT_SECONDS),
+        kv_trend=kv_trend(past, now, PAGES_AHEAD * (now.boot_seconds or BOOT_SECONDS)),
         requests=now.queued_requests,
         waiting_for_pages=waiting,
     )
