@@ -7,7 +7,6 @@ another. Pure functions; knows no server.
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 import json
 from pathlib import Path
@@ -127,4 +126,4 @@ def verified_claims(
 
 def signature(key: bytes, message: bytes) -> str:
     """HMAC-SHA256 in hexadecimal. Every kind of message begins with a label of its own."""
-    return hmac.new(key, message, hashlib.sha256).hexdigest()
+    return hmac.digest(key, message, "sha256").hex()

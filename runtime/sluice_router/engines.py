@@ -6,7 +6,7 @@ experience.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sluice_contract.kv_fingerprint import KvFingerprint
@@ -50,6 +50,15 @@ class ReceivedReport:
     report: LoadReport
     received_seconds: float
     own_inflight: int
+    kind: str | None = field(init=False)
+    """Equal of two engines that can hand over to each other; None: it does not say. A text, since
+    each pick compares those of all engines."""
+
+    def __post_init__(self) -> None:
+        found = self.report.kv_fingerprint
+        version = self.report.handover_version
+        kind = None if found is None else f"{version} {found.model_dump_json()}"
+        object.__setattr__(self, "kind", kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +89,9 @@ class EngineState:
         return self.received.report.kv_fingerprint if self.received is not None else None
 
     @property
-    def hands_over(self) -> tuple[KvFingerprint, int | None] | None:
+    def hands_over(self) -> str | None:
         """Equal of two engines that can hand over to each other; None: not known yet."""
-        if self.received is None or self.fingerprint is None:
-            return None
-        return self.fingerprint, self.received.report.handover_version
+        return self.received.kind if self.received is not None else None
 
     @property
     def goes_on(self) -> bool:

@@ -189,7 +189,10 @@ def _mismatch(prefills: Sequence[EngineState], decodes: Sequence[EngineState]) -
 
 
 def _first_known(engines: Sequence[EngineState]) -> tuple[KvFingerprint, int | None] | None:
-    return next((known for engine in engines if (known := engine.hands_over)), None)
+    for engine in engines:
+        if engine.received is not None and engine.fingerprint is not None:
+            return engine.fingerprint, engine.received.report.handover_version
+    return None
 
 
 def _no_choice(engines: Sequence[EngineState], ready: Sequence[EngineState], now: float) -> Choice:
