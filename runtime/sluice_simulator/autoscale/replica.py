@@ -87,8 +87,11 @@ class Replica:
     @property
     def load(self) -> float:
         """Seconds of work, for the router's comparison."""
-        rows = (self.rows + self.coming) * ROW_SECONDS / self._constants.share
-        return self.queued_tokens * self._times.token_seconds + rows
+        rows = self.rows + self.coming
+        if self.role is Role.DECODE:
+            rows += len(self.waiting)  # of a prompt's tokens none is to be computed here
+        seconds = rows * ROW_SECONDS / self._constants.share
+        return self.queued_tokens * self._times.token_seconds + seconds
 
     def add(self, work: Work) -> None:
         """A prompt to compute; of a decode engine: a request that wants pages."""

@@ -114,6 +114,14 @@ def test_a_pool_without_room_for_more_pages_lets_requests_wait() -> None:
     assert most_at_once == AZURE.kv_pool_tokens // 2500
 
 
+def test_what_waits_for_pages_of_decode_engines_is_spread_over_them() -> None:
+    crowd = Trace("crowd", tuple(TraceRequest(0.1 * n, 100, 3000) for n in range(300)))
+    both = {Role.PREFILL: 2, Role.DECODE: 2}
+    trail = run(crowd, Static(both), both)
+    share = sum(work.decode is trail.works[0].decode for work in trail.works) / 300
+    assert share == pytest.approx(0.5, abs=0.05)
+
+
 def test_the_same_seed_is_the_same_replay() -> None:
     runs = [run(chats(120.0), Erratic(MIXED, 1, most=4), {Role.MIXED: 2}).works for _ in range(2)]
     assert all(
