@@ -125,6 +125,14 @@ def test_pairs_go_together_and_the_others_serve() -> None:
     assert cluster.least_serving == 1
 
 
+def test_pools_of_unequal_size_keep_their_proportion() -> None:
+    cluster = deployed(prefill=2, decode=4)
+    cluster.edit("2", "y")
+    steps = [plan.shares for plan in cluster.roll()]
+    left = [(s[PREFILL].get("prefill-1", 0), s[DECODE].get("decode-1", 0)) for s in steps]
+    assert left[:4] == [(1, 3), (1, 2), (0, 0), (0, 0)]
+
+
 def test_a_pool_of_one_takes_along_those_that_would_serve_nobody() -> None:
     cluster = deployed(prefill=1, decode=3)
     cluster.edit("2", "y")
