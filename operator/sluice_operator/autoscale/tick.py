@@ -49,6 +49,9 @@ Record = Callable[[Manifest, Iterable[Event]], Awaitable[None]]
 class Ticked:
     """What is remembered of a service between two ticks."""
 
+    unix_offset_seconds: float
+    """Of the clock that never goes back: samples have Unix time as it was at the first tick, so
+    that they mean something to the next operator, and a clock that is set stops nothing."""
     history: History = field(default_factory=History)
     scaling: Scaling | None = None
     """As it was last told."""
@@ -85,25 +88,34 @@ class Ticker:
             before.is_quiet = False
             return 0.0  # the service is another one now
         loads = await self.query(scaled.routers)
-        sample = sample_of(loads, self.known.pool_samples(key), self._now(before.history))
+        seconds = self.clock.monotonic() + before.unix_offset_seconds
+        sample = sample_of(loads, self.known.pool_samples(key), seconds)
         settings = self._settings(key, scaled)
-        decision = decide(settings, before.history, sample)
-        self.decided(decision)
-        rivals = self.known.rivals(key)
-        outcome = Outcome(rivals=rivals) if rivals else await self.carry_out(scaled, decision)
+        tick = Tick(sample, decide(settings, before.history, sample))
+        outcome = await self._carried_out(key, scaled, tick.decision)
+        before.is_quiet = is_quiet(settings, sample, tick.decision)
+        before.history = before.history.with_tick(tick)
+        self.decided(tick.decision)
+        self.journals.add(key, scaled.live, settings, tick)
+        await self.record(scaled.live, scale_events(tick.decision, outcome.written))
+        self._tell(key, before, tick, outcome)
+        return TICK_SECONDS
+
+    async def _carried_out(self, key: Key, scaled: ScaledService, decision: Decision) -> Outcome:
+        """Nothing is, while somebody else scales a pool too."""
+        if rivals := self.known.rivals(key):
+            return Outcome(rivals=rivals)
+        outcome = await self.carry_out(scaled, decision)
         for role, replicas, generation in outcome.written:
             self.known.replicas_written(key, role, replicas, generation)
-        before.is_quiet = is_quiet(settings, sample, decision)
-        tick = Tick(sample, decision)
-        before.history = before.history.with_tick(tick)
-        self.journals.add(key, scaled.live, settings, tick)
-        await self.record(scaled.live, scale_events(decision, outcome.written))
-        after = scaling_of(sample, decision, outcome, self.clock.now())
-        since_told = self.clock.monotonic() - before.told_at_seconds
-        if is_news(before.scaling, after, decision, since_told):
-            before.scaling, before.told_at_seconds = after, self.clock.monotonic()
+        return outcome
+
+    def _tell(self, key: Key, before: Ticked, tick: Tick, outcome: Outcome) -> None:
+        after = scaling_of(tick.sample, tick.decision, outcome, self.clock.now())
+        now = self.clock.monotonic()
+        if is_news(before.scaling, after, tick.decision, now - before.told_at_seconds):
+            before.scaling, before.told_at_seconds = after, now
             self.changed(key)
-        return TICK_SECONDS
 
     async def _slept(self, scaled: ScaledService, wake: asyncio.Event) -> bool:
         """Sleeps until a request comes, for a while; whether it was woken instead."""
@@ -122,16 +134,12 @@ class Ticker:
     async def _remembered(self, key: Key, scaled: ScaledService) -> Ticked:
         """What is known of earlier ticks, also of those of an operator before this."""
         if key not in self.ticked:
-            now = self.clock.now().timestamp()
             ticks = await self.journals.last_ticks(scaled.live)
+            now = self.clock.now().timestamp()
             lately = (tick for tick in ticks if 0 <= now - tick.sample.time_seconds < KEPT_SECONDS)
-            self.ticked[key] = Ticked(History(tuple(lately)))
+            offset = now - self.clock.monotonic()
+            self.ticked[key] = Ticked(offset, History(tuple(lately)))
         return self.ticked[key]
-
-    def _now(self, history: History) -> float:
-        """Unix time, which means something to the next operator too; it never goes back."""
-        last = history.ticks[-1].sample.time_seconds if history.ticks else 0.0
-        return max(self.clock.now().timestamp(), last)
 
     def _settings(self, key: Key, scaled: ScaledService) -> Settings:
         """Those of the spec, with what the budget leaves to the pools that are scaled."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Literal
 
+import pytest
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.labels import Role
 from sluice_operator.api.conditions import Check
 from sluice_operator.autoscale.tell import is_news
+from sluice_operator.autoscale.tick import TICK_SECONDS
 from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.scaled import PoolPods, Scaling
 
 from tests.operator.autoscale.world import BOTH, KEY, World, load, row, scaled_service
+from tests.operator.virtual_time import START
 
 BUSY = {"queued_work_seconds": 5.0, "queued_requests": 9, "queued_tokens": 9000}
 
@@ -140,3 +144,12 @@ def test_a_reason_that_comes_and_goes_is_not_told_each_time() -> None:
     assert is_news(enough, failed := scaling("False", "MetricsMissing"), stays, 0.0)
     assert not is_news(failed, failed, changes, 1e9)
     assert is_news(failed, scaling("False", "ScaleFailed"), stays, 0.0)
+
+
+async def test_a_clock_that_is_set_back_stops_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(scaled_service(replicas=2), (load(row("a")),))
+    await world.tick()
+    monkeypatch.setattr(world.clock, "now", lambda: START - timedelta(days=1))
+    await world.tick(times=2)
+    first, *later = (tick.sample.time_seconds for tick in world.noted)
+    assert [seconds - first for seconds in later] == [TICK_SECONDS, 2 * TICK_SECONDS]
