@@ -2,8 +2,9 @@
 
 A stand-in engine streams events at a fixed pace from its own process; the same requests go to it
 directly, through the router, through one that has the service's key and so takes ids out of each
-event to resume with and, when the program is there (`--nginx` or on PATH), through nginx with
-buffering off, in turns. Prints one JSON line a figure.
+event to resume with, through one of two pools (the same, and a prefill engine is picked and named
+to the engine in a signed header) and, when the program is there (`--nginx` or on PATH), through
+nginx with buffering off, in turns. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 import aiohttp
 import uvloop
 from aiohttp import web
+from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 from sluice_contract.private_calls import (
@@ -89,10 +91,11 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.05, help="seconds between them")
     parser.add_argument("--nginx", default=shutil.which("nginx"), help="the program, if any")
     parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--role", type=Role, default=Role.MIXED, help=argparse.SUPPRESS)
     options = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if options.engine:
-            runner.run(stand_in_engine(options.engine, options.pace))
+            runner.run(stand_in_engine(options.engine, options.pace, options.role))
         else:
             runner.run(measure(options))
 
@@ -171,19 +174,26 @@ def report(figure: str, way: Way, value: float) -> None:
 @asynccontextmanager
 async def ways(options: argparse.Namespace) -> AsyncIterator[list[Way]]:
     """The engine, and the processes before it."""
-    engine, router, keyed, nginx = free_port(), free_port(), free_port(), free_port()
-    me = [sys.executable, "-m", "benchmarks.router", "--engine", str(engine)]
-    pace = ["--pace", str(options.pace)]
-    upstream = f"http://127.0.0.1:{engine}"
-    front = [sys.executable, "-m", "sluice_router", "--engines", upstream]
+    router, keyed, pairs, nginx = free_port(), free_port(), free_port(), free_port()
+    engines = {role: free_port() for role in Role}
+    urls = {role: f"http://127.0.0.1:{port}" for role, port in engines.items()}
+    engine, upstream = engines[Role.MIXED], urls[Role.MIXED]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         key = key_file(folder)
-        await stack.enter_async_context(process([*me, *pace], engine))
+        for role, port in engines.items():
+            command = [sys.executable, "-m", "benchmarks.router", "--engine", str(port)]
+            command += ["--pace", str(options.pace), "--role", role]
+            await stack.enter_async_context(process(command, port))
         found = [Way("direct", upstream)]
-        with_key = ["--handover-key-file", key]
-        for name, port, more in (("router", router, []), ("router with a key", keyed, with_key)):
-            command = [*front, "--port", str(port), *more]
+        one, with_key = ["--engines", upstream], ["--handover-key-file", key]
+        two = ["--engines", urls[Role.DECODE], "--prefill-engines", urls[Role.PREFILL]]
+        for name, port, more in (
+            ("router", router, one),
+            ("router with a key", keyed, one + with_key),
+            ("router of two pools", pairs, two + with_key),
+        ):
+            command = [sys.executable, "-m", "sluice_router", "--port", str(port), *more]
             pid = await stack.enter_async_context(process(command, port))
             found.append(Way(name, f"http://127.0.0.1:{port}", (pid,)))
         if options.nginx:
@@ -249,7 +259,7 @@ def resident_mebibytes(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def stand_in_engine(port: int, pace_seconds: float) -> None:
+async def stand_in_engine(port: int, pace_seconds: float, role: Role) -> None:
     """Streams as many events as the prompt's first digits say, at a pace; with ids, to routers that
     ask for them."""
 
@@ -266,7 +276,7 @@ async def stand_in_engine(port: int, pace_seconds: float) -> None:
         return response
 
     async def load(request: web.Request) -> web.Response:
-        return web.Response(text=idle_report())
+        return web.Response(text=idle_report(role))
 
     app = web.Application()
     app.add_routes([web.post("/v1/completions", completion), web.get("/load", load)])
@@ -281,9 +291,9 @@ def comment(number: int) -> bytes:
     return comment_line(EventComment(c=[(0, [100_000 + number])])) if number else START
 
 
-def idle_report() -> str:
+def idle_report(role: Role) -> str:
     report = LoadReport(
-        role=Role.MIXED,
+        role=role,
         epoch="bench",
         time_seconds=time.time(),
         draining=False,
@@ -298,6 +308,11 @@ def idle_report() -> str:
         queued_work_seconds=0.0,
         private_calls=True,
         answer_identity="m1",
+        kv_fingerprint=KvFingerprint(
+            model="m", page_size_tokens=16, kv_dtype="bfloat16", tensor_parallel_size=1
+        ),
+        handover_version=1,
+        bootstrap_port=8998 if role is Role.PREFILL else None,
     )
     return report.model_dump_json(by_alias=True)
 
