@@ -62,7 +62,8 @@ def router_inputs(spec: InferenceServiceSpec) -> str:
     drain = max(given, default=None)
     parts = {"router": router, "drainSeconds": drain, "mode": spec.mode}
     traced = {"tracing": _given(spec.tracing)} if spec.tracing is not None else {}
-    waits = {"waitForEngineSeconds": spec.wait_for_engine_seconds}
+    wait = spec.wait_for_engine_seconds
+    waits = {} if wait is None else {"waitForEngineSeconds": wait}
     return _hash(spec, parts | traced | waits)
 
 
