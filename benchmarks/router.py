@@ -2,9 +2,8 @@
 
 A stand-in engine streams events at a fixed pace from its own process; the same requests go to it
 directly, through the router, through one that has the service's key and so takes ids out of each
-event to resume with, through one of two pools (the same, and a prefill engine is picked and named
-to the engine in a signed header) and, when the program is there (`--nginx` or on PATH), through
-nginx with buffering off, in turns. Prints one JSON line a figure.
+event to resume with and, when the program is there (`--nginx` or on PATH), through nginx with
+buffering off, in turns. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from pathlib import Path
 import aiohttp
 import uvloop
 from aiohttp import web
-from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 from sluice_contract.private_calls import (
@@ -91,11 +89,10 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.05, help="seconds between them")
     parser.add_argument("--nginx", default=shutil.which("nginx"), help="the program, if any")
     parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--role", type=Role, default=Role.MIXED, help=argparse.SUPPRESS)
     options = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if options.engine:
-            runner.run(stand_in_engine(options.engine, options.pace, options.role))
+            runner.run(stand_in_engine(options.engine, options.pace))
         else:
             runner.run(measure(options))
 
@@ -174,26 +171,19 @@ def report(figure: str, way: Way, value: float) -> None:
 @asynccontextmanager
 async def ways(options: argparse.Namespace) -> AsyncIterator[list[Way]]:
     """The engine, and the processes before it."""
-    router, keyed, pairs, nginx = free_port(), free_port(), free_port(), free_port()
-    engines = {role: free_port() for role in Role}
-    urls = {role: f"http://127.0.0.1:{port}" for role, port in engines.items()}
-    engine, upstream = engines[Role.MIXED], urls[Role.MIXED]
+    engine, router, keyed, nginx = free_port(), free_port(), free_port(), free_port()
+    me = [sys.executable, "-m", "benchmarks.router", "--engine", str(engine)]
+    pace = ["--pace", str(options.pace)]
+    upstream = f"http://127.0.0.1:{engine}"
+    front = [sys.executable, "-m", "sluice_router", "--engines", upstream]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         key = key_file(folder)
-        for role, port in engines.items():
-            command = [sys.executable, "-m", "benchmarks.router", "--engine", str(port)]
-            command += ["--pace", str(options.pace), "--role", role]
-            await stack.enter_async_context(process(command, port))
+        await stack.enter_async_context(process([*me, *pace], engine))
         found = [Way("direct", upstream)]
-        one, with_key = ["--engines", upstream], ["--handover-key-file", key]
-        two = ["--engines", urls[Role.DECODE], "--prefill-engines", urls[Role.PREFILL]]
-        for name, port, more in (
-            ("router", router, one),
-            ("router with a key", keyed, one + with_key),
-            ("router of two pools", pairs, two + with_key),
-        ):
-            command = [sys.executable, "-m", "sluice_router", "--port", str(port), *more]
+        with_key = ["--handover-key-file", key]
+        for name, port, more in (("router", router, []), ("router with a key", keyed, with_key)):
+            command = [*front, "--port", str(port), *more]
             pid = await stack.enter_async_context(process(command, port))
             found.append(Way(name, f"http://127.0.0.1:{port}", (pid,)))
         if options.nginx:
@@ -259,7 +249,7 @@ def resident_mebibytes(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def stand_in_engine(port: int, pace_seconds: float, role: Role) -> None:
+async def stand_in_engine(port: int, pace_seconds: float) -> None:
     """Streams as many events as the prompt's first digits say, at a pace; with ids, to routers that
     ask for them."""
 
@@ -276,7 +266,7 @@ async def stand_in_engine(port: int, pace_seconds: float, role: Role) -> None:
         return response
 
     async def load(request: web.Request) -> web.Response:
-        return web.Response(text=idle_report(role))
+        return web.Response(text=idle_report())
 
     app = web.Application()
     app.add_routes([web.post("/v1/completions", completion), web.get("/load", load)])
@@ -291,9 +281,9 @@ def comment(number: int) -> bytes:
     return comment_line(EventComment(c=[(0, [100_000 + number])])) if number else START
 
 
-def idle_report(role: Role) -> str:
+def idle_report() -> str:
     report = LoadReport(
-        role=role,
+        role=Role.MIXED,
         epoch="bench",
         time_seconds=time.time(),
         draining=False,
@@ -308,11 +298,6 @@ def idle_report(role: Role) -> str:
         queued_work_seconds=0.0,
         private_calls=True,
         answer_identity="m1",
-        kv_fingerprint=KvFingerprint(
-            model="m", page_size_tokens=16, kv_dtype="bfloat16", tensor_parallel_size=1
-        ),
-        handover_version=1,
-        bootstrap_port=8998 if role is Role.PREFILL else None,
     )
     return report.model_dump_json(by_alias=True)
 
