@@ -45,13 +45,13 @@ def draw(page: Dashboard, values: Values, path: Path) -> None:
     places = _places([panel for panel, _ in shown])
     rows = max(row for row, _ in places) + 1
     figure = pyplot.figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES * rows + 0.6))
-    grid = GridSpec(rows, COLUMNS, figure=figure)
+    around = {"left": 0.04, "right": 0.99, "bottom": 0.3 / rows, "top": 1 - 0.35 / rows}
+    grid = GridSpec(rows, COLUMNS, figure=figure, hspace=0.4, wspace=1.3, **around)
     for (panel, queries), (row, column) in zip(shown, places, strict=True):
         axes = figure.add_subplot(grid[row, column : column + panel.width])
         axes.set_title(panel.title, fontsize=9, loc="left", fontweight="bold")
         _KINDS[panel.kind](axes, panel, queries)
     figure.suptitle(page.title, x=0.01, ha="left")
-    figure.tight_layout(rect=(0, 0, 1, 0.99), h_pad=1.2, w_pad=0.6)
     figure.savefig(path, dpi=75)
     pyplot.close(figure)
 
@@ -72,6 +72,7 @@ def _lines(axes: Axes, panel: Panel, queries: Sequence[tuple[Query, Series]]) ->
     scale, unit = _SCALES[panel.unit]
     lines = [(_named(query, labels), points) for query, all_ in queries for labels, points in all_]
     begin = min(at for _, points in lines for at, _ in points)
+    lines = [each for each in lines if any(value for _, value in each[1])] or lines
     for name, points in lines[:MAX_SERIES]:
         drawn = [(at - begin, value * scale) for at, value in points if math.isfinite(value)]
         axes.plot(*zip(*drawn, strict=True), label=name, linewidth=1.2) if drawn else None

@@ -25,7 +25,7 @@ from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.proxy import Proxy, proxying, status
 from tests.operator.harness.scenery import chat, play_controllers
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.full]
 StartOperator = Callable[..., OperatorProcess]
 SCALED: Manifest = {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}}
 BUSY = load(row("engine", queued_work_seconds=30.0, queued_requests=30, queued_tokens=30_000))
@@ -113,7 +113,6 @@ async def test_every_expression_is_seen_in_a_scene(
     proxy: tuple[Proxy, Path],
     tmp_path: Path,
 ) -> None:
-    spoiled(proxy[0])
     operator = start_operator(KUBECONFIG=str(proxy[1]))
     target = Target(operator.metrics_url.removesuffix("/metrics"), "sluice-operator-0", "")
     chosen = {"$namespace": namespace}
@@ -121,6 +120,7 @@ async def test_every_expression_is_seen_in_a_scene(
         began = time.time()
         await a_service_is_scaled(cluster, namespace, router)
         await no_node_has_room(cluster, namespace)
+        spoiled(proxy[0])
         await services_are_refused(cluster, namespace)
         now = [expr for expr in OF_OPERATOR if expr not in LATER]
         unseen = await asyncio.to_thread(_unseen, prometheus, now, began)
