@@ -13,10 +13,11 @@ from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.interrupted import LongAnswer
 from e2e.stories.load import CLIENTS, load
-from e2e.stories.pods import metric, pods
+from e2e.stories.pods import metric, pods, poll
 from e2e.stories.service import NAMESPACE, Service, chat_service
 
 ROUTERS = {"replicas": 2}
+REPLACED_SECONDS = 240
 RESUMED = "sluice_router_streams_resumed_total"
 
 
@@ -64,6 +65,31 @@ def test_new_revision_scale_in_and_a_deleted_pod(
         busy.wait_for("Updated", "True")
         tally.wait_for_more(CLIENTS)
     assert tally.wrong == []
+
+
+def test_without_room_engines_are_replaced_one_after_the_other(
+    cluster: Cluster, kubectl: Kubectl, busy: Service
+) -> None:
+    engine = {"dtype": "float32", "kvPoolTokens": 16384, "chunkSize": 32}
+    rollout = {"strategy": "InPlace"}
+    before = {pod.name for pod in pods(kubectl, busy, Role.MIXED)}
+    counts = set()
+
+    def replaced() -> bool:
+        """Whether none of the former engines is left."""
+        names = {pod.name for pod in pods(kubectl, busy, Role.MIXED)}
+        counts.add(len(names))
+        return len(names) == 2 and not names & before
+
+    with reach(cluster, NAMESPACE, busy.name) as url, load(url) as tally:
+        tally.wait_for_more(CLIENTS)
+        busy.apply(chat_service("busy", 2, engine=engine, router=ROUTERS, rollout=rollout))
+        assert "former engines left" in busy.wait_for_reason("Progressing", "InPlace")["message"]
+        assert poll(replaced, REPLACED_SECONDS)
+        busy.wait_for("Updated", "True")
+        tally.wait_for_more(CLIENTS)
+    assert tally.wrong == []
+    assert max(counts) < 4, "two sets of engines at once: that was a surge"
 
 
 @pytest.mark.parametrize("replicas", [2, 1])
