@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 
 class FakeRouter:
     """Answers `GET /load` with `load`; with 503 while it is None. What waits for a request is
-    answered when another load is set."""
+    answered at once where the load has some, else when another load is set."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -45,7 +45,7 @@ class FakeRouter:
 
     async def answer(self, request: web.Request) -> web.Response:
         self._asked.set()
-        if self._load is not None and "wait" in request.query:
+        if self._load is not None and not _is_busy(self._load) and "wait" in request.query:
             self._waiting.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(float(request.query["wait"])):
@@ -54,6 +54,11 @@ class FakeRouter:
             return web.Response(status=503)
         text = self._load.model_dump_json(by_alias=True, exclude_none=True)
         return web.Response(text=text, content_type="application/json")
+
+
+def _is_busy(load: ServiceLoad) -> bool:
+    reports = (engine.report for engine in load.engines if engine.report is not None)
+    return load.waiting_requests > 0 or any(report.requests > 0 for report in reports)
 
 
 @asynccontextmanager
