@@ -29,6 +29,6 @@ async def test_namespaces_are_served_whenever_they_were_made(
     await cluster.create(NAMESPACE, body)
     for where in (namespace, later):
         await chat_that_serves(cluster, where)
-        await comes_to_rest(cluster, where)
+        await comes_to_rest(cluster, where, operator=namespace)
     refused = [call for call in audit.calls() if call.user == OPERATOR_USER and call.code == 403]
     assert refused == []

@@ -62,13 +62,13 @@ async def new_namespace(cluster: Cluster) -> str:
     return name
 
 
-async def reconcile_to_rest(cluster: Cluster, namespace: str) -> int:
+async def reconcile_to_rest(cluster: Cluster, namespace: str, operator: str | None = None) -> int:
     """A new process's reconciles, until one writes nothing; how many writes that took."""
     transport = CountingTransport(cluster.transport)
     reconciler = Reconciler(transport)
     while True:
         before = len(transport.writes)
-        await reconciler.once(namespace)
+        await reconciler.once(namespace, operator=operator)
         if len(transport.writes) == before:
             return before
 
@@ -142,7 +142,7 @@ async def test_a_process_killed_after_a_write_is_made_good_by_the_next(
 ) -> None:
     undisturbed = await new_namespace(cluster)
     await begin(cluster, undisturbed, "create")
-    writes = await reconcile_to_rest(cluster, undisturbed)
+    writes = await reconcile_to_rest(cluster, undisturbed, namespace)
     expected = await snapshot(cluster, undisturbed)
     async with proxying(operator_kubeconfig, tmp_path) as (proxy, kubeconfig):
         for number in range(1, writes + 1, every):
@@ -153,6 +153,6 @@ async def test_a_process_killed_after_a_write_is_made_good_by_the_next(
             await kill_after(proxy, operator, number)
             operator = start_operator(**settings)
             await cluster.until(INFERENCE_SERVICE, target, settled())
-            await comes_to_rest(cluster, target)
+            await comes_to_rest(cluster, target, operator=namespace)
             operator.kill()
             assert_same(expected, await snapshot(cluster, target), f"write {number}")

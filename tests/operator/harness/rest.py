@@ -54,10 +54,10 @@ class Reconciler:
         self._writes = executor(client, clock, "test", OperatorMetrics().statuses)
         self._pool = PoolReconcile(pools, self._writes, clock)
 
-    async def once(self, namespace: str, name: str = "chat") -> None:
-        """Reconciles the service and its pools, each once, in any order, as the operator of the
-        same namespace does."""
-        services = replace(self._services, operator_namespace=namespace)
+    async def once(self, namespace: str, name: str = "chat", operator: str | None = None) -> None:
+        """Reconciles the service and its pools, each once, in any order, as an operator in the
+        namespace `operator` does; None: in the same."""
+        services = replace(self._services, operator_namespace=operator or namespace)
         reconciles: dict[str, Reconcile] = {
             INFERENCE_SERVICE.kind: ServiceReconcile(services, self._writes, SystemClock()),
             ENGINE_POOL.kind: self._pool,
@@ -98,7 +98,11 @@ class CountingTransport:
 
 
 async def comes_to_rest(
-    cluster: Cluster, namespace: str, name: str = "chat", timeout_seconds: float = 10.0
+    cluster: Cluster,
+    namespace: str,
+    name: str = "chat",
+    timeout_seconds: float = 10.0,
+    operator: str | None = None,
 ) -> None:
     """Returns when a reconcile, by a process without any memory, would write nothing; fails with
     what it would write otherwise. Looks again and again: no event says that nothing will happen.
@@ -110,7 +114,7 @@ async def comes_to_rest(
     while clean < 2:
         try:
             await Reconciler(CountingTransport(cluster.transport, refuse=True)).once(
-                namespace, name
+                namespace, name, operator
             )
         except AssertionError:
             if time.monotonic() > deadline:
