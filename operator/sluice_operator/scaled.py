@@ -31,8 +31,8 @@ class ScaledPool:
     """Of the EnginePool, when it had these replicas."""
     accelerator: str
     """For people: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
-    others: frozenset[str] = frozenset()
-    """Who else owns the replicas: field managers that have written them."""
+    others: frozenset[tuple[str, str]] = frozenset()
+    """Who else owns the replicas: field managers, and when each has written last."""
 
 
 @dataclass(frozen=True)

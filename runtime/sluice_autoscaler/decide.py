@@ -50,7 +50,7 @@ def _timed(history: History, sample: Sample) -> Sample:
 def _plans(
     settings: Settings, history: History, sample: Sample, seen: Seen, busy: bool
 ) -> dict[Role, PoolPlan]:
-    least = least_engines(settings, history, sample.time_seconds, busy)
+    least = least_engines(settings, history, sample, busy)
     wakes = is_asleep(settings, sample) and sample.waiting_requests
     plans = {}
     for role, limits in settings.pools.items():

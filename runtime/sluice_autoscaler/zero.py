@@ -26,10 +26,16 @@ def is_busy(sample: Sample, measured: Mapping[Role, Measured]) -> bool:
     return any(each.arrived_seconds or each.finished_requests for each in measured.values())
 
 
-def least_engines(settings: Settings, history: History, now: float, busy: bool) -> dict[Role, int]:
+def least_engines(
+    settings: Settings, history: History, sample: Sample, busy: bool
+) -> dict[Role, int]:
     """Of each pool: its minimum, but one while the service is not idle for long enough, or while
-    another pool keeps an engine."""
-    pools = settings.pools
+    another pool keeps an engine. A service without any engine is idle, however new its history."""
+    pools, now = settings.pools, sample.time_seconds
+    if not busy and all(
+        pool.minimum == 0 and sample.pools[role].replicas == 0 for role, pool in pools.items()
+    ):
+        return dict.fromkeys(pools, 0)
     if not _idle(settings, history, now, busy) or any(pool.minimum for pool in pools.values()):
         return {role: max(1, pool.minimum) for role, pool in pools.items()}
     return dict.fromkeys(pools, 0)

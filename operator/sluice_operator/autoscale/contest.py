@@ -15,10 +15,13 @@ AGAIN_SECONDS: Final = 300.0
 SILENT_SECONDS: Final = 600.0
 """After the last of them the pool is scaled again."""
 
+Write = tuple[str, str]
+"""A field manager, and when it wrote last."""
+
 
 @dataclass
 class _Outside:
-    generation: int
+    writes: frozenset[Write]
     times: list[float] = field(default_factory=list)
     managers: tuple[str, ...] = ()
 
@@ -29,18 +32,14 @@ class Contests:
     def __init__(self) -> None:
         self._seen: dict[str, _Outside] = {}
 
-    def seen(self, uid: str, generation: int, managers: frozenset[str], now: float) -> None:
-        """The pool at `generation`; `managers`: who but the operator owns its replicas then."""
-        known = self._seen.setdefault(uid, _Outside(generation))
-        if managers and generation > known.generation:
+    def seen(self, uid: str, writes: frozenset[Write], now: float) -> None:
+        """Who but the operator owns the replicas of a pool, since when. What is there at first is
+        of whoever scaled it before."""
+        known = self._seen.setdefault(uid, _Outside(writes))
+        if writes - known.writes:
             known.times = [*known.times[-1:], now]
-            known.managers = tuple(sorted(managers))
-        known.generation = max(generation, known.generation)
-
-    def written(self, uid: str, generation: int) -> None:
-        """A write of our own."""
-        known = self._seen.setdefault(uid, _Outside(generation))
-        known.generation = max(generation, known.generation)
+            known.managers = tuple(sorted({manager for manager, _ in writes}))
+        known.writes = writes
 
     def rivals(self, uid: str, now: float) -> tuple[str, ...]:
         """Who else scales the pool; empty where nobody does."""

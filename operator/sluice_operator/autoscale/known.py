@@ -41,7 +41,7 @@ class Known:
             return
         before, now = self._services.get(key), self._clock.monotonic()
         for pool in scaled.pools.values():
-            self._contests.seen(pool.uid, pool.generation, pool.others, now)
+            self._contests.seen(pool.uid, pool.others, now)
         pools = {role: _newer(pool, before, role) for role, pool in scaled.pools.items()}
         self._services[key] = replace(scaled, pools=pools)
 
@@ -52,8 +52,6 @@ class Known:
 
     def replicas_written(self, key: Key, role: Role, replicas: int, generation: int) -> None:
         """What we have just asked a pool for."""
-        if (service := self._services.get(key)) is not None:
-            self._contests.written(service.pools[role].uid, generation)
         self._note(key, role, replicas, generation)
 
     def forget(self, key: Key) -> None:

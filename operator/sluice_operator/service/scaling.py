@@ -116,9 +116,17 @@ def _scaled_pool(observed: ServiceObserved, planned: PlannedPool) -> ScaledPool 
                 replicas=pool["spec"]["replicas"],
                 generation=metadata.get("generation", 0),
                 accelerator=planned.accelerator.text,
-                others=managers_of(pool, "replicas") - {FIELD_MANAGER, REPLICAS_MANAGER},
+                others=_others(pool),
             )
     return None
+
+
+def _others(pool: Manifest) -> frozenset[tuple[str, str]]:
+    """Who but the operator owns the replicas, and when each has written last."""
+    names = managers_of(pool, "replicas") - {FIELD_MANAGER, REPLICAS_MANAGER}
+    entries = pool["metadata"].get("managedFields") or ()
+    times = ((entry["manager"], entry.get("time", "")) for entry in entries)
+    return frozenset((manager, time) for manager, time in times if manager in names)
 
 
 def _addresses(pods: tuple[Manifest, ...]) -> tuple[str, ...]:

@@ -97,7 +97,9 @@ async def test_nothing_is_decided_before_the_pods_of_every_pool_were_counted() -
 
 def written_by(world: World, generation: int, *managers: str) -> None:
     pool = replace(
-        world.scaled.pools[Role.MIXED], generation=generation, others=frozenset(managers)
+        world.scaled.pools[Role.MIXED],
+        generation=generation,
+        others=frozenset((manager, str(generation)) for manager in managers),
     )
     world.known.service_seen(KEY, replace(world.scaled, pools={Role.MIXED: pool}))
     world.generation = generation
@@ -107,6 +109,7 @@ async def test_what_a_person_writes_once_is_replaced_and_whoever_insists_is_left
     world = World(scaled_service(), (load(row("a", **BUSY)),))
     await world.tick()
     written_by(world, 3, "person")
+    world.known.service_seen(KEY, world.scaled)
     await world.tick()
     assert len(world.writes) == 2
     written_by(world, 5, "kube-controller-manager")
@@ -153,3 +156,12 @@ async def test_a_clock_that_is_set_back_stops_no_time(monkeypatch: pytest.Monkey
     await world.tick(times=2)
     first, *later = (tick.sample.time_seconds for tick in world.noted)
     assert [seconds - first for seconds in later] == [TICK_SECONDS, 2 * TICK_SECONDS]
+
+
+async def test_a_service_that_begins_at_zero_stays_there_until_a_request_waits() -> None:
+    world = World(scaled_service(replicas=0), (load(),))
+    await world.tick(times=3)
+    assert world.writes == []
+    world.loads = (load(waiting=1),)
+    await world.tick()
+    assert world.writes == [(Role.MIXED, 1)]
