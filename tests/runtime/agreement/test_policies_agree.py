@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from sluice_contract.config import SloTargets
 from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.policies import POLICIES
@@ -36,6 +37,7 @@ def test_answers_do_not_depend_on_the_policy(pair_of: PairOf, policy: str, overl
         kv_pool_tokens=1024,
         max_running_requests=4,
         scheduling_policy=policy,
+        slo=SloTargets(ttft_milliseconds=1000) if policy == "slack" else None,
     )
     requests = more_and_more_urgent(16)
     run = run_engine(config, requests, hooks=EngineHooks(poison_freed_pages=True), overlap=overlap)
