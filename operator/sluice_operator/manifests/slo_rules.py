@@ -86,9 +86,13 @@ def slo_groups(namespace: str, service: str, slo: Slo) -> list[Manifest]:
 def prometheus_rule(owner: Owner, slo: Slo) -> Manifest:
     """The same as a child of the service."""
     groups = slo_groups(owner.namespace, owner.service, slo)
-    return owner.child(PROMETHEUS_RULE, f"{owner.service}-slo", ROUTER) | {
-        "spec": {"groups": groups}
-    }
+    rule = owner.child(PROMETHEUS_RULE, rule_name(owner.service), ROUTER)
+    return rule | {"spec": {"groups": groups}}
+
+
+def rule_name(service: str) -> str:
+    """The name of a service's PrometheusRule."""
+    return f"{service}-slo"
 
 
 def _promises(slo: Slo) -> Iterator[Promise]:

@@ -15,6 +15,7 @@ from sluice_operator.kube.kinds import (
     NETWORK_POLICY,
     POD_DISRUPTION_BUDGET,
     POD_MONITOR,
+    PROMETHEUS_RULE,
     ROLE,
     ROLE_BINDING,
     SERVICE,
@@ -25,6 +26,7 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.metadata import ENGINE, ROUTER
 from sluice_operator.manifests.pods import mounted_config_maps
+from sluice_operator.manifests.slo_rules import rule_name
 
 Name = tuple[Kind, str]
 
@@ -47,6 +49,7 @@ def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozense
             *((kind, f"{name}-{ENGINE}") for kind in (*_OF_ENGINES, *monitors)),
             *((kind, f"{name}-{ROUTER}") for kind in (*_OF_ROUTERS, *monitors)),
             *((kind, f"{name}-{role}") for role in roles for kind in pool_kinds),
+            *((kind, rule_name(name)) for kind in _of_promises(service) & set(optional_kinds)),
         )
     )
 
@@ -57,6 +60,12 @@ def config_maps_in_use(children: tuple[Manifest, ...]) -> frozenset[Name]:
     for deployment in of_kind(children, DEPLOYMENT):
         found |= mounted_config_maps(deployment)
     return frozenset((CONFIG_MAP, name) for name in found)
+
+
+def _of_promises(service: Manifest) -> frozenset[Kind]:
+    """Kinds that only a service with an `slo` has children of."""
+    promises = (service.get("spec") or {}).get("slo")
+    return frozenset() if promises is None else frozenset({PROMETHEUS_RULE})
 
 
 def _roles(service: Manifest) -> tuple[Role, ...]:

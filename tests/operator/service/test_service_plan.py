@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_contract.config import SloTargets, parse_engine_config
 from sluice_contract.router_config import parse_router_config
-from sluice_operator.kube.kinds import POD_MONITOR, Kind, Manifest
+from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, Kind, Manifest
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.settings import settings_status
@@ -137,9 +137,12 @@ def test_a_name_that_is_taken_refuses_everything() -> None:
     assert (plan.apply, plan.prune) == ((), ())
 
 
-@pytest.mark.parametrize("optional", [(), (POD_MONITOR,)])
-def test_every_name_is_known_before_the_plan_is_made(optional: tuple[Kind, ...]) -> None:
-    observed = service_observed(optional_kinds=optional)
+@pytest.mark.parametrize("optional", [(), (POD_MONITOR,), OPTIONAL_CHILDREN])
+@pytest.mark.parametrize("spec", [{}, {"slo": {"ttftMilliseconds": 800}}], ids=["", "slo"])
+def test_every_name_is_known_before_the_plan_is_made(
+    optional: tuple[Kind, ...], spec: Manifest
+) -> None:
+    observed = service_observed(service(spec), optional_kinds=optional)
     planned = {
         (manifest["kind"], manifest["metadata"]["name"])
         for manifest in plan_service(observed).apply
