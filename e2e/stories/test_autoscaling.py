@@ -124,6 +124,7 @@ def test_a_burst_makes_both_pools_grow_and_quiet_shrinks_them(
     assert active["status"] == "True", active
 
 
+@pytest.mark.full  # an idle service keeps its engines for five minutes
 def test_both_pools_leave_zero_with_the_first_request_and_go_back_to_it(
     cluster: Cluster, kubectl: Kubectl
 ) -> None:

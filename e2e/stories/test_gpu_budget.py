@@ -96,7 +96,7 @@ def watched(kubectl: Kubectl) -> Iterator[Watched]:
     finally:
         process.terminate()
         follower.join()
-        process.wait()
+        process.communicate()
 
 
 def _follow(process: subprocess.Popen[str], seen: Watched) -> None:
@@ -104,9 +104,10 @@ def _follow(process: subprocess.Popen[str], seen: Watched) -> None:
     decoder, text = json.JSONDecoder(), ""
     for line in process.stdout:
         text += line
-        if line.rstrip() != "}":
-            continue
-        event, end = decoder.raw_decode(text)
+        try:
+            event, end = decoder.raw_decode(text)
+        except json.JSONDecodeError:
+            continue  # the rest of it is to come
         seen.change(event)
         text = text[end:].lstrip()
 

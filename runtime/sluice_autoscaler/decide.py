@@ -12,6 +12,7 @@ from sluice_autoscaler.budget import Claim, allotted
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_autoscaler.history import History
 from sluice_autoscaler.measured import Measured
+from sluice_autoscaler.outage import kept, outage_of
 from sluice_autoscaler.pool_plan import PoolPlan, held, hold_reason, planned, seen_of
 from sluice_autoscaler.reports import Reports
 from sluice_autoscaler.sample import Sample
@@ -52,6 +53,7 @@ def _plans(
 ) -> dict[Role, PoolPlan]:
     least = least_engines(settings, history, sample, busy)
     wakes = is_asleep(settings, sample) and sample.waiting_requests
+    outage = outage_of(sample) if any(least.values()) else ""
     plans = {}
     for role, limits in settings.pools.items():
         pool = sample.pools[role]
@@ -62,7 +64,8 @@ def _plans(
         elif why is not None:
             plans[role] = held(settings, limits, pool, why)
         else:
-            plans[role] = planned(settings, history, sample, role, seen[role], least[role])
+            plan = planned(settings, history, sample, role, seen[role], least[role])
+            plans[role] = kept(plan, limits, pool, outage) if outage else plan
     return plans
 
 

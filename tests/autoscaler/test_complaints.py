@@ -74,6 +74,29 @@ def test_a_metrics_outage_is_not_idleness(loss: str, minimum: int) -> None:
     assert service.settle({}, seconds=700)[-1] == minimum
 
 
+@pytest.mark.parametrize("waiting", [0, 200])
+@pytest.mark.parametrize("gone", TWO)
+def test_a_pool_that_is_gone_is_not_idleness_of_both(gone: Role, waiting: int) -> None:
+    sizes = {PREFILL: 6, DECODE: 4}
+    service = Service(wanting(*TWO), dict(sizes))
+    service.settle(
+        {DECODE: {"kv_used": 2.8}, PREFILL: {"queued_tokens": 3 * int(RATE)}}, seconds=400
+    )
+    sizes = dict(service.replicas)
+    (there,) = set(TWO) - {gone}
+    pools = [
+        pool(there, sizes[there]),
+        replace(pool(gone, sizes[gone]), ready=0, starting=sizes[gone]),
+    ]
+    for _ in range(90):
+        service.seconds += 10
+        reports = [engine(f"{there}-{i}", role=there) for i in range(sizes[there])]
+        sample = replace(seen(reports, *pools, at=service.seconds), waiting_requests=waiting)
+        decision = decide(service.settings, service.history, sample)
+        service.history = service.history.with_tick(Tick(sample, decision))
+        assert not decision.changes, decision.message
+
+
 def test_floor_is_what_some_want_when_metrics_are_lost() -> None:
     settings = wanting(minimum=2, on_metrics_loss="Floor")
     decision = decide(settings, History(), seen(None, pool(MIXED, 5)))
