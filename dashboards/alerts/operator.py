@@ -95,7 +95,7 @@ SERVICES: Final = (
     ),
     of_names(
         name="SluiceAcceleratorUnverified",
-        value=is_so(ACCELERATOR_VERIFIED, NOT_TRUE),
+        value=is_so(ACCELERATOR_VERIFIED, 'status="False"'),
         condition="== 1",
         lasting="15m",
         severity="warning",

@@ -1,8 +1,8 @@
 """What the router tells an engine of the tenant whose request it is: a signed header.
 
 An engine keeps cached prefixes of tenants apart by a salt, and holds their priorities within
-bounds. The salt is made of the service's key, so that no client can guess it; neither the tenant's
-name nor its API key leaves the router. Pure functions; knows no server.
+bounds. The salt is made of the service's key, so that no client can guess it; no engine is told the
+tenant's name, which the router's spans carry, nor its API key. Pure functions; knows no server.
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ Case = tuple[tuple[str, str | None, str | None], ...]
 """Series, and what it is a minute when the alert is to fire, and when it is not; None: absent."""
 
 
-def condition(kind: str, wrong: str, reason: str = "Why") -> Case:
+def condition(kind: str, wrong: str, reason: str = "Why", right_is: str | None = None) -> Case:
+    otherwise = right_is or ("False" if wrong == "True" else "True")
     series = f'sluice_operator_condition{{{N},type="{kind}",status="%s",reason="{reason}"}}'
-    right = (series % ("False" if wrong == "True" else "True")).replace(reason, "Fine")
+    right = (series % otherwise).replace(reason, "Fine")
     return ((series % wrong, "1x500", None), (right, None, "1x500"))
 
 
@@ -83,7 +84,7 @@ CASES: Final[dict[str, Case]] = {
     "SluiceStalled": condition("Stalled", "True"),
     "SluiceNotUpdated": condition("Updated", "False"),
     "SluiceScalingInactive": condition("ScalingActive", "False", "MetricsMissing"),
-    "SluiceAcceleratorUnverified": condition("AcceleratorVerified", "Unknown"),
+    "SluiceAcceleratorUnverified": condition("AcceleratorVerified", "False", right_is="Unknown"),
     "SluiceCapacityBlocked": condition("Updated", "False", "Unschedulable"),
     "SluiceEnginesMissing": (
         (f'sluice_operator_pool_replicas{{{N},role="mixed",state="desired"}}', "3x500", "3x500"),

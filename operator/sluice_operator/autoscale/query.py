@@ -19,6 +19,8 @@ from sluice_contract.service_load import ServiceLoad
 from sluice_operator.log import fields
 
 TIMEOUT_SECONDS: Final = 1.0
+AGAIN_SECONDS: Final = 2.0
+"""When a router that has not answered, say as it starts again, is asked anew for a request."""
 MAX_BYTES: Final = 8 * 2**20
 """Of one answer: ten thousand engines."""
 
@@ -50,7 +52,7 @@ class RouterQuery:
         return tuple(load for load in found if load is not None)
 
     async def quiet(self, routers: Iterable[str], seconds: float) -> None:
-        """See `LoadQuery`. A router that does not answer serves nothing."""
+        """See `LoadQuery`. A router that does not answer serves nothing, and is asked again."""
         waits = [asyncio.create_task(self._quiet(address, seconds)) for address in routers]
         if not waits:
             await asyncio.sleep(seconds)
@@ -63,12 +65,12 @@ class RouterQuery:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _quiet(self, address: str, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds + TIMEOUT_SECONDS):
-                if await self._ask(address, seconds) is None:
-                    await asyncio.Event().wait()
-        except TimeoutError:
-            return
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (left := end - loop.time()) > 0:
+            if await self._ask(address, left) is not None:
+                return
+            await asyncio.sleep(min(AGAIN_SECONDS, left))
 
     async def _ask(self, address: str, wait_seconds: float = 0.0) -> ServiceLoad | None:
         host = f"[{address}]" if ":" in address else address
@@ -76,7 +78,10 @@ class RouterQuery:
         query = {"wait": f"{wait_seconds:g}"} if wait_seconds else {}
         limit = asyncio.timeout(wait_seconds + TIMEOUT_SECONDS)
         try:
-            async with limit, self._session.get(url, params=query) as response:
+            async with (
+                limit,
+                self._session.get(url, params=query, allow_redirects=False) as response,
+            ):
                 response.raise_for_status()
                 body = await response.content.read(MAX_BYTES)
                 while chunk := await response.content.read(MAX_BYTES - len(body)):

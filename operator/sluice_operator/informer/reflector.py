@@ -125,14 +125,19 @@ class Reflector:
     async def _follow(self, version: str) -> None:
         """Watches from `version`; returns when only a new listing helps."""
         while True:
+            before = version
             try:
                 async for line in self._source.streams.lines(self._watch(version)):
                     event = _event(line)
                     if event["type"] == "ERROR":
+                        if version == before or event["object"].get("code") != GONE:
+                            await self._pause(OperatorError(f"watch: {event['object']}"))
                         return
                     version = event["object"]["metadata"]["resourceVersion"]
                     self._failures = 0
                     self._take(event["type"], event["object"])
+                if version == before:
+                    await self._pause(OperatorError("the watch ended without an event"))
             except ApiError as error:
                 if error.status == GONE:
                     return

@@ -94,3 +94,18 @@ async def test_a_router_that_refuses_ends_no_wait() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         waiting.cancel()
+
+
+async def test_a_router_that_starts_again_in_place_is_asked_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sluice_operator.autoscale.query.AGAIN_SECONDS", 0.01)
+    async with fake_router() as router, query_session() as session:
+        waiting = asyncio.create_task(RouterQuery(session).quiet((router.address,), 60))
+        await router.until_asked()
+        router.load = load()
+        async with asyncio.timeout(20):
+            await router.until_waiting()
+            assert not waiting.done()
+            router.load = load(waiting=1)
+            await waiting

@@ -128,6 +128,15 @@ async def test_a_watch_that_ends_goes_on_from_its_last_event_or_bookmark() -> No
     assert server.lists == 2, "listed once, in two pages"
 
 
+@pytest.mark.parametrize("watch", [[], [BROKEN], [TOO_OLD]], ids=["ends", "500", "410"])
+async def test_a_server_whose_watches_bring_nothing_is_given_time(watch: list[Any]) -> None:
+    server = Server(service("a", 1))
+    server.watches = [watch] * 20
+    followed = Followed(server)
+    await followed.to_its_end()
+    assert followed.clock.monotonic() >= 20 * RETRY.delay_seconds(1, 0.0)
+
+
 @pytest.mark.parametrize(
     "end", [TOO_OLD, BROKEN, ApiError("GET", 410, "Expired", "")], ids=["410", "500", "HTTP 410"]
 )
