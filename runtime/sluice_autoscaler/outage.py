@@ -27,7 +27,8 @@ def outage_of(sample: Sample) -> str:
 
 def kept(plan: PoolPlan, limits: PoolLimits, pool: PoolSample, outage: str) -> PoolPlan:
     """`plan` without a loss of engines. What was wanted does not count for later decisions."""
-    if plan.desired >= pool.replicas:
+    fewer = plan.wanted is not None and plan.wanted < pool.replicas
+    if plan.desired > pool.replicas or not fewer:
         return replace(plan, wanted=None)
     desired = max(limits.minimum, min(limits.maximum, pool.replicas))
     return PoolPlan(desired, None, NO_ENGINE_READY, f"{outage}; holds")

@@ -139,9 +139,9 @@ class Reflector:
                 if version == before:
                     await self._pause(OperatorError("the watch ended without an event"))
             except ApiError as error:
+                await self._pause(error)
                 if error.status == GONE:
                     return
-                await self._pause(error)
             except OperatorError as error:
                 await self._pause(error)
 
