@@ -72,7 +72,8 @@ more than 60 GiB. Where a node tells the memory, it is computed from that.
 
 Chunks, graphs and what is left free are those of SGLang 0.5 (`server_args.py`, by memory), which
 are meant for throughput. `maxRunningRequests` is vLLM's 256 (0.11, `arg_utils.py`), or as many as
-graphs are captured for. The memory of products is in their makers' data sheets."""
+graphs are captured for. The memory of products is in their makers' data sheets, not all of them
+looked up anew."""
 
 CONTRADICTIONS: Final[tuple[Mapping[str, Any], ...]] = (
     {"chunkSize": 8},

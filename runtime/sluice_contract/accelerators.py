@@ -5,7 +5,7 @@ Knows nothing of nodes: the operator finds the product, this table says what fol
 Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `server_args.py`
 (`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: 256 as in
 vLLM 0.11 (`arg_utils.py`, `get_batch_defaults`), more where CUDA graphs cover more. Memory of
-products: their makers' data sheets.
+products: their makers' data sheets, not all of them looked up anew.
 """
 
 from __future__ import annotations

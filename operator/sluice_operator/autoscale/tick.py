@@ -88,6 +88,9 @@ class Ticker:
             before.is_quiet = False
             return 0.0  # the service is another one now
         loads = await self.query(scaled.routers)
+        now = self.known.service(key)
+        if now is None or now.pools.keys() != scaled.pools.keys():
+            return 0.0  # its mode has changed in the meantime
         seconds = self.clock.monotonic() + before.unix_offset_seconds
         sample = sample_of(loads, self.known.pool_samples(key), seconds)
         settings = self._settings(key, scaled)

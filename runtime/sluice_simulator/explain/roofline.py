@@ -2,7 +2,7 @@
 
 The share is what the preset of the H200 has, 81 %; with each doubling of GPUs a tenth goes to what
 they tell each other. Peak figures (dense bfloat16 or float16, memory bandwidth) are those of the
-makers' data sheets. Nothing here was measured with this engine.
+makers' data sheets, not all of them looked up anew. Nothing here was measured with this engine.
 """
 
 from __future__ import annotations
