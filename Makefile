@@ -15,7 +15,7 @@ export CLUSTER REGISTRY
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ## Run it
 
@@ -89,7 +89,7 @@ test-apiserver: binaries ## the operator against a real etcd and API server
 
 .PHONY: test-cluster
 test-cluster: binaries images ## images, and the stories on a real cluster
-	$(PYTEST) -m "cluster and not full" tests e2e/stories
+	$(PYTEST) -m "cluster and not full and not gpu" tests e2e/stories
 
 .PHONY: mutate
 mutate: setup ## breaks listed lines of the scheduler one at a time; the tests must notice each
@@ -102,6 +102,23 @@ test-full: test ## the long matrices and soaks as well
 .PHONY: soak
 soak: setup ## ten minutes of two pools under load, engines killed and clients gone: nothing wrong, nothing leaks
 	$(PYTEST) -m full tests/disaggregated/test_soak.py -k 600 -s --timeout 1200
+
+## On a GPU: each ends within eight minutes; the next run goes on where it was
+
+GPU_RUN := python3 -m e2e.gpu_runs
+GPU_OPTIONS = $(if $(WHEELS),--wheels $(WHEELS)) $(if $(RESULTS),--results $(RESULTS)) $(if $(FRESH),--fresh)
+
+.PHONY: test-gpu
+test-gpu: ## agreement, hand-over, sampling, kernels on this machine's GPU: CASES="agreement graphs" FRESH=1 RESULTS=FILE WHEELS=FOLDER
+	@$(GPU_RUN) test $(CASES) $(GPU_OPTIONS)
+
+.PHONY: bench-gpu
+bench-gpu: ## throughput, long prompts, where a step goes, on this machine's GPU; options as for test-gpu
+	@$(GPU_RUN) bench $(CASES) $(GPU_OPTIONS)
+
+.PHONY: e2e-gpu
+e2e-gpu: setup ## the stories on real GPUs: make e2e-gpu CLUSTER=current REGISTRY=registry.example.com/team
+	@$(PYTHON) -m e2e.on_gpus
 
 ## Measure it: one JSON line a figure
 
@@ -134,6 +151,10 @@ bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requ
 .PHONY: bench-startup
 bench-startup: setup ## process start to /health and to the first token
 	$(PYTHON) -m benchmarks.startup
+
+.PHONY: bench-load
+bench-load: setup ## loading weights to a device, beside a plain read of the same file
+	$(PYTHON) -m benchmarks.load_weights
 
 .PHONY: bench-router
 bench-router: setup ## what the router adds to the time to first token

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 from sluice_contract.config import EngineConfig
-from sluice_runtime.engine.build import build_engine
-from sluice_runtime.engine.executor import Executor, PendingResult, executor_for
+from sluice_runtime.engine.build import Engine, build_engine
+from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
@@ -88,12 +89,22 @@ def run_in_loop(config: EngineConfig, requests: Sequence[TraceRequest]) -> Summa
     """From the first arrival to the last token."""
     config = resolved(config)
     engine = build_engine(config, resolve(config.model.uri))
+    warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
+    record = recorded(engine, requests, overlap=bool(config.overlap))
+    return summarise(record, engine.scheduler.status())
+
+
+def recorded(engine: Engine, requests: Sequence[TraceRequest], *, overlap: bool) -> Record:
+    """The same of an engine that is warm; it may run others afterwards."""
     page_size = engine.settings.page_size
-    warm_up(engine.runner, engine.settings)
-    executor = executor_for(engine.runner, overlap=bool(config.overlap))
-    watched = Watched(requests, engine.model.spec.vocabulary_size, executor)
-    loop = EngineLoop(
-        watched, engine.scheduler, watched, engine.grammars, lambda pace: StepLog(page_size, pace)
-    )
-    loop.run(watched.done)
-    return summarise(watched.record, engine.scheduler.status())
+    with closing(engine.executor(overlap=overlap)) as executor:
+        watched = Watched(requests, engine.model.spec.vocabulary_size, executor)
+        loop = EngineLoop(
+            watched,
+            engine.scheduler,
+            watched,
+            engine.grammars,
+            lambda pace: StepLog(page_size, pace),
+        )
+        loop.run(watched.done)
+    return watched.record

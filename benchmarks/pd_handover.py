@@ -25,7 +25,7 @@ from typing import Any
 from sluice_contract.config import EngineConfig, KvTransfer
 from sluice_contract.labels import Role as EngineRole
 from sluice_runtime.engine.build import build_engine
-from sluice_runtime.engine.executor import Executor, PendingResult, executor_for
+from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.handover import started_role
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
@@ -117,9 +117,7 @@ def engine(
         stack.enter_context(closing(built.grammar_processes))
         ready = built.ready(secrets.token_hex(8))
         started = stack.enter_context(started_role(config, built, KEY, ready, link.wakeup.set))
-        executor = stack.enter_context(
-            closing(executor_for(built.runner, overlap=bool(config.overlap)))
-        )
+        executor = stack.enter_context(closing(built.executor(overlap=bool(config.overlap))))
         watched = Watched(started.role, built.scheduler, executor, tell)
         page_size = built.settings.page_size
         loop = EngineLoop(

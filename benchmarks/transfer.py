@@ -25,6 +25,7 @@ from pathlib import Path
 
 from sluice_runtime.handover.transfer.backend import MAX_DESCRIPTORS, Piece, TransferBackend
 from sluice_runtime.handover.transfer.checksum import checksum
+from sluice_runtime.handover.transfer.landing import DirectLanding
 from sluice_runtime.handover.transfer.mooncake_engine import MooncakeEngine, start_engine
 from sluice_runtime.handover.transfer.reader import PageReader
 from sluice_runtime.handover.transfer.reads import ReadJob
@@ -55,7 +56,7 @@ class Ours:
         self._backend.register(address, MEMORY_BYTES)
         self._session = session
         self._finished = threading.Event()
-        self._reader = PageReader(self._backend, self._finished.set)
+        self._reader = PageReader(DirectLanding(self._backend), self._finished.set)
 
     def read(self, pieces: list[Piece], expected: int | None = None) -> None:
         self._finished.clear()

@@ -8,6 +8,7 @@ from typing import Any, Final
 import yaml
 from sluice_contract import labels
 from sluice_operator.kube.kinds import PROMETHEUS_RULE
+from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 
 from dashboards.alerts import ALERTS
 from dashboards.recording import recording_rules
@@ -16,26 +17,27 @@ Groups = dict[str, Any]
 GENERATED: Final = "# Written by `make dashboards`; edit dashboards/*.py.\n"
 
 
-def groups() -> Groups:
+def groups(runbook_url_base: str = RUNBOOK_URL_BASE) -> Groups:
     """The content of a rule file."""
+    alerts = [alert.to_rule(runbook_url_base) for alert in ALERTS]
     return {
         "groups": [
             {"name": "sluice-recording", "rules": recording_rules()},
-            {"name": "sluice-alerts", "rules": [alert.to_rule() for alert in ALERTS]},
+            {"name": "sluice-alerts", "rules": alerts},
         ]
     }
 
 
-def rule_file() -> str:
+def rule_file(runbook_url_base: str) -> str:
     """For a Prometheus of one's own: `rule_files: [sluice.rules.yaml]`."""
-    return GENERATED + _yaml(groups())
+    return GENERATED + _yaml(groups(runbook_url_base))
 
 
-def prometheus_rule() -> str:
+def prometheus_rule(runbook_url_base: str) -> str:
     """The same for the Prometheus operator."""
     metadata = {"name": "sluice", "labels": {labels.PART_OF: labels.PART_OF_SLUICE}}
     head = {"apiVersion": PROMETHEUS_RULE.api_version, "kind": PROMETHEUS_RULE.kind}
-    return GENERATED + _yaml({**head, "metadata": metadata, "spec": groups()})
+    return GENERATED + _yaml({**head, "metadata": metadata, "spec": groups(runbook_url_base)})
 
 
 def kustomization(pages: Sequence[str]) -> str:

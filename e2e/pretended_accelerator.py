@@ -2,30 +2,53 @@
 
 The entry point of the image `engine-pretended`, for tests alone: no other image has this file. What
 the GPUs are called comes from PRETENDED_PRODUCT and PRETENDED_MEMORY_MIB; without a product it
-finds what any engine finds.
+is any engine. The processes read a copy of the configuration without what only GPUs have.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import EngineConfig
+from sluice_contract.base import ConfigError
+from sluice_contract.config import EngineConfig, read_engine_config, render_engine_config
 from sluice_runtime import launch
-from sluice_runtime.accelerator import find_accelerator
+
+OF_GPUS = ("accelerator", "cuda_graph_max_batch", "tensor_parallel_size")
 
 
-def pretended(config: EngineConfig) -> Accelerator:
+def pretended(wanted: Accelerator) -> Accelerator:
     """As many GPUs as are asked for, of the product in the environment."""
-    product, wanted = os.environ.get("PRETENDED_PRODUCT"), config.accelerator
-    if not product or wanted is None or wanted.is_cpu:
-        return find_accelerator(config)
     memory = os.environ.get("PRETENDED_MEMORY_MIB")
     return Accelerator(
-        product=product, memory_mib=int(memory) if memory else None, count=wanted.count
+        product=os.environ["PRETENDED_PRODUCT"],
+        memory_mib=int(memory) if memory else None,
+        count=wanted.count,
     )
 
 
+def main(arguments: list[str]) -> int:
+    """`--config FILE`, as the engine's own entry point."""
+    config = configured(arguments)
+    wanted = config.accelerator if config else None
+    if config is None or wanted is None or wanted.is_cpu or "PRETENDED_PRODUCT" not in os.environ:
+        return launch.main(arguments)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "engine.json")
+        path.write_text(render_engine_config(config.model_copy(update=dict.fromkeys(OF_GPUS))))
+        return launch.main(["--config", str(path)], find=lambda _: pretended(wanted))
+
+
+def configured(arguments: list[str]) -> EngineConfig | None:
+    """None where the engine itself will say what is wrong with it."""
+    try:
+        return read_engine_config(Path(arguments[arguments.index("--config") + 1]))
+    except (ConfigError, ValueError, IndexError):
+        return None
+
+
 if __name__ == "__main__":
-    sys.exit(launch.main(find=pretended))
+    sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,8 @@ kernels. Exits 0, or says why it does not.
 
 A step of the build, with /app on the path. The processes for grammars load a library by names that
 are no public API, and only when the first grammar comes: an image in which they do not start would
-serve until then. Mooncake is loaded in the roles prefill and decode only.
+serve until then. Mooncake is loaded in the roles prefill and decode only. With ACCELERATOR=cuda see
+`check_cuda` instead of reading.
 """
 
 import ctypes
@@ -24,7 +25,13 @@ JOB = {"kind": "json_schema", "text": '{"type": "integer"}'}
 
 
 def main() -> int:
-    if unread := _unread():
+    if os.environ.get("ACCELERATOR") == "cuda":
+        import check_cuda
+
+        if found := list(check_cuda.problems()):
+            print("\n".join(f"check_engine: {one}" for one in found), file=sys.stderr)
+            return 1
+    elif unread := _unread():
         print(f"check_engine: Mooncake: {unread}", file=sys.stderr)
         return 1
     limits = CompileLimits()
@@ -44,7 +51,7 @@ def main() -> int:
     if missing := native.load():
         print(f"check_engine: kernels: {missing.message}", file=sys.stderr)
         return 1
-    print("check_engine: Mooncake reads, grammars compile and are followed, kernels load")
+    print("check_engine: Mooncake is whole, grammars compile and are followed, kernels load")
     return 0
 
 

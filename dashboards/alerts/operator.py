@@ -118,6 +118,16 @@ OPERATOR: Final = (
         panel=(operator.UID, "Errors"),
     ),
     of_operator(
+        name="SluiceOperatorBlocked",
+        value=largest(series("sluice_operator_blocked_kinds"), "kind", "verb"),
+        condition="== 1",
+        lasting="1m",
+        severity="critical",
+        summary="Sluice's operator cannot {{ $labels.verb }} {{ $labels.kind }}",
+        description="Services go on serving; nothing is scaled, replaced or repaired.",
+        panel=(operator.UID, "Reconciles"),
+    ),
+    of_operator(
         name="SluiceOperatorDown",
         value="absent(sluice_operator_leader == 1)",
         condition="",

@@ -27,7 +27,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig
 from sluice_contract.left_out import words_when_left_out
 from sluice_contract.sizing import check_slo, resolve_settings, resolved_values
-from sluice_contract.supported import ROLES, ROWS
+from sluice_contract.supported import ROLES, allowed_so_far
 from sluice_operator.api.base import left_out
 from sluice_operator.api.schema import inlined_schema
 from sluice_runtime.model_files import DUMMIES
@@ -63,8 +63,8 @@ More of each in [scheduling](scheduling.md#policies), figures in
 [policies compared](../explanation/policies.md)."""
 BY_ACCELERATOR: Final = """\
 By product, else by the memory of one GPU; on CPUs 512, 0, 256 and 0.85. Of two numbers the second
-holds from {wide} GPUs on. A MIG instance or a shared GPU is sized by its own memory. Engines of
-this version run on CPUs only; `sluice simulate` and `sluice explain` use the table too.
+holds from {wide} GPUs on. A MIG instance or a shared GPU is sized by its own memory.
+`sluice simulate` and `sluice explain` use the table too.
 
 `memoryFraction` leaves room for {token} MiB for each token of the chunk, {row} MiB for each row of
 the CUDA graphs, {rank} MiB for each GPU and {fixed} MiB, and at least {large} GiB of a GPU with
@@ -104,7 +104,7 @@ def configuration_page() -> str:
 
 
 def _keys() -> Iterator[str]:
-    so_far = {row.key: row.allowed for row in ROWS} | {"role": f"`{', '.join(ROLES)}`"}
+    so_far = allowed_so_far() | {"role": f"`{', '.join(ROLES)}`"}
     notes = Notes(so_far, {name: f"#{anchor(name)}" for name in VALUES})
     for section in sections_of(_schema(), "", ("model", "slo", "server", "kvTransfer"), notes, {}):
         yield from key_table(section, section.path or "Keys")

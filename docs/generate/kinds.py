@@ -153,7 +153,7 @@ def _linked(place: str) -> str:
 def _so_far() -> dict[str, str]:
     """What this version allows only, by path."""
     service = {row.field: row.allowed for row in of_service.ROWS}
-    engine = {f"spec.engine.{row.key}": row.allowed for row in of_engine.ROWS}
+    engine = {f"spec.engine.{key}": words for key, words in of_engine.allowed_so_far().items()}
     return {**service, **engine}
 
 

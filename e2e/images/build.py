@@ -75,7 +75,8 @@ def _build(names: Sequence[str], builder: Builder, context: Path) -> dict[str, s
     tags = {image.name: tag(image, base, context) for image in images}
     for image in images:
         if not builder.has(tags[image.name]):
-            arguments = {"ENGINE": tags[image.on]} if image.on else {"BASE": base}
+            from_image = {"ENGINE": tags[image.on]} if image.on else {"BASE": base}
+            arguments = from_image | dict(image.arguments)
             with Step(f"Building the image {image.name}") as step:
                 builder.build(image, context, tags[image.name], arguments, step.detail)
     return {name: tags[name] for name in names}
@@ -97,6 +98,6 @@ def _archive(folder: Path, name: str) -> Iterator[Path]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    with (folder / "lock").open("a+") as file:
         lock(file.fileno(), "another build or load of images")
         yield

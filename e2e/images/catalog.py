@@ -24,21 +24,26 @@ COPY = re.compile(r"^COPY (?!--from)(?P<sources>.+) \S+$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Image:
-    """One Dockerfile. `on` names the image of ours that it starts from, "" for the base image."""
+    """One Dockerfile, or a variant of one by its build arguments. `on` names the image of ours that
+    it starts from, "" for the base image."""
 
     name: str
     on: str = ""
+    variant_of: str = ""
+    arguments: tuple[tuple[str, str], ...] = ()
 
     @property
     def dockerfile(self) -> str:
-        return f"images/{self.name}.Dockerfile"
+        return f"images/{self.variant_of or self.name}.Dockerfile"
 
 
 IMAGES: Mapping[str, Image] = {
     image.name: image
     for image in (
         Image("engine"),
+        Image("engine-cuda", variant_of="engine", arguments=(("ACCELERATOR", "cuda"),)),
         Image("engine-sample", on="engine"),
+        Image("engine-cuda-sample", on="engine-cuda", variant_of="engine-sample"),
         Image("engine-pretended", on="engine-sample"),
         Image("router"),
         Image("operator"),
@@ -73,6 +78,8 @@ def tag(image: Image, base: str, root: Path) -> str:
     dockerfile = root / image.dockerfile
     foundation = tag(IMAGES[image.on], base, root) if image.on else base
     digest = hashlib.sha256(foundation.encode() + b"\0")
+    for key, value in image.arguments:
+        digest.update(f"{key}={value}\0".encode())
     for path in [dockerfile, *copied_files(dockerfile, root)]:
         mode = b"x" if path.stat().st_mode & 0o111 else b"-"
         digest.update(str(path.relative_to(root)).encode() + mode + b"\0")

@@ -23,6 +23,7 @@ from e2e.up import SAMPLE
 
 AUTOSCALED = SAMPLE.with_name("autoscaled.yaml")
 ROLES = (Role.PREFILL, Role.DECODE)
+ONE_EACH, TWO_EACH = dict.fromkeys(ROLES, 1), dict.fromkeys(ROLES, 2)
 GROWN_SECONDS = 180
 SHRUNK_SECONDS = 420
 BURST_CLIENTS = 24
@@ -100,28 +101,40 @@ def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
     found.service.wait_until_children_are_gone()
 
 
-def test_a_burst_makes_both_pools_grow_and_quiet_shrinks_them(
+def makes_both_pools_grow(scaled: Scaled, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A burst, in which nobody loses anything; tells how soon engines were ready."""
+    assert scaled.replicas() == ONE_EACH
+    with load(url, BURST_CLIENTS) as burst, long_prompts(url, BURST_CLIENTS) as prompts:
+        grown = poll(lambda: scaled.ready() == TWO_EACH, GROWN_SECONDS)
+        assert grown, f"{scaled.replicas()}, {scaled.ready()}: {scaled.scaling()}"
+        burst.wait_for_more(BURST_CLIENTS)
+    assert burst.wrong == prompts.wrong == []
+    decided, ready = scaled.decisions(), scaled.ready_times()
+    took = [min(at for at in ready if at >= int(when)) - when for when, _ in decided]
+    with capsys.disabled():
+        print(json.dumps({"decision_to_ready_seconds": [round(s, 1) for s in took]}))
+        print("\n".join(note for _, note in decided))
+    active = scaled.service.condition("ScalingActive")
+    assert active["status"] == "True", active
+
+
+def test_a_burst_makes_both_pools_grow(
     cluster: Cluster, scaled: Scaled, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two, one = dict.fromkeys(ROLES, 2), dict.fromkeys(ROLES, 1)
-    assert scaled.replicas() == one
+    with reach(cluster, NAMESPACE, scaled.service.name) as url:
+        makes_both_pools_grow(scaled, url, capsys)
+
+
+@pytest.mark.full  # engines stay for a minute or more after a burst
+def test_quiet_shrinks_both_pools(
+    cluster: Cluster, scaled: Scaled, capsys: pytest.CaptureFixture[str]
+) -> None:
     with reach(cluster, NAMESPACE, scaled.service.name) as url, load(url, 2) as quiet:
-        with load(url, BURST_CLIENTS) as burst, long_prompts(url, BURST_CLIENTS) as prompts:
-            grown = poll(lambda: scaled.ready() == two, GROWN_SECONDS)
-            assert grown, f"{scaled.replicas()}, {scaled.ready()}: {scaled.scaling()}"
-            burst.wait_for_more(BURST_CLIENTS)
-        assert burst.wrong == prompts.wrong == []
-        decided, ready = scaled.decisions(), scaled.ready_times()
-        took = [min(at for at in ready if at >= int(when)) - when for when, _ in decided]
-        with capsys.disabled():
-            print(json.dumps({"decision_to_ready_seconds": [round(s, 1) for s in took]}))
-            print("\n".join(note for _, note in decided))
-        shrunk = poll(lambda: scaled.replicas() == one, SHRUNK_SECONDS)
+        makes_both_pools_grow(scaled, url, capsys)
+        shrunk = poll(lambda: scaled.replicas() == ONE_EACH, SHRUNK_SECONDS)
         assert shrunk, f"{scaled.replicas()}: {scaled.scaling()}"
         quiet.wait_for_more(6)
     assert quiet.wrong == []
-    active = scaled.service.condition("ScalingActive")
-    assert active["status"] == "True", active
 
 
 @pytest.mark.full  # an idle service keeps its engines for five minutes

@@ -1,4 +1,5 @@
-"""Sluice's own kernels for CPUs: `native` calls them, `reference` says in torch what they compute.
+"""Sluice's own kernels: `native` calls those for CPUs, `triton.operators` those for GPUs, and
+`reference` says in torch what they compute.
 
 Knows tensors, pages and rows; imports nothing of Sluice.
 """

@@ -58,6 +58,42 @@ def rotate_and_store(
     return queries
 
 
+def rotate_and_store_padded(
+    qkv: Tensor,
+    head_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pool: Tensor,
+    layer: int,
+    pages: Tensor,
+    offsets: Tensor,
+) -> Tensor:
+    """rotate_and_store, where the pool's last page is padding: what would go there, or to a page
+    that there is not, is not stored. So padding rows of a graph touch nothing."""
+    padding = len(pool) - 1
+    before = pool[padding].clone()
+    held = pages.masked_fill((pages < 0) | (pages > padding), padding).long()
+    queries = rotate_and_store(qkv, head_norm, eps, cos, sin, pool, layer, held, offsets.long())
+    pool[padding] = before
+    return queries
+
+
+def pack_pages(pool: Tensor, page_ids: Tensor, staging: Tensor) -> None:
+    """staging[i] = pool[page_ids[i]]; where there is no such page, staging keeps what it has.
+
+    pool: [page, …], contiguous; page_ids: [m]; staging: [≥ m, …].
+    """
+    held = (page_ids >= 0) & (page_ids < len(pool))
+    staging[: len(page_ids)][held] = pool[page_ids[held].long()]
+
+
+def unpack_pages(staging: Tensor, page_ids: Tensor, pool: Tensor) -> None:
+    """pool[page_ids[i]] = staging[i]; what belongs to no page of the pool is left out."""
+    held = (page_ids >= 0) & (page_ids < len(pool))
+    pool[page_ids[held].long()] = staging[: len(page_ids)][held]
+
+
 def paged_attention(
     queries: Tensor,
     pool: Tensor,

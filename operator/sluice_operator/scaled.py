@@ -18,6 +18,10 @@ from sluice_operator.api.status import ScalingStatus
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import Manifest
 
+DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+VICTIM: Final = "-1"
+"""Annotation of a pod, and its value on one that had best go first."""
+
 
 @dataclass(frozen=True)
 class ScaledPool:
@@ -48,6 +52,8 @@ class ScaledService:
     """Addresses of the routers' pods."""
     fixed_gpus: Mapping[Role, int] = field(default_factory=dict)
     """GPUs of one engine of each pool that is not scaled."""
+    former_gpus: int = 0
+    """Held by engines of another mode, as long as they drain."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,13 @@ class PoolPods:
     draining: int = 0
     """Pods that are being deleted, and hold their GPUs until they are gone."""
     planned: int = 0
-    """Engines that the roll-out gives to all revisions together."""
+    """Engines that the roll-out gives to all revisions together, and one that may come beside
+    them while pods are replaced."""
+
+    names: frozenset[str] = frozenset()
+    """Of pods that are not being deleted."""
+    victims: frozenset[str] = frozenset()
+    """Those of them that are marked to go first, by whichever operator."""
 
     def surplus(self, replicas: int) -> int:
         """Pods beyond `replicas` that hold GPUs, or soon will."""

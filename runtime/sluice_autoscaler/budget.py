@@ -37,7 +37,8 @@ class Claim:
 
 def allotted(claims: Mapping[Role, Claim], budget: int | None) -> dict[Role, int]:
     """Engines of each pool, in the order of `claims`. Growth gets free GPUs one engine after
-    another, the pool that lacks the largest share of what it wants first; a pool that shrinks does
+    another, the pool that lacks the largest share of what it wants first, once there is room for
+    the first engine of every pool that has none: nothing is served before. A pool that shrinks does
     so. Pods without a place give way to another pool's engines, and where more is held than the
     budget allows, the pool that lacks least gives first."""
     engines = {role: claim.desired for role, claim in claims.items()}
@@ -50,10 +51,25 @@ def allotted(claims: Mapping[Role, Claim], budget: int | None) -> dict[Role, int
     free = budget - sum(claim.held_gpus for claim in claims.values())
     if free < 0:
         return _given_back(claims, growing, -free)
+    if _first_engines(claims) > free:
+        return _asleep(claims, growing)
     while starved := _starved(claims, growing, free):
         growing[starved] += 1
         free -= claims[starved].gpus
     return _making_room(claims, growing)
+
+
+def _first_engines(claims: Mapping[Role, Claim]) -> int:
+    """GPUs of one engine of each pool that has none and wants some."""
+    return sum(claim.gpus for claim in claims.values() if claim.desired and not claim.current)
+
+
+def _asleep(claims: Mapping[Role, Claim], engines: Mapping[Role, int]) -> dict[Role, int]:
+    """Without growth, also of pools without GPUs."""
+    return {
+        role: min(engines[role], max(claim.current, claim.minimum))
+        for role, claim in claims.items()
+    }
 
 
 def _starved(claims: Mapping[Role, Claim], engines: Mapping[Role, int], free: int) -> Role | None:

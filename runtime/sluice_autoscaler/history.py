@@ -10,6 +10,10 @@ from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.sample import Sample
 
 KEPT_SECONDS: Final = 600.0
+GAP_SECONDS: Final = 60.0
+"""What happens for longer between two ticks is not known, where there was work at the first."""
+QUIET_GAP_SECONDS: Final = 150.0
+"""The same where there was none: services with nothing to do are looked at every two minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,11 @@ class Tick:
 
     sample: Sample
     decision: Decision
+
+    @property
+    def busy(self) -> bool:
+        """Whether the service had anything to do."""
+        return any(pool.measured.busy for pool in self.decision.pools.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,20 @@ class History:
         if len(kept) > 1:
             kept[-2] = _without_engines(kept[-2])
         return History(tuple(kept))
+
+    def covers(self, since: float, now: float) -> bool:
+        """Whether the load is known from `since` until `now`, without a gap: an operator that was
+        away has not seen what happened meanwhile."""
+        before = [tick for tick in self.ticks if tick.sample.time_seconds <= since][-1:]
+        if not before:
+            return False
+        known = [*before, *(t for t in self.ticks if t.sample.time_seconds > since)]
+        ends = [*(tick.sample.time_seconds for tick in known[1:]), now]
+        return all(
+            end - tick.sample.time_seconds <= (GAP_SECONDS if tick.busy else QUIET_GAP_SECONDS)
+            for tick, end in zip(known, ends, strict=True)
+            if end > since
+        )
 
     @property
     def last(self) -> Tick | None:

@@ -18,6 +18,7 @@ from sluice_autoscaler.sample import PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_autoscaler.stabilise import stabilised
 from sluice_autoscaler.wants import PoolView, Want, wants_of
+from sluice_autoscaler.words import engines
 
 PAGES_AHEAD: Final = 1.5
 """Starts of an engine by which the use of pages is foreseen: a new engine relieves the others only
@@ -128,13 +129,14 @@ def _wanted(want: Want, reports: Reports, least: int, current: int) -> Want:
         return replace(wanted, engines=current, message=f"{reports.unknown} reports do not count")
     if not 0 < reports.sick <= len(reports.counted) + reports.unknown:
         return wanted
-    engines = wanted.engines + reports.sick
-    reason = "SickEngines" if wanted.engines <= current < engines else wanted.reason
-    return Want(engines, reason, f"{wanted.message}; {reports.sick} engines fail")
+    more = wanted.engines + reports.sick
+    reason = "SickEngines" if wanted.engines <= current < more else wanted.reason
+    sick = engines(reports.sick, ("fails", "fail"))
+    return Want(more, reason, f"{wanted.message}; {sick}")
 
 
 def _why(want: Want, desired: int, current: int, maximum: int) -> tuple[str, str]:
-    text = f"{want.message}: {want.engines} engines are wanted"
+    text = f"{want.message}: {engines(want.engines, ('is', 'are'))} wanted"
     if want.engines > maximum:
         text += f", maxReplicas is {maximum}"
     if desired > current:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from sluice_contract.labels import Role
 
 from sluice_autoscaler.history import History, Tick
+from sluice_autoscaler.words import engines
 
 DOWN_SECONDS: Final = 60.0
 """A pool shrinks to the most that was wanted in so many seconds, or in twice the time that an
@@ -48,7 +49,7 @@ def _grown(history: History, role: Role, now: float, current: int, wanted: int) 
     most = max(start + MAX_ADDED, 2 * start)
     if wanted <= most:
         return Steady(wanted)
-    text = f"at most {most} engines within {RATE_SECONDS:.0f} s"
+    text = f"at most {engines(most)} within {RATE_SECONDS:.0f} s"
     return Steady(max(current, most), "RateLimited", text)
 
 
@@ -56,26 +57,26 @@ def _shrunk(
     history: History, role: Role, now: float, current: int, wanted: int, boot_seconds: float
 ) -> Steady:
     window = min(MAX_DOWN_SECONDS, max(DOWN_SECONDS, 2 * boot_seconds))
-    if not _reaches_back(history.ticks, role, now - window):
+    if not _knows(history, role, now - window, now):
         text = f"a pool shrinks once its load is known for {window:.0f} s"
         return Steady(current, "Stabilising", text)
     before = [_wanted(tick, role, current) for tick in history.since(now - window)]
     least = max(wanted, *before) if before else wanted
     if least >= current:
-        text = f"{least} engines were wanted in the last {window:.0f} s"
+        text = f"{engines(least, ('was', 'were'))} wanted in the last {window:.0f} s"
         return Steady(current, "Stabilising", text)
     start = max((*_sizes(history.since(now - RATE_SECONDS), role), current))
     floor = min(start - 1, int(start * SMALLEST_SHARE))
     if least >= floor:
         return Steady(least)
-    text = f"at least {floor} engines within {RATE_SECONDS:.0f} s"
+    text = f"at least {engines(floor)} within {RATE_SECONDS:.0f} s"
     return Steady(min(current, floor), "RateLimited", text)
 
 
-def _reaches_back(ticks: Sequence[Tick], role: Role, seconds: float) -> bool:
-    return any(
-        role in tick.decision.pools for tick in ticks[:1] if tick.sample.time_seconds <= seconds
-    )
+def _knows(history: History, role: Role, since: float, now: float) -> bool:
+    """Whether what the pool's load asked for is known from `since` on."""
+    first = next(iter(history.ticks), None)
+    return first is not None and role in first.decision.pools and history.covers(since, now)
 
 
 def _wanted(tick: Tick, role: Role, current: int) -> int:

@@ -48,8 +48,6 @@ def is_asleep(settings: Settings, sample: Sample) -> bool:
 
 def _idle(settings: Settings, history: History, now: float, busy: bool) -> bool:
     since = now - settings.idle_seconds
-    if busy or not history.ticks or history.ticks[0].sample.time_seconds > since:
+    if busy or not history.covers(since, now):
         return False
-    return not any(
-        pool.measured.busy for tick in history.since(since) for pool in tick.decision.pools.values()
-    )
+    return not any(tick.busy for tick in history.since(since))

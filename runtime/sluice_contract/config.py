@@ -24,8 +24,11 @@ SchedulingPolicy = Literal[
     "fcfs", "lpm", "dfs-weight", "lof", "sjf", "srtf", "hrrn", "round-robin", "random", "priority",
     "routing-key", "adaptive", "slack",
 ]  # fmt: skip
+READS_PRIORITY: Final[tuple[SchedulingPolicy, ...]] = ("priority", "adaptive")
+"""Policies under which a request's priority counts."""
 
 EvictionPolicy = Literal["lru", "lfu", "fifo", "slru"]
+AttentionBackend = Literal["auto", "native", "torch", "flashinfer"]
 ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
 
 
@@ -144,6 +147,11 @@ class EngineSettings(ContractModel):
         le=4096,
         description="Largest decode batch captured as a CUDA graph; none are on a CPU.",
     )
+    attention_backend: AttentionBackend | None = Field(
+        default=None,
+        description="What computes attention: native (compiled kernels) or torch on CPUs, "
+        "flashinfer or torch on GPUs; auto: the fastest that device and model have kernels for.",
+    )
     page_size: int | None = Field(
         default=None, ge=1, le=1024, description="Tokens in one page of the KV pool."
     )
@@ -158,8 +166,9 @@ class EngineSettings(ContractModel):
         gt=0,
         lt=1,
         description="Share of the device's memory for weights and KV pool (on CPUs, of the "
-        "container's); less where the logits of maxRunningRequests, the processes for grammars and "
-        "the API process need more than the rest. Not read when kvPoolTokens is given.",
+        "container's); less where a full step on a GPU, or on CPUs the logits of "
+        "maxRunningRequests, the processes for grammars and the API process, need more than the "
+        "rest. Not read when kvPoolTokens is given.",
     )
     mixed_chunk: bool | None = Field(
         default=None,
@@ -175,8 +184,8 @@ class EngineSettings(ContractModel):
     )
     overlap: bool | None = Field(
         default=None,
-        description="Whether the next step is planned while one runs. Pays on GPUs; on CPUs both "
-        "want the same cores.",
+        description="Whether the next step is planned while one runs, and on GPUs launched before "
+        "the one before it has ended. On CPUs both want the same cores.",
     )
     scheduling_policy: SchedulingPolicy | None = Field(
         default=None, description="Order in which waiting requests are admitted."

@@ -17,6 +17,7 @@ BY_ACCELERATOR: Final[Mapping[str, str]] = {
     "cuda_graph_max_batch": f"by accelerator; {CPU.cuda_graph_max_batch} on CPUs",
     "tensor_parallel_size": "accelerator.count; 1 on CPUs",
     "max_running_requests": f"by accelerator; {CPU.max_running_requests} on CPUs",
+    "overlap": "true; false on CPUs",
     "memory_fraction": f"by accelerator; {GENERAL_MEMORY_FRACTION} on CPUs",
 }
 FOUND_BY_ENGINE: Final[Mapping[str, str]] = {

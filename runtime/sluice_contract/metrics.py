@@ -181,8 +181,9 @@ ROUTER: Final = (
     Metric(
         "sluice_router_first_byte_seconds",
         "histogram",
-        "Arrival to first byte from an engine.",
-        (),
+        "Arrival to first byte from an engine: of a stream to its first token, of any other answer "
+        "to its end.",
+        ("answer",),
         LATENCY_SECONDS,
     ),
     Metric(
@@ -249,6 +250,12 @@ OPERATOR: Final = (
         "counter",
         "Write requests to the API server.",
         ("verb", "kind"),
+    ),
+    Metric(
+        "sluice_operator_blocked_kinds",
+        "gauge",
+        "1 for what the leader needs and could not list or watch for 30 seconds.",
+        ("kind", "namespace", "verb"),
     ),
     Metric("sluice_operator_leader", "gauge", "1 while this replica holds the Lease."),
     Metric(

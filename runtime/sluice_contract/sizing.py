@@ -60,6 +60,7 @@ CACHE_POLICIES: Final = frozenset({"lpm", "dfs-weight"})
 GENERAL: Final[dict[str, Value]] = {
     "dtype": "auto",
     "kv_cache_dtype": "auto",
+    "attention_backend": "auto",
     "tensor_parallel_size": 1,
     "max_prefill_tokens": 16_384,
     "max_running_requests": MIN_RUNNING_REQUESTS,
@@ -88,6 +89,8 @@ def resolve_settings(
     """
     resolved = {name: _general(value) for name, value in GENERAL.items()}
     resolved |= _by_accelerator(accelerator)
+    if not accelerator.is_cpu:
+        resolved["overlap"] = _general(True, "a GPU computes beside the host")
     if slo is not None and slo.ttft_milliseconds is not None:
         resolved["scheduling_policy"] = _general(SLACK, "slo.ttftMilliseconds")
     for name in EngineSettings.model_fields.keys() - {"kv_transfer"}:

@@ -40,7 +40,8 @@ class RouterTracing(Tracing):
         ge=0,
         le=1,
         description="Share of requests that are sampled where the client's traceparent does not "
-        "say; 0: only those whose client asks for it.",
+        "say; 0: none, whatever it says. Requests without a valid API key never are, where keys "
+        "are asked for.",
     )
 
 

@@ -24,13 +24,18 @@ class Unsupported:
     allowed: str
     on_cpus_only: bool = False
     """What GPUs have, and CPUs do not."""
+    on_gpus_only: bool = False
+    """What CPUs have, and GPUs do not."""
+
+    def applies(self, *, on_cpus: bool) -> bool:
+        return not (self.on_gpus_only if on_cpus else self.on_cpus_only)
 
 
 ROWS: Final = (
     Unsupported(
         "tensorParallelSize",
         lambda s: (s.tensor_parallel_size or 1) != 1,
-        "1 without an accelerator",
+        "1 without an accelerator (with one, accelerator.count is the tensor parallel size)",
         on_cpus_only=True,
     ),
     Unsupported(
@@ -44,7 +49,25 @@ ROWS: Final = (
         "0 without an accelerator",
         on_cpus_only=True,
     ),
+    Unsupported(
+        "attentionBackend",
+        lambda s: s.attention_backend == "flashinfer",
+        "auto, native or torch without an accelerator",
+        on_cpus_only=True,
+    ),
+    Unsupported(
+        "attentionBackend",
+        lambda s: s.attention_backend == "native",
+        "auto, flashinfer or torch with an accelerator",
+        on_gpus_only=True,
+    ),
 )
+
+
+def allowed_so_far() -> dict[str, str]:
+    """By key, what the rows of the table allow, for people."""
+    keys = dict.fromkeys(row.key for row in ROWS)
+    return {key: "; ".join(row.allowed for row in ROWS if row.key == key) for key in keys}
 
 
 ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
@@ -55,8 +78,17 @@ def unsupported(settings: EngineSettings, *, on_cpus: bool = True) -> Iterator[C
     """A refusal for every setting the user asked for and this version does not have; `on_cpus`:
     the engine has no accelerator."""
     for row in ROWS:
-        if row.refuses(settings) and (on_cpus or not row.on_cpus_only):
+        if row.applies(on_cpus=on_cpus) and row.refuses(settings):
             yield ConfigError(row.key, _value(settings, row.key), row.allowed)
+
+
+def ranks_refusal(role: Role, ranks: int) -> ConfigError | None:
+    """Why engines of this role cannot have so many ranks, if so: each rank holds its heads of a
+    page, and only whole pages are handed over."""
+    if role is Role.MIXED or ranks == 1:
+        return None
+    allowed = f"1 in role {role} (several ranks hand nothing over yet), or role mixed"
+    return ConfigError("tensorParallelSize", ranks, allowed)
 
 
 def _value(settings: ContractModel, key: str) -> object:

@@ -35,6 +35,12 @@ def child_of(traceparent: str) -> str:
     return f"{version}-{trace}-{secrets.token_hex(8)}-{flags}"
 
 
+def unsampled(traceparent: str) -> str:
+    """The same span, not to be recorded."""
+    head, _, flags = traceparent.rpartition("-")
+    return f"{head}-{int(flags, 16) & ~_SAMPLED:02x}"
+
+
 def is_sampled(traceparent: str) -> bool:
     """Whether its spans are recorded; not if it is no traceparent."""
     found = _TRACEPARENT.fullmatch(traceparent)

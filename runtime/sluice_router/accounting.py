@@ -89,7 +89,9 @@ class Accounting:
             outcome = _outcome(request, status)
             if route not in PROBES:
                 self._telemetry.request(route, status, outcome, seconds)
-                if self._spans is not None and traced is not None:
+                # Nobody without a key decides what is recorded.
+                is_known = self._keys is None or TENANT in request
+                if self._spans is not None and traced is not None and is_known:
                     told, error = _told(request, route, status, outcome)
                     self._spans.end_request(traced, start, told, error)
             _log(request, route, status, outcome, seconds)

@@ -118,7 +118,8 @@ class Routes:
 
     def _begun(self, request: web.Request, reply: Reply) -> None:
         if ENGINE not in request:
-            self._parts.telemetry.first_byte(self._parts.clock() - request[START])
+            seconds = self._parts.clock() - request[START]
+            self._parts.telemetry.first_byte(seconds, streams=reply.streams_events)
         request[ENGINE] = reply.target.name
         if reply.status >= HTTPStatus.BAD_REQUEST:
             request[REFUSAL] = error_in(reply.first).words

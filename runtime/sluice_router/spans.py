@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_contract.spans import Attributes, Record, Span
-from sluice_contract.trace import child_of, is_sampled, new_traceparent, trace_id
+from sluice_contract.trace import child_of, is_sampled, new_traceparent, trace_id, unsampled
 
 REQUEST: Final = "sluice.request"
 ATTEMPT: Final = "sluice.attempt"
@@ -51,7 +51,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RouterSpans:
-    """Begins spans. `sample_ratio`: of requests whose client does not say; `draw`: in [0, 1)."""
+    """Begins spans. `sample_ratio`: of requests whose client does not say, and 0: of none, whatever
+    clients say; `draw`: in [0, 1)."""
 
     record: Record
     sample_ratio: float
@@ -61,7 +62,8 @@ class RouterSpans:
     def request(self, given: str | None) -> Traced:
         """A request with this header."""
         if given is not None and trace_id(given):
-            return Traced(child_of(given), given)
+            own = child_of(given)
+            return Traced(own if self.sample_ratio else unsampled(own), given)
         return Traced(new_traceparent(sampled=self.draw() < self.sample_ratio), None)
 
     def end_request(

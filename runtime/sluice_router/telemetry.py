@@ -70,6 +70,8 @@ class Telemetry:
         self._engines = self._gauge(table["sluice_router_engines"])
         for route, (status, outcome) in product(COMPLETION_ROUTES, FAILURES):
             self._requests.labels(route, status, outcome)
+        for answer in ("stream", "whole"):
+            self._first_byte.labels(answer)
         for reason in get_args(RetryReason):
             self._retries.labels(reason)
             self._resumed.labels(reason)
@@ -83,9 +85,9 @@ class Telemetry:
         self._requests.labels(route, str(status), outcome).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def first_byte(self, seconds: float) -> None:
-        """An engine's first byte came."""
-        self._first_byte.observe(seconds)
+    def first_byte(self, seconds: float, *, streams: bool) -> None:
+        """An engine's first byte came: of a stream its first token, whatever the client sees."""
+        self._first_byte.labels("stream" if streams else "whole").observe(seconds)
 
     def retry(self, reason: str) -> None:
         """A request is offered to another engine."""

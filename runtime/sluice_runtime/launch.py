@@ -41,13 +41,13 @@ def main(arguments: Sequence[str] | None = None, find: FindAccelerator = find_ac
     except StartupError as error:
         return exits.give_up(error.reason, str(error), exits.STARTUP)
     with private_endpoint() as endpoint:
-        supervisor = Supervisor(thread_environment(config.threads))
-        return supervisor.run(
-            api=[
-                *_command("sluice_runtime.server", path, endpoint),
-                *("--accelerator", accelerator.model_dump_json(by_alias=True)),
-            ],
-            engine=_command("sluice_runtime.engine", path, endpoint),
+        options = [
+            *("--config", str(path), "--endpoint", endpoint),
+            *("--accelerator", accelerator.model_dump_json(by_alias=True)),
+        ]
+        return Supervisor(thread_environment(config.threads)).run(
+            api=[sys.executable, "-m", "sluice_runtime.server", *options],
+            engine=[sys.executable, "-m", "sluice_runtime.engine", *options],
         )
 
 
@@ -80,7 +80,3 @@ def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
         resolve_settings(config, accelerator, config.slo)
     except ConfigError as error:
         yield from error.each
-
-
-def _command(module: str, config: Path, endpoint: str) -> list[str]:
-    return [sys.executable, "-m", module, "--config", str(config), "--endpoint", endpoint]

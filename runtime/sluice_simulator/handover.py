@@ -18,6 +18,7 @@ from sluice_runtime.handover.messages import (
     Bootstrap,
     Cancel,
     Chunk,
+    ChunkRead,
     Failed,
     Finished,
     Received,
@@ -167,7 +168,7 @@ class DecodeEnd:
         self._rooms[bootstrap.room] = self._wires.prefills[prefill.port]
         self._tell(bootstrap)
 
-    def send(self, message: Received | Cancel) -> None:
+    def send(self, message: ChunkRead | Received | Cancel) -> None:
         self._tell(message)
 
     def close(self, room: int) -> None:
@@ -182,7 +183,7 @@ class DecodeEnd:
         self._come.append(event)
         self._wake()
 
-    def _tell(self, message: Bootstrap | Received | Cancel) -> None:
+    def _tell(self, message: Bootstrap | ChunkRead | Received | Cancel) -> None:
         prefill, event = self._rooms[message.room], FromDecode(self._engine, message)
         self._wires.later(lambda: prefill.deliver(event))
 

@@ -154,6 +154,20 @@ def test_prefill_and_decode_reach_and_leave_zero_together() -> None:
     assert "3 requests wait" in decision.message
 
 
+@pytest.mark.parametrize("held", [0, 1])
+@pytest.mark.parametrize("gpus", [(1, 1), (2, 1), (0, 2)])
+def test_sleeping_pools_wake_together_or_not_at_all(held: int, gpus: tuple[int, int]) -> None:
+    """An engine of one alone would serve nobody, and hold GPUs."""
+    settings = wanting(*TWO, minimum=0, gpu_budget=sum(gpus))
+    each = zip(TWO, gpus, strict=True)
+    settings = replace(settings, pools={r: replace(settings.pools[r], gpus=n) for r, n in each})
+    pools = pool(PREFILL, 0), pool(DECODE, 0, surplus=held)
+    decision = decide(settings, History(), seen((), *pools, waiting=3))
+    desired = {role: each.desired for role, each in decision.pools.items()}
+    assert desired == dict.fromkeys(TWO, 0 if held else 1)
+    assert decision.reason == ("BudgetExhausted" if held else "WaitingRequests")
+
+
 def test_a_pool_that_keeps_an_engine_keeps_one_of_the_other() -> None:
     settings = wanting(*TWO, minimum=0, idle_seconds=120)
     limits = {**settings.pools, PREFILL: replace(settings.pools[PREFILL], minimum=1)}

@@ -170,3 +170,36 @@ def test_a_promise_that_no_number_of_engines_keeps_is_left_alone_once_that_is_se
         sizes.append(service.replicas[DECODE])
     assert max(sizes) > 1
     assert set(sizes[-30:]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("running", "gap_seconds", "shrinks"),
+    [(8, 59.0, True), (8, 61.0, False), (0, 121.0, True), (0, 500.0, False)],
+)
+def test_a_pool_shrinks_after_a_gap_only_once_its_load_has_been_known_for_as_long_again(
+    running: int, gap_seconds: float, *, shrinks: bool
+) -> None:
+    """While nobody looks, load may have come and gone. A service with nothing to do is looked at
+    every two minutes, and need not wait longer for that."""
+    service = Service(wanting(), {MIXED: 8})
+    for _ in range(29):
+        service.look({MIXED: {"running_requests": running}})
+        service.replicas = {MIXED: 8}
+    service.look({MIXED: {"running_requests": running}}, seconds=gap_seconds)
+    assert (service.replicas[MIXED] < 8) == shrinks
+    if shrinks:
+        return
+    last = service.history.last
+    assert last is not None
+    assert last.decision.pools[MIXED].reason == "Stabilising"
+    sizes = [service.look({MIXED: {}}, seconds=4.0).pools[MIXED].desired for _ in range(20)]
+    assert sizes[0] == 8 > sizes[-1]
+
+
+def test_an_idle_time_with_a_gap_in_it_does_not_lead_to_zero() -> None:
+    for gap_seconds, least in ((100.0, 0), (400.0, 1)):
+        service = Service(wanting(minimum=0), {MIXED: 1})
+        for _ in range(60):
+            service.look({}, seconds=4.0)
+        service.look({}, seconds=gap_seconds)
+        assert service.replicas[MIXED] == least

@@ -153,7 +153,10 @@ LOAD = {
 def test_more_load_never_means_fewer_engines(
     role: Role, load: dict[str, Any], more: str, factor: float, quiet: int, promised: bool
 ) -> None:
-    """`quiet`: looks before, without load."""
+    """`quiet`: looks before, without load. Running requests alone are none: where others wait for
+    pages, more of them in the same pages are smaller ones, and so are those that wait."""
+    if more == "running_requests":
+        load |= {"prealloc_requests": 0}
     slo = {"ttft_seconds": 2.0, "itl_seconds": 0.1} if promised else {}
     wanted = wanting(role, maximum=100, prefill_queue=20, decode_queue=20, **slo)
     grown = load[more] * factor

@@ -70,6 +70,7 @@ def test_memory_and_requests_follow_the_accelerator(
     assert resolved["memory_fraction"].value == fraction
     assert resolved["memory_fraction"].source == source
     assert resolved["max_running_requests"].value == requests
+    assert resolved["overlap"].value is not accelerator.is_cpu
 
 
 def test_the_users_value_wins_and_says_so() -> None:

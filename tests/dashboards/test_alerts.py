@@ -24,6 +24,7 @@ SECOND: Final = P.replace('pod="p"', 'pod="q"')
 D: Final = f'{S},serving_sluice_dev_role="decode",pod="d"'
 ANSWERS: Final = f'sluice_router_requests_total{{{S},code="200",outcome="complete"}}'
 TTFT: Final = f"sluice_time_to_first_token_seconds_%s{{{D}%s}}"
+FIRST: Final = f'sluice_router_first_byte_seconds_%s{{{S},pod="r",answer="stream"%s}}'
 ITL: Final = f"sluice_inter_token_seconds_%s{{{D}%s}}"
 Case = tuple[tuple[str, str | None, str | None], ...]
 """Series, and what it is a minute when the alert is to fire, and when it is not; None: absent."""
@@ -97,9 +98,18 @@ CASES: Final[dict[str, Case]] = {
             "0+0.1x500",
         ),
     ),
+    "SluiceOperatorBlocked": (
+        (
+            'sluice_operator_blocked_kinds{kind="Pod",namespace="",verb="list"}',
+            "1x500",
+            None,
+        ),
+    ),
     "SluiceOperatorDown": (("sluice_operator_leader", "0x500", "1x500"),),
-    "SluiceTtftBudgetBurn": missed(
-        TTFT, {"0.5": ("0+20x500", "0+60x500"), "1.0": ("0+30x500", "0+90x500")}
+    # They wait in the router: engines see nothing of it.
+    "SluiceTtftBudgetBurn": (
+        *missed(FIRST, {"0.5": ("0+20x500", "0+60x500"), "1.0": ("0+30x500", "0+90x500")}),
+        *missed(TTFT, dict.fromkeys(("0.5", "1.0"), ("0+100x500", "0+100x500"))),
     ),
     "SluiceItlBudgetBurn": missed(ITL, {"0.05": ("0+20x500", "0+71x500")}),
     "SluiceErrorBudgetBurn": (

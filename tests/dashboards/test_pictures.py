@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.draw import Series, draw
+from dashboards.draw import Series, Span, draw, line_of
 from dashboards.model import Dashboard
 from dashboards.pages import fleet, service
 
@@ -28,3 +28,12 @@ def test_a_page_becomes_a_picture(page: Dashboard, tmp_path: Path) -> None:
     path = tmp_path / "page.png"
     draw(page, values, path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_line_has_a_hole_where_nothing_was_known() -> None:
+    points = [(10.0, 1.0), (10.5, 2.0), (14.0, 3.0), (14.5, math.nan)]
+    drawn = line_of(points, Span(begin=9.0, end=20.0, step=0.5))
+    assert [at for at, _ in drawn] == [1.0, 1.5, 1.5, 5.0, 5.5]
+    assert [value for _, value in drawn] == pytest.approx(
+        [1, 2, math.nan, 3, math.nan], nan_ok=True
+    )

@@ -69,6 +69,14 @@ def test_the_base_and_the_foundation_are_given_to_the_dockerfiles(builder: Notin
     assert list(built) == ["engine-sample"]
 
 
+def test_a_variant_is_built_from_the_same_dockerfile_with_arguments(
+    builder: NotingBuilder,
+) -> None:
+    tags = build_images(["engine", "engine-cuda"], builder=builder)
+    assert tags["engine"] != tags["engine-cuda"]
+    assert builder.built[1] == ("engine-cuda", {"BASE": "base:1", "ACCELERATOR": "cuda"})
+
+
 def test_only_what_the_cluster_lacks_is_loaded(builder: NotingBuilder) -> None:
     loaded: dict[str, str] = {}
 

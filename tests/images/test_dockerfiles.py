@@ -37,7 +37,11 @@ def last_stage(path: Path) -> list[tuple[str, str]]:
 
 
 def test_the_catalogue_is_the_folder() -> None:
-    assert sorted(IMAGES) == sorted(map(named, DOCKERFILES))
+    plain = [name for name, image in IMAGES.items() if not image.variant_of]
+    assert sorted(plain) == sorted(map(named, DOCKERFILES))
+    assert {image.dockerfile for image in IMAGES.values()} == {
+        str(path.relative_to(ROOT)) for path in DOCKERFILES
+    }
 
 
 @pytest.mark.parametrize("path", OWN_BASE, ids=named)
@@ -108,6 +112,16 @@ def test_an_image_gets_kernels_and_no_compiler() -> None:
     from_kernels = [rest for word, rest in parsed if word == "COPY" and "--from=kernels" in rest]
     assert from_kernels == ["--from=kernels /built/_native.so /app/sluice_kernels/"]
     assert parsed[[rest for _, rest in parsed].index("packages") :][0] == ("FROM", "packages")
+    for_gpus = [rest for word, rest in parsed if word == "COPY" and "--from=gpu-kernels" in rest]
+    assert for_gpus == ["--from=gpu-kernels /built/ /app/sluice_kernels/"]
+
+
+def test_every_stage_of_the_engine_that_looks_at_the_accelerator_has_the_same_default() -> None:
+    parsed = instructions(ROOT / "images" / "engine.Dockerfile")
+    for name in ("ACCELERATOR", "ARCHITECTURES", "DTYPES", "HEAD_DIMS"):
+        said = [rest for word, rest in parsed if word == "ARG" and rest.startswith(f"{name}=")]
+        assert len(said) >= 2
+        assert len(set(said)) == 1
 
 
 @pytest.mark.parametrize("check", ["check_torch.py", "check_engine.py"])

@@ -10,18 +10,18 @@ OTHERS: Final = (
     Mutation(
         "sampling: a position has no randomness of its own",
         "randomness",
-        "_mix(_mix(_words(seeds)) ^ _mix(_words(positions) + _GOLDEN))",
-        "_mix(_mix(_words(seeds)))",
+        "_mix(_mix(seeds.view(np.uint64)) ^ _mix(positions.view(np.uint64) + _GOLDEN))",
+        "_mix(_mix(seeds.view(np.uint64)))",
         ("test_draw",),
         package="engine/sampling",
     ),
     Mutation(
         "sampling: top_p keeps a token too few",
-        "restriction",
+        "nucleus",
         "last = (cumulative < top_p.double()[:, None]).sum(-1).clamp(max=vocabulary - 1)",
         "last = (cumulative < top_p.double()[:, None]).sum(-1).clamp(max=vocabulary - 1) - 1",
-        ("test_draw", "test_sampling_oracle"),
-        package="engine/sampling",
+        ("test_nucleus",),
+        package="layers",
     ),
     Mutation(
         "sampling: an end is forbidden one token too long",

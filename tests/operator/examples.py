@@ -15,7 +15,11 @@ from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import ServicePlan, plan_service
 
-IMAGES = Images(engine="sluice/engine:test", router="sluice/router:test")
+IMAGES = Images(
+    engine="sluice/engine:test",
+    router="sluice/router:test",
+    gpu_engine="sluice/engine-cuda:test",
+)
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SERVICE_UID = "00000000-0000-0000-0000-000000000001"
 POOL_UID = "00000000-0000-0000-0000-000000000002"

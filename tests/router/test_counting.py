@@ -13,6 +13,7 @@ from tests.router import fakes
 
 BODY = b'{"model": "m", "prompt": "x", "stream": true}'
 COUNTED = "sluice_router_requests_total{"
+FIRST_BYTES = "sluice_router_first_byte_seconds_count{"
 
 
 @pytest.fixture
@@ -21,10 +22,12 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def counts(client: aiohttp.ClientSession, router: fakes.RunningRouter) -> list[str]:
+async def counts(
+    client: aiohttp.ClientSession, router: fakes.RunningRouter, series: str = COUNTED
+) -> list[str]:
     async with client.get(router.metrics_url + "/metrics") as response:
         lines = (await response.text()).splitlines()
-    counted = [line.removeprefix(COUNTED) for line in lines if line.startswith(COUNTED)]
+    counted = [line.removeprefix(series) for line in lines if line.startswith(series)]
     return [series for series in counted if not series.endswith(" 0.0")]
 
 
@@ -54,6 +57,7 @@ async def test_a_stream_is_counted_by_how_it_ended(
         assert await counts(client, router) == [
             f'code="200",outcome="{outcome}",route="{route}"}} 1.0'
         ]
+        assert await counts(client, router, FIRST_BYTES) == ['answer="stream"} 1.0']
 
 
 async def test_an_error_that_is_the_whole_answer_is_complete(client: aiohttp.ClientSession) -> None:
@@ -110,6 +114,8 @@ async def test_the_log_says_why_an_engine_refused(
         client.post(router.url + "/v1/completions", data=BODY) as response,
     ):
         assert response.status == status
+        whole = await counts(client, router, FIRST_BYTES)
+        assert whole == ([] if status == 429 else ['answer="whole"} 1.0']), "429: tried again"
     (line,) = (r.getMessage() for r in caplog.records if "/v1/completions" in r.getMessage())
     assert f" refused={words}" in line
     assert "\n" not in line

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
 from sluice_contract.base import ConfigError
-from sluice_contract.router_config import RouterTracing
+from sluice_contract.router_config import Auth, RouterTracing
 from sluice_contract.span_export import EXPORT_SECONDS, span_recorder
 from sluice_contract.spans import Span, Tracing
 from sluice_contract.trace import TRACEPARENT_HEADER
@@ -34,13 +35,16 @@ async def ask(router: fakes.RunningRouter, **headers: str) -> int:
 
 @asynccontextmanager
 async def traced(
-    behave: fakes.Behaviour, collector: Collector, sample_ratio: float = 1.0
+    behave: fakes.Behaviour,
+    collector: Collector,
+    sample_ratio: float = 1.0,
+    auth: Auth | None = None,
 ) -> AsyncIterator[tuple[fakes.RunningRouter, fakes.FakeEngine]]:
     """What it records is there when it has ended."""
     tracing = RouterTracing(endpoint=collector.url, sample_ratio=sample_ratio)
     async with (
         fakes.running_engine(behave) as engine,
-        fakes.running_router(engine.url, tracing=tracing) as router,
+        fakes.running_router(engine.url, tracing=tracing, auth=auth) as router,
     ):
         yield router, engine
 
@@ -78,9 +82,15 @@ async def test_every_engine_that_is_asked_has_a_span_and_failures_their_error() 
 
 @pytest.mark.parametrize(
     ("ratio", "given", "spans"),
-    [(0.0, None, 0), (0.0, CLIENTS, 2), (1.0, CLIENTS[:-2] + "00", 0), (1.0, "nonsense", 2)],
+    [
+        (0.0, None, 0),
+        (0.0, CLIENTS, 0),
+        (1e-9, CLIENTS, 2),
+        (1.0, CLIENTS[:-2] + "00", 0),
+        (1.0, "nonsense", 2),
+    ],
 )
-async def test_the_client_says_whether_it_is_sampled_and_else_the_ratio(
+async def test_the_client_says_whether_it_is_sampled_and_else_the_ratio_of_which_0_is_none(
     ratio: float, given: str | None, spans: int
 ) -> None:
     with collecting() as collector:
@@ -89,6 +99,19 @@ async def test_the_client_says_whether_it_is_sampled_and_else_the_ratio(
             assert await ask(router, **headers) == 200
             flags = engine.calls[-1][1][TRACEPARENT_HEADER][-2:]
     assert (len(collector.spans), flags) == (spans, "01" if spans else "00")
+
+
+@pytest.mark.parametrize(("key", "status", "spans"), [("right", 200, 2), ("wrong", 401, 0)])
+async def test_nobody_without_a_key_decides_what_is_recorded(
+    key: str, status: int, spans: int, tmp_path: Path
+) -> None:
+    (tmp_path / "team").write_text("right\n")
+    headers = {TRACEPARENT_HEADER: CLIENTS, "Authorization": f"Bearer {key}"}
+    with collecting() as collector:
+        auth = Auth(keys_directory=str(tmp_path))
+        async with traced(fakes.answers_json, collector, auth=auth) as (router, _):
+            assert await ask(router, **headers) == status
+    assert len(collector.spans) == spans
 
 
 async def test_a_collector_that_is_not_there_costs_no_request() -> None:

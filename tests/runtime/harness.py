@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.build import EngineHooks, build_engine
-from sluice_runtime.engine.executor import Executor, PendingResult, executor_for
+from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.messages import Generate, Sampling, TokenDelta
 from sluice_runtime.model_files import resolve
@@ -105,7 +105,7 @@ def run_engine(
     files = resolve(config.model.uri)
     engine = build_engine(config, files, replace(hooks or EngineHooks(), on_logits=recorder))
     try:
-        with closing(executor_for(engine.runner, overlap=overlap)) as device:
+        with closing(engine.executor(overlap=overlap)) as device:
             drive(engine.scheduler, device, run, recorder, requests, chunk_sizes)
     finally:
         torch.set_num_threads(1)

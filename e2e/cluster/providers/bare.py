@@ -27,7 +27,7 @@ from e2e.cluster.bare.state import (
 from e2e.cluster.bare.teardown import end, remove
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.loaded_images import present_images
-from e2e.cluster.progress import Step
+from e2e.cluster.progress import Step, say
 from e2e.cluster.provider import Status
 from e2e.cluster.toolchain.binaries import Binaries, ensure_binaries
 from e2e.cluster.toolchain.prerequisites import NODE_PACKAGES, ensure_packages
@@ -67,8 +67,14 @@ class BareCluster:
 
     def down(self) -> None:
         _require_root()
-        with locked(self._root), Step(f"Removing the cluster {self._name}"):
-            remove(remaining_layout(self._root, self._name))
+        with locked(self._root):
+            layout = remaining_layout(self._root, self._name)
+            if layout.state.exists() or node_process.find_node(layout) is not None:
+                with Step(f"Removing the cluster {self._name}"):
+                    remove(layout)
+            else:
+                remove(layout)  # a link or a cgroup may have outlived its folder
+                say(f"There is no cluster {self._name}: nothing to remove.")
 
     def status(self) -> Status:
         layout = known_layout(self._root, self._name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from e2e.cluster.command import run, succeeds
 from e2e.cluster.errors import ClusterError, CommandFailedError
 from e2e.cluster.loaded_images import are_loaded, present_images
-from e2e.cluster.progress import Step
+from e2e.cluster.progress import Step, say
 from e2e.cluster.provider import Status
 from e2e.cluster.toolchain.binaries import ensure_binaries
 from e2e.cluster.toolchain.cache import cache_directory
@@ -54,6 +54,9 @@ class KindCluster:
         self._kind("export", "kubeconfig", f"--name={self._name}", *self._kubeconfig_flag())
 
     def down(self) -> None:
+        if not self._exists() and not self._state.exists():
+            say(f"There is no kind cluster {self._name}: nothing to remove.")
+            return
         with Step(f"Removing the kind cluster {self._name}"):
             self._kind("delete", "cluster", f"--name={self._name}", *self._kubeconfig_flag())
             shutil.rmtree(self._state, ignore_errors=True)

@@ -110,6 +110,6 @@ def _go_build(package: str, output: Path, flags: str) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+    with path.open("a+") as file:
         lock(file.fileno(), "another build of Kubernetes")
         yield

@@ -28,6 +28,7 @@ from sluice_operator.kube.kinds import Manifest
 PASSING: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Taints that tell what a node is up to, not what it is for: it will have its GPUs again."""
 MAX_NAMES: Final = 5
+NO_SUCH_NODE: Final = "NoSuchNode"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _find(
     found = [gpus_of(node, resource) for node in nodes if _fits(node, pool, spec)]
     fitting = [gpus for gpus in found if gpus.count >= count]
     if not fitting:
-        return given, Check("False", "NoSuchNode", _no_node(nodes, spec))
+        return given, Check("False", NO_SUCH_NODE, _no_node(nodes, spec))
     smallest = min(fitting, key=_by_size)
     accelerator = _with(given, smallest)
     return accelerator, _told(accelerator, smallest, fitting)

@@ -11,6 +11,7 @@ from typing import Final
 from sluice_operator.api.pools import GPU_RESOURCE, AcceleratorSpec
 from sluice_operator.kube.kinds import Manifest
 
+NVIDIA: Final = "nvidia.com"
 AMD: Final = "amd.com"
 AMD_PRODUCT: Final = "amd.com/gpu.product-name"
 
@@ -23,6 +24,11 @@ def gpu_count(accelerator: AcceleratorSpec | None) -> int:
 def resource_name(accelerator: AcceleratorSpec) -> str:
     """The resource that the GPUs are."""
     return accelerator.resource_name or GPU_RESOURCE
+
+
+def is_nvidia(accelerator: AcceleratorSpec) -> bool:
+    """Whether the GPUs, or parts of them, run CUDA."""
+    return resource_name(accelerator).partition("/")[0] == NVIDIA
 
 
 def product_label(accelerator: AcceleratorSpec) -> str:

@@ -18,6 +18,8 @@ ROUTER_READY: Final = "RouterReady"
 SCALING_ACTIVE: Final = "ScalingActive"
 ACCELERATOR_VERIFIED: Final = "AcceleratorVerified"
 UPGRADE_AVAILABLE: Final = "UpgradeAvailable"
+PRIORITIES_COUNT: Final = "PrioritiesCount"
+"""Only of a service whose tenants have priorities."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,9 @@ class EngineSpec(EngineSettings, ApiModel):
     model_config = ConfigDict(json_schema_extra=_engine_schema)
 
     image: Image | None = Field(
-        default=None, description="Engine image; the one of the operator's release when left out."
+        default=None,
+        description="Engine image; the one of the operator's release, for CPUs or for GPUs, when "
+        "left out.",
     )
     drain_seconds: int | None = Field(
         default=None,

@@ -97,7 +97,14 @@ class EnginePoolSpec(ApiModel):
     in_place: bool | None = Field(
         default=None,
         description="True: an engine ends before another takes its place, also where only its pod "
-        "changes.",
+        "changes, unless podSurge allows more.",
+    )
+    pod_surge: int | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Engines that may come beside the others while only pods are replaced, in "
+        "spite of inPlace: the GPU budget has room for them.",
     )
     accelerator: AcceleratorSpec | None = Field(
         default=None, description="GPUs of one engine; without it the engine runs on CPUs."

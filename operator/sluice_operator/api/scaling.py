@@ -48,7 +48,8 @@ class TracingSpec(ApiModel):
         ge=0,
         le=1,
         description="Share of requests that are sampled where the client's traceparent does not "
-        "say.",
+        "say; 0: none, whatever it says. Requests without a valid API key never are, where keys "
+        "are asked for.",
     )
 
 

@@ -78,8 +78,9 @@ class RouterAuth(ApiModel):
         default=None,
         max_length=MAX_TENANTS,
         json_schema_extra=list_map("name"),
-        description="Priorities by tenant. One that is not in it has priority 0 and may ask for "
-        "none above; left out: every tenant may ask for any.",
+        description="Priorities by tenant, read by schedulingPolicy priority and adaptive. One "
+        "that is not in it has priority 0 and may ask for none above; left out: every tenant may "
+        "ask for any.",
     )
 
 
@@ -154,7 +155,8 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "self.mode != 'Disaggregated' || !has(self.pools) || !has(self.pools.mixed)",
             lambda s: s.mode != "Disaggregated" or s.pools is None or s.pools.mixed is None,
-            "only the pools prefill and decode in mode Disaggregated",
+            "only the pools prefill and decode in mode Disaggregated, which are scaled by "
+            "spec.pools.prefill.replicas and spec.pools.decode.replicas",
             "pools",
         ),
         Rule(

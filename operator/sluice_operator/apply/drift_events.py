@@ -28,6 +28,7 @@ POOL_FIELDS: Final = {
     "spec.startupSeconds": "spec.engine.startupSeconds",
     "spec.rdmaResource": "spec.engine.kvTransfer.resourceName",
     "spec.inPlace": "spec.rollout.strategy",
+    "spec.podSurge": "spec.autoscaling.gpuBudget",
     "spec.accelerator": "spec.pools.{role}.accelerator",
     "spec.resources": "spec.pools.{role}.resources",
     "spec.template": "spec.pools.{role}.template",

@@ -6,6 +6,7 @@ Knows nothing of why.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from sluice_operator.autoscale.victims import Victims
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import ENGINE_POOL
-from sluice_operator.scaled import ScaledPool, ScaledService
+from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService
 
 
 class Written(NamedTuple):
@@ -46,13 +47,15 @@ class PoolScaler:
     client: ApiClient
     victims: Victims
 
-    async def __call__(self, scaled: ScaledService, decision: Decision) -> Outcome:
-        """Makes the changes that the decision wants, one after the other."""
+    async def __call__(
+        self, scaled: ScaledService, pods: Mapping[Role, PoolPods], decision: Decision
+    ) -> Outcome:
+        """Makes the changes that the decision wants, one after the other; `pods`: of each pool."""
         written: list[Written] = []
         for change in sorted(decision.changes, key=lambda pool: pool.desired - pool.current):
             pool = scaled.pools[change.role]
             namespace = scaled.live["metadata"]["namespace"]
-            await self.victims.mark(namespace, pool.uid, change.victims)
+            await self.victims.mark(namespace, pool.uid, pods[change.role], change.victims)
             try:
                 written.append(await self._write(namespace, pool, change))
             except RequestError as error:

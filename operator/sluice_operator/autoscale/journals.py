@@ -7,9 +7,11 @@ written is tried again later, and stops nothing. Knows the form of a line from `
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,6 +35,8 @@ PENDING_BYTES: Final = 64 * 1024
 UNPACKED_BYTES: Final = 8 * 2**20
 """Of a journal that is read; more is none of ours."""
 LOOK_SECONDS: Final = 5.0
+FLUSH_SECONDS: Final = 3.0
+"""For what is pending when the operator ends; its Lease is held until then."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +58,8 @@ class Journals:
         self._client = client
         self._clock = clock
         self._pending: dict[Key, _Pending] = {}
+        self._foreign: set[Key] = set()
+        """Services of whose ConfigMap it was said that it is another's."""
 
     def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None:
         """Notes a tick of the service `live`."""
@@ -68,12 +74,15 @@ class Journals:
     def forget(self, key: Key) -> None:
         """The service is gone, or not scaled any more."""
         self._pending.pop(key, None)
+        self._foreign.discard(key)
 
     async def last_ticks(self, live: Manifest) -> tuple[Tick, ...]:
         """What an operator before this one has noted of a service; nothing where that cannot be
         read."""
         try:
-            return tuple(line.tick for line in read_journal(await self._lines(live)))
+            found = await self._read(live)
+            lines = journal_lines(found) if found and _is_of(live, found) else []
+            return tuple(line.tick for line in read_journal(lines))
         except (RequestError, JournalError) as error:
             logger.info("journal not read", extra=_place(live, error))
             return ()
@@ -84,6 +93,13 @@ class Journals:
             await self._clock.sleep(LOOK_SECONDS)
             for key in self._due():
                 await self.write(key)
+
+    async def flush(self) -> None:
+        """Writes all that is pending, as far as there is time."""
+        dirty = [key for key, found in self._pending.items() if found.dirty]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await asyncio.gather(*map(self.write, dirty))
 
     def _due(self) -> list[Key]:
         now = self._clock.monotonic()
@@ -100,21 +116,36 @@ class Journals:
         if found is None:
             return
         lines, found.written_at = found.journal.take(), self._clock.monotonic()
-        found.dirty = found.news = False
+        news, found.dirty, found.news = found.news, False, False
         try:
-            whole = Journal([*await self._lines(found.live), *lines])
-            manifest = journal_manifest(found.live, whole.text())
-            await self._client.apply(CONFIG_MAP, manifest, manager=JOURNAL_MANAGER)
-        except RequestError as error:
-            logger.warning("journal not written", extra=_place(found.live, error))
+            await self._add(key, found.live, lines)
+        except BaseException as error:  # also where it is cancelled
             found.journal.put_back(lines)
-            found.dirty = True
+            found.dirty, found.news = True, news
+            if not isinstance(error, RequestError):
+                raise
+            logger.warning("journal not written", extra=_place(found.live, error))
 
-    async def _lines(self, live: Manifest) -> list[str]:
+    async def _add(self, key: Key, live: Manifest, lines: list[str]) -> None:
+        """Not to a ConfigMap that has the name and is not the service's: the lines are dropped."""
+        there = await self._read(live)
+        if there is not None and not _is_of(live, there):
+            if key not in self._foreign:
+                text = f"ConfigMap {there['metadata']['name']} is not this service's"
+                logger.warning("journal not kept", extra=_place(live, text))
+            self._foreign.add(key)
+            return
+        self._foreign.discard(key)
+        before = journal_lines(there) if there else []
+        # Those of a write that was cancelled may be there already.
+        whole = Journal(dict.fromkeys((*before, *lines)))
+        manifest = journal_manifest(live, whole.text())
+        await self._client.apply(CONFIG_MAP, manifest, manager=JOURNAL_MANAGER)
+
+    async def _read(self, live: Manifest) -> Manifest | None:
         metadata = live["metadata"]
         name = journal_name(metadata["name"])
-        found = await self._client.get(CONFIG_MAP, metadata["namespace"], name)
-        return journal_lines(found) if found else []
+        return await self._client.get(CONFIG_MAP, metadata["namespace"], name)
 
 
 def journal_name(service: str) -> str:
@@ -141,6 +172,12 @@ def journal_manifest(live: Manifest, text: str) -> Manifest:
     }
 
 
+def _is_of(live: Manifest, config_map: Manifest) -> bool:
+    """Whether the ConfigMap was made for this service, and not for another of its name."""
+    owners = config_map["metadata"].get("ownerReferences") or ()
+    return any(owner["uid"] == live["metadata"]["uid"] for owner in owners)
+
+
 def journal_lines(config_map: Manifest) -> list[str]:
     """The lines in such a ConfigMap; none where somebody has made something else of it."""
     packed = (config_map.get("binaryData") or {}).get(JOURNAL_KEY, "")
@@ -152,6 +189,6 @@ def journal_lines(config_map: Manifest) -> list[str]:
     return text.splitlines()
 
 
-def _place(live: Manifest, error: Exception) -> dict[str, object]:
+def _place(live: Manifest, error: object) -> dict[str, object]:
     metadata = live["metadata"]
     return fields(namespace=metadata["namespace"], name=metadata["name"], error=error)

@@ -75,12 +75,16 @@ class Known:
             for role, pool in self._services[key].pools.items()
         }
 
+    def pods(self, key: Key) -> Mapping[Role, PoolPods]:
+        """The pods of every pool of a service that is known."""
+        return self._pods[key]
+
     def fixed_gpus(self, key: Key) -> int:
-        """GPUs that the other pools of a service that is known hold, or soon will."""
-        pods = self._pods[key]
-        return sum(
+        """GPUs that others than the scaled pools of a service that is known hold, or soon will."""
+        service, pods = self._services[key], self._pods[key]
+        return service.former_gpus + sum(
             gpus * (pods[role].replicas + pods[role].surplus(pods[role].replicas))
-            for role, gpus in self._services[key].fixed_gpus.items()
+            for role, gpus in service.fixed_gpus.items()
         )
 
     def _note(self, key: Key, role: Role, replicas: int, generation: int) -> None:

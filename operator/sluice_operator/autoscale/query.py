@@ -82,7 +82,8 @@ class RouterQuery:
                 limit,
                 self._session.get(url, params=query, allow_redirects=False) as response,
             ):
-                response.raise_for_status()
+                if response.status != 200:  # a redirect may come with a body, too
+                    raise OSError(f"status {response.status}")
                 body = await response.content.read(MAX_BYTES)
                 while chunk := await response.content.read(MAX_BYTES - len(body)):
                     body += chunk

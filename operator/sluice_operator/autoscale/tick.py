@@ -6,7 +6,7 @@ Knows no details of any step. What was seen and decided lately is kept in memory
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -14,6 +14,7 @@ from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import KEPT_SECONDS, History, Tick
 from sluice_autoscaler.settings import Settings
+from sluice_contract.labels import Role
 
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.carry_out import Outcome
@@ -25,7 +26,7 @@ from sluice_operator.autoscale.tell import is_news, scale_events, scaling_of
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.scaled import ScaledService, Scaling
+from sluice_operator.scaled import PoolPods, ScaledService, Scaling
 
 TICK_SECONDS: Final = 2.0
 QUIET_SECONDS: Final = 120.0
@@ -40,7 +41,7 @@ class Journals(Protocol):
     async def last_ticks(self, live: Manifest) -> tuple[Tick, ...]: ...
 
 
-CarryOut = Callable[[ScaledService, Decision], Awaitable[Outcome]]
+CarryOut = Callable[[ScaledService, Mapping[Role, PoolPods], Decision], Awaitable[Outcome]]
 Record = Callable[[Manifest, Iterable[Event]], Awaitable[None]]
 """Records events on an object."""
 
@@ -108,7 +109,7 @@ class Ticker:
         """Nothing is, while somebody else scales a pool too."""
         if rivals := self.known.rivals(key):
             return Outcome(rivals=rivals)
-        outcome = await self.carry_out(scaled, decision)
+        outcome = await self.carry_out(scaled, self.known.pods(key), decision)
         for role, replicas, generation in outcome.written:
             self.known.replicas_written(key, role, replicas, generation)
         return outcome
@@ -147,7 +148,7 @@ class Ticker:
     def _settings(self, key: Key, scaled: ScaledService) -> Settings:
         """Those of the spec, with what the budget leaves to the pools that are scaled."""
         budget = scaled.settings.gpu_budget
-        if budget is None or not scaled.fixed_gpus:
+        if budget is None:
             return scaled.settings
         left = max(0, budget - self.known.fixed_gpus(key))
         return replace(scaled.settings, gpu_budget=left)

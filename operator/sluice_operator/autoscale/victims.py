@@ -14,24 +14,26 @@ from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import POD, Manifest
 from sluice_operator.log import fields
+from sluice_operator.scaled import DELETION_COST, VICTIM, PoolPods
 
-DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 VICTIMS_MANAGER: Final = "sluice-operator-victims"
-VICTIM: Final = "-1"
 
 logger = logging.getLogger(__name__)
 
 
 class Victims:
-    """Marks pods, and takes back the marks of those that have stayed."""
+    """Marks pods, and takes back the marks of those that have stayed, also those of an operator
+    before this."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._marked: dict[str, frozenset[str]] = {}
 
-    async def mark(self, namespace: str, pool: str, names: Iterable[str]) -> None:
-        """Has the pods `names` go first, and no other of the pool, which is named by its uid."""
-        wanted, before = frozenset(names), self._marked.pop(pool, frozenset())
+    async def mark(self, namespace: str, pool: str, pods: PoolPods, names: Iterable[str]) -> None:
+        """Has those of `pods` that are in `names` go first, and no other of the pool, which is
+        named by its uid. Routers say the names: those that are none of the pool's do not count."""
+        wanted = pods.names & frozenset(names)
+        before = pods.victims | self._marked.pop(pool, frozenset())
         for name in sorted(before - wanted):
             await self._write(namespace, name, {})
         for name in sorted(wanted):

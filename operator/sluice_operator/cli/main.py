@@ -29,6 +29,7 @@ from sluice_operator.cli.image_options import add_images, images_of
 from sluice_operator.cli.preview import Preview, as_json, as_text, preview
 from sluice_operator.cli.translate import command as translate
 from sluice_operator.cli.yaml_text import to_yaml_stream
+from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.service.observe import Images
 
 REFUSED: Final = 1
@@ -77,8 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"sluice: {error}", file=sys.stderr)
         return UNUSABLE
     results = [item for file in options.file for item in _results(file, images)]
-    command: Callable[[Sequence[Result], str], None] = options.command
-    command(results, options.output)
+    command: Callable[[Sequence[Result], argparse.Namespace], None] = options.command
+    command(results, options)
     return _status(results)
 
 
@@ -99,8 +100,8 @@ def _result(document: Document, images: Images) -> Result:
     return found
 
 
-def _plan(results: Sequence[Result], output: str) -> None:
-    if output == "json":
+def _plan(results: Sequence[Result], options: argparse.Namespace) -> None:
+    if options.output == "json":
         each = [
             document_errors.as_json(i) if isinstance(i, DocumentErrors) else as_json(i)
             for i in results
@@ -112,9 +113,9 @@ def _plan(results: Sequence[Result], output: str) -> None:
         print("\n".join(as_text(item) for item in results if isinstance(item, Preview)), end="")
 
 
-def _render(results: Sequence[Result], output: str) -> None:
+def _render(results: Sequence[Result], options: argparse.Namespace) -> None:
     if wrong := _refused(results):
-        if output == "json":
+        if options.output == "json":
             print(
                 json.dumps([document_errors.as_json(item) for item in wrong], indent=2),
                 file=sys.stderr,
@@ -123,18 +124,20 @@ def _render(results: Sequence[Result], output: str) -> None:
             _complain(wrong)
         return
     manifests = [m for item in results if isinstance(item, Preview) for m in item.manifests]
-    if output == "json":
+    if options.output == "json":
         print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
     else:
         print(to_yaml_stream(manifests), end="")
 
 
-def _rules(results: Sequence[Result], output: str) -> None:
+def _rules(results: Sequence[Result], options: argparse.Namespace) -> None:
     if wrong := _refused(results):
         _complain(wrong)
         return
-    groups = {"groups": [g for item in results if isinstance(item, Preview) for g in item.slo]}
-    print(json.dumps(groups, indent=2) if output == "json" else to_yaml_stream([groups]), end="")
+    previews = [item for item in results if isinstance(item, Preview)]
+    groups = {"groups": [g for item in previews for g in item.slo(options.runbook_url_base)]}
+    is_json = options.output == "json"
+    print(json.dumps(groups, indent=2) if is_json else to_yaml_stream([groups]), end="")
 
 
 def _refused(results: Iterable[Result]) -> list[DocumentErrors]:
@@ -182,6 +185,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("-f", "--file", required=True, action="append", help=text)
         sub.add_argument("-o", "--output", choices=outputs, default=outputs[0])
         add_images(sub)
+        if command is _rules:
+            text = "where the files of docs/runbooks are served (default: %(default)s)"
+            sub.add_argument("--runbook-url-base", default=RUNBOOK_URL_BASE, help=text)
     text = "what an engine would make of a trace (extra `simulate`); see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
     text = "history: what was decided of a service; replay: a trace on fleets that a policy sizes"

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 from sluice_contract.config import KvTransfer
 from sluice_contract.labels import Role
-from sluice_contract.sizing import Source
+from sluice_contract.sizing import Source, sizes_of
 
 from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.validate import ServiceDocument, parse_service
@@ -39,13 +39,12 @@ class Preview:
         """Everything that would be made, in order."""
         return (*self.plan.apply, *(m for plan in self.pool_plans for m in plan.apply))
 
-    @property
-    def slo(self) -> list[Manifest]:
+    def slo(self, runbook_url_base: str) -> list[Manifest]:
         """Groups of rules for Prometheus; none without a promise."""
         spec, metadata = self.plan.spec, self.service["metadata"]
         if spec is None or spec.slo is None:
             return []
-        return slo_groups(metadata["namespace"], metadata["name"], spec.slo)
+        return slo_groups(metadata["namespace"], metadata["name"], spec.slo, runbook_url_base)
 
 
 def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = None) -> Preview:
@@ -139,6 +138,12 @@ def _image(plan: PoolPlan) -> str:
     return plan.spec.image
 
 
+def _variable(plan: PoolPlan) -> str:
+    """The operator's setting that the image is from."""
+    has_gpus = plan.spec is not None and plan.spec.accelerator is not None
+    return "SLUICE_GPU_ENGINE_IMAGE" if has_gpus else "SLUICE_ENGINE_IMAGE"
+
+
 def _memory_limit(plan: PoolPlan) -> int | str | None:
     """The memory limit of one engine; None: the memory of its node."""
     resources = plan.spec.resources if plan.spec else None
@@ -171,10 +176,11 @@ def _lines(shown: Preview) -> Iterator[str]:
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {_replicas(plan, pool)}, each on {pool.accelerator.text}"
+        yield from _unknown_product(pool)
         yield f"  revision {below.revision} of image {_image(below)}"
         if _is_assumed(plan):
             yield "  That image is assumed, since the spec names none: the operator uses its own"
-            yield "  default (SLUICE_ENGINE_IMAGE), and with another image comes another revision."
+            yield f"  default ({_variable(below)}), and with another image comes another revision."
             yield "  A service that runs keeps its image, sizes and pods until an upgrade is taken."
         if _memory_limit(below) is None and pool.accelerator.accelerator.is_cpu:
             key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
@@ -185,6 +191,13 @@ def _lines(shown: Preview) -> Iterator[str]:
     objects = _objects(shown)
     yield f"{len(objects)} objects:"
     yield from table((item["kind"], item["name"]) for item in objects)
+
+
+def _unknown_product(pool: PlannedPool) -> Iterator[str]:
+    accelerator = pool.accelerator.accelerator
+    if accelerator.product is not None and sizes_of(accelerator)[1] is Source.GENERAL:
+        yield f"  ProductUnknown: {accelerator.product} is not in the table of accelerators: sized"
+        yield "  for 40 GiB, unless its nodes tell more; else set engine.chunkSize, memoryFraction"
 
 
 def _replicas(plan: ServicePlan, pool: PlannedPool) -> str:

@@ -24,6 +24,7 @@ START_REASONS: Final = frozenset(
 DIED_REASONS: Final = frozenset({"EngineDied", "ApiProcessDied"})
 """A process was ended from outside, as far as the other one knows; kubelet may know more."""
 MODEL_REASONS: Final = frozenset({"ModelLoadFailed"})
+UNSCHEDULABLE: Final = "Unschedulable"
 ACCELERATOR_MISSING: Final = "AcceleratorMissing"
 """An engine found no GPU that it can use."""
 LASTING_REASONS: Final = MODEL_REASONS | {
@@ -91,8 +92,8 @@ def failure_of(pod: Manifest) -> PodFailure | None:
 
 def _unschedulable(pod: Manifest) -> PodFailure | None:
     scheduled = _condition(pod, "PodScheduled")
-    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
-        return PodFailure(_name(pod), "Unschedulable", _line(scheduled.get("message")))
+    if scheduled.get("status") == "False" and scheduled.get("reason") == UNSCHEDULABLE:
+        return PodFailure(_name(pod), UNSCHEDULABLE, _line(scheduled.get("message")))
     return None
 
 

@@ -1,7 +1,8 @@
 """What engines say that they compute on, each asked once in its life.
 
-Asked are engines that are ready; an answer holds for as long as the container runs. Who does not
-answer is asked again when the pool is next looked at. Knows no pool and decides nothing.
+Asked are engines that are ready; an answer holds for as long as the container runs, also one that
+does not say. Who does not answer is asked again, ever more seldom. Knows no pool and decides
+nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
@@ -17,6 +19,8 @@ from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.load import LoadReport
 
+from sluice_operator.clock import Clock
+from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.log import fields
 
@@ -26,36 +30,61 @@ TIMEOUT_SECONDS: Final = 2.0
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_KEPT: Final = 50_000
 """Answers kept, of so many containers at most; the oldest go first."""
+ASKED_AT_ONCE: Final = 32
+SILENCE: Final = Backoff(first_seconds=5.0, cap_seconds=300.0)
+"""Between two requests to an engine that does not answer."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Silent:
+    """A container that has not answered."""
+
+    failures: int
+    ask_at: float
 
 
 class AcceleratorReports:
     """Accelerators by container. Several reconciles may ask at once."""
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: Fetch, clock: Clock) -> None:
         self._fetch = fetch
-        self._known: dict[str, Accelerator] = {}
+        self._clock = clock
+        self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
+        self._known: dict[str, Accelerator | None] = {}
+        self._silent: dict[str, _Silent] = {}
 
     async def of(self, engines: Iterable[Manifest]) -> tuple[Accelerator | None, ...]:
         """Of each pod what its engine computes on; None where it has not answered, or is of a
         release that does not say."""
         return tuple(await asyncio.gather(*(self._of(engine) for engine in engines)))
 
+    def again_seconds(self, engines: Iterable[Manifest]) -> float | None:
+        """When to ask again; None where each of the engines has answered."""
+        silent = [self._silent.get(_container(engine)) for engine in engines]
+        times = [each.ask_at for each in silent if each is not None]
+        return max(0.0, min(times) - self._clock.monotonic()) if times else None
+
     async def _of(self, engine: Manifest) -> Accelerator | None:
-        container = _container(engine)
-        if (known := self._known.get(container)) is not None:
-            return known
+        container, now = _container(engine), self._clock.monotonic()
+        silent = self._silent.get(container)
+        if container in self._known or (silent and now < silent.ask_at):
+            return self._known.get(container)
         try:
-            report = await self._ask(engine)
+            async with self._turns:
+                report = await self._ask(engine)
         except (OSError, TimeoutError, ValidationError) as error:
-            name = engine["metadata"]["name"]
-            logger.info("engine not asked", extra=fields(pod=name, error=type(error).__name__))
+            failures = silent.failures + 1 if silent else 1
+            seconds = SILENCE.delay_seconds(failures, 1.0)
+            _keep(self._silent, container, _Silent(failures, now + seconds))
+            said = fields(pod=engine["metadata"]["name"], error=type(error).__name__)
+            logger.info("engine not asked", extra=said)
             return None
-        if container and report.accelerator is not None:
-            self._known[container] = report.accelerator
-            while len(self._known) > MAX_KEPT:
-                del self._known[next(iter(self._known))]
+        self._silent.pop(container, None)
+        _keep(self._known, container, report.accelerator)
         return report.accelerator
 
     async def _ask(self, engine: Manifest) -> LoadReport:
@@ -94,5 +123,12 @@ async def fetch_over_http(url: str) -> bytes:
 
 def _container(engine: Manifest) -> str:
     """Changes with each start of the pod's containers."""
-    statuses = (engine.get("status") or {}).get("containerStatuses") or ()
-    return ",".join(sorted(str(status.get("containerID", "")) for status in statuses))
+    metadata, statuses = engine["metadata"], engine.get("status", {}).get("containerStatuses") or ()
+    started = sorted(str(status.get("containerID", "")) for status in statuses)
+    return ",".join((str(metadata.get("uid", metadata["name"])), *started))
+
+
+def _keep(kept: dict[str, T], container: str, value: T) -> None:
+    kept[container] = value
+    while len(kept) > MAX_KEPT:
+        del kept[next(iter(kept))]

@@ -16,12 +16,11 @@ from typing import Any, Final, NamedTuple
 from sluice_operator.clock import Clock
 from sluice_operator.informer.reflector import Streams
 from sluice_operator.kube.client import ApiClient, path
-from sluice_operator.kube.errors import ApiError, OperatorError
+from sluice_operator.kube.errors import FORBIDDEN, ApiError, OperatorError
 from sluice_operator.kube.kinds import NODE, Manifest
 from sluice_operator.kube.transport import Request
 from sluice_operator.log import fields
 
-FORBIDDEN: Final = 403
 REREAD_SECONDS: Final = 60.0
 """How often to list again where nodes may not be watched, or not read: rights may be granted
 later."""

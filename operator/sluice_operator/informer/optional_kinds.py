@@ -1,7 +1,8 @@
-"""Kinds that a cluster may not have: which of them the API server serves now.
+"""Kinds that a cluster may not have: which of them the API server serves now, and lets us list.
 
-Discovery runs at most once a minute, so a kind that is installed later is used without a restart;
-only its watch starts with the next process. Plans leave out objects of absent kinds.
+It is asked at most once a minute, so a kind that is installed later, or a right that is granted
+later, is used without a restart; only its watch starts with the next process. Plans leave out
+objects of absent kinds.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, Kind
 from sluice_operator.log import fields
 
 REFRESH_SECONDS: Final = 60.0
+USED: Final = "used"
+ABSENT: Final = "not installed"
+FORBIDDEN: Final = "no right to list it"
 
 logger = logging.getLogger(__name__)
 
 
 class OptionalKinds:
-    """The optional kinds that are served."""
+    """The optional kinds that are used. `namespaces`: those that are served; none means all."""
 
-    def __init__(self, client: ApiClient, clock: Clock) -> None:
+    def __init__(self, client: ApiClient, clock: Clock, namespaces: tuple[str, ...] = ()) -> None:
         self._client = client
         self._clock = clock
+        self._scopes = namespaces or (None,)
         self._lock = asyncio.Lock()
         self._asked_at: float | None = None
-        self._served: tuple[Kind, ...] = ()
+        self._verdicts: dict[Kind, str] = {}
 
     async def served(self) -> tuple[Kind, ...]:
         """Those of `OPTIONAL_CHILDREN` that there are; the former answer when asking fails."""
@@ -37,16 +42,27 @@ class OptionalKinds:
             now = self._clock.monotonic()
             if self._asked_at is None or now - self._asked_at >= REFRESH_SECONDS:
                 try:
-                    found = [k for k in OPTIONAL_CHILDREN if await self._client.serves(k)]
+                    found = {kind: await self._verdict(kind) for kind in OPTIONAL_CHILDREN}
                 except RequestError as error:
                     logger.warning("discovery of optional kinds failed", extra=fields(error=error))
-                    return self._served
-                self._log_changes(tuple(found))
-                self._served, self._asked_at = tuple(found), now
-            return self._served
+                else:
+                    self._log_changes(found)
+                    self._verdicts, self._asked_at = found, now
+            return tuple(kind for kind, verdict in self._verdicts.items() if verdict == USED)
 
-    def _log_changes(self, found: tuple[Kind, ...]) -> None:
-        for kind in OPTIONAL_CHILDREN:
-            if self._asked_at is None or (kind in found) != (kind in self._served):
-                event = "optional kind used" if kind in found else "optional kind left out"
-                logger.info(event, extra=fields(kind=kind.kind, api_version=kind.api_version))
+    async def _verdict(self, kind: Kind) -> str:
+        if not await self._client.serves(kind):
+            return ABSENT
+        for namespace in self._scopes:
+            if not await self._client.may_list(kind, namespace):
+                return FORBIDDEN
+        return USED
+
+    def _log_changes(self, found: dict[Kind, str]) -> None:
+        for kind, verdict in found.items():
+            if verdict == self._verdicts.get(kind):
+                continue
+            event = "optional kind used" if verdict == USED else "optional kind left out"
+            why = {} if verdict == USED else {"reason": verdict}
+            extra = fields(kind=kind.kind, api_version=kind.api_version, **why)
+            logger.info(event, extra=extra)

@@ -50,8 +50,9 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class StoreReader:
-    """Reads kinds in `held` from memory, those in `asked` and others through `client`. What was
-    read so goes to the store, so that the next reconcile knows no less than this one."""
+    """Reads kinds in `held` from memory once they were listed, those in `asked` and others through
+    `client`. What was read so goes to the store, so that the next reconcile knows no less than this
+    one."""
 
     held: Mapping[Kind, Objects]
     client: ApiClient
@@ -64,7 +65,7 @@ class StoreReader:
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """As `ApiClient.get`. Children are watched by a label that may be lost, so one that the
         store does not have may still be there: these are always asked for."""
-        if kind in RECONCILED and self._is_held(kind):
+        if kind in RECONCILED and self._is_held(kind, namespace):
             return self.held[kind].get(namespace, name)
         found = await self.client.get(kind, namespace, name)
         if found is not None:
@@ -75,7 +76,7 @@ class StoreReader:
         self, kind: Kind, namespace: str, label_selector: str
     ) -> tuple[Manifest, ...]:
         """As `ApiClient.list_objects`, for a selector of a service's label and, maybe, a role's."""
-        if not self._is_held(kind):
+        if not self._is_held(kind, namespace):
             found = await self.client.list_objects(kind, namespace, label_selector)
             for item in found:
                 self._remember(kind, item)
@@ -92,8 +93,9 @@ class StoreReader:
         listings = [self.list_objects(kind, namespace, label_selector) for kind in kinds]
         return tuple(item for items in await asyncio.gather(*listings) for item in items)
 
-    def _is_held(self, kind: Kind) -> bool:
-        return kind in self.held and kind not in self.asked
+    def _is_held(self, kind: Kind, namespace: str) -> bool:
+        is_known = kind in self.held and self.held[kind].was_listed(namespace)
+        return is_known and kind not in self.asked
 
     def _remember(self, kind: Kind, item: Manifest) -> None:
         """Only what a watch tells of, too: no other event would ever say that it has gone."""

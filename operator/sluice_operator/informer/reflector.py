@@ -9,15 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from sluice_operator.clock import Clock
-from sluice_operator.informer.store import Objects, Place, place_of, version_of
+from sluice_operator.informer.blocked import Access, BlockedKinds, Verb
+from sluice_operator.informer.store import Objects, Place, Version, number_of, place_of, version_of
 from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.client import ApiClient, path
-from sluice_operator.kube.errors import ApiError, OperatorError, UnavailableError
+from sluice_operator.kube.errors import (
+    FORBIDDEN,
+    ApiError,
+    OperatorError,
+    SilentError,
+    UnavailableError,
+)
 from sluice_operator.kube.kinds import Kind
 from sluice_operator.kube.transport import Request
 from sluice_operator.log import fields
@@ -28,6 +35,11 @@ LAG_SECONDS: Final = 5.0
 """A watch may be behind a listing by this much before it counts as having missed something."""
 
 logger = logging.getLogger(__name__)
+
+
+class _CannotGoOnError(OperatorError):
+    """A watch that goes on from where it was would miss something."""
+
 
 OnChange = Callable[[Kind, Mapping[str, Any]], None]
 """Called with an object that has changed or gone, when the store already says so."""
@@ -46,6 +58,8 @@ class Scope:
     namespace: str | None
     """None: all namespaces."""
     label_selector: str = ""
+    is_needed: bool = True
+    """Whether nothing can be reconciled without it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,22 @@ class Source:
     """Uniform in [0, 1): spreads attempts."""
     turns: asyncio.Semaphore
     """Listings at a time, as a page takes much more memory than what is kept of it."""
+    blocked: BlockedKinds
+
+
+class _Suspect(NamedTuple):
+    """An object whose version here was not that of a listing that was asked for afterwards; None:
+    not there."""
+
+    known: int | None
+    listed: int | None
+
+    def is_so(self, now: int | None) -> bool:
+        """Whether the watch, which has this version by now, has told nothing of the listing's."""
+        if self.listed is None or now is None:
+            return (self.listed is None) is not (now is None)
+        # No version of one history becomes smaller: then a backup was restored.
+        return now < self.listed or (now == self.known and now > self.listed)
 
 
 class Reflector:
@@ -66,6 +96,7 @@ class Reflector:
 
     def __init__(self, source: Source, scope: Scope, objects: Objects, on_change: OnChange) -> None:
         self.listed = asyncio.Event()
+        self.is_needed = scope.is_needed
         self._source = source
         self._scope = scope
         self._objects = objects
@@ -77,10 +108,12 @@ class Reflector:
         while True:
             try:
                 version = await self._list()
+            except OperatorError as error:
+                await self._pause(error, "list")
+            else:
+                self._note_success("list")
                 self.listed.set()
                 await self._follow(version)
-            except OperatorError as error:
-                await self._pause(error)
 
     async def verify(self) -> bool:
         """Compares what is known with the API server's metadata, and lists again if the watch has
@@ -92,13 +125,8 @@ class Reflector:
         if not self.listed.is_set() or not (suspects := await self._differences()):
             return False
         await self._source.clock.sleep(LAG_SECONDS)
-        known = dict(self._objects.versions(self._scope.namespace))
-        late = [
-            place
-            for place, number in suspects.items()
-            if (place in known) is (number is None)
-            or (number is not None and known[place].number < number)
-        ]
+        now = {place: each.number for place, each in self._known()}
+        late = [place for place, suspect in suspects.items() if suspect.is_so(now.get(place))]
         if late:
             logger.warning("watch had missed changes", extra=self._fields(objects=len(late)))
             await self._list()
@@ -109,6 +137,7 @@ class Reflector:
         seen: set[Place] = set()
         version = ""
         async with self._source.turns:
+            mark = self._objects.mark()
             pages = self._source.client.pages(
                 self._objects.kind, self._scope.namespace, self._scope.label_selector
             )
@@ -116,9 +145,9 @@ class Reflector:
                 version = listed_at
                 for item in items:
                     seen.add(place_of(item))
-                    if self._objects.put(item, listed=True):
+                    if self._objects.put(item, listed_since=mark):
                         self._on_change(self._objects.kind, item)
-        for item in self._objects.retain(self._scope.namespace, seen, int(version)):
+        for item in self._objects.retain(self._scope.namespace, seen, number_of(version), mark):
             self._on_change(self._objects.kind, item)
         return version
 
@@ -128,36 +157,36 @@ class Reflector:
             before = version
             try:
                 async for line in self._source.streams.lines(self._watch(version)):
-                    event = _event(line)
-                    if event["type"] == "ERROR":
-                        if version == before or event["object"].get("code") != GONE:
-                            await self._pause(OperatorError(f"watch: {event['object']}"))
-                        return
-                    version = event["object"]["metadata"]["resourceVersion"]
-                    self._failures = 0
-                    self._take(event["type"], event["object"])
+                    version = self._take(_event(line), version)
+                    self._note_success("watch")
                 if version == before:
-                    await self._pause(OperatorError("the watch ended without an event"))
-            except ApiError as error:
-                await self._pause(error)
-                if error.status == GONE:
-                    return
+                    raise OperatorError("the watch ended without an event")
             except OperatorError as error:
-                await self._pause(error)
+                await self._pause(error, "watch")
+                if _needs_listing(error):
+                    return
 
-    def _take(self, event: str, item: Mapping[str, Any]) -> None:
-        if event == "BOOKMARK":
-            return
-        if event == "DELETED":
+    def _take(self, event: dict[str, Any], version: str) -> str:
+        """Keeps what `event`, which comes after `version`, says; returns its own version."""
+        item = event["object"]
+        if event["type"] == "ERROR":
+            raise _CannotGoOnError(f"watch: {item}")
+        number: str = item["metadata"]["resourceVersion"]
+        if number_of(number) < number_of(version):
+            logger.warning("versions go back", extra=self._fields(before=version, now=number))
+            raise _CannotGoOnError(f"version {number} after {version}")
+        if event["type"] == "BOOKMARK":
+            return number
+        if event["type"] == "DELETED":
             self._objects.remove(item)
         else:
             self._objects.put(item)
         self._on_change(self._objects.kind, item)
+        return number
 
-    async def _differences(self) -> dict[Place, int | None]:
-        """Objects that are newer at the API server, with their versions; with None those that it
-        does not have."""
-        known = dict(self._objects.versions(self._scope.namespace))
+    async def _differences(self) -> dict[Place, _Suspect]:
+        """Objects of which the API server has another version, or none."""
+        known = {place: version.number for place, version in self._known()}
         listed: dict[Place, int] = {}
         pages = self._source.client.pages(
             self._objects.kind,
@@ -167,12 +196,13 @@ class Reflector:
         )
         async for items, _ in pages:
             listed |= {place_of(item): version_of(item).number for item in items}
-        newer: dict[Place, int | None] = {
-            place: number
-            for place, number in listed.items()
-            if place not in known or known[place].number < number
+        suspects = {
+            place: _Suspect(known.get(place), listed.get(place)) for place in known | listed
         }
-        return newer | dict.fromkeys(known.keys() - listed.keys())
+        return {place: each for place, each in suspects.items() if each.known != each.listed}
+
+    def _known(self) -> Iterator[tuple[Place, Version]]:
+        return self._objects.versions(self._scope.namespace)
 
     def _watch(self, version: str) -> Request:
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
@@ -180,19 +210,41 @@ class Reflector:
             query["labelSelector"] = self._scope.label_selector
         return Request("GET", path(self._objects.kind, self._scope.namespace), query)
 
-    async def _pause(self, error: OperatorError) -> None:
+    async def _pause(self, error: OperatorError, verb: Verb) -> None:
         self._failures += 1
+        # A refusal is told by those who need the kind, and once.
+        is_loud = self._failures > 1 and not isinstance(error, ApiError)
         logger.log(
-            logging.DEBUG if self._failures == 1 else logging.WARNING,
+            logging.WARNING if is_loud else logging.DEBUG,
             "not followed",
             extra=self._fields(failures=self._failures, error=error),
         )
+        # Watches end, and are too old, every now and then; listings are not.
+        is_forbidden = isinstance(error, ApiError) and error.status == FORBIDDEN
+        if self.is_needed and (verb == "list" or is_forbidden):
+            self._source.blocked.failed(self._access(verb), error)
         draw = self._source.draw()
         await self._source.clock.sleep(RETRY.delay_seconds(self._failures, draw))
+
+    def _note_success(self, verb: Verb) -> None:
+        if verb == "watch":
+            self._failures = 0
+        self._source.blocked.succeeded(self._access(verb))
+
+    def _access(self, verb: Verb) -> Access:
+        return Access(verb, self._objects.kind, self._scope.namespace)
 
     def _fields(self, **more: object) -> dict[str, object]:
         where = self._scope.namespace or "all"
         return fields(kind=self._objects.kind.kind, namespace=where, **more)
+
+
+def _needs_listing(error: OperatorError) -> bool:
+    """Whether a watch that ended with `error` is of no more use. One that was silent may wait for
+    versions that were given before a backup was restored."""
+    if isinstance(error, ApiError):
+        return error.status == GONE
+    return isinstance(error, _CannotGoOnError | SilentError)
 
 
 def _event(line: bytes) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 An object never becomes older here: versions are compared before anything is replaced, so events
 may be repeated, late or out of order, and what the operator itself has written may be put here
-before the watch tells of it. Knows nothing of where objects come from.
+before the watch tells of it. Only a listing overrules what was known before it began, as versions
+go back where the cluster's store was restored from a backup. Knows nothing of where objects come
+from.
 """
 
 from __future__ import annotations
@@ -39,9 +41,17 @@ class Version(NamedTuple):
 
 class _Entry(NamedTuple):
     version: Version
+    order: int
+    """When it was put here, beside others of this kind."""
     service: str | None
     role: str | None
     packed: bytes
+
+
+class _Deletion(NamedTuple):
+    number: int
+    """The version at which nothing was there."""
+    order: int
 
 
 class Objects:
@@ -51,27 +61,29 @@ class Objects:
         self.kind = kind
         self._entries: dict[Place, _Entry] = {}
         self._by_service: dict[Place, set[str]] = {}
-        self._gone: OrderedDict[Place, int] = OrderedDict()
+        self._gone: OrderedDict[Place, _Deletion] = OrderedDict()
         self._listed: dict[str | None, int] = {}
+        self._order = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, item: Mapping[str, Any], *, listed: bool = False) -> bool:
-        """Keeps `item` unless a version as new is there; whether it was kept. `listed`: a listing
-        has just shown it, so it is there whatever was known of its place."""
+    def mark(self) -> int:
+        """To be taken before a listing is asked for: see `put` and `retain`."""
+        return self._order
+
+    def was_listed(self, namespace: str) -> bool:
+        """Whether everything that there was in a namespace has been put here."""
+        return None in self._listed or namespace in self._listed
+
+    def put(self, item: Mapping[str, Any], *, listed_since: int | None = None) -> bool:
+        """Keeps `item` unless a version as new is there; whether it was kept. `listed_since`: a
+        listing that was asked for at that mark shows it, which is the truth about its place
+        whatever was known before."""
         place, version = place_of(item), version_of(item)
-        known = self._entries.get(place)
-        if known is not None and version.number <= known.version.number:
+        if not self._is_news(place, version, item, listed_since):
             return False
-        if known is None and not listed and version.number <= self._emptied_at(place):
-            return False
-        self._forget(place)
-        found = item["metadata"].get("labels") or {}
-        service, role = (_shared(found.get(label)) for label in (labels.SERVICE, labels.ROLE))
-        self._entries[place] = _Entry(version, service, role, _packed(self.kind, item))
-        if service is not None:
-            self._by_service.setdefault((place[0], service), set()).add(place[1])
+        self._keep(place, version, item)
         return True
 
     def remove(self, item: Mapping[str, Any]) -> None:
@@ -81,19 +93,27 @@ class Objects:
         if known is not None and known.version.number <= version.number:
             self._drop(place, version.number)
 
-    def retain(self, namespace: str | None, seen: set[Place], version: int) -> list[Manifest]:
+    def retain(
+        self, namespace: str | None, seen: set[Place], version: int, listed_since: int
+    ) -> list[Manifest]:
         """Drops what a listing at `version`, of one namespace or of all, has not shown; returns
-        what was dropped. What was written after the listing stays."""
+        what was dropped. What was written after the listing stays; what was known of deletions
+        before its mark is forgotten, as the listing's version says as much."""
         gone = [
             place
             for place, entry in self._entries.items()
             if place not in seen
             and namespace in (None, place[0])
-            and entry.version.number <= version
+            and (entry.order <= listed_since or entry.version.number <= version)
         ]
         dropped = [self._unpacked(place) for place in gone]
         for place in gone:
-            self._drop(place, version)
+            self._forget(place)
+        for place, deletion in list(self._gone.items()):
+            if namespace in (None, place[0]) and deletion.order <= listed_since:
+                del self._gone[place]
+        if namespace is None:
+            self._listed.clear()
         self._listed[namespace] = version
         return dropped
 
@@ -122,15 +142,38 @@ class Objects:
     def _emptied_at(self, place: Place) -> int:
         """The last version at which nothing is known to have had this place."""
         listed = (self._listed.get(namespace, 0) for namespace in (None, place[0]))
-        return max(self._gone.get(place, 0), *listed)
+        deletion = self._gone.get(place)
+        return max(0 if deletion is None else deletion.number, *listed)
 
     def _unpacked(self, place: Place) -> Manifest:
         manifest: Manifest = json.loads(zlib.decompress(self._entries[place].packed))
         return manifest
 
+    def _is_news(
+        self, place: Place, version: Version, item: Mapping[str, Any], listed_since: int | None
+    ) -> bool:
+        known = self._entries.get(place)
+        if known is None:
+            return listed_since is not None or version.number > self._emptied_at(place)
+        if listed_since is None or known.order > listed_since:
+            return version.number > known.version.number
+        # A version may have been given twice: before a backup was restored, and after.
+        return known.version != version or known.packed != _packed(self.kind, item)
+
+    def _keep(self, place: Place, version: Version, item: Mapping[str, Any]) -> None:
+        self._forget(place)
+        self._order += 1
+        found = item["metadata"].get("labels") or {}
+        service, role = (_shared(found.get(label)) for label in (labels.SERVICE, labels.ROLE))
+        packed = _packed(self.kind, item)
+        self._entries[place] = _Entry(version, self._order, service, role, packed)
+        if service is not None:
+            self._by_service.setdefault((place[0], service), set()).add(place[1])
+
     def _drop(self, place: Place, version: int) -> None:
         self._forget(place)
-        self._gone[place] = version
+        self._order += 1
+        self._gone[place] = _Deletion(version, self._order)
         self._gone.move_to_end(place)
         if len(self._gone) > REMEMBERED_DELETIONS:
             self._gone.popitem(last=False)
@@ -154,14 +197,25 @@ def version_of(item: Mapping[str, Any]) -> Version:
     """Which object it is, and in which state.
 
     Raises:
-        OperatorError: its resourceVersion is no number, so nothing can be said of its age.
+        OperatorError: as `number_of`; it names the object.
     """
     metadata = item["metadata"]
-    text = metadata["resourceVersion"]
-    if not text.isdecimal():
+    try:
+        return Version(metadata["uid"], number_of(metadata["resourceVersion"]))
+    except OperatorError as error:
         place = f"{item.get('kind')} {metadata['namespace']}/{metadata['name']}"
-        raise OperatorError(f"{place}: resourceVersion {text!r}: expected a decimal number")
-    return Version(metadata["uid"], int(text))
+        raise OperatorError(f"{place}: {error}") from None
+
+
+def number_of(resource_version: str) -> int:
+    """What versions are compared by.
+
+    Raises:
+        OperatorError: it is no number, so nothing can be said of its age.
+    """
+    if not resource_version.isdecimal():
+        raise OperatorError(f"resourceVersion {resource_version!r}: expected a decimal number")
+    return int(resource_version)
 
 
 def _packed(kind: Kind, item: Mapping[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ from sluice_contract import labels
 from sluice_operator.informer.keys import RECONCILED, Key, keys_of
 from sluice_operator.informer.reflector import Reflector, Scope, Source
 from sluice_operator.informer.store import Objects
+from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import POD, SERVICE_CHILDREN, Kind, Manifest
 
 CHILDREN: Final = tuple(kind for kind in (*SERVICE_CHILDREN, POD) if kind not in RECONCILED)
@@ -22,7 +23,8 @@ LISTINGS_AT_ONCE: Final = 2
 
 class Informer:
     """The objects of every kind, and a reflector for each kind and namespace. `namespaces`: none
-    means all; `optional`: further kinds of children, which the cluster has."""
+    means all; `optional`: further kinds of children, which the cluster has and which nobody waits
+    for."""
 
     def __init__(
         self,
@@ -31,13 +33,16 @@ class Informer:
         optional: Iterable[Kind],
         add: Callable[[Key], None],
     ) -> None:
-        kinds = (*RECONCILED, *CHILDREN, *optional)
+        kinds = dict.fromkeys((*RECONCILED, *CHILDREN), True) | dict.fromkeys(optional, False)
         self.objects: Mapping[Kind, Objects] = {kind: Objects(kind) for kind in kinds}
         self._add = add
-        self._reflectors = [
-            Reflector(source, _scope(kind, namespace), self.objects[kind], self._changed)
-            for kind in kinds
+        scopes = [
+            (kind, _scope(kind, namespace, is_needed))
+            for kind, is_needed in kinds.items()
             for namespace in namespaces or (None,)
+        ]
+        self._reflectors = [
+            Reflector(source, scope, self.objects[kind], self._changed) for kind, scope in scopes
         ]
 
     async def run(self) -> None:
@@ -47,23 +52,30 @@ class Informer:
                 group.create_task(reflector.run())
 
     async def synced(self) -> None:
-        """Returns once everything there is was listed: before that, what is not in the store may
-        be there all the same."""
+        """Returns once everything there is of the kinds that are needed was listed: before that,
+        what is not in the store may be there all the same."""
         for reflector in self._reflectors:
-            await reflector.listed.wait()
+            if reflector.is_needed:
+                await reflector.listed.wait()
 
     async def verify(self) -> None:
         """Compares the store with the API server, in case a watch has missed something, and puts
-        every reconciled object into the queue.
+        every reconciled object into the queue, also where a kind could not be compared.
 
         Raises:
-            RequestError: it could not be compared.
+            OperatorError: a kind could not be; the first of these errors.
         """
+        errors: list[OperatorError] = []
         for reflector in self._reflectors:
-            await reflector.verify()
+            try:
+                await reflector.verify()
+            except OperatorError as error:
+                errors.append(error)
         for kind in RECONCILED:
             for (namespace, name), _ in self.objects[kind].versions(None):
                 self._add(Key(kind.kind, namespace, name))
+        if errors:
+            raise errors[0]
 
     def written(self, kind: Kind, result: Manifest) -> None:
         """Puts what the API server has answered to a write of ours into the store, so that the
@@ -79,5 +91,5 @@ class Informer:
             self._add(key)
 
 
-def _scope(kind: Kind, namespace: str | None) -> Scope:
-    return Scope(namespace, "" if kind in RECONCILED else labels.SERVICE)
+def _scope(kind: Kind, namespace: str | None, is_needed: bool) -> Scope:
+    return Scope(namespace, "" if kind in RECONCILED else labels.SERVICE, is_needed)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sluice_contract.labels import FIELD_MANAGER
 
 from sluice_operator.kube.errors import (
+    FORBIDDEN,
     ApiError,
     Cause,
     ConflictError,
@@ -163,6 +164,16 @@ class ApiClient:
         except NotFoundError:
             return False
         return any(resource["name"] == kind.plural for resource in listing["resources"])
+
+    async def may_list(self, kind: Kind, namespace: str | None) -> bool:
+        """Whether the operator has the right to; found out by listing one object."""
+        try:
+            await self._send(Request("GET", path(kind, namespace), {"limit": "1"}))
+        except ApiError as error:
+            if error.status != FORBIDDEN:
+                raise
+            return False
+        return True
 
     async def pages(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+FORBIDDEN: Final = 403
 
 
 class OperatorError(Exception):
@@ -51,6 +53,10 @@ class UnavailableError(RequestError):
         self.retry_after_seconds = retry_after_seconds
         """From the response's Retry-After header, if it had one."""
         super().__init__(f"{request}: {cause}")
+
+
+class SilentError(UnavailableError):
+    """A connection was open and brought nothing for too long."""
 
 
 class LeaseLostError(OperatorError):

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 import kopf
 
-from sluice_operator.kube.errors import ApiError, OperatorError, UnavailableError
+from sluice_operator.kube.errors import ApiError, OperatorError, SilentError, UnavailableError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SILENCE_SECONDS: Final = 70.0
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer with a JSON body, whatever its status."""
+    """An answer, whatever its status, with its JSON body."""
 
     status: int
     body: Any
@@ -86,15 +86,17 @@ def log_in(environment: Mapping[str, str] = os.environ) -> kopf.ConnectionInfo:
 
 class HttpTransport:
     """A pool of connections to one API server, 0: without a limit. The token is read again when it
-    is refused."""
+    is refused. `silence_seconds`: how long a watch may bring nothing."""
 
     def __init__(
         self,
         timeout_seconds: float,
         connect: Callable[[], kopf.ConnectionInfo] = log_in,
         most_connections: int = 100,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self._connect = connect
+        self._silence_seconds = silence_seconds
         self._connection = connect()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -120,10 +122,11 @@ class HttpTransport:
         """A watch: the lines of an answer that goes on until either side ends it.
 
         Raises:
-            UnavailableError: it was broken off, or silent for longer than a bookmark takes.
+            SilentError: it brought nothing for longer than a bookmark takes.
+            UnavailableError: it was broken off.
             ApiError: the server refuses it.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=SILENCE_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._silence_seconds)
         url = self._connection.server.rstrip("/") + request.path
         headers = {**self._connection.as_http_headers(), "Accept": request.accept}
         try:
@@ -138,6 +141,9 @@ class HttpTransport:
                     raise ApiError(str(request), response.status, response.reason or "", "")
                 async for line in response.content:
                     yield line
+        except aiohttp.SocketTimeoutError as error:
+            silent = f"nothing for {self._silence_seconds:g} seconds"
+            raise SilentError(str(request), silent) from error
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             raise UnavailableError(str(request), repr(error)) from error
 
@@ -155,10 +161,20 @@ class HttpTransport:
                 json=request.body,
                 headers=headers,
             ) as response:
-                body = await response.json(content_type=None)
+                body = await _body(response)
                 return Response(response.status, body, _retry_after(response.headers))
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             raise UnavailableError(str(request), repr(error)) from error
+
+
+async def _body(response: aiohttp.ClientResponse) -> Any:
+    """None where an error has no JSON as its body, as a 404 of a kind that is being installed."""
+    try:
+        return await response.json(content_type=None)
+    except ValueError:
+        if response.status < 400:
+            raise
+        return None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 from sluice_operator.kube.kinds import Manifest
 
-RUNBOOKS: Final = "https://sluice.dev/docs/runbooks"
-"""Where the pages of docs/runbooks are, each under the name of its alert."""
+RUNBOOK_URL_BASE: Final = "https://example.com/sluice/docs/runbooks"
+"""Where the files of docs/runbooks are; a placeholder, as only who installs Sluice knows that."""
 Severity = Literal["critical", "warning"]
 """critical: somebody is called at any hour. warning: it waits for the morning."""
 _IDS: Final = 1_000_000
@@ -46,7 +46,7 @@ class Alert:
         """The whole expression: no series while all is well."""
         return f"{self.value} {self.condition}".rstrip()
 
-    def to_rule(self) -> Manifest:
+    def to_rule(self, runbook_url_base: str = RUNBOOK_URL_BASE) -> Manifest:
         """As in a rule file, and in a PrometheusRule."""
         uid, title = self.panel
         return {
@@ -57,7 +57,7 @@ class Alert:
             "annotations": {
                 "summary": self.summary,
                 "description": self.description,
-                "runbook_url": f"{RUNBOOKS}/{self.name}",
+                "runbook_url": f"{runbook_url_base.rstrip('/')}/{self.name}.md",
                 "dashboard": f"/d/{uid}?{self.chosen}&viewPanel={panel_id(uid, title)}",
             },
         }

@@ -105,7 +105,7 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
 
 def _room(spec: EnginePoolSpec) -> dict[str, int]:
     """How pods of one revision replace each other."""
-    beside = 0 if spec.in_place else 1
+    beside = spec.pod_surge or 0 if spec.in_place else 1
     return {"maxSurge": beside, "maxUnavailable": 1 - beside}
 
 
@@ -120,7 +120,7 @@ def pinned_fields(spec: EnginePoolSpec) -> Manifest:
 
 
 def _inputs(spec: EnginePoolSpec) -> str:
-    numbers = ("replicas", "revisions")
+    numbers = ("replicas", "revisions", "podSurge")
     return digest({key: value for key, value in spec.to_json_dict().items() if key not in numbers})
 
 

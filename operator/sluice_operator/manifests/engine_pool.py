@@ -40,6 +40,7 @@ def pool_spec(
         handover_secret=handover_secret_name(service),
         bootstrap_port=handover.bootstrap_port if handover and role is Role.PREFILL else None,
         rdma_resource=_rdma_resource(handover),
+        # Of a budget, too: engines that it holds back are not in the shares of the revisions.
         in_place=True if spec.replaces_in_place or spec.gpu_budget is not None else None,
         accelerator=pool.accelerator,
         resources=pool.resources,

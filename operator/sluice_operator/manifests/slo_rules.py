@@ -21,7 +21,7 @@ from sluice_contract.metrics import LATENCY_SECONDS
 
 from sluice_operator.api.scaling import Slo
 from sluice_operator.kube.kinds import PROMETHEUS_RULE, Manifest
-from sluice_operator.manifests.alerting import Alert, Severity
+from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE, Alert, Severity
 from sluice_operator.manifests.metadata import ROUTER, Owner
 
 SERVICE: Final = re.sub(r"[^a-zA-Z0-9_]", "_", labels.SERVICE)
@@ -60,6 +60,20 @@ PACES: Final = (
 
 
 @dataclass(frozen=True)
+class Timed:
+    """A histogram of what is promised."""
+
+    name: str
+    selector: str = ""
+
+    def rate(self, suffix: str, where: str, window: str, le: float | None = None) -> str:
+        """Of one of its series, added up over the pods."""
+        bound = "" if le is None else f'le="{float(le)}"'
+        chosen = ", ".join(filter(None, (bound, self.selector, where)))
+        return _sum(f"rate({self.name}{suffix}{{{chosen}}}[{window}])")
+
+
+@dataclass(frozen=True)
 class Promise:
     """One part of an slo."""
 
@@ -71,21 +85,26 @@ class Promise:
     words: str
     panel: str
     limit_seconds: float | None = None
-    histogram: str = ""
+    histograms: tuple[Timed, ...] = ()
+    """Another one counts where the one before it has seen nothing."""
 
 
-def slo_groups(namespace: str, service: str, slo: Slo) -> list[Manifest]:
+def slo_groups(
+    namespace: str, service: str, slo: Slo, runbook_url_base: str = RUNBOOK_URL_BASE
+) -> list[Manifest]:
     """Groups of a rule file for one service: recorded shares, and alerts on them."""
     where = f'namespace="{namespace}", {SERVICE}="{service}"'
     promises = tuple(_promises(slo))
     recorded = [_record(each, where, window) for each in promises for window in _windows()]
-    alerts = [_alert(each, where, pace).to_rule() for each in promises for pace in PACES]
+    alerts = [
+        _alert(each, where, pace).to_rule(runbook_url_base) for each in promises for pace in PACES
+    ]
     return [{"name": f"sluice-slo-{namespace}-{service}", "rules": recorded + alerts}]
 
 
-def prometheus_rule(owner: Owner, slo: Slo) -> Manifest:
+def prometheus_rule(owner: Owner, slo: Slo, runbook_url_base: str) -> Manifest:
     """The same as a child of the service."""
-    groups = slo_groups(owner.namespace, owner.service, slo)
+    groups = slo_groups(owner.namespace, owner.service, slo, runbook_url_base)
     rule = owner.child(PROMETHEUS_RULE, rule_name(owner.service), ROUTER)
     return rule | {"spec": {"groups": groups}}
 
@@ -105,7 +124,11 @@ def _promises(slo: Slo) -> Iterator[Promise]:
             f"first tokens come later than {slo.ttft_milliseconds} ms",
             "Time to first token",
             slo.ttft_milliseconds / 1000,
-            "sluice_time_to_first_token_seconds",
+            # As the router sees it, what waits there included; engines count from later on.
+            (
+                Timed("sluice_router_first_byte_seconds", 'answer="stream"'),
+                Timed("sluice_time_to_first_token_seconds"),
+            ),
         )
     if slo.itl_milliseconds is not None:
         yield Promise(
@@ -115,7 +138,7 @@ def _promises(slo: Slo) -> Iterator[Promise]:
             f"tokens are further apart than {slo.itl_milliseconds} ms",
             "Time between tokens",
             slo.itl_milliseconds / 1000,
-            "sluice_inter_token_seconds",
+            (Timed("sluice_inter_token_seconds"),),
         )
     yield Promise(
         "errors",
@@ -143,12 +166,20 @@ def _missed(promise: Promise, where: str, window: str) -> str:
         failed = (f'code=~"5..|429", {where}', f'outcome="cut", {where}')
         rates = " or ".join(f"rate({REQUESTS}{{{each}}}[{window}])" for each in failed)
         return f"{_sum(rates)} / {_sum(f'rate({REQUESTS}{{{where}}}[{window}])')}"
-    kept = " + ".join(
-        f"{share:.6g} * {_rate(promise, where, window, bound)}"
-        for bound, share in between(promise.limit_seconds)
+    *first, last = promise.histograms
+    counts = [f"({each.rate('_count', where, window)} > 0)" for each in first]
+    counts.append(last.rate("_count", where, window))
+    return " or ".join(
+        f"1 - ({_in_time(timed, promise.limit_seconds, where, window)}) / {count}"
+        for timed, count in zip(promise.histograms, counts, strict=True)
     )
-    count = _sum(f"rate({promise.histogram}_count{{{where}}}[{window}])")
-    return f"1 - ({kept}) / {count}"
+
+
+def _in_time(timed: Timed, limit_seconds: float, where: str, window: str) -> str:
+    return " + ".join(
+        f"{share:.6g} * {timed.rate('_bucket', where, window, bound)}"
+        for bound, share in between(limit_seconds)
+    )
 
 
 def between(limit_seconds: float) -> list[tuple[float, float]]:
@@ -163,11 +194,6 @@ def between(limit_seconds: float) -> list[tuple[float, float]]:
     share = (limit_seconds - below) / (above - below)
     weighed = [(below, 1 - share), (above, share)]
     return [(bound, weight) for bound, weight in weighed if bound and weight]
-
-
-def _rate(promise: Promise, where: str, window: str, bound: float) -> str:
-    bucket = f'{promise.histogram}_bucket{{le="{float(bound)}", {where}}}'
-    return _sum(f"rate({bucket}[{window}])")
 
 
 def _sum(rates: str) -> str:

@@ -41,8 +41,8 @@ class PoolObserved:
     """Engine pods with the pool's service and role labels, of every revision."""
     accelerators: Mapping[str, Accelerator] = field(default_factory=dict)
     """What ready engines compute on, by pod; of a pool without an accelerator nothing."""
-    is_report_missing: bool = False
-    """Whether a ready engine has not said what it computes on."""
+    ask_again_seconds: float | None = None
+    """When to ask ready engines again that have not answered; None: all have."""
 
 
 @dataclass(frozen=True)
@@ -70,24 +70,23 @@ class PoolObserver:
             self.reader.list_kinds(POOL_CHILDREN, key.namespace, selector),
             self.reader.list_objects(POD, key.namespace, selector),
         )
-        told = await self._accelerators(pool, pods)
+        engines = self._asked(pool, pods)
+        told = await self.reports.of(engines) if self.reports else ()
+        names = (engine["metadata"]["name"] for engine in engines)
         return PoolObserved(
             pool,
             service,
             children,
             pods,
-            {name: accelerator for name, accelerator in told.items() if accelerator is not None},
-            is_report_missing=None in told.values(),
+            {name: said for name, said in zip(names, told, strict=True) if said is not None},
+            self.reports.again_seconds(engines) if self.reports else None,
         )
 
-    async def _accelerators(
-        self, pool: Manifest, pods: tuple[Manifest, ...]
-    ) -> dict[str, Accelerator | None]:
+    def _asked(self, pool: Manifest, pods: tuple[Manifest, ...]) -> list[Manifest]:
+        """The engines to ask what they compute on."""
         if self.reports is None or "accelerator" not in pool["spec"]:
-            return {}
-        engines = [pod for pod in pods if is_ready(pod)]
-        names = (engine["metadata"]["name"] for engine in engines)
-        return dict(zip(names, await self.reports.of(engines), strict=True))
+            return []
+        return [pod for pod in pods if is_ready(pod)]
 
     async def _controller(self, pool: Manifest) -> Manifest | None:
         """The service that controls the pool, unless a new one has taken the name."""

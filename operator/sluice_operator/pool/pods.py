@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sluice_operator.conditions.pods import is_draining, is_finished, is_ready, is_unschedulable
+from sluice_operator.manifests.metadata import note_of
 from sluice_operator.pool.observe import PoolObserved
-from sluice_operator.scaled import PoolPods
+from sluice_operator.scaled import DELETION_COST, VICTIM, PoolPods
 
 
 def pool_pods(observed: PoolObserved) -> PoolPods:
@@ -23,5 +24,10 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
         unschedulable=unschedulable,
         live=len(live),
         draining=len(pods) - len(live),
-        planned=sum(share["replicas"] for share in spec.get("revisions") or ()),
+        planned=sum(share["replicas"] for share in spec.get("revisions") or ())
+        + spec.get("podSurge", 0),
+        names=frozenset(pod["metadata"]["name"] for pod in live),
+        victims=frozenset(
+            pod["metadata"]["name"] for pod in live if note_of(pod, DELETION_COST) == VICTIM
+        ),
     )

@@ -6,7 +6,6 @@ The same for every cause, as for an InferenceService. Knows no details of any st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from sluice_contract.labels import Role
 
@@ -21,9 +20,6 @@ from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.pods import pool_pods
 from sluice_operator.pool.status import pool_status
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
-
-REPORT_SECONDS: Final = 5.0
-"""When to ask engines again that have not said what they compute on."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class PoolReconcile:
         status = pool_status(observed, plan, self.clock.now(), outcome.refused)
         report = report_of(plan, outcome.refused, live.get("status"), status)
         await self.executor.report(live, outcome, report)
-        return REPORT_SECONDS if observed.is_report_missing else None
+        return observed.ask_again_seconds
 
     def _count(self, observed: PoolObserved) -> None:
         """Tells the autoscaler how many pods there are."""

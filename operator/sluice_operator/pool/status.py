@@ -130,6 +130,9 @@ def _complete(plan: PoolPlan, spec: EnginePoolSpec, count: str) -> Check:
     if spec.replicas and len(spec.revisions or ()) > 1:
         text = f"{count}; the former revision goes when every pool of the service is complete."
         return Check("False", reasons.ROLLING_OUT, text)
+    if spec.replicas and spec.pod_surge:
+        text = f"{count}; all of their pods are new, and none comes beside them any more."
+        return Check("False", reasons.ROLLING_OUT, text)
     if spec.replicas:
         return Check("True", reasons.ALL_READY, f"{count}.")
     text = f"No engine is asked for: {plan.replicas_place} is 0."

@@ -21,6 +21,8 @@ class Health:
 
     state: str = "starting"
     ready: bool = False
+    blocked: Callable[[], str] = lambda: ""
+    """Why it cannot work, though it leads or stands by; empty when it can."""
 
 
 @asynccontextmanager
@@ -46,6 +48,8 @@ def _health_app(health: Health) -> web.Application:
         return web.Response(text=health.state)
 
     async def ready(_: web.Request) -> web.Response:
+        if reason := health.blocked():
+            return web.Response(text=f"{health.state}: {reason}", status=503)
         return web.Response(text=health.state, status=200 if health.ready else 503)
 
     app = web.Application()

@@ -20,6 +20,7 @@ from sluice_autoscaler.decision import Decision
 from sluice_contract.metrics import OPERATOR, Metric
 from sluice_contract.version import VERSION
 
+from sluice_operator.process.blocked_metrics import BlockedGauge
 from sluice_operator.process.scaling_metrics import ScaledReplicas
 from sluice_operator.process.status_metrics import ServiceStatuses
 
@@ -45,6 +46,9 @@ class OperatorMetrics:
         )
         """The gauges of each InferenceService."""
         self._registry.register(self.statuses)
+        self.blocked = BlockedGauge(BY_NAME["sluice_operator_blocked_kinds"])
+        """The gauge of kinds that cannot be read."""
+        self._registry.register(self.blocked)
         self.scaled = ScaledReplicas(BY_NAME)
         """The gauges of each scaled pool."""
         self._registry.register(self.scaled)

@@ -23,6 +23,7 @@ from sluice_operator.autoscale.tick import Ticker
 from sluice_operator.autoscale.victims import Victims
 from sluice_operator.clock import Clock
 from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
+from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
 from sluice_operator.informer.keys import RECONCILED, Key
 from sluice_operator.informer.nodes import Nodes, NodeWatch
@@ -44,7 +45,7 @@ from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.process.settings import Settings
 from sluice_operator.process.tasks import take_signals, until_one_ends
 from sluice_operator.service.nodes import NodeReactions
-from sluice_operator.service.observe import Images, ServiceObserver
+from sluice_operator.service.observe import Images, Installation, ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
 
 DEFINITIONS_SECONDS: Final = 20.0
@@ -94,16 +95,18 @@ async def run(settings: Settings, connections: Connections, clock: Clock) -> Non
     metrics = OperatorMetrics()
     client = ApiClient(connections.work, metrics.wrote)
     lease_client = ApiClient(connections.lease, metrics.wrote)
+    blocked = BlockedKinds(clock)
+    metrics.blocked.follow(blocked.now)
     parts = Parts(
         settings=settings,
         client=client,
         lease_client=lease_client,
         nodes=Nodes(client),
-        optional_kinds=OptionalKinds(client, clock),
-        source=_source(connections.watches, clock),
+        optional_kinds=OptionalKinds(client, clock, settings.namespaces),
+        source=_source(connections.watches, clock, blocked),
         clock=clock,
         metrics=metrics,
-        health=Health(),
+        health=Health(blocked=blocked.reason),
         stop=asyncio.Event(),
     )
     take_signals(parts.stop.set)
@@ -143,16 +146,20 @@ async def _lead(parts: Parts, leadership: Leadership) -> None:
         journals = Journals(parts.client, parts.clock)
         autoscaler = _autoscaler(parts, queue, writes, RouterQuery(session), journals)
         dispatcher = _dispatcher(parts, queue, writes, autoscaler, reader)
-        await _first_of(
-            leadership.hold(),
-            informer.run(),
-            *(_work(informer, dispatcher) for _ in range(parts.settings.workers)),
-            _resync(parts, informer),
-            node_watch.run(),
-            reactions.run(),
-            autoscaler.run(),
-            journals.run(),
-        )
+        try:
+            await _first_of(
+                leadership.hold(),
+                informer.run(),
+                *(_work(informer, dispatcher) for _ in range(parts.settings.workers)),
+                _resync(parts, informer),
+                node_watch.run(),
+                reactions.run(),
+                autoscaler.run(),
+                journals.run(),
+            )
+        except asyncio.CancelledError:  # it is told to end, and leads still
+            await journals.flush()
+            raise
 
 
 async def _work(informer: Informer, dispatcher: Dispatcher) -> None:
@@ -208,12 +215,13 @@ def _leadership(parts: Parts) -> Leadership:
     return Leadership(parts.lease_client, name, LeaseTiming(settings.lease_seconds), parts.clock)
 
 
-def _source(watches: Watches, clock: Clock) -> Source:
+def _source(watches: Watches, clock: Clock, blocked: BlockedKinds) -> Source:
     def count_write(verb: str, plural: str) -> None:
         raise AssertionError(f"{verb} {plural}: this connection is for reading")
 
     turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
-    return Source(ApiClient(watches, count_write), watches, clock, random.random, turns)
+    client = ApiClient(watches, count_write)
+    return Source(client, watches, clock, random.random, turns, blocked)
 
 
 def _dispatcher(
@@ -224,16 +232,15 @@ def _dispatcher(
     reader: Reader,
 ) -> Dispatcher:
     settings, clock = parts.settings, parts.clock
-    images = Images(settings.engine_image, settings.router_image)
+    images = Images(settings.engine_image, settings.router_image, settings.gpu_engine_image)
     services = ServiceObserver(
         reader,
         images,
         parts.nodes,
         parts.optional_kinds,
-        settings.api_server_ports,
-        settings.pod_namespace,
+        Installation(settings.api_server_ports, settings.pod_namespace, settings.runbook_url_base),
     )
-    pools = PoolObserver(reader, AcceleratorReports(fetch_over_http))
+    pools = PoolObserver(reader, AcceleratorReports(fetch_over_http, clock))
     reconciles: dict[str, Reconcile] = {
         INFERENCE_SERVICE.kind: ServiceReconcile(services, writes, clock, autoscaler),
         ENGINE_POOL.kind: PoolReconcile(pools, writes, clock, autoscaler),

@@ -13,6 +13,7 @@ from sluice_contract import ports
 from sluice_contract.base import ConfigError
 
 from sluice_operator.log import Format
+from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.service.observe import API_SERVER_PORTS
 
 PREFIX: Final = "SLUICE_"
@@ -35,6 +36,8 @@ class Settings(BaseModel):
 
     engine_image: str = Field(min_length=1)
     router_image: str = Field(min_length=1)
+    gpu_engine_image: str = ""
+    """For pools with NVIDIA's GPUs; without it, they have to name their image."""
     namespaces: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     """Namespaces to serve; none: the whole cluster."""
     api_server_ports: Annotated[tuple[Port, ...], BeforeValidator(_split), Field(min_length=1)] = (
@@ -42,6 +45,8 @@ class Settings(BaseModel):
     )
     """Ports at which the routers' NetworkPolicy lets them reach the API server: those it listens
     on itself, behind its Service."""
+    runbook_url_base: str = Field(default=RUNBOOK_URL_BASE, pattern=r"^https?://[^\s/]\S*$")
+    """Where the files of docs/runbooks are: `runbook_url` of alerts is this and the file's name."""
     workers: int = Field(default=8, ge=1, le=256)
     """How many reconciles may run at once."""
     resync_seconds: float = Field(default=600.0, ge=0.1)

@@ -7,18 +7,21 @@ long as a drain. How many engines a pool should have is decided within the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sluice_contract.labels import Role
 
-from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.rollout import PoolState, Revisions, Rollout, Shares, plan_rollout
 from sluice_operator.service.rollout_in_place import plan_in_place
 
 WAITS_FOR_BUDGET: Final = "WaitsForBudget"
 NO_ROOM: Final = "spec.autoscaling.gpuBudget has no room for two sets of engines"
+FORMER_STAYS: Final = (
+    "they stay until those of the new one are complete, so a switch needs "
+    "spec.autoscaling.gpuBudget for both"
+)
 
 
 PlanRollout = Callable[[tuple[PoolState, ...], Revisions], Rollout]
@@ -28,8 +31,8 @@ PlanRollout = Callable[[tuple[PoolState, ...], Revisions], Rollout]
 class Counted:
     """The pods of a pool, when they were last counted."""
 
-    pods: Mapping[str, int]
-    """By revision, those that are being deleted included."""
+    live: Mapping[str, int]
+    """By revision, without those that are being deleted."""
     draining: int
     """Pods that are being deleted, and hold their GPUs until they are gone."""
 
@@ -42,6 +45,15 @@ class Budget:
     engine_gpus: Mapping[Role, int]
     """GPUs of one engine of each pool."""
     counted: Mapping[Role, Counted]
+    pod_surges: Mapping[Role, int] = field(default_factory=dict)
+    """Engines that may come beside the others already, where pods are being replaced."""
+    former_gpus: int = 0
+    """Held by engines of another mode: until the wanted pools serve, and these have drained."""
+
+    @property
+    def left(self) -> int:
+        """GPUs that the pools of this mode may hold."""
+        return self.gpus - self.former_gpus
 
 
 NOTHING: Final = Counted({}, 0)
@@ -54,25 +66,45 @@ def plan_within(
     rollout = plan(pools, stable)
     if budget is None:
         return rollout
-    if plan is plan_rollout and _gpus(rollout.shares, budget) > budget.gpus:
+    if plan is plan_rollout and _gpus(rollout.shares, budget) > budget.left and _replaces(pools):
         rollout = plan_in_place(pools, stable)
         rollout = replace(rollout, message=f"{rollout.message} {NO_ROOM}.")
     return _held_back(pools, rollout, budget)
 
 
-def counted_pods(status: Manifest) -> Counted:
-    """What the status of an EnginePool says of its pods."""
-    found = status.get("revisions") or ()
-    by_revision = {each["name"]: each["replicas"] for each in found}
-    return Counted(by_revision, status.get("draining", 0))
+def pod_surges(
+    pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget | None, replaced: Set[Role]
+) -> dict[Role, int]:
+    """Engines that may come beside the others of a pool where its pods are replaced and its
+    revision stays; `replaced`: where they are about to be. There has to be room for one that comes
+    and one that drains. What was allowed stays until every pod is new."""
+    if budget is None:
+        return {}
+    left = budget.left - sum(_gpus_held(pool, rollout, budget) for pool in pools)
+    found = {}
+    for pool in pools:
+        gpus, is_replaced = budget.engine_gpus[pool.role], pool.role in replaced
+        if budget.pod_surges.get(pool.role) and (is_replaced or not pool.wanted.settled):
+            found[pool.role] = 1
+        elif is_replaced and 2 * gpus <= left:
+            found[pool.role] = 1
+            left -= 2 * gpus
+    return found
+
+
+def _gpus_held(pool: PoolState, rollout: Rollout, budget: Budget) -> int:
+    """By the pods of a pool, those that are to be made included."""
+    asked = dict(rollout.shares[pool.role])
+    for each in pool.all:
+        asked[each.name] = max(each.replicas, asked.get(each.name, 0))
+    return budget.engine_gpus[pool.role] * _holding(pool.role, asked, budget)
 
 
 def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -> Rollout:
     """Without new engines for which others have to go first."""
     there = {pool.role: {each.name: each.replicas for each in pool.all} for pool in pools}
-    left = budget.gpus - sum(
-        budget.engine_gpus[role] * _holding(found, budget.counted.get(role, NOTHING))
-        for role, found in there.items()
+    left = budget.left - sum(
+        budget.engine_gpus[role] * _holding(role, found, budget) for role, found in there.items()
     )
     shares: dict[Role, Shares] = {}
     waits = 0
@@ -87,16 +119,23 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
     if not waits:
         return rollout
     text = f"{rollout.message} {waits} engines wait for GPUs of the budget of {budget.gpus}."
+    if budget.former_gpus:
+        text += f" Pools of the former mode hold {budget.former_gpus}: {FORMER_STAYS}."
     return replace(rollout, shares=shares, reason=WAITS_FOR_BUDGET, message=text)
 
 
-def _holding(asked: Mapping[str, int], counted: Counted) -> int:
+def _holding(role: Role, asked: Mapping[str, int], budget: Budget) -> int:
     """Most pods of a pool that may hold GPUs now: one that was told to go counts until it was seen
-    to be gone, and one that was asked for before it is seen."""
-    names = asked.keys() | counted.pods.keys()
-    there = sum(max(asked.get(name, 0), counted.pods.get(name, 0)) for name in names)
-    return there + counted.draining
+    to be gone, and one that was asked for, or may come beside the others, before it is seen."""
+    counted, surge = budget.counted.get(role, NOTHING), budget.pod_surges.get(role, 0)
+    names = asked.keys() | counted.live.keys()
+    there = sum(max(asked.get(name, 0), counted.live.get(name, 0)) for name in names)
+    return max(there, sum(asked.values()) + surge) + counted.draining
 
 
 def _gpus(shares: Mapping[Role, Mapping[str, int]], budget: Budget) -> int:
     return sum(budget.engine_gpus[role] * sum(each.values()) for role, each in shares.items())
+
+
+def _replaces(pools: tuple[PoolState, ...]) -> bool:
+    return any(pool.others for pool in pools)

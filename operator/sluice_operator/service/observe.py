@@ -13,6 +13,8 @@ from typing import Final
 
 from sluice_contract import labels
 
+from sluice_operator.accelerators.wanted import is_nvidia
+from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.optional_kinds import OptionalKinds
@@ -26,6 +28,7 @@ from sluice_operator.kube.kinds import (
     controller_uid,
     is_being_deleted,
 )
+from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
 from sluice_operator.service.names import Name, child_names, config_maps_in_use
 
@@ -39,6 +42,26 @@ class Images:
 
     engine: str
     router: str
+    gpu_engine: str = ""
+    """Of pools that ask for NVIDIA's GPUs; "" where none is configured."""
+
+    def engine_of(self, accelerator: AcceleratorSpec | None) -> str:
+        """The engine image of a pool; "" where there is none for its accelerator."""
+        if accelerator is None:
+            return self.engine
+        return self.gpu_engine if is_nvidia(accelerator) else ""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What the operator is told of the cluster, and of itself in it."""
+
+    api_server_ports: tuple[int, ...] = API_SERVER_PORTS
+    """Where routers may reach the API server."""
+    operator_namespace: str = OPERATOR_NAMESPACE
+    """From where the operator may read the routers' load."""
+    runbook_url_base: str = RUNBOOK_URL_BASE
+    """Where alerts lead."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +78,9 @@ class ServiceObserved:
     and kind filled in."""
     pods: tuple[Manifest, ...] = ()
     """The router's pods."""
+    engines: tuple[Manifest, ...] = ()
+    """Engine pods with the service's label, of every role and revision; only of a service with a
+    GPU budget, which they count against."""
     nodes: tuple[Manifest, ...] | None = None
     """None when the operator may not read nodes."""
     name_conflicts: tuple[Manifest, ...] = ()
@@ -62,10 +88,7 @@ class ServiceObserved:
     refuses the spec, instead of taking them over."""
     optional_kinds: tuple[Kind, ...] = ()
     """Those of `OPTIONAL_CHILDREN` that the cluster has."""
-    api_server_ports: tuple[int, ...] = API_SERVER_PORTS
-    """Where routers may reach the API server."""
-    operator_namespace: str = OPERATOR_NAMESPACE
-    """From where the operator may read the routers' load."""
+    installation: Installation = Installation()
 
 
 @dataclass(frozen=True)
@@ -76,8 +99,7 @@ class ServiceObserver:
     images: Images
     nodes: Nodes
     optional_kinds: OptionalKinds
-    api_server_ports: tuple[int, ...] = API_SERVER_PORTS
-    operator_namespace: str = OPERATOR_NAMESPACE
+    installation: Installation = Installation()
 
     def certain(self) -> ServiceObserver:
         """An observer that reads what is decisive from the API server."""
@@ -91,9 +113,10 @@ class ServiceObserver:
         selector = f"{labels.SERVICE}={key.name}"
         routers = f"{selector},{labels.ROLE}={labels.ROUTER_ROLE}"
         optional = await self.optional_kinds.served()
-        children, pods, nodes = await asyncio.gather(
+        children, pods, engines, nodes = await asyncio.gather(
             self.reader.list_kinds((*SERVICE_CHILDREN, *optional), key.namespace, selector),
             self.reader.list_objects(POD, key.namespace, routers),
+            self._engines(service, selector),
             self.nodes.list(),
         )
         names = child_names(service, optional)
@@ -106,12 +129,19 @@ class ServiceObserver:
             self.images,
             children,
             pods,
+            engines,
             nodes,
             conflicts,
             optional_kinds=optional,
-            api_server_ports=self.api_server_ports,
-            operator_namespace=self.operator_namespace,
+            installation=self.installation,
         )
+
+    async def _engines(self, service: Manifest, selector: str) -> tuple[Manifest, ...]:
+        if "gpuBudget" not in (service["spec"].get("autoscaling") or {}):
+            return ()
+        namespace, roles = service["metadata"]["namespace"], set(labels.Role)
+        found = await self.reader.list_objects(POD, namespace, selector)
+        return tuple(pod for pod in found if pod["metadata"]["labels"].get(labels.ROLE) in roles)
 
     async def _unlabelled(
         self, service: Manifest, children: tuple[Manifest, ...], names: Iterable[Name]

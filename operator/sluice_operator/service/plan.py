@@ -13,7 +13,6 @@ from functools import partial
 from sluice_contract.labels import ROUTER_ROLE, Role
 
 from sluice_operator.accelerators.find import AcceleratorFinding
-from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import RevisionShare
 from sluice_operator.api.service import InferenceServiceSpec
@@ -45,8 +44,9 @@ from sluice_operator.manifests.network import (
     router_policy,
 )
 from sluice_operator.manifests.slo_rules import prometheus_rule
-from sluice_operator.service.budget import Budget, counted_pods, plan_within
+from sluice_operator.service.budget import plan_within, pod_surges
 from sluice_operator.service.handover import key_secrets, policies
+from sluice_operator.service.held_gpus import budget_of
 from sluice_operator.service.mode_switch import (
     NO_FORMER,
     Former,
@@ -65,7 +65,12 @@ from sluice_operator.service.plan_events import (
     scaled,
 )
 from sluice_operator.service.pools import ResolvedPool, contradictions, resolve_pool
-from sluice_operator.service.revisions import pod_changes, pool_state, stable_revisions
+from sluice_operator.service.revisions import (
+    pod_changes,
+    pool_state,
+    replaces_pods,
+    stable_revisions,
+)
 from sluice_operator.service.rollout import (
     Rollout,
     Shares,
@@ -103,6 +108,8 @@ class ServicePlan(Plan):
     """The roll-out of all pools; None when nothing is planned."""
     former: Former = NO_FORMER
     """What stays for now of another mode."""
+    former_gpus: int = 0
+    """GPUs of the budget that engines of another mode hold, also once their pools have gone."""
     upgrade: tuple[str, ...] = ()
     """What this release of the operator would change, and leaves until it is taken."""
 
@@ -137,9 +144,15 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
     resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
     states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
     strategy = plan_in_place if spec.replaces_in_place else plan_rollout
-    stable, budget = stable_revisions(observed.service), _budget(observed, spec)
+    stable, budget = stable_revisions(observed.service), budget_of(observed, spec)
     rollout = plan_within(states, stable, strategy, budget)
-    pools = tuple(_pool(top, each, rollout.shares[each.spec.role]) for each in resolved)
+    room = None if spec.replaces_in_place else budget
+    replaced = {r.spec.role for r in resolved if room and replaces_pods(observed, top, r.spec)}
+    surges = pod_surges(states, rollout, room, replaced)
+    pools = tuple(
+        _pool(top, each, rollout.shares[each.spec.role], surges.get(each.spec.role))
+        for each in resolved
+    )
     before = former_pools(observed, spec)
     router = plan_router(observed, top, spec, waits=bool(before) and are_awaited(states))
     former = plan_former(observed, before, router)
@@ -171,23 +184,13 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
         router=router.deployment,
         rollout=rollout,
         former=former,
+        former_gpus=budget.former_gpus if budget else 0,
         upgrade=(
             *(change for each in resolved for change in each.upgrade),
             *(change for each in resolved for change in pod_changes(observed, top, each.spec)),
             *router.upgrade,
         ),
     )
-
-
-def _budget(observed: ServiceObserved, spec: InferenceServiceSpec) -> Budget | None:
-    if spec.gpu_budget is None:
-        return None
-    gpus = {role: gpu_count(spec.pool(role).accelerator) for role in spec.roles}
-    counted = {
-        Role(pool["spec"]["role"]): counted_pods(pool.get("status") or {})
-        for pool in of_kind(observed.children, ENGINE_POOL)
-    }
-    return Budget(spec.gpu_budget, gpus, counted)
 
 
 def _children(
@@ -207,9 +210,12 @@ def _children(
         front_service(top),
         *(pool_service(top, pool.role) for pool in pools),
         router_policy(
-            top, observed.api_server_ports, observed.operator_namespace, collector_port(spec)
+            top,
+            observed.installation.api_server_ports,
+            observed.installation.operator_namespace,
+            collector_port(spec),
         ),
-        engine_policy(top, observed.operator_namespace, collector_port(spec)),
+        engine_policy(top, observed.installation.operator_namespace, collector_port(spec)),
         *policies(observed, top, spec),
         router.deployment,
         disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),
@@ -224,12 +230,13 @@ def _monitoring(
     if POD_MONITOR in observed.optional_kinds:
         yield from pod_monitors(top)
     if PROMETHEUS_RULE in observed.optional_kinds and spec.slo is not None:
-        yield prometheus_rule(top, spec.slo)
+        yield prometheus_rule(top, spec.slo, observed.installation.runbook_url_base)
 
 
-def _pool(top: Owner, resolved: ResolvedPool, shares: Shares) -> PlannedPool:
+def _pool(top: Owner, resolved: ResolvedPool, shares: Shares, pod_surge: int | None) -> PlannedPool:
     revisions = [RevisionShare(name=name, replicas=count) for name, count in shares.items()]
-    spec = resolved.spec.model_copy(update={"revisions": revisions})
+    numbers = {"revisions": revisions, "pod_surge": pod_surge}
+    spec = resolved.spec.model_copy(update=numbers)
     return PlannedPool(
         role=spec.role,
         replicas=spec.replicas,

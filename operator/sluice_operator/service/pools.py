@@ -17,7 +17,7 @@ from sluice_contract.labels import Role
 from sluice_contract.sizing import resolved_values
 
 from sluice_operator.accelerators.find import AcceleratorFinding, find_accelerator
-from sluice_operator.accelerators.wanted import gpu_count
+from sluice_operator.accelerators.wanted import gpu_count, is_nvidia, resource_name
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
@@ -69,7 +69,7 @@ def resolve_pool(
         refused: tuple[str, ...] = (f"pool {role} would be refused: {error}",)
     else:
         refused = ()
-    config, image = _config_map(top, role, file), observed.images.engine
+    config, image = _config_map(top, role, file), _default_image(observed, spec, role, pin)
     replicas = plan_replicas(spec, role, _live(observed, role))
     name = config["metadata"]["name"]
     fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
@@ -94,6 +94,8 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
     for role in spec.roles:
         pin = shared_pin(observed, spec, role, shared)
         accelerator = find_accelerator(spec.pool(role), observed.nodes).accelerator
+        if pin is None:
+            yield from _without_image(observed, spec, role)
         try:
             found[role] = pin.settings if pin else pool_settings(spec, role, accelerator, shared)
         except ConfigError as error:
@@ -106,6 +108,21 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
         yield from unlike(spec, found)
     if spec.is_disaggregated:
         yield from _of_handover(spec)
+
+
+def _without_image(
+    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role
+) -> Iterator[Refusal]:
+    """The image for CPUs would start, find no GPU and end."""
+    accelerator = spec.pool(role).accelerator
+    if spec.engine_of(role).image or observed.images.engine_of(accelerator):
+        return
+    assert accelerator is not None
+    field = f"{_path(spec, role, 'image')}.image"
+    resource = resource_name(accelerator)
+    why = "is not set" if is_nvidia(accelerator) else "is for nvidia.com"
+    allowed = f"an engine image for {resource}, as SLUICE_GPU_ENGINE_IMAGE of the operator {why}"
+    yield Refusal(INVALID, field, f"{field}: null is not allowed; allowed: {allowed}")
 
 
 def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
@@ -167,6 +184,14 @@ def _live(observed: ServiceObserved, role: Role) -> Manifest | None:
 
 def _config_map(top: Owner, role: Role, file: EngineFile) -> Manifest:
     return engine_config_map(top, file.text, role, settings_status(file.settings))
+
+
+def _default_image(
+    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, pin: Pin | None
+) -> str:
+    """Of this release; where it has none, that which is in use."""
+    found = observed.images.engine_of(spec.pool(role).accelerator)
+    return found or (str(pin.fields.get("image", "")) if pin else "")
 
 
 def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]:

@@ -24,6 +24,9 @@ from sluice_operator.service.status import service_status
 NAME_CONFLICT_SECONDS: Final = 5.0
 """Objects of others are not watched: whether a name is free again has to be looked at."""
 
+DRAINING_SECONDS: Final = 5.0
+"""Pods whose pool has gone concern no other object: whether they have left has to be looked at."""
+
 NOTABLE: Final = frozenset({reasons.ROLLING_OUT})
 """A roll-out's start is an event on the service too, and not on its pools alone."""
 
@@ -59,4 +62,6 @@ class ServiceReconcile:
         report = report_of(plan, outcome.refused, live.get("status"), status, NOTABLE)
         await self.executor.report(live, outcome, report)
         taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN
-        return NAME_CONFLICT_SECONDS if taken else None
+        if taken:
+            return NAME_CONFLICT_SECONDS
+        return DRAINING_SECONDS if plan.former_gpus else None

@@ -21,9 +21,9 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
     of_kind,
 )
-from sluice_operator.manifests.deployments import kept
+from sluice_operator.manifests.deployments import TEMPLATE, kept
 from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
-from sluice_operator.manifests.metadata import Owner
+from sluice_operator.manifests.metadata import Owner, note_of
 from sluice_operator.service.fingerprints import fingerprint_of, fingerprint_of_deployment
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.rollout import PoolState, Revision, Revisions
@@ -63,6 +63,16 @@ def pod_changes(observed: ServiceObserved, top: Owner, spec: EnginePoolSpec) -> 
         for item in of_kind(observed.children, DEPLOYMENT)
     )
     return (f"pool {spec.role}: its pods",) if stays else ()
+
+
+def replaces_pods(observed: ServiceObserved, top: Owner, spec: EnginePoolSpec) -> bool:
+    """Whether a revision that stays is about to get other pods, such as with a toleration."""
+    built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
+    return any(
+        revision_of(item) == revision(spec)
+        and note_of(item, TEMPLATE) != note_of(kept(built, applied_manifest(item)), TEMPLATE)
+        for item in of_kind(observed.children, DEPLOYMENT)
+    )
 
 
 def stable_revisions(service: Manifest) -> Revisions:

@@ -9,12 +9,13 @@ from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.labels import FIELD_MANAGER, Role
 
 from sluice_operator.accelerators.wanted import gpu_count
-from sluice_operator.api.conditions import Check
+from sluice_operator.api.conditions import SCALING_ACTIVE, Check
 from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
 from sluice_operator.scaled import ScaledPool, ScaledService, Scaling
 from sluice_operator.service.observe import ServiceObserved
@@ -49,6 +50,7 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
             for role in spec.roles
             if spec.pool(role).autoscaling is None
         },
+        former_gpus=plan.former_gpus,
     )
 
 
@@ -69,8 +71,9 @@ def scaling_settings(spec: InferenceServiceSpec) -> Settings:
     )
 
 
-def scaling_check(plan: ServicePlan, told: Scaling | None) -> Check:
-    """The condition ScalingActive of a service whose spec was accepted."""
+def scaling_check(service: Manifest, plan: ServicePlan, told: Scaling | None) -> Check:
+    """The condition ScalingActive of a service whose spec was accepted. What an operator before
+    this has said of the same spec holds until this one has looked."""
     spec = plan.spec
     assert spec is not None
     owners = {role: replicas_owner(spec, role) for role in spec.roles}
@@ -78,7 +81,7 @@ def scaling_check(plan: ServicePlan, told: Scaling | None) -> Check:
     if internal:
         if plan.paused:
             return Check("False", reasons.PAUSED, "spec.paused is true: nothing is scaled.")
-        return told.check if told else NOT_DECIDED
+        return told.check if told else _before(service) or NOT_DECIDED
     external = [role for role, owner in owners.items() if owner is ReplicasOwner.EXTERNAL]
     if external:
         text = f"Pool {', '.join(external)}: whoever writes the EnginePool's scale decides."
@@ -94,6 +97,14 @@ def scaling_status(before: Manifest, plan: ServicePlan, told: Scaling | None) ->
     if told is not None and told.status is not None:
         return {"scaling": told.status.to_json_dict()}
     return {"scaling": before["scaling"]} if "scaling" in before else {}
+
+
+def _before(service: Manifest) -> Check | None:
+    """What was said of the present generation."""
+    found = find(service.get("status") or {}, SCALING_ACTIVE)
+    if not found or found["observedGeneration"] != service["metadata"].get("generation", 0):
+        return None
+    return Check(found["status"], found["reason"], found["message"])
 
 
 def _limits(spec: InferenceServiceSpec, role: Role) -> PoolLimits | None:

@@ -12,6 +12,7 @@ from datetime import datetime
 from sluice_operator.api.conditions import (
     ACCELERATOR_VERIFIED,
     MODEL_AVAILABLE,
+    PRIORITIES_COUNT,
     PROGRESSING,
     READY,
     RECONCILING,
@@ -60,13 +61,18 @@ from sluice_operator.service.parts import (
     up_to_date,
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
+from sluice_operator.service.priorities import priorities_check
 from sluice_operator.service.rollout_in_place import IN_PLACE
 from sluice_operator.service.scaling import scaling_check, scaling_status
 from sluice_operator.service.settings import settings_status
-from sluice_operator.service.verified import accelerator_verified, first_unverified
+from sluice_operator.service.verified import (
+    accelerator_verified,
+    first_unverified,
+    with_missing_node,
+)
 from sluice_operator.validation.refusal import Refusal
 
-_JUDGED_BY_A_PLAN = (ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE)
+_JUDGED_BY_A_PLAN = (ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE, PRIORITIES_COUNT)
 
 
 def service_status(
@@ -173,7 +179,7 @@ def _checks(
     stalled = _given_up(observed, plan, parts[ROUTER_READY], updated) or not_stalled(
         {UPDATED: updated, READY: serving}
     )
-    progressing = _progressing(plan, updated, stalled)
+    progressing, priorities = _progressing(plan, updated, stalled), priorities_check(plan)
     return {
         READY: serving,
         UPDATED: updated,
@@ -187,8 +193,9 @@ def _checks(
             accelerator_verified(pool, _child(observed, ENGINE_POOL, pool.manifest))
             for pool in plan.pools
         ),
-        SCALING_ACTIVE: scaling_check(plan, told),
+        SCALING_ACTIVE: scaling_check(observed.service, plan, told),
         UPGRADE_AVAILABLE: _upgrade(plan),
+        **({PRIORITIES_COUNT: priorities} if priorities else {}),
         RECONCILING: progressing,
         STALLED: stalled,
     }
@@ -216,7 +223,7 @@ def _parts(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Part]:
 def _pool(observed: ServiceObserved, pool: PlannedPool, waiting: Check) -> Part:
     live = _child(observed, ENGINE_POOL, pool.manifest)
     updated = pool_updated(pool.role, _current(observed, pool), waiting)
-    return pool_part(pool.role, live, pool.replicas, updated)
+    return pool_part(pool.role, live, pool.replicas, with_missing_node(updated, pool))
 
 
 def _former(pool: Manifest) -> Check:

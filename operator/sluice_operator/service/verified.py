@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from pydantic import ValidationError
 from sluice_contract.accelerators import Accelerator, Sizes, same_product
 from sluice_contract.sizing import sizes_of
 
+from sluice_operator.accelerators.find import NO_SUCH_NODE
 from sluice_operator.api.conditions import UPDATED, Check
 from sluice_operator.api.status import ReportedAccelerator
 from sluice_operator.conditions.conditions import find
-from sluice_operator.conditions.pods import ACCELERATOR_MISSING
+from sluice_operator.conditions.pods import ACCELERATOR_MISSING, UNSCHEDULABLE
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.service.plan import PlannedPool
@@ -40,6 +42,14 @@ def accelerator_verified(pool: PlannedPool, live: Manifest | None) -> Check:
         return Check(found.status, found.reason, f"Pool {pool.role}: {found.message}")
     told = [ReportedAccelerator.model_validate(each) for each in reported]
     return _compared(pool, told)
+
+
+def with_missing_node(updated: Check, pool: PlannedPool) -> Check:
+    """The check of a pool whose pods find no place, with what no node has, where it is that."""
+    found = pool.accelerator.verified
+    if updated.reason != UNSCHEDULABLE or found.reason != NO_SUCH_NODE:
+        return updated
+    return replace(updated, message=f"{updated.message}; {found.reason}: {found.message}")
 
 
 def first_unverified(checks: Iterable[Check]) -> Check:

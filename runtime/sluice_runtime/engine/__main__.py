@@ -1,4 +1,5 @@
-"""The engine process: `python -m sluice_runtime.engine --config FILE --endpoint ipc://PATH`.
+"""The engine process: `python -m sluice_runtime.engine --config FILE --endpoint ipc://PATH
+[--accelerator JSON]`.
 
 Started by the supervisor beside the API process; talks to it over the endpoint and nothing else.
 """
@@ -10,18 +11,19 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
 from sluice_contract.handover import configured_key
 from sluice_contract.labels import Role
 
-from sluice_runtime.engine.host import collect_garbage_rarely, set_library_variables
+from sluice_runtime.engine.host import set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import EngineUnfitError, InvalidConfigError, StartupError
@@ -32,6 +34,7 @@ from sluice_runtime.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine
+    from sluice_runtime.scheduler.batch import Batch
 
 EXIT_STARTUP = 2
 """The configuration, the weights or the memory are at fault: a restart will not help."""
@@ -43,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sluice_runtime.engine", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--accelerator", help="what was found to compute on, as JSON")
     options = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -50,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     wakeup = Wakeup()
     link = EngineLink(options.endpoint, wakeup)
     try:
-        _serve(_config(options.config), link, wakeup)
+        _serve(read_config(options.config, options.accelerator), link, wakeup)
     except StartupError as error:
         logger.error("%s: %s", error.reason, error)
         link.send(EngineFailed(error.reason, str(error)))
@@ -76,13 +80,26 @@ class Ends:
     wakeup: Wakeup
     stops: Sequence[int]
     """Signals that have come."""
+    announce: Callable[[Batch], None] | None
+    """Tells other ranks of each step, if there are any."""
 
 
-def _config(path: Path) -> EngineConfig:
+def read_config(path: Path, accelerator_json: str | None) -> EngineConfig:
+    """The file's. Sizes of a GPU that it does not name are those of `accelerator_json`, if given:
+    the one that was found.
+
+    Raises:
+        InvalidConfigError: the file cannot be read or used.
+    """
     try:
-        return read_engine_config(path)
+        config = read_engine_config(path)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
+    wanted = config.accelerator
+    if accelerator_json is None or wanted is None or wanted.is_cpu or wanted.product is not None:
+        return config
+    found = Accelerator.model_validate_json(accelerator_json)
+    return config.model_copy(update={"accelerator": found})
 
 
 def _handover_key(config: EngineConfig) -> bytes:
@@ -103,6 +120,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     from sluice_runtime.engine.build import build_engine, processes_of
     from sluice_runtime.grammar.vocabulary import unusable
     from sluice_runtime.model.spec import spec_from
+    from sluice_runtime.parallel.joined import joined_ranks
 
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -112,25 +130,25 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
         if unusable(files) is None:
             # The compile processes start while the weights are read, so no request waits for them.
             processes.compilers.warm_up()
-        engine = build_engine(config, files, processes=processes)
-        _run(config, engine, key, Ends(link, wakeup, stops))
+        with joined_ranks(config) as ranks:
+            engine = build_engine(config, files, processes=processes, group=ranks.group)
+            with closing(engine.runner):
+                _run(config, engine, key, Ends(link, wakeup, stops, ranks.announce))
 
 
 def _run(config: EngineConfig, engine: Engine, key: bytes, ends: Ends) -> None:
     """From the first step to the signal."""
-    from sluice_runtime.engine.executor import executor_for
     from sluice_runtime.engine.handover import started_role
     from sluice_runtime.engine.loop import EngineLoop
-    from sluice_runtime.engine.warm_up import warm_up
+    from sluice_runtime.engine.prepare import prepare
 
     page_size, link = engine.settings.page_size, ends.link
-    warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
-    collect_garbage_rarely()
+    prepare(config, engine)
     logger.info(startup_line(engine.sizes()))
     ready = engine.ready(epoch=secrets.token_hex(8))
     with (
         started_role(config, engine, key, ready, ends.wakeup.set) as started,
-        closing(executor_for(engine.runner, overlap=bool(config.overlap))) as executor,
+        closing(engine.executor(overlap=bool(config.overlap), announce=ends.announce)) as executor,
     ):
         link.send(started.ready)
         loop = EngineLoop(

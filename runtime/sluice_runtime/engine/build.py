@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,20 +10,31 @@ import torch
 from sluice_contract.config import EngineConfig
 
 from sluice_runtime.engine import host
+from sluice_runtime.engine.device import Device, step_device
+from sluice_runtime.engine.device_memory import DeviceMemory, device_memory
+from sluice_runtime.engine.device_plan import check_weights
+from sluice_runtime.engine.device_sizes import ModelBytes
+from sluice_runtime.engine.executor import (
+    AnnouncingRunner,
+    OverlapExecutor,
+    StreamExecutor,
+    SyncExecutor,
+    executor_for,
+)
 from sluice_runtime.engine.log import Sizes
 from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.plan import (
     NO_GRAMMARS,
-    HostBytes,
-    ReservedMemory,
     context_length,
     grammar_room,
-    grammars_short_of_memory,
-    pool_pages,
     scheduler_settings,
 )
+from sluice_runtime.engine.pool_size import (
+    LoadedModel,
+    pages_in_device_memory,
+    pages_in_host_memory,
+)
 from sluice_runtime.engine.runner import OnLogits, Runner, RunnerSettings
-from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.grammar.compile.process import CompileLimits
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.processes import GrammarProcesses, grammar_processes
@@ -33,15 +43,16 @@ from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady
 from sluice_runtime.model.decoder import Decoder
-from sluice_runtime.model.load import load_model
+from sluice_runtime.model.load import Placement, load_model
+from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model.weights_digest import weights_digest
 from sluice_runtime.model_files import ModelFiles
+from sluice_runtime.parallel.group import SOLO, Group
+from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.threads import processors
-
-_log = logging.getLogger("sluice.engine")
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,10 @@ class EngineHooks:
     poison_freed_pages: bool = False
     """Fill freed pages with NaN, so that a read after the free is noticed."""
     on_logits: OnLogits | None = None
-    backend: str | None = None
-    """One of `layers.backend.BACKENDS`, instead of the best one available."""
+    device: Device | None = None
+    """Instead of the one of the configuration's accelerator."""
+    device_memory: DeviceMemory | None = None
+    """Instead of the device's; also makes the pool be planned as on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,7 @@ class Engine:
     settings: SchedulerSettings
     scheduler: Scheduler
     runner: Runner
+    device: Device
     pool: PagePool
     grammars: GrammarQueue
     grammar_processes: GrammarProcesses
@@ -89,6 +103,15 @@ class Engine:
             pid=os.getpid(),
         )
 
+    def executor(
+        self, *, overlap: bool, announce: Callable[[Batch], None] | None = None
+    ) -> SyncExecutor | OverlapExecutor | StreamExecutor:
+        """What runs its steps; the caller closes it. `announce` tells other ranks of each."""
+        runner = self.runner if announce is None else AnnouncingRunner(self.runner, announce)
+        if self.device.asynchronous:
+            return StreamExecutor(runner, ahead=int(overlap))
+        return executor_for(runner, overlap=overlap)
+
     def sizes(self) -> Sizes:
         """For the start-up line."""
         settings = self.settings
@@ -107,37 +130,49 @@ def build_engine(
     files: ModelFiles,
     hooks: EngineHooks | None = None,
     processes: GrammarProcesses | None = None,
+    group: Group = SOLO,
 ) -> Engine:
-    """Loads the model and allocates the pool; `config` has been resolved. `processes`: the result
-    of `processes_of`, if they were started before.
+    """Loads the model and allocates the pool, on a GPU with what a full step leaves of its memory;
+    `config` has been resolved. `processes`: the result of `processes_of`, if they were started
+    before. `group`: the ranks of this engine, which all call this at once and get pools alike.
 
     Raises:
         StartupError: one line that says what to change.
     """
     hooks = hooks or EngineHooks()
+    device = hooks.device or step_device(config.accelerator, group.rank)
+    gpu_memory = hooks.device_memory or device_memory(device.place)
     host.keep_freed_memory()
     torch.set_num_threads(config.threads or processors())
-    with allocation("model weights", "more memory", "the size of the model"):
-        model = load_model(files, config.dtype or "auto", config.seed, hooks.backend)
-    weights = weights_digest(files, config.seed, _name(model.dtype))
-    memory = host.memory()
-    shape = KvShape(model.spec.layers, model.spec.kv_heads, model.spec.head_dim, model.dtype)
+    model = _loaded(config, files, Placement(device.place, group), gpu_memory)
     context = context_length(config, model.spec.context_length_tokens)
-    free = HostBytes(memory.total, memory.available)
-    room = grammar_room(config, memory.total) if unusable(files) is None else NO_GRAMMARS
+    loaded = LoadedModel(config, model, context)
     vocabulary, rows = model.spec.vocabulary_size, config.max_running_requests or 1
-    reserved = ReservedMemory(room.bytes, sampling_bytes(rows, vocabulary))
-    pages = pool_pages(config, context, shape.bytes_per_token, free, reserved)
-    if short := grammars_short_of_memory(config, shape.bytes_per_token, free, reserved):
-        _log.info("%s", short)
-    settings = scheduler_settings(config, context, pages)
-    wanted = f"{settings.limits.kv_pool_tokens} tokens of {shape.bytes_per_token} bytes"
-    with allocation("KV pool", wanted, "kvPoolTokens or memoryFraction"):
-        pool = PagePool(shape, pages, settings.page_size)
     processes = processes or processes_of(config, files, vocabulary)
     matchers = Matchers(vocabulary, processes.mask_workers)
-    with allocation("sampling", f"{rows} rows of {vocabulary} tokens", "maxRunningRequests"):
-        runner = Runner(model, pool, RunnerSettings(rows, context), matchers, hooks.on_logits)
+
+    def pool_of(shape: KvShape, pages: int) -> PagePool:
+        return PagePool(shape, pages, config.page_size or 1, device.place)
+
+    def runner_over(pool: PagePool) -> Runner:
+        with allocation("sampling", f"{rows} rows of {vocabulary} tokens", "maxRunningRequests"):
+            sizes = RunnerSettings(rows, context)
+            return Runner(model, pool, sizes, matchers, device, hooks.on_logits)
+
+    if gpu_memory is not None:
+        pages = pages_in_device_memory(loaded, gpu_memory, pool_of, runner_over)
+    else:
+        room = NO_GRAMMARS
+        if unusable(files) is None:
+            room = grammar_room(config, host.memory().total)
+        pages = pages_in_host_memory(loaded, room)
+    pages = group.least(pages)
+    settings = scheduler_settings(config, context, pages)
+    shape = loaded.kv_shape
+    wanted = f"{settings.limits.kv_pool_tokens} tokens of {shape.bytes_per_token} bytes"
+    with allocation("KV pool", wanted, "kvPoolTokens or memoryFraction"):
+        pool = pool_of(shape, pages)
+    runner = runner_over(pool)
     allocator = PageAllocator(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
@@ -145,13 +180,26 @@ def build_engine(
         settings=settings,
         scheduler=Scheduler(settings, allocator),
         runner=runner,
+        device=device,
         pool=pool,
         grammars=GrammarQueue(processes.compilers, matchers),
         grammar_processes=processes,
         model=model,
-        weights=weights,
-        available_bytes=memory.available,
+        weights=weights_digest(files, config.seed, _name(model.dtype)),
+        available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
+
+
+def _loaded(
+    config: EngineConfig, files: ModelFiles, placement: Placement, gpu_memory: DeviceMemory | None
+) -> Decoder:
+    spec, dtype = spec_from(files.config), config.dtype or "auto"
+    if gpu_memory is not None:
+        itemsize: int = getattr(torch, spec.dtype if dtype == "auto" else dtype).itemsize
+        check_weights(ModelBytes(spec, itemsize, placement.group.size), config, gpu_memory.read())
+    with allocation("model weights", "more memory", "the size of the model"):
+        backend = config.attention_backend or "auto"
+        return load_model(files, dtype, config.seed, backend, placement)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,5 +1,6 @@
 """Runs the steps of the engine's loop, in the order in which they were launched: in the loop's own
-thread, or in a second one, so that the loop can plan the next step meanwhile.
+thread; in a second one, so that the loop can plan the next step meanwhile; or on a device that
+computes beside the host anyway.
 
 Knows nothing of requests.
 """
@@ -23,6 +24,35 @@ class StepRunner(Protocol):
     def forward(self, batch: Batch) -> SampledTokens:
         """One token for each of the batch's sampling rows."""
         ...
+
+
+class Landing(Protocol):
+    """The part of `engine.runner.LaunchedStep` that is used here."""
+
+    def land(self) -> SampledTokens: ...
+
+
+class StepLauncher(StepRunner, Protocol):
+    """A runner whose steps need not be waited for."""
+
+    def launch(self, batch: Batch) -> Landing: ...
+
+
+class AnnouncingRunner:
+    """A runner of which other ranks hear before it launches."""
+
+    def __init__(self, runner: StepLauncher, announce: Callable[[Batch], None]) -> None:
+        self._runner = runner
+        self._announce = announce
+
+    def forward(self, batch: Batch) -> SampledTokens:
+        """See `StepRunner`."""
+        return self.launch(batch).land()
+
+    def launch(self, batch: Batch) -> Landing:
+        """See `StepLauncher`."""
+        self._announce(batch)
+        return self._runner.launch(batch)
 
 
 class Executor(Protocol):
@@ -68,6 +98,20 @@ class OverlapExecutor:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+class StreamExecutor:
+    """Launches a batch on the device at once, in the loop's thread."""
+
+    def __init__(self, runner: StepLauncher, *, ahead: int) -> None:
+        self.ahead = ahead
+        self._runner = runner
+
+    def launch(self, batch: Batch) -> PendingResult:
+        return self._runner.launch(batch).land
+
+    def close(self) -> None:
+        """Does nothing: what was launched ends by itself."""
+
+
 def executor_for(runner: StepRunner, *, overlap: bool) -> SyncExecutor | OverlapExecutor:
-    """The executor that the setting `overlap` selects. The caller closes it."""
+    """The executor that the setting `overlap` selects on a CPU. The caller closes it."""
     return OverlapExecutor(runner) if overlap else SyncExecutor(runner)

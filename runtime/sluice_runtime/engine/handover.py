@@ -28,7 +28,6 @@ from sluice_runtime.handover.decode_client import DecodeClient
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
 from sluice_runtime.handover.hello import DecodeIdentity, PrefillIdentity
 from sluice_runtime.handover.limits import HandoverLimits
-from sluice_runtime.handover.ports import PeerMemory
 from sluice_runtime.handover.prefill_link import ClientSettings
 from sluice_runtime.handover.prefill_role import PrefillRole
 from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
@@ -38,7 +37,10 @@ from sluice_runtime.spans import recorder
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine
+    from sluice_runtime.engine.pool_transport import PoolTransport
     from sluice_runtime.handover.transfer.backend import TransferBackend
+
+    Connect = Callable[[PagePool, TransferBackend], PoolTransport]
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,15 @@ class Started:
 
 @contextmanager
 def started_role(
-    config: EngineConfig, engine: Engine, key: bytes, ready: EngineReady, wake: Callable[[], None]
+    config: EngineConfig,
+    engine: Engine,
+    key: bytes,
+    ready: EngineReady,
+    wake: Callable[[], None],
+    connect: Connect | None = None,
 ) -> Iterator[Started]:
     """The engine's role, with its threads until the end. `key`: the service's; `wake`: ends the
-    loop's wait.
+    loop's wait; `connect`: in place of how pages of the pool's device are reached.
 
     Raises:
         StartupError: one line that names key, value and what is allowed.
@@ -66,8 +73,10 @@ def started_role(
     compose = _prefill if config.role is EngineRole.PREFILL else _decode
     with ExitStack() as stack:
         record = stack.enter_context(recorder(config, "engine"))
-        backend = stack.enter_context(_registered(kv, engine.pool))
-        yield compose(_Parts(config, kv, engine, key, ready, backend, wake, record), stack)
+        backend = stack.enter_context(_backend(kv))
+        transport = _transport(config, kv, engine.pool, backend, connect)
+        parts = _Parts(config, kv, engine, key, ready, backend, transport, wake, record)
+        yield compose(parts, stack)
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ class _Parts:
     key: bytes
     ready: EngineReady
     backend: TransferBackend
+    transport: PoolTransport
     wake: Callable[[], None]
     record: Record | None
 
@@ -99,26 +109,36 @@ class _Parts:
 
 
 @contextmanager
-def _registered(kv: KvTransfer, pool: PagePool) -> Iterator[TransferBackend]:
-    """The backend, with the pool's memory."""
-    from sluice_runtime.handover.transfer.backend import TransferError
+def _backend(kv: KvTransfer) -> Iterator[TransferBackend]:
     from sluice_runtime.handover.transfer.registry import TransferSettings, create_backend
 
     backend = create_backend(kv.backend, TransferSettings(_host(), kv.protocol, kv.device))
     with closing(backend):
-        try:
-            backend.register(pool.address, pool.pages * pool.page_bytes)
-        except TransferError as error:
-            raise StartupError(f"kvTransfer.backend: {kv.backend}: {error}") from error
         yield backend
 
 
-def _prefill(parts: _Parts, stack: ExitStack) -> Started:
-    from sluice_runtime.handover.transfer.checksum import checksum_of_pages
+def _transport(
+    config: EngineConfig,
+    kv: KvTransfer,
+    pool: PagePool,
+    backend: TransferBackend,
+    connect: Connect | None,
+) -> PoolTransport:
+    from sluice_runtime.engine.pool_transport import DECODE_BLOCKS, PREFILL_BLOCKS, host_or_device
+    from sluice_runtime.handover.transfer.backend import TransferError
 
-    engine, pool = parts.engine, parts.engine.pool
-    memory = PeerMemory(parts.backend.session, pool.address, pool.page_bytes, pool.pages)
-    us = PrefillIdentity(**parts.identity, memory=memory)  # type: ignore[arg-type]
+    blocks = PREFILL_BLOCKS if config.role is EngineRole.PREFILL else DECODE_BLOCKS
+    try:
+        if connect is not None:
+            return connect(pool, backend)
+        return host_or_device(pool, backend, kv.protocol, blocks)
+    except TransferError as error:
+        raise StartupError(f"kvTransfer.backend: {kv.backend}: {error}") from error
+
+
+def _prefill(parts: _Parts, stack: ExitStack) -> Started:
+    engine = parts.engine
+    us = PrefillIdentity(**parts.identity, memory=parts.transport.memory)  # type: ignore[arg-type]
     port = parts.kv.bootstrap_port
     try:
         server = PrefillServer(us, parts.wake, ServerSettings(_host(), port), time.time)
@@ -127,12 +147,14 @@ def _prefill(parts: _Parts, stack: ExitStack) -> Started:
         wrong = ConfigError("kvTransfer.bootstrapPort", port, allowed)
         raise InvalidConfigError(str(wrong)) from None
     stack.enter_context(closing(server))
+    publisher = parts.transport.publisher(engine.settings.page_size, parts.wake)
+    stack.callback(publisher.close)
     role = PrefillRole(
         engine.scheduler,
         engine.grammars,
         engine.settings,
         server,
-        partial(checksum_of_pages, pool.address, pool.page_bytes),
+        publisher,
         record=parts.record,
     )
     ready = msgspec.structs.replace(parts.ready, bootstrap_port=server.port)
@@ -145,7 +167,7 @@ def _decode(parts: _Parts, stack: ExitStack) -> Started:
 
     engine, pool = parts.engine, parts.engine.pool
     limits = HandoverLimits()
-    reader = stack.enter_context(closing(PageReader(parts.backend, parts.wake)))
+    reader = stack.enter_context(closing(PageReader(parts.transport.landing(), parts.wake)))
     local = LocalPages(pool.address, pool.page_bytes)
     pages = PageReads(reader, local, limits.transfer_seconds, parts.wake)
     name = os.environ.get("POD_NAME") or socket.gethostname()

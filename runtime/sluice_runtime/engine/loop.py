@@ -139,7 +139,8 @@ class EngineLoop:
     def _launch(self, batch: Batch, began: float) -> None:
         self._idle = False
         planned = self._clock.monotonic()
-        result = self._executor.launch(batch)
+        with self._heartbeat.step(self._known_load, planned):  # a device's queue may be full
+            result = self._executor.launch(batch)
         self._pending.append(PendingStep(batch, result, planned - began, planned))
 
     def _finish(self, pending: PendingStep) -> None:

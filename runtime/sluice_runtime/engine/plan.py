@@ -14,7 +14,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, SloTargets
 from sluice_contract.labels import Role
 from sluice_contract.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
-from sluice_contract.supported import unsupported
+from sluice_contract.supported import ranks_refusal, unsupported
 
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
 from sluice_runtime.grammar.compile.pool import MAX_PROCESSES
@@ -86,9 +86,13 @@ def resolved(config: EngineConfig) -> EngineConfig:
     for refusal in unsupported(config, on_cpus=accelerator.is_cpu):
         raise InvalidConfigError(str(refusal))
     try:
-        return apply_resolved(config, resolve_settings(config, accelerator, config.slo))
+        settings = resolve_settings(config, accelerator, config.slo)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
+    complete = apply_resolved(config, settings)
+    if refused := ranks_refusal(complete.role, complete.tensor_parallel_size or 1):
+        raise InvalidConfigError(str(refused))
+    return complete
 
 
 def context_length(config: EngineConfig, model_tokens: int) -> int:
@@ -101,11 +105,12 @@ def context_length(config: EngineConfig, model_tokens: int) -> int:
 
 
 def grammar_room(config: EngineConfig, host_bytes: int) -> GrammarRoom:
-    """As configured, else what memoryFraction leaves of the host; one compile process where that is
-    too little for two."""
+    """As configured, else what memoryFraction leaves of the host, or half of a host whose models
+    are on GPUs; one compile process where that is too little for two."""
     if config.grammar_compile_bytes is not None:
         return GrammarRoom(MAX_PROCESSES, config.grammar_compile_bytes)
-    left = int(host_bytes * (1 - (config.memory_fraction or 1.0)))
+    on_cpus = (config.accelerator or Accelerator()).is_cpu
+    left = int(host_bytes * (1 - (config.memory_fraction or 1.0 if on_cpus else 0.5)))
     compilers = MAX_PROCESSES if left >= (MAX_PROCESSES + 1) * _MIN_GRAMMAR_BYTES else 1
     upper = CompileLimits().memory_bytes
     return GrammarRoom(compilers, min(upper, max(_MIN_GRAMMAR_BYTES, left // (compilers + 1))))

@@ -1,22 +1,30 @@
 """Runs batches: applies deltas to the rows, one forward pass, one sampled token a sampling row.
 
-Knows the model and the pool, not requests: what a token means is up to the scheduler.
+A step has three parts. Prepare: the host works out what goes where, from lengths and pages alone.
+Launch: copies, forward pass and sampling; on a device the host does not wait for any of them, and
+each step feeds its tokens to the next one there. Land: the host waits for the results and reads
+them. Knows the model and the pool, not requests: what a token means is up to the scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine.inputs import StepInputs, build_inputs
+from sluice_runtime.engine.device import Device, Fetched
+from sluice_runtime.engine.graphs import DecodeGraphs
+from sluice_runtime.engine.inputs import HostInputs, StepInputs, host_inputs, step_inputs
 from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.rows import RowTable
-from sluice_runtime.engine.sampling.table import SamplingTable
+from sluice_runtime.engine.sampling.logprobs import StepLogprobs, StepScores
+from sluice_runtime.engine.sampling.masks import forbid
+from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.errors import StepOutOfMemoryError
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.kv.pool import PagePool
@@ -24,8 +32,6 @@ from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
 
-Scores = dict[int, TokenLogprob]
-"""By place among the step's sampling rows."""
 STEP_SETTINGS: Final = "chunkSize, maxRunningRequests or kvPoolTokens"
 """Settings to lower when a step runs out of memory."""
 OnLogits = Callable[[Batch, Tensor], None]
@@ -40,6 +46,21 @@ class RunnerSettings:
     context_length_tokens: int
 
 
+class LaunchedStep:
+    """A step that is computed; its results may be on their way."""
+
+    def __init__(self, read: Callable[[], SampledTokens]) -> None:
+        self._read: Callable[[], SampledTokens] | None = read
+        self._results: SampledTokens | None = None
+
+    def land(self) -> SampledTokens:
+        """Waits for the results, the first time."""
+        if self._read is not None:
+            self._results, self._read = self._read(), None
+        assert self._results is not None
+        return self._results
+
+
 class Runner:
     """Runs steps on one device."""
 
@@ -49,40 +70,57 @@ class Runner:
         pool: PagePool,
         settings: RunnerSettings,
         matchers: Matchers,
+        device: Device,
         on_logits: OnLogits | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._matchers = matchers
+        self._device = device
         self._on_logits = on_logits
         max_pages = -(-settings.context_length_tokens // pool.page_size)
         clears_pages = model.backend.reads_whole_pages
-        self._rows = RowTable(settings.rows, max_pages, pool, clears_pages=clears_pages)
-        self._sampling = SamplingTable(settings.rows, model.spec.vocabulary_size, model.backend)
+        self._rows = RowTable(settings.rows, max_pages, pool, device, clears_pages=clears_pages)
+        size = TableSize(settings.rows, model.spec.vocabulary_size, settings.context_length_tokens)
+        self._sampling = SamplingTable(size, device, model.backend)
+        self._last: LaunchedStep | None = None
+        self._graphs: DecodeGraphs | None = None
 
-    @torch.inference_mode()
     def forward(self, batch: Batch) -> SampledTokens:
         """Runs the step; tokens in the order of `batch.sampling_rows`."""
+        return self.launch(batch).land()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Steps land in the order in which they are launched. On a device a step may be launched
+        before the one before it has landed; one whose rows have grammars lands it itself, between
+        forward pass and sampling, since masks depend on its tokens."""
         self._rows.apply(batch)
         self._matchers.follow(batch)
-        inputs = build_inputs(batch, self._rows)
+        host = host_inputs(batch, self._rows)
         wanted = (
-            f"activations of {len(inputs.token_ids)} tokens and logits of "
-            f"{len(inputs.sampled_rows)} rows"
+            f"activations of {len(host.token_ids)} tokens and logits of {len(host.sampling)} rows"
         )
         try:
             with allocation(f"{batch.mode} step", wanted, STEP_SETTINGS, StepOutOfMemoryError):
-                tokens, scores = self._compute(batch, inputs)
+                read = self._compute(batch, host)
         except StepOutOfMemoryError as error:
-            return self._without_memory(batch, inputs, str(error))
-        self._advance(batch, inputs, tokens)
-        prompts = self._sampling.logprobs.finished(batch)
-        return SampledTokens(
-            batch.step,
-            tuple(tokens.tolist()),
-            tuple(map(scores.get, range(len(tokens)))) if scores else (),
-            tuple(map(prompts.get, batch.sampling_rows)) if prompts else (),
-        )
+            if self._model.group.size > 1:
+                raise  # other ranks may have had enough, and wait for this one
+            read = self._without_memory(batch, str(error))
+        # Also without memory: a batch launched ahead may use the rows before they are dropped.
+        self._rows.lengths[host.rows.rows] = host.rows.contexts
+        self._last = LaunchedStep(read)
+        return self._last
+
+    def replay(self, graphs: DecodeGraphs) -> None:
+        """From now on `graphs`, which captured this runner's model and pool, compute the steps that
+        they can."""
+        self._graphs = graphs
+
+    def close(self) -> None:
+        """Drops the graphs. Before ranks part: NCCL waits until no graph has one of its calls."""
+        self._graphs = None
 
     @contextmanager
     def first_layer_only(self) -> Iterator[None]:
@@ -95,39 +133,90 @@ class Runner:
         finally:
             self._model = model
 
-    def _compute(self, batch: Batch, inputs: StepInputs) -> tuple[Tensor, Scores]:
+    def _compute(self, batch: Batch, host: HostInputs) -> Callable[[], SampledTokens]:
+        """Launches all of the step; returns what reads its results."""
         self._sampling.apply(batch)
+        self._rows.send()
         if batch.mode is ForwardMode.IDLE:
-            return inputs.sampled_rows, {}
-        hidden = self._model.hidden(inputs.token_ids, inputs.positions, self._pool, inputs.layout)
-        self._sampling.logprobs.read(batch, hidden, self._model.logits)
-        return self._sample(batch, inputs, hidden)
+            return partial(SampledTokens, batch.step)
+        inputs = step_inputs(host, self._rows, self._device)
+        hidden = self._hidden(inputs)
+        prompts = self._sampling.logprobs.read(batch, hidden, self._model.logits)
+        tokens, logprobs = self._sample(batch, host, inputs, hidden)
+        scores = StepScores(prompts, logprobs, tokens)
+        return partial(
+            _results,
+            batch,
+            self._device.fetch([tokens, *scores.tables()]),
+            self._matchers.accepting(host.sampling_rows),
+            scores,
+            self._sampling.logprobs.finished(batch),
+        )
 
-    def _sample(self, batch: Batch, inputs: StepInputs, hidden: Tensor) -> tuple[Tensor, Scores]:
-        """[n, h] → [m] tokens, and scores by place for rows that ask; logits are computed for the m
+    def _hidden(self, inputs: StepInputs) -> Tensor:
+        """[n, h], by a graph where one was captured for such a step."""
+        step, pool = (inputs.token_ids, inputs.positions), self._pool
+        hidden = self._graphs.hidden(*step, inputs.layout) if self._graphs else None
+        return self._model.hidden(*step, pool, inputs.layout) if hidden is None else hidden
+
+    def _sample(
+        self, batch: Batch, host: HostInputs, inputs: StepInputs, hidden: Tensor
+    ) -> tuple[Tensor, StepLogprobs | None]:
+        """[n, h] → [m] tokens, and logprobs of the rows that ask; logits are computed for the m
         rows that sample and no others."""
-        if not len(inputs.sampled_rows):
-            return inputs.sampled_rows, {}
+        if not len(host.sampling):
+            return inputs.sampled_rows, None
         logits = self._model.logits(hidden[inputs.sampled_tokens])
         if self._on_logits is not None:
             self._on_logits(batch, logits)
-        logprobs = self._sampling.logprobs.capture(logits, batch.sampling_rows)
-        self._matchers.mask(logits, batch.sampling_rows, inputs.contexts)
-        tokens = self._sampling.sample(logits, inputs.sampled_rows, inputs.contexts)
-        return tokens, logprobs.of(tokens) if logprobs else {}
-
-    def _without_memory(self, batch: Batch, inputs: StepInputs, error: str) -> SampledTokens:
-        """Results of a step that ran out of memory: no row has a token. The rows advance all the
-        same, since a batch that was launched ahead may use them once more before they are
-        dropped."""
-        tokens = torch.full_like(inputs.sampled_rows, NO_TOKEN)
-        self._advance(batch, inputs, tokens)
-        self._sampling.logprobs.finished(batch)
-        return SampledTokens(batch.step, tuple(tokens.tolist()), error=error)
-
-    def _advance(self, batch: Batch, inputs: StepInputs, tokens: Tensor) -> None:
-        self._matchers.advance(batch.sampling_rows, tokens.tolist())
-        self._rows.lengths[inputs.layout.rows] = inputs.layout.contexts
+        logprobs = self._sampling.logprobs.capture(logits, host.sampling_rows)
+        tokens = self._model.group.from_first(self._drawn(host, logits))
         # A row that got NO_TOKEN may already be in a step launched ahead. Its result there is
         # dropped, but its last token must be a valid input.
-        self._rows.last_tokens[inputs.sampled_rows] = tokens.clamp(min=0)
+        self._rows.last_tokens.index_copy_(0, inputs.sampled_rows, tokens.clamp(min=0))
+        return tokens, logprobs
+
+    def _drawn(self, host: HostInputs, logits: Tensor) -> Tensor:
+        """[m, vocabulary] → [m] tokens; on ranks after the first, room for the first one's."""
+        if self._model.group.rank > 0:
+            return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        if self._matchers.follows(host.sampling_rows):
+            if self._last is not None:
+                self._last.land()
+            contexts = host.sampled_contexts.tolist()
+            if masks := self._matchers.masks(host.sampling_rows, contexts):
+                forbid(logits, masks, self._device)
+        return self._sampling.sample(logits, host.sampling_rows, host.sampled_contexts)
+
+    def _without_memory(self, batch: Batch, error: str) -> Callable[[], SampledTokens]:
+        """Results of a step that ran out of memory: no row has a token."""
+        self._sampling.logprobs.finished(batch)
+        accept = self._matchers.accepting(batch.sampling_rows)
+        tokens = (NO_TOKEN,) * len(batch.sampling_rows)
+
+        def read() -> SampledTokens:
+            accept(tokens)
+            return SampledTokens(batch.step, tokens, error=error)
+
+        return read
+
+
+@torch.inference_mode()
+def _results(
+    batch: Batch,
+    fetched: Fetched,
+    accept: Callable[[Sequence[int]], None],
+    step_scores: StepScores,
+    prompts: Mapping[int, list[TokenLogprob]],
+) -> SampledTokens:
+    """Waits for the step. Its tokens are read and its matchers have them."""
+    drawn, *tables = fetched()
+    tokens = tuple(drawn.tolist())
+    accept(tokens)
+    scores = step_scores.read(tables)
+    return SampledTokens(
+        batch.step,
+        tokens,
+        tuple(map(scores.get, range(len(tokens)))) if scores else (),
+        tuple(map(prompts.get, batch.sampling_rows)) if prompts else (),
+    )

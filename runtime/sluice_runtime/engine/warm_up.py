@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 from sluice_runtime.engine.sampling.memory import rows_at_once
-from sluice_runtime.errors import OutOfMemoryError
+from sluice_runtime.errors import OutOfMemoryError, StepOutOfMemoryError
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import (
     Batch,
@@ -53,18 +53,34 @@ def warm_up(runner: WarmUpRunner, settings: SchedulerSettings, vocabulary_size: 
     Raises:
         OutOfMemoryError: a step found too little memory.
     """
-    lengths = _prompt_lengths(settings)
-    rows = tuple(range(len(lengths)))
+    rows = full_step(runner, settings, vocabulary_size)
     if not rows:
         return
-    with runner.first_layer_only():
-        _run(runner, _largest_step(lengths, settings.page_size, rows_at_once(vocabulary_size)))
     _run(runner, Batch(step=0, mode=ForwardMode.DECODE, decode_rows=rows[:1]))
     _run(runner, Batch(step=0, mode=ForwardMode.IDLE, dropped_rows=rows))
 
 
+def full_step(
+    runner: WarmUpRunner, settings: SchedulerSettings, vocabulary_size: int
+) -> tuple[int, ...]:
+    """Runs the first step alone; returns its rows, which are still there.
+
+    Raises:
+        OutOfMemoryError: it found too little memory.
+    """
+    lengths = _prompt_lengths(settings)
+    if lengths:
+        with runner.first_layer_only():
+            _run(runner, _largest_step(lengths, settings.page_size, rows_at_once(vocabulary_size)))
+    return tuple(range(len(lengths)))
+
+
 def _run(runner: WarmUpRunner, batch: Batch) -> None:
-    if error := runner.forward(batch).error:
+    try:
+        error = runner.forward(batch).error
+    except StepOutOfMemoryError as raised:
+        error = str(raised)
+    if error:
         raise OutOfMemoryError(f"warm-up: {error}")
 
 

@@ -11,7 +11,14 @@ from collections.abc import Awaitable, Callable
 
 from sluice_runtime.handover.hello import DecodeIdentity
 from sluice_runtime.handover.loop_thread import LoopThread
-from sluice_runtime.handover.messages import Attested, Bootstrap, Cancel, Failed, Received
+from sluice_runtime.handover.messages import (
+    Attested,
+    Bootstrap,
+    Cancel,
+    ChunkRead,
+    Failed,
+    Received,
+)
 from sluice_runtime.handover.ports import DecodeEvent, RoomLost
 from sluice_runtime.handover.prefill_link import ClientSettings, Greeter, PrefillLink
 from sluice_runtime.messages import PrefillEngine
@@ -50,7 +57,7 @@ class DecodeClient:
         self._rooms[bootstrap.room] = _address(prefill)
         self._thread.call(self._links.open, prefill, bootstrap)
 
-    def send(self, message: Received | Cancel) -> None:
+    def send(self, message: ChunkRead | Received | Cancel) -> None:
         """To the engine of its room; dropped when the connection is gone."""
         if address := self._rooms.get(message.room):
             self._thread.call(self._links.send, address, message)
@@ -112,7 +119,7 @@ class _Links:
             task.add_done_callback(self._done)
         link.open(bootstrap)
 
-    def send(self, address: Address, message: Received | Cancel) -> None:
+    def send(self, address: Address, message: ChunkRead | Received | Cancel) -> None:
         if link := self._links.get(address):
             link.send(message)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -20,7 +20,15 @@ from sluice_contract.spans import Attributes, Record, record_part
 from sluice_runtime.handover.arrival import Arrival, ArrivalError
 from sluice_runtime.handover.leased_reads import LeasedReads
 from sluice_runtime.handover.limits import HandoverLimits
-from sluice_runtime.handover.messages import Bootstrap, Cancel, Chunk, Failed, Finished, Received
+from sluice_runtime.handover.messages import (
+    Bootstrap,
+    Cancel,
+    Chunk,
+    ChunkRead,
+    Failed,
+    Finished,
+    Received,
+)
 from sluice_runtime.handover.ports import (
     DecodePort,
     FromPrefill,
@@ -74,6 +82,8 @@ class _Room:
     deadline: float
     received: bool = False
     """Whether `Received` was sent."""
+    copies: dict[int, int] = field(default_factory=dict)
+    """Number of a read → where its chunk ends, if the prefill engine waits for it."""
 
 
 class DecodeRole:
@@ -234,6 +244,8 @@ class DecodeRole:
             room.request.request_id, room.number, announced.memory, pages, chunk.checksum
         )
         room.arrival.reads.add(number)
+        if announced.memory.staged:
+            room.copies[number] = chunk.end
 
     def _read(self, room: _Room, result: PagesRead, now: float) -> None:
         room.arrival.reads.remove(result.number)
@@ -244,6 +256,10 @@ class DecodeRole:
             self._go_on(room, now)
         except ArrivalError as error:
             self._fail(room, "Protocol", str(error))
+            return
+        end = room.copies.pop(result.number, None)
+        if end is not None and not room.received:
+            self._ports.prefill.send(ChunkRead(room.number, end))
 
     def _first_token(self, room: _Room, finished: Finished, now: float) -> None:
         asked = room.request

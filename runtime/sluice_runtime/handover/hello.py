@@ -141,6 +141,7 @@ def make_welcome(us: PrefillIdentity, hello: Hello) -> Welcome:
         pool_address=us.memory.pool_address,
         page_bytes=us.memory.page_bytes,
         pages=us.memory.pages,
+        staged=us.memory.staged,
         signature="",
     )
     signed = _welcome_signature(us.key, welcome, hello.nonce)
@@ -165,7 +166,9 @@ def memory_of(us: DecodeIdentity, hello: Hello, answer: Welcome | Refused) -> Pe
         raise GreetingError(
             f"bytes of a page: {answer.page_bytes}; this engine's have {us.page_bytes}"
         )
-    return PeerMemory(answer.session, answer.pool_address, answer.page_bytes, answer.pages)
+    return PeerMemory(
+        answer.session, answer.pool_address, answer.page_bytes, answer.pages, answer.staged
+    )
 
 
 def _fingerprint_refusal(

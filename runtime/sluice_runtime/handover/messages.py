@@ -10,6 +10,7 @@ socket.
                        ◀──────────  Welcome
       Bootstrap(room)  ──────────▶             queued, computed in chunks
                        ◀──────────  Chunk      (repeated; decode reads its pages meanwhile)
+      ChunkRead(room)  ──────────▶             where chunks are copies: not needed any more
                        ◀──────────  Finished   the first token; pages still held
       Received(room)   ──────────▶             every announced byte was read and verified
                        ◀──────────  Attested   pages were held until now; they are let go
@@ -24,7 +25,7 @@ import msgspec
 
 from sluice_runtime.messages import Generate, Refusal, TokenLogprob
 
-HANDOVER_VERSION: Final = 3
+HANDOVER_VERSION: Final = 4
 """Both engines must have the same: fields are added with defaults and this goes up."""
 
 
@@ -62,6 +63,9 @@ class Welcome(Message, frozen=True):
     """Of page 0; page `n` begins `n * page_bytes` further."""
     page_bytes: int
     pages: int
+    staged: bool
+    """Whether chunks are announced with copies of their pages, which are used again when
+    `ChunkRead` says so."""
     signature: str
     """HMAC over all the other fields and the nonce of the `Hello`."""
 
@@ -108,6 +112,14 @@ class Finished(Message, frozen=True):
     prompt_logprobs: list[TokenLogprob] | None = None
 
 
+class ChunkRead(Message, frozen=True):
+    """Decode → prefill, where pages are staged: the chunk that ends here was read and is right, and
+    more of the prompt is to come. The copies are let go; the pages are held as before."""
+
+    room: int
+    end: int
+
+
 class Received(Message, frozen=True):
     """Decode → prefill: all announced pages were read and their checksums agree."""
 
@@ -151,5 +163,5 @@ class Ping(Message, frozen=True):
     """Either way, when nothing else was sent for a while: the sender's process is alive."""
 
 
-ToPrefill = Hello | Bootstrap | Received | Cancel | Ping
+ToPrefill = Hello | Bootstrap | ChunkRead | Received | Cancel | Ping
 ToDecode = Welcome | Refused | Chunk | Finished | Attested | Failed | Ping

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sluice_runtime.errors import EngineUnfitError
 from sluice_runtime.handover.ports import PageRead, PagesRead, ReadCounts
 from sluice_runtime.handover.transfer.backend import TransferError
 from sluice_runtime.handover.transfer.coalesce import page_pieces
 from sluice_runtime.handover.transfer.reader import PageReader
-from sluice_runtime.handover.transfer.reads import ReadJob
+from sluice_runtime.handover.transfer.reads import ReadJob, ReadResult, StagingLostError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +58,22 @@ class PageReads:
 
     def finished(self) -> list[PagesRead]:
         refused, self._refused = self._refused, []
-        return refused + [
-            PagesRead(
-                self._jobs.pop(id(result.job))[1],
-                str(result.error) if result.error else None,
-                may_still_land=bool(result.error and result.error.may_still_land),
-            )
-            for result in self._reader.finished()
-        ]
+        return refused + [self._result(result) for result in self._reader.finished()]
 
     def counts(self) -> ReadCounts:
         counts = self._reader.counts()
         return ReadCounts(counts.read_bytes, counts.read_seconds, counts.reads)
+
+    def _result(self, result: ReadResult) -> PagesRead:
+        """
+        Raises:
+            EngineUnfitError: nothing can be read any more.
+        """
+        number, error = self._jobs.pop(id(result.job))[1], result.error
+        if isinstance(error, StagingLostError):
+            raise EngineUnfitError(f"KV transfer: {error}")
+        may_still_land = bool(error and error.may_still_land)
+        return PagesRead(number, str(error) if error else None, may_still_land)
 
     def _job(self, read: PageRead) -> ReadJob:
         memory, local = read.memory, self._local

@@ -14,6 +14,7 @@ from sluice_runtime.handover.messages import (
     Bootstrap,
     Cancel,
     Chunk,
+    ChunkRead,
     Failed,
     Finished,
     Received,
@@ -29,6 +30,18 @@ class PeerMemory:
     pool_address: int
     page_bytes: int
     pages: int
+    staged: bool = False
+    """As in `Welcome`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedPages:
+    """Keys and values of tokens [start, end) of a room's prompt, in pages of this engine."""
+
+    room: int
+    start: int
+    end: int
+    page_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +50,7 @@ class FromDecode:
 
     peer: int
     """Number of the connection; never used again."""
-    message: Bootstrap | Received | Cancel
+    message: Bootstrap | ChunkRead | Received | Cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,36 @@ class PrefillPort(Protocol):
         ...
 
 
+class PagePublisher(Protocol):
+    """Makes computed pages readable by decode engines."""
+
+    def publish(self, pages: ComputedPages) -> None:
+        """They stay as they are until the room ends."""
+        ...
+
+    def chunks(self) -> list[Chunk]:
+        """What can be announced since the last call; of each room in order.
+
+        Raises:
+            HandoverThreadError: its thread died; the engine cannot go on.
+        """
+        ...
+
+    def pending(self, room: int) -> bool:
+        """Whether `chunks` has more to come of this room."""
+        ...
+
+    def read(self, room: int, end: int) -> None:
+        """The chunk that ends here is not read any more."""
+        ...
+
+    def forget(self, room: int) -> None:
+        """The room has ended."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class DecodePort(Protocol):
     """The decode engine's end: connections to prefill engines, one each."""
 
@@ -142,7 +185,7 @@ class DecodePort(Protocol):
         """Connects if need be, greets, and asks for the prompt. A failure is a `RoomLost`."""
         ...
 
-    def send(self, message: Received | Cancel) -> None:
+    def send(self, message: ChunkRead | Received | Cancel) -> None:
         """To the engine of its room; dropped when the connection is gone."""
         ...
 

@@ -30,6 +30,7 @@ from sluice_runtime.handover.messages import (
     Bootstrap,
     Cancel,
     Chunk,
+    ChunkRead,
     Failed,
     Finished,
     Hello,
@@ -119,7 +120,7 @@ class PrefillLink:
         self._keep_idle_timer(False)
         self._write(bootstrap.room, framed)
 
-    def send(self, message: Received | Cancel) -> None:
+    def send(self, message: ChunkRead | Received | Cancel) -> None:
         if message.room in self._rooms:
             self._write(message.room, frame(message))
 

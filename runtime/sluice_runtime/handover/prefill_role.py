@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -22,11 +22,18 @@ from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Bootstrap,
     Cancel,
-    Chunk,
+    ChunkRead,
     Failed,
     Finished,
 )
-from sluice_runtime.handover.ports import FromDecode, Grammars, PeerLost, PrefillPort
+from sluice_runtime.handover.ports import (
+    ComputedPages,
+    FromDecode,
+    Grammars,
+    PagePublisher,
+    PeerLost,
+    PrefillPort,
+)
 from sluice_runtime.handover.probe import is_probe
 from sluice_runtime.handover.prompt_hash import prompt_hash
 from sluice_runtime.messages import Generate, HandoverLoad, Refusal, TokenDelta
@@ -41,8 +48,6 @@ _log = logging.getLogger("sluice.handover")
 _ONLY_PREFILL: Final = (
     "this engine computes prompts for decode engines; send requests to the service's router"
 )
-Checksum = Callable[[Sequence[int], int], int]
-"""Of the bytes of these pages, in this order, for this room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +64,8 @@ class _Room:
     deadline: float
     leased: bool = False
     """Whether the scheduler keeps its pages."""
+    first_token: TokenDelta | None = None
+    """Once it is computed and chunks before it are still to be announced."""
     finished: bool = False
     """Whether the first token was sent."""
     traceparent: str = ""
@@ -74,7 +81,7 @@ class PrefillRole:
         grammars: Grammars,
         settings: SchedulerSettings,
         port: PrefillPort,
-        checksum: Checksum,
+        publisher: PagePublisher,
         limits: HandoverLimits | None = None,
         record: Record | None = None,
     ) -> None:
@@ -84,7 +91,7 @@ class PrefillRole:
         self._grammars = grammars
         self._settings = settings
         self._port = port
-        self._checksum = checksum
+        self._publisher = publisher
         self._limits = limits or HandoverLimits()
         self._rooms: dict[int, _Room] = {}
         self._requests: dict[str, _Room] = {}
@@ -120,6 +127,9 @@ class PrefillRole:
         if self._told_to_leave and self._refuses_from == inf:
             self._refuses_from = now + self._limits.lame_duck_seconds
         self._draining = now >= self._refuses_from
+        self._announce()
+        for room in [room for room in self._rooms.values() if room.first_token]:
+            self._finish_announced(room, now)
         for event in self._port.events():
             if isinstance(event, PeerLost):
                 self._lost(event.peer)
@@ -154,10 +164,8 @@ class PrefillRole:
             if start >= chunk.end:
                 continue
             pages = chunk.page_ids[(start - chunk.start) // self._settings.page_size :]
-            announced = Chunk(
-                room.number, start, chunk.end, pages, self._checksum(pages, room.number)
-            )
-            self._port.send(room.peer, announced)
+            self._publisher.publish(ComputedPages(room.number, start, chunk.end, pages))
+        self._announce()
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
         """Whether a result is a room's, and not for the API process."""
@@ -170,7 +178,8 @@ class PrefillRole:
         if room.number not in self._rooms:
             return True
         if delta.finish_reason in ("stop", "length"):
-            self._finish(room, delta, now)
+            room.first_token = delta
+            self._finish_announced(room, now)
         else:
             error = delta.error or "the prefill engine dropped the request"
             self._fail(room, "Refused", error, delta.refusal or "prefill_failed")
@@ -186,6 +195,12 @@ class PrefillRole:
             draining=self._draining,
         )
 
+    def _announce(self) -> None:
+        """Chunks whose pages can be read."""
+        for chunk in self._publisher.chunks():
+            if room := self._rooms.get(chunk.room):
+                self._port.send(room.peer, chunk)
+
     def _received(self, event: FromDecode, now: float) -> None:
         message = event.message
         if isinstance(message, Bootstrap):
@@ -198,6 +213,8 @@ class PrefillRole:
             self._failures["Cancelled"] += 1
             _log.info("hand-over of %s cancelled: %s", room.label, message.error)
             self._end(room)
+        elif isinstance(message, ChunkRead):
+            self._publisher.read(message.room, message.end)
         elif room.finished:
             _log.info("hand-over of %s done: %d tokens", room.label, room.prompt_tokens)
             self._end(room)  # its port has attested
@@ -260,6 +277,12 @@ class PrefillRole:
             return error, "overloaded"
         return None
 
+    def _finish_announced(self, room: _Room, now: float) -> None:
+        """The first token is told behind the last chunk."""
+        if (delta := room.first_token) and not self._publisher.pending(room.number):
+            room.first_token = None
+            self._finish(room, delta, now)
+
     def _finish(self, room: _Room, delta: TokenDelta, now: float) -> None:
         room.finished, room.deadline = True, now + self._limits.hold_seconds
         tokens, cached = room.prompt_tokens, delta.cached_tokens
@@ -302,6 +325,7 @@ class PrefillRole:
         """Its pages may be used again; what is not computed of it will not be."""
         del self._rooms[room.number]
         self._port.let_go(room.number)
+        self._publisher.forget(room.number)
         if room.request_id in self._requests:
             self._grammars.abort(room.request_id)
             self._scheduler.abort(room.request_id)

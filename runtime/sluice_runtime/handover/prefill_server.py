@@ -40,6 +40,7 @@ from sluice_runtime.handover.messages import (
     Bootstrap,
     Cancel,
     Chunk,
+    ChunkRead,
     Failed,
     Finished,
     Hello,
@@ -50,7 +51,7 @@ from sluice_runtime.handover.messages import (
 from sluice_runtime.handover.ports import FromDecode, PeerLost, PrefillEvent
 
 _log = logging.getLogger(__name__)
-_decoder: Final = msgspec.msgpack.Decoder(Bootstrap | Received | Cancel | Ping)
+_decoder: Final = msgspec.msgpack.Decoder(Bootstrap | ChunkRead | Received | Cancel | Ping)
 Answer = Chunk | Finished | Attested | Failed
 
 

@@ -74,7 +74,7 @@ class PagePool:
 
     def poison(self, page_ids: Sequence[int]) -> None:
         """Fills freed pages with NaN (tests)."""
-        self.clear(torch.tensor(page_ids), float("nan"))
+        self.clear(torch.tensor(page_ids, device=self.data.device), float("nan"))
 
     def write(
         self, layer: int, pages: Tensor, offsets: Tensor, keys: Tensor, values: Tensor

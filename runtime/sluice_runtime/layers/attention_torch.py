@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.norm import HeadNorm, rms_norm
-from sluice_runtime.layers.rope import Angles, rotate, rotation
+from sluice_runtime.layers.norm import HeadNorm
+from sluice_runtime.layers.rope import Angles, rotation
+from sluice_runtime.layers.rotate_and_store import rotate_and_store
 from sluice_runtime.layers.token_layout import TokenLayout
 
 SPAN_BYTES: Final = 1 << 20
@@ -60,14 +62,9 @@ class TorchAttention:
 
     def attend(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
         """See `layers.attention.Attention`."""
-        kv_heads = self._pool.shape.kv_heads
-        # Queries and keys are treated alike.
-        turning, values = qkv.tensor_split((qkv.shape[1] - kv_heads,), dim=1)
-        if head_norm is not None:
-            turning = rms_norm(turning, head_norm.weight, head_norm.eps)
-        turned = rotate(turning, self._turn)
-        queries, keys = turned.tensor_split((turned.shape[1] - kv_heads,), dim=1)
-        self._pool.write(layer, self._layout.pages, self._layout.offsets, keys, values)
+        queries, keys, values = rotate_and_store(
+            qkv, head_norm, self._turn, self._pool, layer, self._layout
+        )
         out = torch.empty_like(queries)
         for span in self._extends:
             rows = slice(span.begin, span.end)
@@ -88,9 +85,15 @@ class TorchAttention:
 
 def _extend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """queries [n, head, dim]; keys, values [context, kv_head, dim] → [n, head, dim]."""
+    grouped = queries.device.type == "cpu" or (mask is None and queries.dtype.itemsize == 2)
+    if not grouped:
+        # Of torch's fused kernels for GPUs the one with masks, or for float32, has no groups; what
+        # torch would take instead writes out all scores: gigabytes for a long context.
+        group = queries.shape[1] // keys.shape[1]
+        keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
     q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, values))
     attended = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
     )
     return attended[0].transpose(0, 1)
 
@@ -111,11 +114,11 @@ def _decode(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tens
 
 
 def _extend_spans(pool: PagePool, layout: TokenLayout) -> Iterator[ExtendSpan]:
-    begins = layout.begins.tolist()
-    contexts = layout.contexts[: layout.extends].tolist()
-    for i, context in enumerate(contexts):
-        pages = layout.page_table[layout.rows[i], : -(-context // pool.page_size)]
-        mask = _causal_mask(begins[i + 1] - begins[i], context, pool.shape.dtype)
+    numbers = layout.numbers
+    rows, begins = numbers.rows.tolist(), numbers.begins.tolist()
+    for i, context in enumerate(numbers.contexts[: layout.extends].tolist()):
+        pages = layout.page_table[rows[i], : -(-context // pool.page_size)]
+        mask = _causal_mask(begins[i + 1] - begins[i], context, pool)
         yield ExtendSpan(begins[i], begins[i + 1], context, pages, mask)
 
 
@@ -125,7 +128,8 @@ def _decode_spans(pool: PagePool, layout: TokenLayout) -> Iterator[DecodeSpan]:
     rows = layout.rows[layout.extends :][order]
     tokens = layout.begins[layout.extends : -1][order]
     slots = SPAN_BYTES // (pool.shape.bytes_per_token // pool.shape.layers)
-    pages = (-(-contexts // pool.page_size)).tolist()
+    # The host sorts the same numbers again, so that it need not wait for the device.
+    pages = np.sort(layout.numbers.page_counts(pool.page_size)[layout.extends :]).tolist()
     begin = 0
     for end in range(1, len(pages) + 1):
         if end == len(pages) or (end + 1 - begin) * pages[end] * pool.page_size > slots:
@@ -135,14 +139,15 @@ def _decode_spans(pool: PagePool, layout: TokenLayout) -> Iterator[DecodeSpan]:
             begin = end
 
 
-def _causal_mask(tokens: int, context: int, dtype: torch.dtype) -> Tensor | None:
+def _causal_mask(tokens: int, context: int, pool: PagePool) -> Tensor | None:
     if tokens == context:
         return None
-    hidden = torch.full((tokens, context), float("-inf"), dtype=dtype)
+    size, device = (tokens, context), pool.data.device
+    hidden = torch.full(size, float("-inf"), dtype=pool.shape.dtype, device=device)
     return hidden.triu(context - tokens + 1)
 
 
 def _length_mask(contexts: Tensor, slots: int, pool: PagePool) -> Tensor:
-    beyond = torch.arange(slots) >= contexts[:, None]
-    mask = torch.zeros(beyond.shape, dtype=pool.shape.dtype)
+    beyond = torch.arange(slots, device=contexts.device) >= contexts[:, None]
+    mask = torch.zeros(beyond.shape, dtype=pool.shape.dtype, device=contexts.device)
     return mask.masked_fill_(beyond, float("-inf"))[:, None, None]

@@ -1,7 +1,7 @@
-"""The backends that compute a model: compiled kernels, or plain torch.
+"""The backends that compute a model: compiled kernels on CPUs, flashinfer on GPUs, or plain torch.
 
-The registry of backends and the choice among them. Plain torch is the reference and runs
-everywhere; the kernels run on a CPU for which they were built, in the dtypes they support.
+The registry of backends, and what is installed and built here, from which `attention_choice`
+chooses. Plain torch is the reference and runs everywhere.
 """
 
 from __future__ import annotations
@@ -12,14 +12,33 @@ from functools import partial
 from typing import Final
 
 import torch
+from sluice_contract.config import AttentionBackend
 from sluice_kernels import native
 from torch import Tensor
 
+from sluice_runtime.kv.pool import CPU, PagePool
+from sluice_runtime.layers.attention_choice import (
+    Gpu,
+    Name,
+    Situation,
+    Vendor,
+    choose_attention,
+)
+from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.attention_native import NativeAttention
 from sluice_runtime.layers.attention_torch import TorchAttention
-from sluice_runtime.layers.draw import GREEDY_BELOW, draw
+from sluice_runtime.layers.draw import Draws, draw
+from sluice_runtime.layers.draw_native import draw_native
+from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
+from sluice_runtime.layers.flashinfer_library import (
+    flashinfer_library,
+    flashinfer_missing,
+    target_at,
+)
+from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
 from sluice_runtime.layers.mlp import silu_and_multiply
 from sluice_runtime.layers.norm import add_rms_norm, rms_norm
+from sluice_runtime.layers.nucleus import nucleus
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights
 from sluice_runtime.layers.stack_plain import Operators, PlainStack
 from sluice_runtime.layers.stack_sharded import ShardedStack
@@ -35,14 +54,18 @@ class Backend:
     reads_whole_pages: bool
     """Whether attention reads slots that were not written yet, so that they must not hold NaN."""
     to_float: Callable[[Tensor], Tensor]
-    draw: Callable[[Tensor, Tensor, Tensor], Tensor]
+    nucleus: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """See `layers.nucleus.nucleus`."""
+    draw: Callable[[Tensor, Draws | None], Tensor]
     """See `layers.draw.draw`."""
+    graph_wrappers: Callable[[PagePool, int], GraphWrappers] | None = None
+    """For a pool and a number of query heads: attention that graphs may capture, if there is."""
 
 
 def _native_layers(layers: Iterable[LayerWeights], shape: LayerShape) -> LayerStack:
-    """A shard for each thread if the heads can be divided evenly."""
+    """A shard for each thread if the heads can be divided evenly, and no other rank has some."""
     threads = torch.get_num_threads()
-    if shape.kv_heads % threads:
+    if shape.kv_heads % threads or shape.group.size > 1:
         return PlainStack(layers, shape, _NATIVE)
     return ShardedStack(layers, shape, threads)
 
@@ -57,6 +80,7 @@ TORCH: Final = Backend(
     layers=lambda layers, shape: PlainStack(layers, shape, _TORCH),
     reads_whole_pages=True,
     to_float=Tensor.float,
+    nucleus=nucleus,
     draw=draw,
 )
 NATIVE: Final = Backend(
@@ -65,9 +89,35 @@ NATIVE: Final = Backend(
     layers=_native_layers,
     reads_whole_pages=False,
     to_float=native.to_float,
-    draw=partial(native.draw, greedy_below=GREEDY_BELOW),
+    nucleus=nucleus,
+    draw=draw_native,
 )
-BACKENDS: Final[Mapping[str, Backend]] = {backend.name: backend for backend in (TORCH, NATIVE)}
+
+
+def _flashinfer(device: torch.device) -> Backend:
+    """Wrappers and workspaces are the device's, so there is one backend for each."""
+    target, library = target_at(device), flashinfer_library()
+    own = FlashinferOperators(library)
+    attention = FlashinferAttention(target, library)
+    operators = Operators(own.rms_norm, own.add_rms_norm, own.silu_and_multiply, attention)
+    return Backend(
+        name="flashinfer",
+        operators=operators,
+        layers=lambda layers, shape: PlainStack(layers, shape, operators),
+        reads_whole_pages=False,
+        to_float=Tensor.float,
+        nucleus=own.nucleus,
+        draw=draw,
+        graph_wrappers=partial(GraphWrappers, library, target),
+    )
+
+
+BACKENDS: Final[Mapping[Name, Callable[[torch.device], Backend]]] = {
+    "native": lambda _: NATIVE,
+    "torch": lambda _: TORCH,
+    "flashinfer": _flashinfer,
+}
+"""By the name that `attentionBackend` has for it."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +128,38 @@ class Choice:
     message: str
 
 
-def choose_backend(dtype: torch.dtype, wanted: str | None = None) -> Choice:
-    """The best there is for a model of `dtype`; `wanted` names one instead."""
+def choose_backend(
+    dtype: torch.dtype,
+    head_dim: int,
+    device: torch.device = CPU,
+    wanted: AttentionBackend = "auto",
+) -> Choice:
+    """The fastest there is for a model on `device`, or the one that is `wanted`.
+
+    Raises:
+        InvalidConfigError: the wanted one cannot compute this model here.
+    """
+    choice = choose_attention(situation(dtype, head_dim, device), wanted)
+    return Choice(BACKENDS[choice.name](device), choice.message)
+
+
+def situation(dtype: torch.dtype, head_dim: int, device: torch.device) -> Situation:
+    """What is installed and built here, as far as `device` can use it."""
+    name = _name(dtype)
+    if device.type != "cpu":
+        vendor: Vendor = "AMD" if torch.version.hip else "NVIDIA"
+        capability = torch.cuda.get_device_capability(device)
+        flashinfer = flashinfer_missing(name, head_dim, capability)
+        return Situation(name, head_dim, Gpu(vendor, capability), flashinfer_missing=flashinfer)
     missing = native.load()
-    if wanted is not None:
-        return Choice(BACKENDS[wanted], f"{wanted}, as asked for")
-    if missing is not None:
-        return Choice(TORCH, f"plain torch, several times slower: {missing.message}")
-    if dtype not in native.DTYPES:
-        return Choice(TORCH, f"plain torch: the kernels do not compute {dtype}")
-    return Choice(NATIVE, f"native for {native.isa()}")
+    return Situation(
+        name,
+        head_dim,
+        native_missing=missing.message if missing else None,
+        native_isa="" if missing else native.isa(),
+        native_dtypes=tuple(map(_name, native.DTYPES)),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

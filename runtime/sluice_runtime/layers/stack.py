@@ -14,6 +14,7 @@ from torch import Tensor
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.token_layout import TokenLayout
+from sluice_runtime.parallel.group import SOLO, Group
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,14 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What all layers have in common."""
+    """What all layers have in common. Heads are those of this rank."""
 
     heads: int
     kv_heads: int
     head_dim: int
     norm_eps: float
+    group: Group = SOLO
+    """The ranks that share each layer."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from sluice_runtime.layers.norm import HeadNorm
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.stack import LayerShape, LayerWeights, PagedStep
 from sluice_runtime.layers.token_layout import TokenLayout
+from sluice_runtime.parallel.group import Group
 
 
 @dataclass(frozen=True)
 class Operators:
-    """What is not a matrix product. `x` of `add_rms_norm` is changed in place."""
+    """What is not a matrix product. `add_rms_norm` changes its `x`, and may change its `delta`."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """x [n, h], weight [h], eps → [n, h]."""
@@ -88,11 +89,19 @@ def _layer(index: int, weights: LayerWeights, shape: LayerShape) -> _Layer:
         attention_norm=weights.attention_norm,
         qkv=linear(torch.cat((weights.query, weights.key, weights.value))),
         head_norm=head_norm(weights, shape),
-        output=linear(weights.output),
+        output=_summed(weights.output, shape.group),
         mlp_norm=weights.mlp_norm,
         gate_up=linear(torch.cat((weights.gate, weights.up))),
-        down=linear(weights.down),
+        down=_summed(weights.down, shape.group),
     )
+
+
+def _summed(weight: Tensor, group: Group) -> Linear:
+    """Of a matrix whose inputs the ranks share: all of them have the sum of their products."""
+    multiply = linear(weight)
+    if group.size == 1:
+        return multiply
+    return lambda x: group.sum(multiply(x))
 
 
 def head_norm(weights: LayerWeights, shape: LayerShape, shards: int = 1) -> HeadNorm | None:

@@ -18,6 +18,7 @@ from sluice_runtime.layers.rope import angles_of
 from sluice_runtime.layers.stack import LayerStack, PagedStep
 from sluice_runtime.layers.token_layout import TokenLayout
 from sluice_runtime.model.spec import ModelSpec
+from sluice_runtime.parallel.group import SOLO, Group
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ class Decoder:
 
     spec: ModelSpec
     embedding: Tensor
-    """[vocabulary, h]."""
+    """[vocabulary, h]; of a rank, its share of the rows."""
     layers: LayerStack
     norm: Tensor
     head: Linear
     frequencies: Tensor
     """[d / 2], of the rotary embedding."""
     backend: Backend
+    group: Group = SOLO
+    """The ranks that compute the model together: all call `hidden` and `logits`."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,9 +46,32 @@ class Decoder:
     ) -> Tensor:
         """token_ids, positions: [n] → [n, h], before the last norm."""
         step = PagedStep(pool, layout, angles_of(self.frequencies, positions))
-        return self.layers.forward(F.embedding(token_ids, self.embedding), step)
+        return self.layers.forward(self._embedded(token_ids), step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, h] → [m, vocabulary], float32."""
         normed = self.backend.operators.rms_norm(hidden, self.norm, self.spec.norm_eps)
-        return self.backend.to_float(self.head(normed))
+        return self.backend.to_float(self._joined(self.head(normed)))
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """[n] → [n, h]. A rank knows the embeddings of its tokens, and takes the others' from the
+        sum: there they are zero but for one rank."""
+        if self.group.size == 1:
+            return F.embedding(token_ids, self.embedding)
+        own = token_ids - self.group.rank * self._share
+        known = (own >= 0) & (own < len(self.embedding))
+        found = F.embedding(own.where(known, 0), self.embedding)
+        return self.group.sum(found.masked_fill(~known[:, None], 0))
+
+    def _joined(self, logits: Tensor) -> Tensor:
+        """[m, this rank's share] → [m, vocabulary]."""
+        if self.group.size == 1:
+            return logits
+        padded = F.pad(logits, (0, self._share - logits.shape[1]))
+        joined = self.group.join(padded)[:, : self.spec.vocabulary_size]
+        return joined.contiguous()  # sampling writes into flat views of it
+
+    @property
+    def _share(self) -> int:
+        """Tokens of the vocabulary that every rank has, but for the last ones."""
+        return -(-self.spec.vocabulary_size // self.group.size)

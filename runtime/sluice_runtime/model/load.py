@@ -3,102 +3,179 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
+from sluice_contract.base import ConfigError
+from sluice_contract.config import AttentionBackend
 from torch import Tensor
 
-from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.errors import InvalidConfigError, ModelLoadError
+from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.backend import Backend, choose_backend
 from sluice_runtime.layers.linear import linear
 from sluice_runtime.layers.rope import inverse_frequencies
 from sluice_runtime.layers.stack import LayerShape, LayerWeights
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.load_progress import LoadProgress
+from sluice_runtime.model.shard import Shape, Shard, Split
 from sluice_runtime.model.spec import ModelSpec, spec_from
-from sluice_runtime.model.weights import RandomWeights, SafetensorsWeights, WeightSource
+from sluice_runtime.model.staging import CudaCopies
+from sluice_runtime.model.streamed_weights import StreamedWeights
+from sluice_runtime.model.weights import Checkpoint, MappedWeights, RandomWeights, WeightSource
 from sluice_runtime.model_files import ModelFiles
+from sluice_runtime.parallel.group import SOLO, Group
 
 logger = logging.getLogger("sluice.engine")
 
 HARMLESS: Final = ("rotary_emb.inv_freq", "lm_head.weight")
 """Endings of tensors that need not be read: derived from others, or tied to the embedding."""
 
+SPLITS: Final[Mapping[str, Split]] = {
+    "embed_tokens": Split.ROWS,
+    "q_proj": Split.ROWS,
+    "k_proj": Split.ROWS,
+    "v_proj": Split.ROWS,
+    "o_proj": Split.COLUMNS,
+    "gate_proj": Split.ROWS,
+    "up_proj": Split.ROWS,
+    "down_proj": Split.COLUMNS,
+    "lm_head": Split.ROWS,
+}
+"""Matrices by the last part of their names, divided as Megatron-LM does: a rank has whole heads, a
+share of the feed-forward part and a share of the vocabulary. Norms every rank has whole."""
 
-def load_model(files: ModelFiles, dtype: str, seed: int, backend: str | None = None) -> Decoder:
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model's weights go, and which part of each."""
+
+    device: torch.device = CPU
+    group: Group = SOLO
+
+    @property
+    def shard(self) -> Shard:
+        return Shard(self.group.rank, self.group.size)
+
+
+WHOLE_ON_CPU: Final = Placement()
+
+
+def load_model(
+    files: ModelFiles,
+    dtype: str,
+    seed: int,
+    backend: AttentionBackend = "auto",
+    placement: Placement = WHOLE_ON_CPU,
+) -> Decoder:
     """The model behind `files`, in `dtype` (`auto`: the checkpoint's).
 
-    `backend` is one of `layers.backend.BACKENDS`; left out, the best there is.
+    `backend` is what `attentionBackend` asks for.
 
     Raises:
         ModelLoadError: one line with file, tensor, shapes or the key of config.json.
+        InvalidConfigError: see `check_division` and `choose_backend`.
     """
     spec = spec_from(files.config)
+    check_division(spec, placement.group.size)
     wanted: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
-    choice = choose_backend(wanted, backend)
+    choice = choose_backend(wanted, spec.head_dim, placement.device, backend)
     logger.info("kernels: %s", choice.message)
+
+    def built(weights: WeightSource) -> Decoder:
+        return build_decoder(Reader(spec, weights, wanted, placement), choice.backend)
+
     if files.folder is None:
-        return build_decoder(spec, RandomWeights(seed), wanted, choice.backend)
-    with SafetensorsWeights(files.folder) as weights:
-        return build_decoder(spec, weights, wanted, choice.backend)
+        return built(RandomWeights(seed, placement.device))
+    with Checkpoint(files.folder) as checkpoint:
+        if placement.device.type == "cpu":
+            return built(MappedWeights(checkpoint))
+        copies, progress = CudaCopies(placement.device), LoadProgress(checkpoint.size_bytes)
+        with StreamedWeights(checkpoint, copies, progress) as streamed:
+            return built(streamed)
 
 
-def build_decoder(
-    spec: ModelSpec, weights: WeightSource, dtype: torch.dtype, backend: Backend
-) -> Decoder:
+def check_division(spec: ModelSpec, ranks: int) -> None:
+    """Raises InvalidConfigError where so many ranks cannot share the layers evenly."""
+    parts = spec.kv_heads, spec.intermediate_size
+    if any(part % ranks for part in parts):
+        sizes = [n for n in range(1, spec.kv_heads + 1) if not any(part % n for part in parts)]
+        allowed = (
+            f"one of {', '.join(map(str, sizes))}, by which the model's {spec.kv_heads} key heads "
+            f"and intermediate_size {spec.intermediate_size} can be divided"
+        )
+        raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What is read of a checkpoint: tensors of one model, of one type, to one place."""
+
+    spec: ModelSpec
+    weights: WeightSource
+    dtype: torch.dtype
+    placement: Placement
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """[size]."""
+        return self._read(name, (size,), Split.NONE)
+
+    def matrix(self, name: str, out: int, width: int) -> Tensor:
+        """This rank's part of [out, width]."""
+        return self._read(name, (out, width), SPLITS[name.rpartition(".")[2]])
+
+    def _read(self, name: str, shape: Shape, split: Split) -> Tensor:
+        part = self.placement.shard.part(shape, split)
+        return self.weights.read(f"{name}.weight", part, self.dtype)
+
+
+def build_decoder(reader: Reader, backend: Backend) -> Decoder:
     """Reads every tensor, joins those that are multiplied together, checks that none is left."""
-    reader = _Reader(spec, weights, dtype)
-    embedding = reader.matrix("model.embed_tokens.weight", (spec.vocabulary_size, spec.hidden_size))
-    layers = backend.layers((_layer(reader, index) for index in range(spec.layers)), _shape(spec))
-    norm = reader.tensor("model.norm.weight", (spec.hidden_size,))
-    head = (
-        embedding
-        if spec.tied_embeddings
-        else reader.matrix("lm_head.weight", (spec.vocabulary_size, spec.hidden_size))
-    )
+    spec, weights, device = reader.spec, reader.weights, reader.placement.device
+    vocabulary, hidden = spec.vocabulary_size, spec.hidden_size
+    embedding = reader.matrix("model.embed_tokens", vocabulary, hidden)
+    layers = backend.layers(_layers(reader), _shape(spec, reader.placement.group))
+    norm = reader.norm("model.norm", hidden)
+    head = embedding if spec.tied_embeddings else reader.matrix("lm_head", vocabulary, hidden)
+    weights.settle()
     if left := [name for name in weights.unread() if not name.split(" in ")[0].endswith(HARMLESS)]:
         raise ModelLoadError(
             f"model.uri: tensor {left[0]} is not part of {spec.architecture} as implemented here"
         )
-    frequencies = inverse_frequencies(spec.rope, spec.head_dim)
-    return Decoder(spec, embedding, layers, norm, linear(head), frequencies, backend)
+    frequencies = inverse_frequencies(spec.rope, spec.head_dim).to(device)
+    return Decoder(
+        spec, embedding, layers, norm, linear(head), frequencies, backend, reader.placement.group
+    )
 
 
-@dataclass(frozen=True)
-class _Reader:
-    spec: ModelSpec
-    weights: WeightSource
-    dtype: torch.dtype
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A small one: a copy of its own."""
-        return self.weights.read(name, shape).to(self.dtype, copy=True)
-
-    def matrix(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A large one: stays in the mapped file where that has the wanted type, so that engines
-        on one node share its memory."""
-        return self.weights.read(name, shape).to(self.dtype)
+def _shape(spec: ModelSpec, group: Group) -> LayerShape:
+    heads, kv_heads = spec.heads // group.size, spec.kv_heads // group.size
+    return LayerShape(heads, kv_heads, spec.head_dim, spec.norm_eps, group)
 
 
-def _shape(spec: ModelSpec) -> LayerShape:
-    return LayerShape(spec.heads, spec.kv_heads, spec.head_dim, spec.norm_eps)
+def _layers(reader: Reader) -> Iterator[LayerWeights]:
+    """One after the other: matrices that are joined exist twice for one layer at a time."""
+    for index in range(reader.spec.layers):
+        yield _layer(reader, index)
 
 
-def _layer(reader: _Reader, index: int) -> LayerWeights:
+def _layer(reader: Reader, index: int) -> LayerWeights:
     spec, prefix = reader.spec, f"model.layers.{index}"
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
 
     def norm(name: str, size: int) -> Tensor:
-        return reader.tensor(f"{prefix}.{name}.weight", (size,))
+        return reader.norm(f"{prefix}.{name}", size)
 
     def matrix(name: str, out: int, width: int) -> Tensor:
-        return reader.matrix(f"{prefix}.{name}.weight", (out, width))
+        return reader.matrix(f"{prefix}.{name}", out, width)
 
     def head_norm(name: str) -> Tensor:
         return norm(f"self_attn.{name}", spec.head_dim)
 
-    return LayerWeights(
+    layer = LayerWeights(
         attention_norm=norm("input_layernorm", hidden),
         query=matrix("self_attn.q_proj", q_size, hidden),
         key=matrix("self_attn.k_proj", kv_size, hidden),
@@ -110,3 +187,5 @@ def _layer(reader: _Reader, index: int) -> LayerWeights:
         up=matrix("mlp.up_proj", inner, hidden),
         down=matrix("mlp.down_proj", hidden, inner),
     )
+    reader.weights.settle()
+    return layer

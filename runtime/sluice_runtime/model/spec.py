@@ -120,7 +120,6 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("attention_bias", (False,)),
     ("mlp_bias", (False,)),
     ("use_sliding_window", (False,)),
-    ("quantization_config", ()),
     ("pretraining_tp", (1,)),
     ("partial_rotary_factor", (1.0,)),
     ("num_experts", (0,)),
@@ -133,6 +132,7 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
 
 
 def _refuse_unknown_features(config: Config) -> None:
+    _refuse_quantised(config)
     for key, allowed in FEATURES:
         value = config.get(key)
         if value is not None and value not in allowed:
@@ -143,6 +143,15 @@ def _refuse_unknown_features(config: Config) -> None:
     for kind in config.get("layer_types") or ():
         if kind != "full_attention":
             raise _refused("layer_types", kind, "'full_attention'")
+
+
+def _refuse_quantised(config: Config) -> None:
+    """FP8, AWQ, GPTQ and others, by the method's name: the whole value is long."""
+    for key in ("quantization_config", "compression_config"):
+        if (value := config.get(key)) is not None:
+            method = value.get("quant_method") if isinstance(value, dict) else None
+            named, shown = (f"{key}.quant_method", method) if method else (key, value)
+            raise _refused(named, shown, f"no {key} (quantised weights are not implemented yet)")
 
 
 def _rope(config: Config) -> Rope:

@@ -1,37 +1,46 @@
-"""Where weights come from: safetensors files read by mmap, or random numbers.
+"""Where weights come from: safetensors files mapped into memory, or random numbers.
 
 Knows names, shapes and files; not what a tensor is for. Every finding names the file, the tensor
-and both shapes.
+and both shapes. Reading to a device is in `model.streamed_weights`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.model.shard import Part, Shape
 from sluice_runtime.model_files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-Shape = tuple[int, ...]
+STORED_DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""By their names in safetensors files. Others are those of quantised weights."""
 
 
 class WeightSource(Protocol):
     """Gives each tensor of a model once."""
 
-    def read(self, name: str, shape: Shape) -> Tensor:
-        """The tensor in its stored type, possibly mapped from its file, which it keeps open.
+    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+        """A part of a tensor, on the source's device. Its values are there after `settle`."""
+        ...
 
-        A new file of that name is not seen; one that is written into is.
-        """
+    def settle(self) -> None:
+        """Waits until all that was read is there."""
         ...
 
     def unread(self) -> list[str]:
@@ -39,24 +48,42 @@ class WeightSource(Protocol):
         ...
 
 
+DRAWN: Final = 1 << 24
+"""Numbers that are drawn of a tensor; a larger one repeats them, since nothing depends on them and
+models of billions would take minutes."""
+
+
 class RandomWeights:
-    """Weights of a model that was never trained: normal(0, 0.02), norms near 1."""
+    """Weights of a model that was never trained: normal(0, 0.02), norms near 1. The same on every
+    device and in every division among ranks."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, device: torch.device) -> None:
         self._generator = torch.Generator().manual_seed(seed)
+        self._device = device
 
-    def read(self, name: str, shape: Shape) -> Tensor:
+    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`; depends on the seed and the order of the calls."""
-        drawn = torch.randn(shape, generator=self._generator) * 0.02
-        return drawn + 1.0 if name.endswith("norm.weight") else drawn
+        total = math.prod(part.whole)
+        drawn = torch.randn(min(total, DRAWN), generator=self._generator) * 0.02
+        drawn = drawn + 1.0 if name.endswith("norm.weight") else drawn
+        drawn = drawn.to(self._device, dtype)
+        if total > DRAWN:
+            drawn = drawn.repeat(-(-total // DRAWN))[:total]
+        own = drawn.view(part.whole).narrow(part.dim, part.begin, part.length)
+        # A view would keep the memory of the whole.
+        return own if own.numel() == total else own.clone()
+
+    def settle(self) -> None:
+        """Nothing to wait for."""
 
     def unread(self) -> list[str]:
         """None: a tensor exists only once it is read."""
         return []
 
 
-class SafetensorsWeights:
-    """The tensors of a Hugging Face folder, one file or several with an index."""
+class Checkpoint:
+    """The safetensors files of a Hugging Face folder, one or several with an index: each opened
+    once, and which of their tensors nobody has asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
@@ -71,11 +98,16 @@ class SafetensorsWeights:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def read(self, name: str, shape: Shape) -> Tensor:
-        """See `WeightSource`.
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(path.stat().st_size for path in set(self._where.values()))
+
+    def find(self, name: str, shape: Shape) -> tuple[Path, Any]:
+        """The file of a tensor of that shape: its path, and as safetensors opened it.
 
         Raises:
-            ModelLoadError: the tensor is missing, of another shape, or its file is damaged.
+            ModelLoadError: the tensor is missing, of another shape or type, or its file is damaged.
         """
         if name not in self._where:
             raise ModelLoadError(
@@ -83,25 +115,55 @@ class SafetensorsWeights:
             )
         path = self._where[name]
         self._unread.pop(name, None)
+        if path not in self._files:
+            self._files[path] = self._stack.enter_context(_opened(path))
         try:
-            tensor: Tensor = self._open(path).get_tensor(name)
+            found = self._files[path].get_slice(name)
+            shape_found, dtype_found = found.get_shape(), found.get_dtype()
         except SafetensorError as error:
             raise ModelLoadError(f"model.uri: {path}: tensor {name}: {error}") from None
-        if tensor.shape != shape:
+        if tuple(shape_found) != shape:
             raise ModelLoadError(
-                f"model.uri: {path}: tensor {name} has shape {list(tensor.shape)}; "
+                f"model.uri: {path}: tensor {name} has shape {shape_found}; "
                 f"config.json wants {list(shape)}"
             )
-        return tensor
+        if dtype_found not in STORED_DTYPES:
+            raise ModelLoadError(
+                f"model.uri: {path}: tensor {name} has type {dtype_found}; allowed: "
+                f"{', '.join(STORED_DTYPES)} (quantised weights are not implemented yet)"
+            )
+        return path, self._files[path]
 
     def unread(self) -> list[str]:
         """See `WeightSource`."""
         return [f"{name} in {self._where[name]}" for name in self._unread]
 
-    def _open(self, path: Path) -> Any:
-        if path not in self._files:
-            self._files[path] = self._stack.enter_context(_opened(path))
-        return self._files[path]
+
+class MappedWeights:
+    """Tensors in host memory. A large one stays in the mapped file where that has the wanted type,
+    so that engines on one node share its memory; it keeps the file open. A new file of that name is
+    not seen; one that is written into is.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+        """See `WeightSource`; raises what `Checkpoint.find` raises."""
+        path, file = self._checkpoint.find(name, part.whole)
+        try:
+            tensor: Tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise ModelLoadError(f"model.uri: {path}: tensor {name}: {error}") from None
+        is_small = tensor.ndim == 1
+        return tensor.narrow(part.dim, part.begin, part.length).to(dtype, copy=is_small)
+
+    def settle(self) -> None:
+        """Nothing to wait for."""
+
+    def unread(self) -> list[str]:
+        """See `WeightSource`."""
+        return self._checkpoint.unread()
 
 
 def weight_files(folder: Path) -> list[Path]:

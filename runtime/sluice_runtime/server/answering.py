@@ -23,8 +23,8 @@ from sluice_contract.engine_http import (
     IGNORED_FIELDS_HEADER,
     is_acceptable_request_id,
 )
-from sluice_contract.private_calls import AnswerStart, Resume
-from sluice_contract.tenants import TenantClaims
+from sluice_contract.private_calls import PRIVATE_HEADER, AnswerStart, Resume, verified_digest
+from sluice_contract.tenants import TENANT_HEADER, TenantClaims, verified_tenant
 from sluice_contract.trace import trace_id
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -161,8 +161,8 @@ class Answerer:
         service = self._service
         return Signed(
             service.role_check.prefill_of(request),
-            service.private_check.digest_of(request),
-            service.tenant_check.tenant_of(request),
+            service.signatures.read(request, PRIVATE_HEADER, verified_digest),
+            service.signatures.read(request, TENANT_HEADER, verified_tenant),
         )
 
     def _plan(

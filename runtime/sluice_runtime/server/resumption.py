@@ -1,4 +1,5 @@
-"""What the router asks of an engine in a private call: whether it may, and where answers go on.
+"""What the router asks of an engine in a private call: whether the body is the signed one, and
+where answers go on.
 
 Pure; knows neither HTTP's bodies nor the engine.
 """
@@ -8,15 +9,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from fastapi import Request
 from sluice_contract import http_errors
 from sluice_contract.handover import InvalidSignatureError
 from sluice_contract.http_errors import Mistake
 from sluice_contract.private_calls import (
-    PRIVATE_HEADER,
     RESUME_MISMATCH,
     AnswerStart,
     CallHead,
@@ -24,43 +23,16 @@ from sluice_contract.private_calls import (
     Resume,
     refuse_other_body,
     split_body,
-    verified_digest,
 )
 
 from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.server.choice import BegunChoice, ChoiceReader, Drawn, replay
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.prompts import ChoicePlan
-from sluice_runtime.server.role import INVALID_SIGNATURE
+from sluice_runtime.server.signatures import INVALID_SIGNATURE
 
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
 """Besides the client's body; with logprobs a token takes up to 700."""
-
-
-@dataclass(frozen=True)
-class PrivateCheck:
-    """Knows private calls by the router's signature. `key`: None, and there are none."""
-
-    unix_clock: Callable[[], float]
-    key: bytes | None = None
-
-    def digest_of(self, request: Request) -> str | None:
-        """The digest that the body of a private call must have; None: it is a public request.
-
-        Raises:
-            MistakenError: 403, the header is not of this service's router.
-        """
-        value = request.headers.get(PRIVATE_HEADER)
-        if value is None:
-            return None
-        if self.key is None:
-            message = f"{PRIVATE_HEADER}: not allowed; allowed: with handoverKeyFile"
-            raise MistakenError(Mistake(403, INVALID_SIGNATURE, message))
-        try:
-            now = self.unix_clock()
-            return verified_digest(self.key, value, request.state.request_id, now)
-        except InvalidSignatureError as error:
-            raise MistakenError(Mistake(403, INVALID_SIGNATURE, str(error))) from None
 
 
 def opened_call(digest: str, body: bytes, max_client_bytes: int) -> tuple[CallHead, bytes]:

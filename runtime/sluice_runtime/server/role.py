@@ -7,20 +7,19 @@ it connect anywhere. Knows no route.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from fastapi import Request
-from sluice_contract.handover import PREFILL_HEADER, InvalidSignatureError, verified_header
+from sluice_contract.handover import PREFILL_HEADER, verified_header
 from sluice_contract.http_errors import Mistake
 from sluice_contract.labels import Role
 
 from sluice_runtime.messages import PrefillEngine
 from sluice_runtime.server.failures import MistakenError
+from sluice_runtime.server.signatures import SignatureCheck
 
 WRONG_ROLE: Final = "wrong_role"
-INVALID_SIGNATURE: Final = "invalid_signature"
 _ONLY: Final = {
     Role.PREFILL: "this engine only computes prompts",
     Role.DECODE: "this engine only decodes",
@@ -29,11 +28,10 @@ _ONLY: Final = {
 
 @dataclass(frozen=True)
 class RoleCheck:
-    """Says for each request which engine computes its prompt. `key`: of a decode engine."""
+    """Says for each request which engine computes its prompt."""
 
     role: Role
-    unix_clock: Callable[[], float]
-    key: bytes | None = None
+    signatures: SignatureCheck
 
     def prefill_of(self, request: Request) -> PrefillEngine | None:
         """The engine that computes the prompt of this request; None: this one does.
@@ -42,21 +40,16 @@ class RoleCheck:
             MistakenError: 400, such requests are not for this engine; 403, the header is not of
                 this service's router.
         """
-        value = request.headers.get(PREFILL_HEADER)
+        is_named = PREFILL_HEADER in request.headers
         if self.role is Role.MIXED:
-            if value is not None:
+            if is_named:
                 allowed = "not allowed; this engine computes prompts itself"
                 raise MistakenError(Mistake(400, WRONG_ROLE, f"{PREFILL_HEADER}: {allowed}"))
             return None
-        if self.role is Role.PREFILL or value is None:
+        if self.role is Role.PREFILL or not is_named:
             message = f"{_ONLY[self.role]}; requests go to the service's router"
             raise MistakenError(Mistake(400, WRONG_ROLE, message))
-        return self._verified(value, request.state.request_id)
-
-    def _verified(self, value: str, request_id: str) -> PrefillEngine:
-        assert self.key is not None, "read at start"
-        try:
-            named = verified_header(self.key, value, request_id, self.unix_clock())
-        except InvalidSignatureError as error:
-            raise MistakenError(Mistake(403, INVALID_SIGNATURE, str(error))) from None
+        named = self.signatures.read(request, PREFILL_HEADER, verified_header)
+        if named is None:
+            return None
         return PrefillEngine(named.host, named.port, named.epoch, named.name)

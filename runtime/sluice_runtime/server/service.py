@@ -28,9 +28,8 @@ from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.generation import Generator
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText, Planner
-from sluice_runtime.server.resumption import PrivateCheck
 from sluice_runtime.server.role import RoleCheck
-from sluice_runtime.server.tenants import TenantCheck
+from sluice_runtime.server.signatures import SignatureCheck
 
 _log = logging.getLogger(__name__)
 
@@ -90,9 +89,8 @@ class Service:
         self.gate = gate
         self.metrics = metrics
         self.clocks = clocks
-        self.role_check = RoleCheck(identity.role, clocks.unix, identity.handover_key)
-        self.private_check = PrivateCheck(clocks.unix, identity.handover_key)
-        self.tenant_check = TenantCheck(clocks.unix, identity.handover_key)
+        self.signatures = SignatureCheck(clocks.unix, identity.handover_key)
+        self.role_check = RoleCheck(identity.role, self.signatures)
         self.text: ModelText | None = None
         self._logged_fields: set[str] = set()
 

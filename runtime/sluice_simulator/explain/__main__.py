@@ -1,6 +1,7 @@
 """`python -m sluice_simulator.explain`: a question on standard input, its answer on the output.
 
-Both are JSON (`sluice_contract.explain`); `sluice explain` is who asks.
+Both are JSON (`sluice_contract.explain`); `sluice explain` is who asks. Where the simulator's needs
+are missing, the answer says what to install.
 """
 
 from __future__ import annotations
@@ -10,10 +11,6 @@ import sys
 from pydantic import ValidationError
 from sluice_contract.explain import Answer, Question
 
-from sluice_simulator.explain.arrangements import NAMES, arrangement, impossible
-from sluice_simulator.explain.models import ModelShape, known_shape, shape_from
-from sluice_simulator.explain.roofline import NoCostError, roofline
-
 UNUSABLE = 2
 
 
@@ -21,43 +18,21 @@ def main() -> int:
     """The command's exit status."""
     try:
         question = Question.model_validate_json(sys.stdin.buffer.read())
-        print(answered(question).model_dump_json(by_alias=True))
+        print(answer_or_missing(question).model_dump_json(by_alias=True))
     except (ValidationError, ValueError) as error:
         print(error, file=sys.stderr)
         return UNUSABLE
     return 0
 
 
-def answered(question: Question) -> Answer:
-    """Every arrangement, simulated; or why none could be.
-
-    Raises:
-        ValueError: the model's config.json cannot be used.
-    """
-    model = _model(question)
-    if model is None:
-        names = ", ".join(question.model_names)
-        text = f"the shape of {names} is not known: give its config.json with --model-config"
-        return Answer(cost_source="", kv_pool_tokens=0, missing=text)
+def answer_or_missing(question: Question) -> Answer:
+    """The answer; where a package is missing, which one and what installs it."""
     try:
-        cost = roofline(model, question.accelerator, question.memory_fraction)
-    except NoCostError as error:
-        return Answer(cost_source="", kv_pool_tokens=0, missing=str(error))
-    why = impossible(question, cost)
-    return Answer(
-        cost_source=f"{cost.name}, {cost.source}",
-        kv_pool_tokens=cost.kv_pool_tokens,
-        arrangements=()
-        if why
-        else tuple(arrangement(name, question, model, cost) for name in NAMES),
-        missing=why,
-    )
-
-
-def _model(question: Question) -> ModelShape | None:
-    if question.model_config_text is not None:
-        return shape_from(question.model_config_text)
-    return known_shape(question.model_names)
+        from sluice_simulator.explain.answer import answered
+    except ModuleNotFoundError as error:
+        text = f"the simulator needs {error.name}, which is not installed: make setup"
+        return Answer(cost_source="", kv_pool_tokens=0, missing=text)
+    return answered(question)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.labels import Role
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.autoscale.carry_out import PoolScaler
-from sluice_operator.autoscale.victims import DELETION_COST, VICTIMS_MANAGER, Victims
+from sluice_operator.autoscale.victims import VICTIMS_MANAGER, Victims
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.transport import Request, Response
+from sluice_operator.scaled import DELETION_COST, PoolPods
 
 from tests.operator.autoscale.world import BOTH, scaled_service
 
@@ -40,13 +41,15 @@ def decision(*pools: PoolDecision) -> Decision:
     return Decision({pool.role: pool for pool in pools}, "Test", "")
 
 
+ENGINES = frozenset({"chat-decode-a", "chat-decode-b", "chat-decode-c"})
+PODS = {Role.PREFILL: PoolPods(1, 1), Role.DECODE: PoolPods(4, 1, names=ENGINES)}
 GROWS = PoolDecision(Role.PREFILL, 1, 3, "QueuedWork", "")
 SHRINKS = PoolDecision(Role.DECODE, 4, 2, "Idle", "", ("chat-decode-b", "chat-decode-a"))
 
 
 async def test_a_pool_shrinks_before_another_grows_and_its_victims_are_named_first() -> None:
     server = Server()
-    outcome = await server.scaler()(scaled_service(roles=BOTH), decision(GROWS, SHRINKS))
+    outcome = await server.scaler()(scaled_service(roles=BOTH), PODS, decision(GROWS, SHRINKS))
     assert [(each.role, each.replicas, each.generation) for each in outcome.written] == [
         (Role.DECODE, 2, 7),
         (Role.PREFILL, 3, 7),
@@ -62,13 +65,13 @@ async def test_a_pool_shrinks_before_another_grows_and_its_victims_are_named_fir
 async def test_what_does_not_change_is_not_written() -> None:
     server = Server()
     stays = PoolDecision(Role.PREFILL, 2, 2, "Enough", "")
-    outcome = await server.scaler()(scaled_service(roles=BOTH), decision(stays))
+    outcome = await server.scaler()(scaled_service(roles=BOTH), PODS, decision(stays))
     assert (outcome.written, outcome.failed, server.requests) == ((), None, [])
 
 
 async def test_a_refused_write_leaves_the_rest_for_the_next_tick() -> None:
     server = Server(refuses="chat-decode")
-    outcome = await server.scaler()(scaled_service(roles=BOTH), decision(GROWS, SHRINKS))
+    outcome = await server.scaler()(scaled_service(roles=BOTH), PODS, decision(GROWS, SHRINKS))
     assert outcome.written == ()
     assert "chat-decode" in str(outcome.failed)
 
@@ -76,10 +79,26 @@ async def test_a_refused_write_leaves_the_rest_for_the_next_tick() -> None:
 async def test_a_victim_that_has_gone_stops_nothing_and_one_that_stayed_is_none_any_more() -> None:
     server = Server(refuses="chat-decode-b")
     scaler, scaled = server.scaler(), scaled_service(roles=BOTH)
-    outcome = await scaler(scaled, decision(SHRINKS))
+    outcome = await scaler(scaled, PODS, decision(SHRINKS))
     assert [each.role for each in outcome.written] == [Role.DECODE]
     server.requests.clear()
-    await scaler(scaled, decision(PoolDecision(Role.DECODE, 2, 3, "QueuedWork", "")))
+    await scaler(scaled, PODS, decision(PoolDecision(Role.DECODE, 2, 3, "QueuedWork", "")))
     freed = {r.path.rpartition("/")[2]: r.body["metadata"] for r in server.requests[:2]}
     assert freed.keys() == {"chat-decode-a", "chat-decode-b"}
     assert all(DELETION_COST not in str(metadata) for metadata in freed.values())
+
+
+async def test_pods_of_others_are_not_marked_whatever_a_router_says() -> None:
+    server = Server()
+    foreign = PoolDecision(Role.DECODE, 4, 2, "Idle", "", ("chat-decode-a", "bank-0"))
+    await server.scaler()(scaled_service(roles=BOTH), PODS, decision(foreign))
+    paths = [request.path.rpartition("/")[2] for request in server.requests]
+    assert paths == ["chat-decode-a", "chat-decode"]
+
+
+async def test_marks_of_an_operator_before_are_taken_back() -> None:
+    server, marked = Server(), frozenset({"chat-decode-b", "chat-decode-c"})
+    pods = PODS | {Role.DECODE: PoolPods(4, 1, names=ENGINES, victims=marked)}
+    await server.scaler()(scaled_service(roles=BOTH), pods, decision(SHRINKS))
+    marks = {r.path.rpartition("/")[2]: DELETION_COST in str(r.body) for r in server.requests[:-1]}
+    assert marks == {"chat-decode-c": False, "chat-decode-a": True, "chat-decode-b": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from sluice_autoscaler.history import Tick
 from sluice_autoscaler.sample import PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.labels import Role
+from sluice_operator.autoscale import journals as journals_module
 from sluice_operator.autoscale.journals import (
     JOURNAL_KEY,
     LOOK_SECONDS,
@@ -36,6 +38,7 @@ class Server:
 
     held: Manifest | None = None
     away: bool = False
+    hangs: bool = False
     writes: list[Any] = field(default_factory=list)
 
     async def send(self, request: Request) -> Response:
@@ -43,6 +46,8 @@ class Server:
         if self.away:
             return Response(503, {})
         if request.method == "PATCH":
+            if self.hangs:
+                await asyncio.Event().wait()
             self.held = request.body
             self.writes.append(request.body)
         return Response(200, self.held) if self.held else Response(404, {})
@@ -88,6 +93,63 @@ async def test_what_cannot_be_written_is_written_later() -> None:
     assert server.times() == [0.0, 50.0]
     server.away = True
     assert await journals.last_ticks(service()) == ()
+
+
+async def test_what_a_cancelled_write_had_taken_is_written_later_and_once() -> None:
+    server, clock = Server(hangs=True), FakeClock()
+    journals = server.journals(clock)
+    journals.add(KEY, service(), SETTINGS, tick(0.0, replicas=1))
+    for arrived in (False, True):
+        write = asyncio.create_task(journals.write(KEY))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        if arrived:
+            there = tick(0.0, replicas=1)
+            other = Server()
+            others = other.journals(clock)
+            others.add(KEY, service(), SETTINGS, there)
+            await others.write(KEY)
+            server.held = other.held
+        write.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await write
+    server.hangs = False
+    journals.add(KEY, service(), SETTINGS, tick(50.0))
+    await journals.flush()
+    assert server.times() == [0.0, 50.0]
+    writes = len(server.writes)
+    await journals.flush()
+    assert len(server.writes) == writes, "nothing is pending"
+
+
+async def test_a_flush_ends_though_the_api_server_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journals_module, "FLUSH_SECONDS", 0.0)
+    journals = Server(hangs=True).journals(FakeClock())
+    journals.add(KEY, service(), SETTINGS, tick(0.0))
+    await journals.flush()
+
+
+async def test_a_config_map_of_the_name_that_is_not_the_services_is_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server, clock = Server(), FakeClock()
+    before = server.journals(clock)
+    before.add(KEY, service(uid="of-a-former-service"), SETTINGS, tick(0.0))
+    await before.write(KEY)
+    theirs = server.held
+    journals = server.journals(clock)
+    assert await journals.last_ticks(service()) == ()
+    for seconds in (0.0, 40.0):
+        journals.add(KEY, service(), SETTINGS, tick(seconds))
+        await journals.write(KEY)
+    assert server.held == theirs
+    assert [each.message for each in caplog.records] == ["journal not kept"]
+    server.held = None  # the garbage collector has taken it
+    journals.add(KEY, service(), SETTINGS, tick(80.0))
+    await journals.write(KEY)
+    assert server.times() == [80.0]
 
 
 class OverError(Exception):

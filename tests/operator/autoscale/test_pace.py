@@ -86,6 +86,13 @@ async def test_the_first_of_several_routers_that_is_asked_something_ends_the_wai
             await waiting
 
 
+@pytest.mark.parametrize(("status", "counts"), [(200, True), (204, False), (302, False)])
+async def test_only_an_answer_with_status_200_is_load(status: int, *, counts: bool) -> None:
+    async with fake_router() as router, query_session() as session:
+        router.load, router.status = load(waiting=1), status
+        assert bool(await RouterQuery(session)((router.address,))) == counts
+
+
 async def test_a_router_that_refuses_ends_no_wait() -> None:
     async with fake_router() as router, aiohttp.ClientSession() as session:
         query = RouterQuery(session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
@@ -9,11 +10,12 @@ from typing import Literal
 import pytest
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.labels import Role
+from sluice_contract.service_load import ServiceLoad
 from sluice_operator.api.conditions import Check
 from sluice_operator.autoscale.tell import is_news
 from sluice_operator.autoscale.tick import TICK_SECONDS
 from sluice_operator.kube.errors import UnavailableError
-from sluice_operator.scaled import PoolPods, Scaling
+from sluice_operator.scaled import PoolPods, ScaledService, Scaling
 
 from tests.operator.autoscale.world import BOTH, KEY, World, load, row, scaled_service
 from tests.operator.virtual_time import START
@@ -165,3 +167,26 @@ async def test_a_service_that_begins_at_zero_stays_there_until_a_request_waits()
     world.loads = (load(waiting=1),)
     await world.tick()
     assert world.writes == [(Role.MIXED, 1)]
+
+
+class Switched(World):
+    """Its mode changes while its routers are asked."""
+
+    now: ScaledService | None = None
+
+    async def __call__(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
+        loads = await super().__call__(routers)
+        self.known.service_seen(KEY, self.now)
+        for role in self.now.pools if self.now else ():
+            self.pods(role, 1)
+        return loads
+
+
+@pytest.mark.parametrize("now", [None, scaled_service(roles=BOTH)])
+async def test_a_tick_whose_service_has_another_mode_by_now_looks_again(
+    now: ScaledService | None,
+) -> None:
+    world = Switched(scaled_service(), (load(row("a", **BUSY)),))
+    world.now = now
+    assert await world.tick() == 0.0
+    assert (world.writes, world.noted, world.events) == ([], [], [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,7 +134,9 @@ class World:
         assert tuple(routers) == self.scaled.routers
         return self.loads
 
-    async def _carry_out(self, scaled: ScaledService, decision: Decision) -> Outcome:
+    async def _carry_out(
+        self, scaled: ScaledService, pods: Mapping[Role, PoolPods], decision: Decision
+    ) -> Outcome:
         if self.fails is not None and decision.changes:
             return Outcome(failed=self.fails)
         written = []

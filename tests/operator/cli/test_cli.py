@@ -62,6 +62,9 @@ def test_rules_are_those_of_the_promises(
     assert main(["rules", "-f", _file(tmp_path, document({}), promised)]) == 0
     groups = yaml.safe_load(capsys.readouterr().out)["groups"]
     assert groups == slo_groups("default", "chat", Slo.model_validate({"itlMilliseconds": 50}))
+    elsewhere = ["--runbook-url-base", "https://wiki/runbooks/"]
+    assert main(["rules", "-f", _file(tmp_path, promised), *elsewhere]) == 0
+    assert "runbook_url: https://wiki/runbooks/SluiceItlBudgetBurn.md\n" in capsys.readouterr().out
     assert main(["rules", "-f", _file(tmp_path, document({"slo": {}}))]) == 1
     said = capsys.readouterr()
     assert said.out == ""
@@ -366,3 +369,13 @@ def test_help_lists_simulate(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "simulate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("product", "told"), [("T9", True), ("NVIDIA-A100-SXM4-40GB", False)])
+def test_a_product_that_is_not_known_is_said_in_a_plan(
+    product: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = {"mixed": {"accelerator": {"product": product}, "engine": {"image": "gpu:1"}}}
+    found = document({"model": {"uri": "pvc://m/q"}, "pools": pools})
+    assert main(["plan", "-f", _file(tmp_path, found)]) == 0
+    assert ("ProductUnknown: T9 is not in the table" in capsys.readouterr().out) is told

@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("command", ["plan", "render"])
-@pytest.mark.parametrize("name", ["engine", "router"])
+@pytest.mark.parametrize("name", ["engine", "gpu-engine", "router"])
 @pytest.mark.parametrize("value", ["a b", "\t", "x" * 513])
 def test_what_is_no_image_is_refused_by_flag_or_variable(
     command: str,
@@ -36,7 +36,7 @@ def test_what_is_no_image_is_refused_by_flag_or_variable(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([command, "-f", file, f"--{name}-image", value]) == 2
-    variable = f"SLUICE_{name.upper()}_IMAGE"
+    variable = f"SLUICE_{name.upper().replace('-', '_')}_IMAGE"
     monkeypatch.setenv(variable, value)
     assert main([command, "-f", file]) == 2
     flagged, told = capsys.readouterr().err.splitlines()

@@ -56,6 +56,7 @@ SGLANG = {
     "--tp-size 4": {"engine": {"tensorParallelSize": 4}},
     "--disable-radix-cache": {"engine": {"prefixCache": False}},
     "--schedule-policy lpm": {"engine": {"schedulingPolicy": "lpm"}},
+    "--attention-backend torch_native": {"engine": {"attentionBackend": "torch"}},
     "--radix-eviction-policy lfu": {"engine": {"prefixEvictionPolicy": "lfu"}},
     "python -m sglang.launch_server --model-path /m": {"model": {"uri": "file:///m"}},
     "python3 -m sglang.launch_server --model-path /m": {"model": {"uri": "file:///m"}},

@@ -95,11 +95,11 @@ class Cluster:
     async def until(
         self,
         kind: Kind,
-        namespace: str,
+        namespace: str | None,
         condition: Callable[[State], Any],
         timeout_seconds: float = 20.0,
     ) -> State:
-        """The state of the namespace as soon as `condition` holds for it."""
+        """The state of the namespace, or of the cluster, as soon as `condition` holds for it."""
         state: State = {}
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -123,7 +123,7 @@ class Cluster:
                         return
                 await asyncio.sleep(0.05)
 
-    async def _states(self, kind: Kind, namespace: str) -> AsyncGenerator[State, None]:
+    async def _states(self, kind: Kind, namespace: str | None) -> AsyncGenerator[State, None]:
         listing = await self.send(Request("GET", path(kind, namespace)))
         state = {item["metadata"]["name"]: item for item in listing["items"]}
         yield state

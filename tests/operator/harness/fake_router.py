@@ -21,6 +21,7 @@ class FakeRouter:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.status = 200
         self._load: ServiceLoad | None = None
         self._asked, self._waiting, self._changed = (asyncio.Event() for _ in range(3))
 
@@ -53,7 +54,7 @@ class FakeRouter:
         if self._load is None:
             return web.Response(status=503)
         text = self._load.model_dump_json(by_alias=True, exclude_none=True)
-        return web.Response(text=text, content_type="application/json")
+        return web.Response(text=text, content_type="application/json", status=self.status)
 
 
 def _is_busy(load: ServiceLoad) -> bool:

@@ -15,7 +15,11 @@ from tests.operator.harness.cluster import Cluster, State
 
 ADDRESS = f"127.1.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
 """A loopback address of this process alone: no other can take a port between its choice and use."""
-IMAGES = {"SLUICE_ENGINE_IMAGE": "sluice/engine:test", "SLUICE_ROUTER_IMAGE": "sluice/router:test"}
+IMAGES = {
+    "SLUICE_ENGINE_IMAGE": "sluice/engine:test",
+    "SLUICE_ROUTER_IMAGE": "sluice/router:test",
+    "SLUICE_GPU_ENGINE_IMAGE": "sluice/engine-cuda:test",
+}
 
 
 class OperatorProcess:

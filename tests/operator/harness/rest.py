@@ -29,7 +29,7 @@ from sluice_operator.manifests.metadata import DESIRED_HASH
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
 from sluice_operator.process.metrics import OperatorMetrics
-from sluice_operator.service.observe import Images, ServiceObserver
+from sluice_operator.service.observe import Images, Installation, ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
 
 from tests.operator.harness.cluster import Cluster
@@ -46,7 +46,11 @@ class Reconciler:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         client, clock = ApiClient(transport, lambda verb, plural: None), SystemClock()
-        images = Images(IMAGES["SLUICE_ENGINE_IMAGE"], IMAGES["SLUICE_ROUTER_IMAGE"])
+        images = Images(
+            IMAGES["SLUICE_ENGINE_IMAGE"],
+            IMAGES["SLUICE_ROUTER_IMAGE"],
+            IMAGES["SLUICE_GPU_ENGINE_IMAGE"],
+        )
         self._services = ServiceObserver(
             client, images, Nodes(client), OptionalKinds(client, clock)
         )
@@ -57,7 +61,8 @@ class Reconciler:
     async def once(self, namespace: str, name: str = "chat", operator: str | None = None) -> None:
         """Reconciles the service and its pools, each once, in any order, as an operator in the
         namespace `operator` does; None: in the same."""
-        services = replace(self._services, operator_namespace=operator or namespace)
+        installation = Installation(operator_namespace=operator or namespace)
+        services = replace(self._services, installation=installation)
         reconciles: dict[str, Reconcile] = {
             INFERENCE_SERVICE.kind: ServiceReconcile(services, self._writes, SystemClock()),
             ENGINE_POOL.kind: self._pool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -10,6 +11,8 @@ from sluice_contract.accelerators import Accelerator
 from sluice_operator.informer import accelerator_reports
 from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
 from sluice_operator.kube.kinds import Manifest
+
+from tests.operator.virtual_time import FakeClock
 
 H200 = Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1)
 LOAD = {
@@ -46,25 +49,56 @@ def load(accelerator: Accelerator | None, **more: object) -> bytes:
 
 async def test_an_answer_holds_for_the_life_of_the_container() -> None:
     engines = Engines(OSError("refused"), b"{}", load(H200, aFieldOfALaterRelease=1), load(None))
-    reports = AcceleratorReports(engines.fetch)
-    assert await reports.of([engine("a")]) == (None,)
-    assert await reports.of([engine("a")]) == (None,)
-    assert await reports.of([engine("a")]) == (H200,)
-    assert await reports.of([engine("a"), engine("b", "fd00::1")]) == (H200, None)
+    clock = FakeClock()
+    reports = AcceleratorReports(engines.fetch, clock)
+    for said in (None, None, H200):
+        assert await reports.of([engine("a")]) == (said,)
+        clock.elapsed_seconds += 10.0
+    for _ in range(2):
+        assert await reports.of([engine("a"), engine("b", "fd00::1")]) == (H200, None)
+        assert reports.again_seconds([engine("a"), engine("b")]) is None, "it does not say, ever"
     assert engines.asked == ["http://10.0.0.1:8000/load"] * 3 + ["http://[fd00::1]:8000/load"]
+
+
+async def test_who_does_not_answer_is_asked_ever_more_seldom() -> None:
+    engines, clock = Engines(*[OSError("refused")] * 12, load(H200)), FakeClock()
+    reports, silent, waits = AcceleratorReports(engines.fetch, clock), [engine("a")], []
+    while await reports.of(silent) == (None,):
+        waits.append(reports.again_seconds(silent) or 0.0)
+        assert await reports.of(silent) == (None,), "not before its time"
+        clock.elapsed_seconds += waits[-1]
+    assert waits == [min(300.0, 5.0 * 2**index) for index in range(12)]
+    assert reports.again_seconds(silent) is None
+
+
+async def test_so_many_are_asked_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerator_reports, "ASKED_AT_ONCE", 2)
+    asked, most = 0, 0
+
+    async def fetch(url: str) -> bytes:
+        nonlocal asked, most
+        asked += 1
+        most = max(most, asked)
+        await asyncio.sleep(0)
+        asked -= 1
+        return load(H200)
+
+    reports = AcceleratorReports(fetch, FakeClock())
+    assert await reports.of([engine(name) for name in "abcdefg"]) == (H200,) * 7
+    assert most == 2
 
 
 async def test_a_pod_without_an_address_is_not_asked() -> None:
     engines = Engines()
     pod: Manifest = {"metadata": {"name": "p"}}
-    assert await AcceleratorReports(engines.fetch).of([pod]) == (None,)
+    assert await AcceleratorReports(engines.fetch, FakeClock()).of([pod]) == (None,)
     assert engines.asked == []
 
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerator_reports, "MAX_KEPT", 2)
     engines = Engines(*[load(H200)] * 4)
-    reports = AcceleratorReports(engines.fetch)
+    reports = AcceleratorReports(engines.fetch, FakeClock())
     for container in "abca":
         assert await reports.of([engine(container)]) == (H200,)
     assert len(engines.asked) == 4, "the oldest was asked again"

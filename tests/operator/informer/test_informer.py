@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from sluice_contract import labels
+from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.reader import StoreReader
 from sluice_operator.informer.reflector import Source
 from sluice_operator.informer.watch import CHILDREN, Informer
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -37,9 +39,14 @@ class Server:
         self.items: dict[str, list[Manifest]] = {}
         self.asked: list[Request] = []
         self.watching = asyncio.Semaphore(0)
+        self.forbidden: set[str] = set()
+        """Kinds, by plural, that may not be listed."""
 
     async def send(self, request: Request) -> Response:
         self.asked.append(request)
+        await asyncio.sleep(0)
+        if request.path.rpartition("/")[2] in self.forbidden:
+            return Response(403, {"reason": "Forbidden"})
         if request.path.endswith(("/chat", "/chat-1")):
             return Response(404, {"reason": "NotFound"})
         items = self.items.get(request.path, [])
@@ -56,7 +63,8 @@ def informer(
     server: Server, keys: list[Key], namespaces: tuple[str, ...] = (), optional: Any = ()
 ) -> Informer:
     client = ApiClient(server, lambda verb, plural: None)
-    source = Source(client, server, FakeClock(), lambda: 0.0, asyncio.Semaphore(2))
+    clock, turns = FakeClock(), asyncio.Semaphore(2)
+    source = Source(client, server, clock, lambda: 0.0, turns, BlockedKinds(clock))
     return Informer(source, namespaces, optional, keys.append)
 
 
@@ -71,7 +79,7 @@ async def followed(server: Server, *arguments: Any) -> tuple[Informer, list[Key]
     made = informer(server, keys, *arguments)
     task = asyncio.create_task(made.run())
     await made.synced()
-    for _ in made._reflectors:
+    for _ in range(len(made._reflectors) - len(server.forbidden)):
         await server.watching.acquire()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -168,3 +176,25 @@ async def test_a_selector_without_an_index_is_a_mistake(selector: str) -> None:
     reader = StoreReader(made.objects, ApiClient(Server(), lambda verb, plural: None))
     with pytest.raises((AssertionError, KeyError)):
         await reader.list_objects(DEPLOYMENT, "x", selector)
+
+
+async def test_nobody_waits_for_an_optional_kind_that_may_not_be_listed() -> None:
+    server = Server()
+    server.forbidden = {"podmonitors"}
+    made, _ = await followed(server, (), (POD_MONITOR,))
+    reader = StoreReader(made.objects, ApiClient(server, lambda verb, plural: None))
+    with pytest.raises(ApiError, match="403"):
+        await reader.list_objects(POD_MONITOR, "x", f"{labels.SERVICE}=chat")
+
+
+async def test_a_kind_that_cannot_be_compared_keeps_no_other_from_being_looked_at() -> None:
+    server = Server()
+    server.items["/apis/serving.sluice.dev/v1alpha1/inferenceservices"] = [item("chat", 1)]
+    made, keys = await followed(server)
+    keys.clear()
+    server.asked.clear()
+    server.forbidden = {"inferenceservices", "configmaps"}
+    with pytest.raises(ApiError, match="inferenceservices: 403"):
+        await made.verify()
+    assert keys == [CHAT]
+    assert len({request.path for request in server.asked}) == len(made.objects)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from sluice_contract import labels
 from sluice_operator.apply.executor import executor
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
@@ -33,7 +34,7 @@ from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.service.observe import ServiceObserver
-from sluice_operator.service.reconcile import ServiceReconcile
+from sluice_operator.service.reconcile import DRAINING_SECONDS, ServiceReconcile
 
 from tests.operator.examples import IMAGES, service
 from tests.operator.harness.memory_api import MemoryApi
@@ -53,6 +54,8 @@ class LateStore(RuleBasedStateMachine):
     def a_service_is_there(self) -> None:
         self.api, self.asked = MemoryApi(KINDS), [1]
         self.objects = {kind: Objects(kind) for kind in KINDS}
+        for objects in self.objects.values():
+            objects.retain(None, set(), 0, objects.mark())
         client, clock = ApiClient(self.api, lambda verb, plural: None), FakeClock()
         client.written = lambda kind, result: self.objects[kind].put(result) and None
         reader = StoreReader(self.objects, client)
@@ -85,9 +88,7 @@ class LateStore(RuleBasedStateMachine):
     @rule()
     def everything_comes_and_is_carried_out(self) -> None:
         for _ in range(12):
-            for kind in KINDS:
-                while self.api.late[kind]:
-                    self.one_event(kind)
+            self.everything_comes()
             before = len(self.api.writes)
             self.reconciled(self.service, SERVICE_KEY)
             self.reconciled(self.pool, POOL_KEY)
@@ -96,6 +97,11 @@ class LateStore(RuleBasedStateMachine):
         else:
             raise AssertionError("it never comes to rest")
         assert {count for _, count in self.counts()} == {self.asked[-1]}
+
+    def everything_comes(self) -> None:
+        for kind in KINDS:
+            while self.api.late[kind]:
+                self.one_event(kind)
 
     def reconciled(self, reconcile: Any, key: Key) -> None:
         before = dict(self.counts())
@@ -140,3 +146,17 @@ def test_what_a_reconcile_has_read_from_the_api_server_is_known_to_the_next() ->
     late.the_service_is_reconciled()
     late.api.fails_at = None
     late.everything_comes_and_is_carried_out()
+
+
+def test_engines_of_another_mode_whose_pool_has_gone_are_looked_at_again() -> None:
+    late = LateStore()
+    late.a_service_is_there()
+    scaled = {"accelerator": {"count": 1}, "autoscaling": {"minReplicas": 1, "maxReplicas": 2}}
+    spec = {"pools": {"mixed": scaled}, "autoscaling": {"gpuBudget": 4}}
+    late.api.edit(INFERENCE_SERVICE, "chat", spec)
+    found = {labels.SERVICE: "chat", labels.ROLE: "decode"}
+    engine = {"name": "engine", "resources": {"limits": {"nvidia.com/gpu": 2}}}
+    metadata = {"name": "d", "namespace": "default", "labels": found}
+    late.api.apply(POD, {"metadata": metadata, "spec": {"containers": [engine]}})
+    late.everything_comes()
+    assert asyncio.run(late.service(SERVICE_KEY)) == DRAINING_SECONDS

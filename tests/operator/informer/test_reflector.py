@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
+from sluice_operator.informer.blocked import PATIENCE_SECONDS, BlockedKinds, Verb
 from sluice_operator.informer.reflector import LAG_SECONDS, RETRY, Reflector, Scope, Source
 from sluice_operator.informer.store import Objects
 from sluice_operator.kube.client import METADATA_ONLY, ApiClient
-from sluice_operator.kube.errors import ApiError, UnavailableError
+from sluice_operator.kube.errors import ApiError, SilentError, UnavailableError
 from sluice_operator.kube.kinds import SERVICE, Kind, Manifest
 from sluice_operator.kube.transport import Request, Response
 
@@ -77,13 +78,15 @@ class Server:
 class Followed:
     """A reflector of `server`, what it has told, and the time it has waited."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, is_needed: bool = True) -> None:
         self.told: list[str] = []
         self.clock = FakeClock()
         self.objects = Objects(SERVICE)
         client = ApiClient(server, lambda verb, plural: None)
-        source = Source(client, server, self.clock, lambda: 0.0, asyncio.Semaphore(1))
-        self.reflector = Reflector(source, Scope(None, "l"), self.objects, self.changed)
+        self.blocked = BlockedKinds(self.clock)
+        turns = asyncio.Semaphore(1)
+        source = Source(client, server, self.clock, lambda: 0.0, turns, self.blocked)
+        self.reflector = Reflector(source, Scope(None, "l", is_needed), self.objects, self.changed)
 
     def changed(self, kind: Kind, item: Mapping[str, Any]) -> None:
         self.told.append(item["metadata"]["name"])
@@ -138,7 +141,15 @@ async def test_a_server_whose_watches_bring_nothing_is_given_time(watch: list[An
 
 
 @pytest.mark.parametrize(
-    "end", [TOO_OLD, BROKEN, ApiError("GET", 410, "Expired", "")], ids=["410", "500", "HTTP 410"]
+    "end",
+    [
+        TOO_OLD,
+        BROKEN,
+        ApiError("GET", 410, "Expired", ""),
+        SilentError("GET", "nothing for 70 seconds"),
+        event("BOOKMARK", {"metadata": {"resourceVersion": "9"}}),
+    ],
+    ids=["410", "500", "HTTP 410", "silent", "versions go back"],
 )
 async def test_a_watch_that_cannot_go_on_is_started_from_a_new_listing(end: Any) -> None:
     server = Server(service("a", 1), service("b", 2))
@@ -197,3 +208,42 @@ async def test_a_watch_that_is_merely_late_has_missed_nothing() -> None:
     before = server.lists
     assert not await followed.reflector.verify()
     assert server.lists == before
+
+
+@pytest.mark.parametrize("is_needed", [True, False])
+@pytest.mark.parametrize("verb", ["list", "watch"])
+async def test_a_right_that_is_missing_is_told_after_half_a_minute_where_the_kind_is_needed(
+    verb: Verb, is_needed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
+    server = Server(service("a", 1))
+    tries = 30
+    if verb == "list":
+        server.list_errors = [Response(403, {})] * tries
+    else:
+        server.watches = [[ApiError("GET", 403, "Forbidden", "")] for _ in range(tries)]
+    followed = Followed(server, is_needed)
+    told: list[tuple[float, bool]] = []
+    followed.clock.on_sleep = lambda: told.append(
+        (followed.clock.elapsed_seconds, bool(followed.blocked.now()))
+    )
+    await followed.to_its_end()
+    assert told[-1][0] > 2 * PATIENCE_SECONDS
+    late = PATIENCE_SECONDS + RETRY.cap_seconds
+    assert not any(is_told for elapsed, is_told in told if elapsed < PATIENCE_SECONDS)
+    assert all(is_told is is_needed for elapsed, is_told in told if elapsed > late)
+    assert len(caplog.records) == is_needed
+    if verb == "list":
+        assert not followed.blocked.now(), "it may again"
+
+
+@pytest.mark.parametrize("left", ["b", "bc"])
+async def test_a_cluster_that_was_restored_from_a_backup_is_found_by_looking_at_it(
+    left: str,
+) -> None:
+    server = Server(*(service(name, 6) for name in left))
+    followed = Followed(server)
+    await followed.to_its_end()
+    server.items, server.version = [service("b", 4)], 5
+    assert await followed.reflector.verify()
+    assert followed.state() == {"b": 4}

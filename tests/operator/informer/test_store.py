@@ -1,4 +1,5 @@
-"""The store never goes back: whatever order events, answers and listings come in."""
+"""The store never goes back, whatever order events, answers and listings come in; unless the
+cluster does."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.server = Server()
         self.store = Objects(DEPLOYMENT)
         self.seen: dict[str, int] = {}
-        self.listing: tuple[dict[tuple[str, str], Manifest], int] | None = None
+        self.listing: tuple[dict[tuple[str, str], Manifest], int, int] | None = None
+        self.backup: tuple[dict[tuple[str, str], Manifest], int] = {}, 0
 
     @rule(
         namespace=st.sampled_from(NAMESPACES),
@@ -100,26 +102,44 @@ class StoreMachine(RuleBasedStateMachine):
     def the_watch_is_lost_and_everything_is_listed(self) -> None:
         """As of now; what happens while the listing is on its way is told by the next watch."""
         self.server.events.clear()
-        self.listing = dict(self.server.objects), self.server.version
+        self.listing = dict(self.server.objects), self.server.version, self.store.mark()
+
+    @rule()
+    def a_backup_is_made(self) -> None:
+        self.backup = dict(self.server.objects), self.server.version
+
+    @precondition(lambda self: self.listing is None and self.server.version > self.backup[1])
+    @rule(data=st.data(), writes=st.integers(0, 3))
+    def the_backup_is_restored(self, data: st.DataObject, writes: int) -> None:
+        """Then versions are given once more, to other states; nobody answers writes from before."""
+        self.server = Server(self.backup[1], dict(self.backup[0]))
+        for _ in range(writes):
+            name, service = (data.draw(st.sampled_from(each)) for each in (NAMES, SERVICES))
+            self.server.write("x", name, service)
+        self.the_watch_is_lost_and_everything_is_listed()
+        self.seen.clear()
+        self.the_listing_comes()
+        self.the_watch_catches_up()
 
     @precondition(lambda self: self.listing)
     @rule()
     def the_listing_comes(self) -> None:
         assert self.listing is not None
-        listed, version = self.listing
+        listed, version, mark = self.listing
         self.listing = None
         for changed in listed.values():
-            self.store.put(changed, listed=True)
-        self.store.retain(None, set(listed), version)
+            self.store.put(changed, listed_since=mark)
+        self.store.retain(None, set(listed), version, mark)
 
     @rule(namespace=st.sampled_from(NAMESPACES))
     def one_namespace_is_listed(self, namespace: str) -> None:
         if self.listing is not None:
             return
         there = {p: each for p, each in self.server.objects.items() if p[0] == namespace}
+        mark = self.store.mark()
         for changed in there.values():
-            self.store.put(changed, listed=True)
-        self.store.retain(namespace, set(there), self.server.version)
+            self.store.put(changed, listed_since=mark)
+        self.store.retain(namespace, set(there), self.server.version, mark)
         assert {p: each for p, each in self.held().items() if p[0] == namespace} == there
 
     @rule()
@@ -183,6 +203,26 @@ def test_an_answer_that_comes_after_the_deletion_brings_nothing_back() -> None:
     store.remove(item("a", 3))
     assert not store.put(item("a", 2))
     assert store.put(item("a", 4, "another"))
+
+
+def test_a_listing_is_the_truth_whatever_was_known_before_it_and_no_more_than_that() -> None:
+    """As after a backup was restored: versions that were given before are given again."""
+    store = Objects(DEPLOYMENT)
+    for name, version in {"same": 5, "older": 8, "twice": 7, "not there": 9, "deleted": 4}.items():
+        store.put(item(name, version, service="chat"))
+    store.remove(item("deleted", 9))
+    mark = store.mark()
+    store.put(item("written since", 11))
+    listed = [item("same", 5), item("older", 3), item("twice", 7, service="code")]
+    kept = [store.put(each, listed_since=mark) for each in listed]
+    assert kept == [False, True, True]
+    assert not store.put(item("written since", 6), listed_since=mark)
+    seen = {("x", each["metadata"]["name"]) for each in listed}
+    (gone,) = store.retain(None, seen, 7, mark)
+    assert gone["metadata"]["name"] == "not there"
+    assert [each["metadata"]["name"] for each in store.select("x", "code")] == ["twice"]
+    assert store.put(item("deleted", 8)), "another history: nobody has deleted it in this one"
+    assert not store.put(item("late", 7)), "an answer from before the listing"
 
 
 def test_deletions_are_remembered_within_bounds() -> None:

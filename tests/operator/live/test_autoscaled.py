@@ -12,6 +12,7 @@ import pytest
 from sluice_operator.apply.events import EVENT
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER
+from sluice_operator.autoscale.journals import journal_lines
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -206,3 +207,11 @@ async def test_a_service_at_zero_is_woken_by_what_its_routers_hold(
     assert [file["upstream"]["waitForEngineSeconds"] for file in files] == [600.0], found
     router.load = load(waiting=1)
     await cluster.until(DEPLOYMENT, namespace, engines(1))
+
+
+async def test_what_was_decided_is_in_the_journal_once_the_operator_has_ended(
+    cluster: Cluster, namespace: str, scaled: OperatorProcess
+) -> None:
+    assert await scaled.terminate() == 0
+    found = await cluster.get(CONFIG_MAP, namespace, "chat-scaling")
+    assert journal_lines(found), "a minute has not passed since the first decision"

@@ -71,6 +71,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.maxRunningRequests": 8,
     "engine.maxQueuedRequests": 64,
     "engine.cudaGraphMaxBatch": 4,
+    "engine.attentionBackend": "torch",
     "engine.pageSize": 8,
     "engine.kvPoolTokens": 8192,
     "engine.memoryFraction": 0.5,

@@ -4,6 +4,7 @@ where they are."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from sluice_operator.kube.kinds import (
@@ -17,6 +18,7 @@ from sluice_operator.kube.kinds import (
 
 from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.proxy import proxying, status
 from tests.operator.harness.rest import comes_to_rest
 from tests.operator.harness.scenery import chat, settled
 
@@ -36,8 +38,11 @@ async def optional_kinds(cluster: Cluster) -> AsyncIterator[None]:
     for kind in OPTIONAL_CHILDREN:
         await cluster.until_served(kind)
     yield
-    for kind in OPTIONAL_CHILDREN:
-        await cluster.delete(DEFINITION, None, definition(kind)["metadata"]["name"])
+    names = {definition(kind)["metadata"]["name"] for kind in OPTIONAL_CHILDREN}
+    for name in names:
+        await cluster.delete(DEFINITION, None, name)
+    # A deleted definition stays until the server has removed its objects.
+    await cluster.until(DEFINITION, None, names.isdisjoint)
 
 
 def definition(kind: Kind) -> Manifest:
@@ -84,3 +89,24 @@ async def test_where_the_kind_is_installed_its_objects_are_made_and_kept(
     await comes_to_rest(cluster, namespace)
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"slo": None}})
     await cluster.until(PROMETHEUS_RULE, namespace, lambda found: not found)
+
+
+async def test_where_its_objects_may_not_be_listed_the_kind_is_as_good_as_absent(
+    cluster: Cluster,
+    namespace: str,
+    optional_kinds: None,
+    operator_kubeconfig: Path,
+    start_operator: StartOperator,
+    tmp_path: Path,
+) -> None:
+    async with proxying(operator_kubeconfig, tmp_path) as (proxy, kubeconfig):
+        proxy.spoil = lambda seen: (
+            status(403, "Forbidden") if POD_MONITOR.plural in seen.path else None
+        )
+        operator = start_operator(KUBECONFIG=str(kubeconfig))
+        await cluster.create(INFERENCE_SERVICE, chat(namespace, slo={"itlMilliseconds": 50}))
+        await cluster.until(PROMETHEUS_RULE, namespace, lambda found: found.keys() == {"chat-slo"})
+        await cluster.until(INFERENCE_SERVICE, namespace, settled())
+        log = operator.log.read_text()
+        assert log.count("no right to list it") == 1
+        assert "reconcile failed" not in log

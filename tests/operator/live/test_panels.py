@@ -9,7 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
+from aiohttp import web
+from sluice_operator.kube.kinds import (
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    Manifest,
+)
 
 from dashboards.alerts.operator import BLIND
 from dashboards.pages import autoscaler
@@ -22,7 +29,7 @@ from tests.operator.autoscale.world import load, row
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.fake_router import FakeRouter, fake_router
 from tests.operator.harness.process import OperatorProcess
-from tests.operator.harness.proxy import Proxy, proxying, status
+from tests.operator.harness.proxy import Proxy, Seen, proxying, status
 from tests.operator.harness.scenery import chat, play_controllers
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.full]
@@ -67,9 +74,13 @@ async def no_node_has_room(cluster: Cluster, namespace: str) -> None:
     for name, hold in (("chat-pending", []), ("chat-leaving", ["sluice.test/hold"])):
         metadata = {"name": name, "labels": pod["metadata"]["labels"], "finalizers": hold}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata | {"namespace": namespace}}
-        await cluster.create(POD, body | {"spec": {"containers": pod["spec"]["containers"]}})
+        spec = {part: pod["spec"][part] for part in ("containers", "volumes")}
+        await cluster.create(POD, body | {"spec": spec})
     pending = {"status": {"phase": "Pending", "conditions": [UNSCHEDULABLE]}}
     await cluster.patch(POD, namespace, "chat-pending", pending, "status")
+    for name, deployment in (await cluster.list(DEPLOYMENT, namespace)).items():
+        seen = {"status": {"observedGeneration": deployment["metadata"]["generation"]}}
+        await cluster.patch(DEPLOYMENT, namespace, name, seen, "status")
     await cluster.delete(POD, namespace, "chat-leaving")
 
 
@@ -96,12 +107,18 @@ def _replicas(found: State) -> list[int]:
     return [each["spec"]["replicas"] for name, each in found.items() if "router" not in name]
 
 
-def spoiled(proxy: Proxy) -> None:
-    """A fifth of the writes is answered 500."""
-    numbers = iter(range(10**9))
-    proxy.spoil = lambda seen: (
-        status(500, "InternalError") if seen.is_write and next(numbers) % 5 == 4 else None
-    )
+def spoiled(proxy: Proxy, every: int = 10**9) -> None:
+    """One kind may not be watched, and every so manieth write is answered 500."""
+    numbers = iter(range(1, 10**9))
+
+    def spoil(seen: Seen) -> web.Response | None:
+        if seen.is_watch and seen.path.endswith(POD_DISRUPTION_BUDGET.plural):
+            return status(403, "Forbidden")
+        if seen.is_write and next(numbers) % every == 0:
+            return status(500, "InternalError")
+        return None
+
+    proxy.spoil = spoil
 
 
 @pytest.mark.timeout(300)
@@ -113,14 +130,17 @@ async def test_every_expression_is_seen_in_a_scene(
     proxy: tuple[Proxy, Path],
     tmp_path: Path,
 ) -> None:
-    operator = start_operator(KUBECONFIG=str(proxy[1]))
+    spoiled(proxy[0])
+    # One worker for many keys, so that a scrape sees some that wait.
+    crowded = {"SLUICE_WORKERS": "1", "SLUICE_RESYNC_SECONDS": "0.5"}
+    operator = start_operator(KUBECONFIG=str(proxy[1]), **crowded)
     target = Target(operator.metrics_url.removesuffix("/metrics"), "sluice-operator-0", "")
     chosen = {"$namespace": namespace}
     with scraping(tmp_path / "prometheus", [target], groups(), chosen) as prometheus:
         began = time.time()
         await a_service_is_scaled(cluster, namespace, router)
         await no_node_has_room(cluster, namespace)
-        spoiled(proxy[0])
+        spoiled(proxy[0], every=5)
         await services_are_refused(cluster, namespace)
         now = [expr for expr in OF_OPERATOR if expr not in LATER]
         unseen = await asyncio.to_thread(_unseen, prometheus, now, began)

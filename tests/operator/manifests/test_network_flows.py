@@ -8,6 +8,7 @@ import pytest
 from sluice_contract import labels
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.network import MONITORING_LABEL, NAMESPACE_LABEL
+from sluice_operator.service.observe import Installation
 from sluice_operator.service.plan import plan_service
 
 from tests.operator.examples import service_observed, service_plan
@@ -111,7 +112,7 @@ def _flows(spec: Manifest, source: Place, target: Place, port: int) -> bool:
 
 
 def test_the_api_server_is_reached_where_the_operator_was_told() -> None:
-    plan = plan_service(service_observed(api_server_ports=(16443,)))
+    plan = plan_service(service_observed(installation=Installation(api_server_ports=(16443,))))
     policies = [m["spec"] for m in plan.apply if m["kind"] == "NetworkPolicy"]
     for port, allowed in ((16443, True), (6443, False)):
         assert _passes(policies, ROUTER, STRANGER, port, "egress", "to") is allowed

@@ -74,6 +74,19 @@ def test_what_is_promised_is_watched(slo: dict[str, int], alerts: set[str]) -> N
     assert len(recorded) == 4 * len(watched)
 
 
+def test_first_tokens_are_timed_at_the_router_and_at_engines_where_it_sees_none() -> None:
+    expression = rules(ttftMilliseconds=1000)[0]["expr"]
+    router, engines = expression.split(" or ")
+    for share, name in (
+        (router, "sluice_router_first_byte_seconds"),
+        (engines, "sluice_time_to_first_token_seconds"),
+    ):
+        assert f'{name}_bucket{{le="1.0", ' in share
+        assert f"{name}_count{{" in share
+        assert ('answer="stream"' in share) == (share is router)
+    assert router.endswith(" > 0)"), "no share of nothing"
+
+
 @pytest.mark.parametrize("kinds", [(), (POD_MONITOR,), OPTIONAL_CHILDREN])
 @pytest.mark.parametrize("slo", [None, {"itlMilliseconds": 50}])
 def test_the_child_is_planned_where_the_kind_and_a_promise_are(

@@ -82,6 +82,7 @@ OTHER_CHANGES: dict[str, dict[str, Any]] = {
     "priority": {"template": {"priorityClassName": "high"}},
     "empty template": {"template": {}},
     "in place": {"inPlace": True},
+    "pod surge": {"podSurge": 1},
 }
 
 

@@ -34,11 +34,11 @@ async def test_the_lease_is_renewed_while_every_connection_of_the_workers_is_bus
             POD_NAME="operator-0",
             POD_NAMESPACE="default",
             SLUICE_WORKERS="256",
-            SLUICE_LEASE_SECONDS="3",
+            SLUICE_LEASE_SECONDS="5",
             SLUICE_REQUEST_TIMEOUT_SECONDS="60",
         )
         started.append(operator)
         operator.start()
         await api.until_hanging(CONNECTIONS, seconds=20)
-        await api.until_renewed(5, seconds=20)
+        await api.until_renewed(5, seconds=40)
         assert operator.running, operator.log.read_text()

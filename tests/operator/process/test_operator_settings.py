@@ -50,6 +50,7 @@ def test_the_api_servers_ports_are_a_list() -> None:
         ("SLUICE_API_SERVER_PORTS", "443,https"),
         ("SLUICE_API_SERVER_PORTS", "0"),
         ("SLUICE_API_SERVER_PORTS", ","),
+        ("SLUICE_RUNBOOK_URL_BASE", "docs/runbooks"),
         ("SLUICE_ENGINE_IMAGE", ""),
     ],
 )

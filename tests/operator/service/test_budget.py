@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sluice_contract import labels
 from sluice_contract.labels import Role
-from sluice_operator.service.budget import WAITS_FOR_BUDGET, Budget, Counted, plan_within
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.applied_fields import with_applied_fields
+from sluice_operator.pool.plan import plan_pool
+from sluice_operator.service.budget import (
+    WAITS_FOR_BUDGET,
+    Budget,
+    Counted,
+    plan_within,
+    pod_surges,
+)
+from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.rollout import PoolState, Revision, Rollout, plan_rollout
 from sluice_operator.service.rollout_in_place import IN_PLACE
+from sluice_operator.service.scaling import scaled_service
+
+from tests.operator.examples import complete, live, pods, service, service_observed
+from tests.operator.examples import pool_observed as observed_pool
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 STEPS = 200
@@ -58,9 +74,8 @@ class Cluster:
     def count(self) -> None:
         """What pools say of their pods."""
         self.ready = {role: dict(pods) for role, pods in self.pods.items()}
-        for role, pods in self.pods.items():
-            going = Counter(name for name, _ in self.draining[role])
-            self.counted[role] = Counted(Counter(pods) + going, going.total())
+        for role, there in self.pods.items():
+            self.counted[role] = Counted(Counter(there), len(self.draining[role]))
 
     def states(self) -> tuple[PoolState, ...]:
         return tuple(
@@ -142,3 +157,140 @@ def test_without_a_budget_nothing_changes() -> None:
     roomy = Budget(9, {PREFILL: 1}, {})
     planned = plan_within(pools, {PREFILL: "a"}, plan_rollout, roomy)
     assert planned == plan_rollout(pools, {PREFILL: "a"})
+
+
+SCALED: Manifest = {
+    "accelerator": {"count": 1},
+    "autoscaling": {"minReplicas": 2, "maxReplicas": 4},
+}
+MIXED: Manifest = {"mode": "Mixed", "pools": {"mixed": SCALED}}
+APART: Manifest = {
+    "mode": "Disaggregated", "pools": {"prefill": SCALED, "decode": SCALED},
+}  # fmt: skip
+
+
+def within(spec: Manifest, budget: int) -> Manifest:
+    return service(spec | {"autoscaling": {"gpuBudget": budget}})
+
+
+def engines_of(plan: ServicePlan) -> list[Manifest]:
+    """The pods of all pools of a plan, placed and ready."""
+    found = [plan_pool(observed_pool(live(pool.manifest))).deployment for pool in plan.pools]
+    return [pod for deployment in found if deployment for pod in pods(deployment)]
+
+
+def draining(found: list[Manifest]) -> list[Manifest]:
+    gone = {"deletionTimestamp": "2026-01-02T03:04:05Z"}
+    return [pod | {"metadata": pod["metadata"] | gone} for pod in found]
+
+
+def asked(plan: ServicePlan) -> int:
+    assert plan.rollout is not None
+    return sum(sum(shares.values()) for shares in plan.rollout.shares.values())
+
+
+@pytest.mark.parametrize(("before", "after"), [(MIXED, APART), (APART, MIXED)])
+@pytest.mark.parametrize("room", [0, 1, 9])
+def test_engines_of_the_former_mode_count_until_their_pods_have_left(
+    before: Manifest, after: Manifest, room: int
+) -> None:
+    former = plan_service(service_observed(service(before)))
+    held, wanted = asked(former), asked(plan_service(service_observed(service(after))))
+    item = within(after, max(held, wanted) + room)
+    free = item["spec"]["autoscaling"]["gpuBudget"] - held
+    serving, there = engines_of(former), [live(pool.manifest) for pool in former.pools]
+
+    switching = plan_service(service_observed(item, there, engines=serving))
+    assert asked(switching) == min(wanted, free)
+    assert switching.rollout is not None
+    waits = switching.rollout.reason == WAITS_FOR_BUDGET
+    assert waits == ("the former mode hold" in switching.rollout.message) == (wanted > free)
+    unseen = plan_service(service_observed(item, there))
+    assert asked(unseen) == min(wanted, free), "their pods are yet to be made"
+    leaving = plan_service(service_observed(item, engines=draining(serving)))
+    assert asked(leaving) == min(wanted, free), "their pools have gone, their pods have not"
+    assert asked(plan_service(service_observed(item))) == wanted
+
+
+def test_the_autoscaler_is_told_what_engines_of_the_former_mode_hold() -> None:
+    item, left = within(APART, 9), draining(engines_of(plan_service(service_observed())))
+    on_gpus = [_with_gpus(pod, 2) for pod in left]
+    plan = plan_service(service_observed(item))
+    there = [live(pool.manifest) for pool in plan.pools]
+    observed = service_observed(item, there, engines=on_gpus)
+    scaled = scaled_service(observed, plan_service(observed))
+    assert scaled is not None
+    assert scaled.former_gpus == 2 * len(left)
+
+
+def test_pods_of_a_pool_that_was_deleted_count_for_the_one_made_in_its_place() -> None:
+    item = within(MIXED, 3)
+    left = draining(engines_of(plan_service(service_observed(item))))
+    assert {pod["metadata"]["labels"][labels.ROLE] for pod in left} == {"mixed"}
+    assert asked(plan_service(service_observed(item, engines=left))) == 1
+
+
+TOLERATION: Manifest = {"template": {"tolerations": [{"operator": "Exists"}]}}
+
+
+def changed_pods(budget: int, **autoscaling: object) -> tuple[ServicePlan, Manifest]:
+    """Two complete engines, whose pods get a toleration by the plan; and the pool's Deployment."""
+    spec = {"mode": "Mixed", "pools": {"mixed": SCALED}, **autoscaling}
+    before = plan_service(service_observed(within(spec, budget)))
+    (there,) = (live(pool.manifest) for pool in before.pools)
+    deployment = plan_pool(observed_pool(there)).deployment
+    assert deployment is not None
+    engines = pods(deployment)
+    pool = there | {"spec": there["spec"] | {"replicas": 2}}
+    item = within(spec | {"pools": {"mixed": SCALED | TOLERATION}}, budget)
+    owned = complete(deployment)
+    owned["metadata"]["ownerReferences"] = [{"controller": True, "uid": pool["metadata"]["uid"]}]
+    plan = plan_service(service_observed(item, (pool, owned), engines=engines))
+    wanted = live(plan.pools[0].manifest)
+    wanted = with_applied_fields(wanted | {"spec": wanted["spec"] | {"replicas": 2}})
+    after = plan_pool(observed_pool(wanted)).deployment
+    assert after is not None
+    assert after["metadata"]["name"] == deployment["metadata"]["name"], "the revision stays"
+    return plan, after
+
+
+@pytest.mark.parametrize(("budget", "surge"), [(3, 0), (4, 1)])
+def test_pods_are_replaced_beside_the_others_where_one_that_comes_and_one_that_drains_have_room(
+    budget: int, surge: int
+) -> None:
+    plan, deployment = changed_pods(budget)
+    assert plan.pools[0].manifest["spec"].get("podSurge", 0) == surge
+    room = deployment["spec"]["strategy"]["rollingUpdate"]
+    assert room == {"maxSurge": surge, "maxUnavailable": 1 - surge}
+    asked_in_place, _ = changed_pods(budget, rollout={"strategy": "InPlace"})
+    assert "podSurge" not in asked_in_place.pools[0].manifest["spec"]
+
+
+@pytest.mark.parametrize(
+    ("surge", "settled", "replaced", "after"),
+    [
+        (1, False, False, {PREFILL: 1}),
+        (1, True, True, {PREFILL: 1}),
+        (1, True, False, {}),
+        (0, False, False, {}),
+        (0, True, True, {}),
+    ],
+)
+def test_a_surge_of_pods_stays_until_all_are_new_and_holds_its_gpus(
+    *, surge: int, settled: bool, replaced: bool, after: dict[Role, int]
+) -> None:
+    pool = PoolState(PREFILL, 2, Revision("a", 2, 2, settled=settled))
+    budget = Budget(3, {PREFILL: 1}, {PREFILL: Counted({"a": 2}, 0)}, {PREFILL: surge})
+    rollout = plan_within((pool,), {PREFILL: "a"}, plan_rollout, budget)
+    assert pod_surges((pool,), rollout, budget, {PREFILL} if replaced else set()) == after
+    more = PoolState(PREFILL, 3, Revision("a", 2, 2))
+    grown = plan_within((more,), {PREFILL: "a"}, plan_rollout, budget)
+    assert grown.shares[PREFILL] == {"a": 3 - surge}
+
+
+def _with_gpus(pod: Manifest, count: int) -> Manifest:
+    (container,) = pod["spec"]["containers"]
+    limits = {"cpu": "8", "nvidia.com/gpu": str(count), "rdma/hca": 1}
+    return pod | {
+        "spec": pod["spec"] | {"containers": [container | {"resources": {"limits": limits}}]}
+    }

@@ -17,6 +17,7 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.config_map import RESOLVED
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
+from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.status import service_status
@@ -425,3 +426,40 @@ def test_a_pool_observed_without_status_does_not_count() -> None:
     found = find(_status(replace(ready, children=children)), "Ready")
     assert found is not None
     assert found["status"] == "False"
+
+
+@pytest.mark.parametrize(("since", "kept"), [(1, True), (2, False)])
+def test_what_was_said_of_scaling_holds_after_a_restart_until_the_spec_changes(
+    since: int, *, kept: bool
+) -> None:
+    scaled: Manifest = {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}}}
+    first = service_observed(service(scaled))
+    said = Scaling(Check("True", "Enough", "mixed: no change"))
+    status = service_status(first, plan_service(first), NOW, told=said)
+    again = service_observed(service(scaled, generation=since) | {"status": status})
+    found = condition(service_status(again, plan_service(again), NOW), "ScalingActive")
+    assert found["reason"] == ("Enough" if kept else "NotDecidedYet")
+    assert found["status"] == ("True" if kept else "Unknown")
+
+
+@pytest.mark.parametrize(
+    ("policy", "tenant", "status"),
+    [
+        ("priority", {"defaultPriority": 5}, "True"),
+        ("adaptive", {"maxPriority": 0}, "True"),
+        ("lpm", {"defaultPriority": 5}, "False"),
+        (None, {"maxPriority": -1}, "False"),
+        (None, {}, None),
+    ],
+)
+def test_priorities_that_the_policy_does_not_read_are_told(
+    policy: str | None, tenant: dict[str, int], status: str | None
+) -> None:
+    auth = {"secretRef": {"name": "keys"}, "tenants": [{"name": "search"} | tenant]}
+    engine = {"schedulingPolicy": policy} if policy else {}
+    observed = service_observed(service({"router": {"auth": auth}, "engine": engine}))
+    found = find(service_status(observed, plan_service(observed), NOW), "PrioritiesCount")
+    assert (found and found["status"]) == status
+    if found and status == "False":
+        assert "search" in found["message"]
+        assert f"schedulingPolicy {policy or 'fcfs'}" in found["message"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sluice_operator.api.conditions import Check
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.verified import accelerator_verified, sized_for
+from sluice_operator.service.verified import accelerator_verified, sized_for, with_missing_node
 
 from tests.operator.examples import service, service_observed
 
@@ -79,3 +80,15 @@ def test_the_engines_file_names_what_it_is_sized_for() -> None:
     )
     (on_cpus,) = planned(None).pools
     assert sized_for(on_cpus.config_map) is None
+
+
+def test_a_pod_without_a_place_names_the_product_that_no_node_has() -> None:
+    """What else a pool waits for keeps its own words, and so does one whose product is there."""
+    said = Check("False", "Unschedulable", "pod p: 0/1 nodes are available")
+    (missing,), (there,) = planned({"product": "T9"}).pools, planned({"product": A100}).pools
+    told = with_missing_node(said, missing)
+    assert told.reason == "Unschedulable"
+    assert told.message.startswith(f"{said.message}; NoSuchNode: No node has 1 x T9")
+    assert with_missing_node(said, there) == said
+    other = Check("False", "ImagePullBackOff", "no image")
+    assert with_missing_node(other, missing) == other

@@ -33,15 +33,25 @@ def test_what_is_not_implemented_is_refused(field: str) -> None:
 
 
 def test_what_only_gpus_have_is_refused_where_a_pool_has_none() -> None:
-    engine = {"tensorParallelSize": 2, "cudaGraphMaxBatch": 8}
-    gpus = {"accelerator": {"count": 2}}
+    engine = {"tensorParallelSize": 1, "cudaGraphMaxBatch": 8}
+    gpus = {"accelerator": {"count": 1}}
     both = {"mode": "Disaggregated", "pools": {"prefill": gpus, "decode": gpus}, "engine": engine}
     assert plan_service(service_observed(service(both))).refusal is None
     one = both | {"pools": {"prefill": gpus, "decode": {}}}
     refusal = plan_service(service_observed(service(one))).refusal
     assert refusal is not None
     assert "spec.engine.cudaGraphMaxBatch: 8 is not allowed" in refusal.message
-    assert "spec.engine.tensorParallelSize: 2 is not allowed" in refusal.message
+
+
+def test_two_pools_have_engines_of_one_gpu_each() -> None:
+    gpus = {"accelerator": {"count": 2}}
+    assert plan_service(service_observed(service({"pools": {"mixed": gpus}}))).refusal is None
+    both = {"mode": "Disaggregated", "pools": {"prefill": gpus, "decode": gpus}}
+    refusal = plan_service(service_observed(service(both))).refusal
+    assert refusal is not None
+    for role in ("prefill", "decode"):
+        wanted = f"spec.pools.{role}.accelerator.count: 2 is not allowed; allowed: 1 in role {role}"
+        assert wanted in refusal.message
 
 
 def test_every_row_of_the_table_is_tried() -> None:

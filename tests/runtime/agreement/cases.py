@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice_contract.config import AttentionBackend
 from sluice_kernels import native
 from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.messages import Generate
@@ -33,8 +34,8 @@ class Case:
     """Budgets that the steps have in turn, instead of `chunk_size`."""
     prefix_cache: bool = True
     overlap: bool = False
-    backend: str | None = None
-    """None: the compiled kernels, where they were built."""
+    backend: AttentionBackend = "auto"
+    """auto: the compiled kernels, where they were built."""
     threads: int = 1
     policy: str = "fcfs"
     max_running_requests: int = 32
@@ -88,16 +89,17 @@ def compare(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generat
         threads=case.threads,
         scheduling_policy=case.policy,
         max_running_requests=case.max_running_requests,
+        attention_backend=case.backend,
     )
     pages = pool // case.page_size
     order = random.Random(3).sample(range(pages), pages)
-    hooks = EngineHooks(order, poison_freed_pages=True, backend=case.backend)
+    hooks = EngineHooks(order, poison_freed_pages=True)
     run = run_engine(
         config, requests, hooks=hooks, chunk_sizes=case.chunk_sizes, overlap=case.overlap
     )
     assert assert_agrees(oracle, requests, run) > CLEAR_TOKENS
     assert (run.launched_ahead > 0) == case.overlap
-    compiled = case.backend is None and native.load() is None
+    compiled = case.backend == "auto" and native.load() is None
     dealt_out = compiled and KV_HEADS % case.threads == 0
     assert run.layers == ("ShardedStack" if dealt_out else "PlainStack")
     return run

@@ -84,9 +84,9 @@ class Oracle:
         return self._known[key]
 
 
-def tolerance(logits: torch.Tensor) -> float:
+def tolerance(logits: torch.Tensor, share: float = TOLERANCE) -> float:
     """By how much numbers of an answer may differ from the oracle's `logits` of it."""
-    return TOLERANCE * float(logits.max() - logits.min())
+    return share * float(logits.max() - logits.min())
 
 
 Pair = tuple[Path, Oracle]
@@ -95,16 +95,19 @@ PairOf = Callable[[str], Pair]
 """By kind; see conftest."""
 
 
-def assert_agrees(oracle: Oracle, requests: Sequence[Generate], run: Run) -> int:
+def assert_agrees(
+    oracle: Oracle, requests: Sequence[Generate], run: Run, share: float = TOLERANCE
+) -> int:
     """Checks every answer of a run; returns how many tokens had a clear margin."""
-    return sum(_check(oracle, request, run) for request in requests)
+    return sum(_check(oracle, request, run, share) for request in requests)
 
 
-def _check(oracle: Oracle, request: Generate, run: Run) -> int:
-    answer, seen = run.tokens[request.request_id], torch.stack(run.logits[request.request_id])
+def _check(oracle: Oracle, request: Generate, run: Run, share: float) -> int:
+    answer = run.tokens[request.request_id]
+    seen = torch.stack(run.logits[request.request_id]).cpu()
     assert len(answer) == len(seen) == request.max_tokens, "an answer is too short or too long"
     wanted = oracle.logits([*request.prompt_ids, *answer[:-1]], len(answer))
-    worst, allowed = (wanted - seen).abs().max().item(), tolerance(wanted)
+    worst, allowed = (wanted - seen).abs().max().item(), tolerance(wanted, share)
     assert worst <= allowed, f"{request.request_id}: logits differ by {worst}, not {allowed}"
     best, second = wanted.topk(2, dim=-1).values.unbind(-1)
     clear = best - second > 4 * allowed

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Final
 
 import pytest
+from sluice_contract.config import AttentionBackend
 
 from e2e.model.tasks import make_prompt
 from tests.runtime.agreement.cases import Case, check, random_requests
@@ -40,12 +42,13 @@ SMALL_POOLS = [
     Case(chunk_size=32, pool_tokens=256, backend="torch"),
     Case(page_size=1, chunk_size=16, pool_tokens=200, overlap=True),
 ]
+BACKENDS: Final[tuple[AttentionBackend, ...]] = ("torch", "auto")
 ALL = [
     Case(kind, page_size, chunk_size, mixed, overlap=overlap, backend=backend)
     for kind, page_size, chunk_size, mixed, overlap, backend in product(
-        KINDS, (1, 16), (1, 16, 64, -1), (True, False), (True, False), ("torch", None)
+        KINDS, (1, 16), (1, 16, 64, -1), (True, False), (True, False), BACKENDS
     )
-    if (chunk_size == -1 or chunk_size >= page_size) and not (overlap and backend)
+    if (chunk_size == -1 or chunk_size >= page_size) and not (overlap and backend == "torch")
 ]
 ALL_SMALL_POOLS = [replace(case, pool_tokens=240) for case in ALL if case.chunk_size > 0]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from sluice_runtime.engine.executor import SyncExecutor
+from sluice_runtime.engine.executor import Executor, StreamExecutor, SyncExecutor
 from sluice_runtime.engine.heartbeat import STEP_LIMIT_SECONDS, HeartbeatThread
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import Clock, EngineLoop
+from sluice_runtime.engine.runner import LaunchedStep
 from sluice_runtime.messages import (
     Generate,
     Heartbeat,
@@ -134,13 +135,30 @@ class RecordingLink:
             self.three.set()
 
 
-def test_the_loop_sends_heartbeats_while_its_runner_computes_and_leaves_no_thread() -> None:
+class SlowLauncher(SlowRunner):
+    """Launching a step is what takes so long."""
+
+    def launch(self, batch: Batch) -> LaunchedStep:
+        drawn = self.forward(batch)
+        return LaunchedStep(lambda: drawn)
+
+
+EXECUTORS: dict[str, Callable[[RecordingLink], Executor]] = {
+    "computing": lambda link: SyncExecutor(SlowRunner(link)),
+    "launching": lambda link: StreamExecutor(SlowLauncher(link), ahead=1),
+}
+
+
+@pytest.mark.parametrize("made", EXECUTORS.values(), ids=EXECUTORS)
+def test_the_loop_sends_heartbeats_while_its_runner_works_and_leaves_no_thread(
+    made: Callable[[RecordingLink], Executor],
+) -> None:
     link = RecordingLink()
     scheduler = Scheduler(settings_of(), PageAllocator(64))
     loop = EngineLoop(
         link,
         scheduler,
-        SyncExecutor(SlowRunner(link)),
+        made(link),
         no_grammars(),
         lambda pace: StepLog(4, pace),
         Clock(heartbeat_seconds=0.005),

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from sluice_runtime.engine.build import Engine
+from sluice_runtime.engine.build import Engine, EngineHooks
+from sluice_runtime.engine.device import Device, HostDevice
 from sluice_runtime.engine.sampling.table import SamplingTable
 from sluice_runtime.messages import Generate, TokenDelta
 from sluice_runtime.model.decoder import Decoder
 
+from tests.runtime.engine.late_device import LateDevice
 from tests.runtime.grammar.driving import Answers, engine_of, grammar, run
 from tests.runtime.harness import generate
 
 SHORT = [generate(f"short {n}", [5, 6, 7, n], 24, credit_tokens=64) for n in range(3)]
 LONG = generate("long", range(200), 8, logprobs=2, prompt_logprobs=1)
 LATE = generate("late", [9, 8, 7], 6)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How steps follow each other."""
+
+    overlap: bool
+    device: Callable[[], Device]
+
+    def hooks(self) -> EngineHooks:
+        return EngineHooks(poison_freed_pages=True, device=self.device())
+
+
+WAYS = {
+    "in turn": Way(overlap=False, device=HostDevice),
+    "overlapped": Way(overlap=True, device=HostDevice),
+    "launched ahead": Way(overlap=True, device=LateDevice),
+}
 
 
 def cuda() -> None:
@@ -59,13 +80,14 @@ def assert_nothing_is_held(engine: Engine) -> None:
     assert status.pages_available == status.pages_total
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("token", [150, 199], ids=["in a chunk", "in the last"])
 @pytest.mark.parametrize("fails", [cuda, cpu, interpreter])
 def test_the_requests_of_the_step_end_and_others_are_answered_as_ever(
-    monkeypatch: pytest.MonkeyPatch, fails: Callable[[], None], token: int, overlap: bool
+    monkeypatch: pytest.MonkeyPatch, fails: Callable[[], None], token: int, way: Way
 ) -> None:
-    with engine_of(chunk_size=64, mixed_chunk=False) as engine:
+    overlap, hooks = way.overlap, way.hooks()
+    with engine_of(hooks, chunk_size=64, mixed_chunk=False) as engine:
         alone = run(engine, [*SHORT, LATE]).tokens
         without_memory_for(monkeypatch, token, fails)
         answers = run(engine, [*SHORT, LONG], overlap=overlap)
@@ -78,10 +100,10 @@ def test_the_requests_of_the_step_end_and_others_are_answered_as_ever(
     assert {name: answers.tokens[name] for name in alone} == alone
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("part", ["apply", "sample"])
 def test_a_step_that_fails_while_it_samples_ends_all_that_it_mixed(
-    monkeypatch: pytest.MonkeyPatch, part: str, overlap: bool
+    monkeypatch: pytest.MonkeyPatch, part: str, way: Way
 ) -> None:
     """Also a row that follows a grammar and is in a step launched ahead already."""
     requests: list[Generate] = [
@@ -89,7 +111,7 @@ def test_a_step_that_fails_while_it_samples_ends_all_that_it_mixed(
         generate("with grammar", [1, 2, 3], 60, grammar=grammar("regex", "[ab]{50}")),
         LONG,
     ]
-    original = getattr(SamplingTable, part)
+    overlap, original = way.overlap, getattr(SamplingTable, part)
     calls = 0
 
     def fails_once(table: SamplingTable, *arguments: Any) -> Any:
@@ -99,7 +121,7 @@ def test_a_step_that_fails_while_it_samples_ends_all_that_it_mixed(
             raise MemoryError
         return original(table, *arguments)
 
-    with engine_of(chunk_size=64, mixed_chunk=True) as engine:
+    with engine_of(way.hooks(), chunk_size=64, mixed_chunk=True) as engine:
         alone = run(engine, [LATE]).tokens
         monkeypatch.setattr(SamplingTable, part, fails_once)
         answers = run(engine, requests, overlap=overlap)

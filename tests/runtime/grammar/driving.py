@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.executor import executor_for
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
@@ -103,7 +102,7 @@ def run(
     answers = Answers(coming=list(requests))
     page_size = engine.settings.page_size
     wanted = until or sum(isinstance(request, Generate) for request in requests)
-    with closing(executor_for(engine.runner, overlap=overlap)) as executor:
+    with closing(engine.executor(overlap=overlap)) as executor:
         loop = EngineLoop(
             answers,
             engine.scheduler,

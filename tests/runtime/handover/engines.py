@@ -16,11 +16,15 @@ import msgspec
 from sluice_contract.config import KvTransfer
 from sluice_contract.labels import Role
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.executor import executor_for
 from sluice_runtime.engine.handover import started_role
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.pool_transport import PoolTransport, staged
+from sluice_runtime.handover.transfer.backend import TransferBackend
+from sluice_runtime.handover.transfer.reader import WORKERS
+from sluice_runtime.kv.host_blocks import HostBlocks
+from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.messages import (
     EngineReady,
     Generate,
@@ -111,8 +115,10 @@ class RunningEngine:
 
 @contextmanager
 def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[RunningEngine]:
-    """With page checks when it ends: nothing is held by anybody."""
+    """With page checks when it ends: nothing is held by anybody. `staged`: the pool counts as a
+    device's, whose pages come and go through a few blocks of three pages."""
     overlap, port = settings.pop("overlap", False), settings.pop("bootstrap_port", 0)
+    connect = through_blocks if settings.pop("staged", False) else None
     model = settings.pop("model", "dummy://qwen3-tiny")
     config = resolved(engine_config(model, role=Role(role), **settings))
     if role != "mixed":
@@ -125,9 +131,11 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
     with ExitStack() as stack:
         stack.enter_context(closing(engine.grammar_processes))
         started = stack.enter_context(
-            started_role(config, engine, KEY, engine.ready(f"epoch-{role}"), link.wakeup.set)
+            started_role(
+                config, engine, KEY, engine.ready(f"epoch-{role}"), link.wakeup.set, connect
+            )
         )
-        executor = stack.enter_context(closing(executor_for(engine.runner, overlap=overlap)))
+        executor = stack.enter_context(closing(engine.executor(overlap=overlap)))
         loop = EngineLoop(
             link,
             engine.scheduler,
@@ -148,6 +156,10 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
         status = engine.scheduler.status()
         assert status.pages_available == status.pages_total
         assert not loop.busy
+
+
+def through_blocks(pool: PagePool, backend: TransferBackend) -> PoolTransport:
+    return staged(pool, backend, HostBlocks(pool, WORKERS, 3 * pool.page_bytes))
 
 
 @contextmanager

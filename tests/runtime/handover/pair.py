@@ -25,12 +25,14 @@ from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Attested,
     Bootstrap,
+    Chunk,
     Message,
     Received,
     ToDecode,
     ToPrefill,
 )
 from sluice_runtime.handover.ports import (
+    ComputedPages,
     DecodeEvent,
     FromDecode,
     FromPrefill,
@@ -43,6 +45,7 @@ from sluice_runtime.handover.ports import (
     RoomLost,
 )
 from sluice_runtime.handover.prefill_role import PrefillRole
+from sluice_runtime.handover.publishing import Checksum, HostPublisher, chunk_of
 from sluice_runtime.messages import Abort, Generate, PrefillEngine, Sampling, TokenDelta
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
@@ -113,7 +116,7 @@ class Engine:
 class Wire:
     """Both ends of the control connection; every message is encoded and decoded."""
 
-    def __init__(self) -> None:
+    def __init__(self, staged: bool = False) -> None:
         self.meddle: Meddle = lambda message: [message]
         self.said: list[Message] = []
         self._to_prefill: deque[PrefillEvent] = deque()
@@ -121,7 +124,7 @@ class Wire:
         self.rooms: set[int] = set()
         self.held = HeldRooms()
         self.peer = 1
-        self.memory = PeerMemory("session", 0, 4, 1 << 20)
+        self.memory = PeerMemory("session", 0, 4, 1 << 20, staged)
 
     def cut(self) -> None:
         """The connection is lost, for both."""
@@ -232,8 +235,42 @@ class Pages:
         return result
 
 
+class OneBlock:
+    """As a `StagedPublisher` with room for one chunk, which is copied between two turns. The pages'
+    own numbers stand for those of the copies."""
+
+    def __init__(self, checksum: Checksum) -> None:
+        self._checksum = checksum
+        self._waiting: deque[ComputedPages] = deque()
+        self._held: ComputedPages | None = None
+
+    def publish(self, pages: ComputedPages) -> None:
+        self._waiting.append(pages)
+
+    def chunks(self) -> list[Chunk]:
+        if self._held is not None or not self._waiting:
+            return []
+        self._held = self._waiting.popleft()
+        return [chunk_of(self._held, self._checksum(self._held.page_ids, self._held.room))]
+
+    def pending(self, room: int) -> bool:
+        return any(pages.room == room for pages in self._waiting)
+
+    def read(self, room: int, end: int) -> None:
+        if self._held is not None and (self._held.room, self._held.end) == (room, end):
+            self._held = None
+
+    def forget(self, room: int) -> None:
+        self._waiting = deque(pages for pages in self._waiting if pages.room != room)
+        if self._held is not None and self._held.room == room:
+            self._held = None
+
+    def close(self) -> None:
+        """Has no thread."""
+
+
 class Pair:
-    """Both engines."""
+    """Both engines. `staged`: chunks are announced with copies."""
 
     def __init__(
         self,
@@ -242,6 +279,7 @@ class Pair:
         pool_tokens: int = 256,
         limits: HandoverLimits | None = None,
         grammars: Sequence[GrammarQueue] = (),
+        staged: bool = False,
         **changed: Any,
     ) -> None:
         self.now = 0.0
@@ -251,14 +289,14 @@ class Pair:
         queues = list(grammars) or [no_grammars(), no_grammars()]
         self.prefill = Engine(for_prefill, overlap, clock, queues[0])
         self.decode = Engine(settings, overlap, clock, queues[1])
-        self.wire, self.pages = Wire(), Pages(self.prefill, self.decode)
+        self.wire, self.pages = Wire(staged), Pages(self.prefill, self.decode)
         self.rooms = count(1)
         self.prefill_role = PrefillRole(
             self.prefill.scheduler,
             self.prefill.grammars,
             for_prefill,
             PrefillEnd(self.wire),
-            self.prefill.checksum,
+            OneBlock(self.prefill.checksum) if staged else HostPublisher(self.prefill.checksum),
             limits,
         )
         ports = DecodePorts(DecodeEnd(self.wire), self.pages, lambda: next(self.rooms))

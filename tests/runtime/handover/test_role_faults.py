@@ -17,6 +17,8 @@ from tests.runtime.scheduler.fake_runner import answer_to
 PROMPT = 40
 MESSAGES = 7
 """Bootstrap, three chunks, Finished, Received, Attested."""
+STAGED_MESSAGES = MESSAGES + 2
+"""And `ChunkRead` of the first two."""
 
 
 def on_message(number: int, pair: Pair, fault: str) -> Callable[[Any], list[Any]]:
@@ -35,13 +37,18 @@ def on_message(number: int, pair: Pair, fault: str) -> Callable[[Any], list[Any]
     return meddle
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("number", "overlap", "staged"),
+    [
+        *((number, overlap, False) for number in range(MESSAGES) for overlap in (False, True)),
+        *((number, True, True) for number in range(STAGED_MESSAGES)),
+    ],
+)
 @pytest.mark.parametrize("fault", ["lost", "doubled", "cut"])
-@pytest.mark.parametrize("number", range(MESSAGES))
 def test_a_fault_at_any_message_ends_the_request_once_and_leaves_nothing(
-    number: int, fault: str, overlap: bool
+    number: int, fault: str, overlap: bool, staged: bool
 ) -> None:
-    pair = Pair(overlap=overlap)
+    pair = Pair(overlap=overlap, staged=staged)
     pair.wire.meddle = on_message(number, pair, fault)
     pair.ask(ask("a", PROMPT, 4))
     pair.run()
@@ -128,12 +135,12 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@given(actions=ACTIONS, prefix_cache=st.booleans())
+@given(actions=ACTIONS, prefix_cache=st.booleans(), staged=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_whatever_happens_each_request_ends_once_and_nothing_leaks(
-    overlap: bool, actions: list[tuple[str, int]], prefix_cache: bool
+    overlap: bool, actions: list[tuple[str, int]], prefix_cache: bool, staged: bool
 ) -> None:
-    pair = Pair(overlap=overlap, pool_tokens=128, prefix_cache=prefix_cache)
+    pair = Pair(overlap=overlap, pool_tokens=128, prefix_cache=prefix_cache, staged=staged)
     asked: dict[str, list[int]] = {}
     for number, (action, choice) in enumerate(actions):
         match action:

@@ -59,12 +59,16 @@ def test_engines_with_other_weights_under_the_same_name_do_not_go_together() -> 
 
 PAGES_OF_1 = pytest.param(1, marks=pytest.mark.process, id="pages-of-1")
 PAIRS = [
-    ("TCP", True),
-    ("Mooncake", False),
-    pytest.param("TCP", False, marks=pytest.mark.process),
-    pytest.param("Mooncake", True, marks=pytest.mark.process),
+    ("TCP", True, "host to host"),
+    ("TCP", False, "staged to host"),
+    ("Mooncake", False, "host to staged"),
+    pytest.param("Mooncake", True, "staged to staged", marks=pytest.mark.process),
+    pytest.param("Mooncake", False, "host to host", marks=pytest.mark.full),
+    pytest.param("TCP", True, "staged to staged", marks=pytest.mark.full),
+    pytest.param("TCP", False, "host to host", marks=pytest.mark.full),
+    pytest.param("Mooncake", True, "host to host", marks=pytest.mark.full),
 ]
-"""Backend, and whether steps overlap."""
+"""Backend, whether steps overlap, and whose pools count as a device's."""
 
 
 @pytest.fixture(scope="module", params=[pytest.param(16, id="pages-of-16"), PAGES_OF_1])
@@ -78,11 +82,16 @@ def expected(page_size: int) -> dict[str, Answer]:
         return engine.answers(requests())
 
 
-@pytest.mark.parametrize(("backend", "overlap"), PAIRS)
+@pytest.mark.parametrize(("backend", "overlap", "pools"), PAIRS)
 def test_the_answers_are_those_of_one_engine(
-    backend: str, overlap: bool, page_size: int, expected: dict[str, Answer]
+    backend: str, overlap: bool, pools: str, page_size: int, expected: dict[str, Answer]
 ) -> None:
-    with pair(backend, page_size=page_size, chunk_size=64, overlap=overlap) as (prefill, decode):
+    settings = {"page_size": page_size, "chunk_size": 64, "overlap": overlap}
+    theirs, _, ours = pools.split()
+    with (
+        running("prefill", backend, staged=theirs == "staged", **settings) as prefill,
+        running("decode", backend, staged=ours == "staged", **settings) as decode,
+    ):
         first = decode.answers(through(prefill, requests()))
         again = [
             msgspec.structs.replace(one, request_id=f"{one.request_id}-again") for one in requests()

@@ -63,6 +63,7 @@ def refuse_failures(requests: dict[str, Any]) -> None:
         assert "continuous_usage_stats" in request["request_args"], "what it was refused for"
 
 
+@pytest.mark.full  # a router's answers are an engine's
 def test_guidellm_measures_an_engine(engine: tuple[Process, str], tmp_path: Path) -> None:
     refuse_failures(guidellm(engine[1], "/v1/completions", tmp_path))
 

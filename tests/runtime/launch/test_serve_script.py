@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -14,10 +15,19 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "serve"
 FILE = {"model": {"uri": "dummy://qwen3-tiny"}, "server": {"port": 1}, "slo": {"percentile": 9}}
 
 
-def refusal(model: str = "", port: str = "", config: str = "", settings: str = "") -> str:
-    """What the script says of arguments of which one is at fault."""
+def refusal(
+    model: str = "",
+    port: str = "",
+    config: str = "",
+    settings: str = "",
+    devices: Path = Path("/nowhere"),
+) -> str:
+    """What the script says of arguments of which one is at fault; `devices`: in place of /dev."""
     command = [str(SCRIPT), model, port, config, settings]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    environment = {**os.environ, "SLUICE_DEVICES": str(devices)}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
     assert ended.returncode != 0
     return ended.stderr
 
@@ -50,6 +60,15 @@ def test_settings_win_over_the_file_key_by_key(tmp_path: Path) -> None:
     assert "model.uri" in refusal(
         config=str(path), settings='{"model": {"uri": ""}, "slo": {"itlMilliseconds": 50}}'
     )
+
+
+def test_a_gpu_is_used_where_there_is_one_and_nobody_says_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    assert "accelerator: 1 x GPU is asked for" in refusal(devices=tmp_path)
+    said = '{"accelerator": {}, "chunkSizes": 3}'
+    assert "chunkSizes: unknown field" in refusal(settings=said, devices=tmp_path)
+    (tmp_path / "nvidia0").rename(tmp_path / "nvidiactl")
+    assert "chunkSizes" in refusal(settings='{"chunkSizes": 3}', devices=tmp_path)
 
 
 def test_who_ends_the_script_ends_the_engine() -> None:

@@ -72,7 +72,12 @@ def test_a_missing_head_dim_means_what_the_architecture_says() -> None:
         ({"use_sliding_window": True}, ["use_sliding_window", "True"]),
         ({"use_sliding_window": None, "sliding_window": 4096}, ["sliding_window", "4096"]),
         ({"layer_types": ["sliding_attention"]}, ["layer_types", "sliding_attention"]),
-        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq"]),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            ["quantization_config.quant_method: 'fp8'", "allowed: no quantization_config (quant"],
+        ),
+        ({"quantization_config": {"bits": 4}}, ["quantization_config: {'bits': 4}"]),
+        ({"compression_config": {"quant_method": "awq"}}, ["compression_config", "awq"]),
         ({"attention_bias": True}, ["attention_bias", "False"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["rope_type", "yarn", "llama3"]),

@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.policies import POLICIES, PolicyContext
 from sluice_runtime.scheduler.request import Request, request_from
@@ -14,6 +14,8 @@ from sluice_runtime.scheduler.request import Request, request_from
 from tests.runtime.scheduler.building import request
 
 TOKEN = 0.01
+ROUNDING = 1e-9
+"""Who ends within so many seconds of its deadline may count as late or not."""
 
 
 def waiting(name: str, prompt: int, arrival: float = 0.0) -> Request:
@@ -64,18 +66,20 @@ requests_strategy = st.lists(
 
 
 @given(requests_strategy)
+@example([(1, 0.0), (1, 0.5), (38, 0.5), (41, 0.8)])  # rounding decides about the last
 @settings(max_examples=60, deadline=None)
 def test_no_order_leaves_fewer_late(drawn: list[tuple[int, float]]) -> None:
     requests = [waiting(str(n), size, arrival) for n, (size, arrival) in enumerate(drawn)]
     found = order(requests, context(1.0))
     assert sorted(map(id, found)) == sorted(map(id, requests)), "nobody is refused"
-    best = min(late(list(each)) for each in permutations(requests))
-    assert late(found) == best
+    best = min(late(list(each), -ROUNDING) for each in permutations(requests))
+    assert late(found, ROUNDING) <= best
 
 
-def late(requests: list[Request]) -> int:
+def late(requests: list[Request], allowed_seconds: float) -> int:
+    """How many end more than `allowed_seconds` after their deadline."""
     ends, count = 1.0, 0
     for each in requests:
         ends += each.uncomputed_tokens * TOKEN
-        count += ends > each.arrival_seconds + 1.0 + 1e-9
+        count += ends > each.arrival_seconds + 1.0 + allowed_seconds
     return count

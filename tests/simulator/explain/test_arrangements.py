@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.explain import Arrangement, Promise, Question, Requests
+from sluice_simulator.explain import __main__ as program
 from sluice_simulator.explain import arrangements
-from sluice_simulator.explain.__main__ import answered
+from sluice_simulator.explain.answer import answered
 from sluice_simulator.explain.models import known_shape
 from sluice_simulator.explain.roofline import roofline
 
@@ -88,3 +90,12 @@ def test_a_model_or_a_product_that_is_not_known_is_said() -> None:
     assert "--model-config" in (answered(asked(model_names=("x", "y"))).missing or "")
     answer = answered(asked(accelerator=Accelerator(product="odd", count=1)))
     assert "no figures for odd" in (answer.missing or "")
+
+
+def test_what_is_not_installed_is_an_answer_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sluice_simulator.explain.answer", None)
+    told = program.answer_or_missing(asked())
+    assert told.missing is not None
+    assert "make setup" in told.missing

@@ -21,7 +21,7 @@ from sluice_operator.cli import document_errors
 from sluice_operator.cli.document_errors import DocumentErrors
 from sluice_operator.cli.documents import Document, UnusableFileError, read_documents
 from sluice_operator.cli.explain.hints import Facts, hints
-from sluice_operator.cli.explain.model import explainable
+from sluice_operator.cli.explain.model import explainable, said_of
 from sluice_operator.cli.explain.nodes import on_accelerator, read_nodes
 from sluice_operator.cli.explain.question import Load, ask, promise_of, question
 from sluice_operator.cli.explain.shown import (
@@ -55,8 +55,12 @@ def run(words: Sequence[str], asked: Ask = ask) -> int:
             _text_of(options.model_config),
         )
         documents = read_documents(options.file)
-    except (ConfigError, UnusableFileError) as error:
+    except ConfigError as error:
         print(f"sluice explain: {error}", file=sys.stderr)
+        return UNUSABLE
+    except UnusableFileError as error:
+        unreadable = document_errors.unreadable(options.file, str(error))
+        _print(unreadable, options.output)
         return UNUSABLE
     status = 0
     for document in documents:
@@ -73,7 +77,7 @@ def _explained(
     load: Load,
     asked: Ask,
 ) -> Explanation | DocumentErrors:
-    value, said = explainable(document.value)
+    value, replaced = explainable(document.value)
     if accelerator is not None:
         value, nodes = on_accelerator(value, accelerator)
     try:
@@ -82,20 +86,22 @@ def _explained(
         return document_errors.invalid(document, error)
     if found.plan.refusal is not None:
         return document_errors.refused(document, found.plan.refusal)
-    return _explanation(found, load, asked, said)
+    return _explanation(found, load, asked, replaced)
 
 
-def _explanation(found: Preview, load: Load, asked: Ask, said: str | None) -> Explanation:
+def _explanation(found: Preview, load: Load, asked: Ask, replaced: str | None) -> Explanation:
+    """`replaced`: the URI of a model that another one stands in for."""
     spec, answers = found.plan.spec, dict[Question, Answer]()
     assert spec is not None
     pools = []
     for pool in found.plan.pools:
-        about = question(spec, pool, load)
+        about = question(spec, pool, load, replaced or spec.model.uri)
         if about not in answers:
             answers[about] = asked(about)
         told = verdicts(answers[about])
         facts = Facts(spec, pool, {each.subject: each for each in told})
         pools.append(ExplainedPool(pool, answers[about], told, tuple(hints(facts))))
+    said = said_of(replaced) if replaced else None
     return Explanation(found, load.requests, promise_of(spec), tuple(pools), said)
 
 

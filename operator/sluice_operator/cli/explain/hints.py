@@ -96,10 +96,10 @@ HINTS: Final = (
         "sizes are guessed: set engine.chunkSize and engine.memoryFraction, or label the nodes",
     ),
     Hint(
-        "NoEngineOnGpus",
+        "NotRunOnGpus",
         lambda f: not f.pool.accelerator.accelerator.is_cpu,
-        "engines of this version compute on CPUs only: on a cluster this pool ends with "
-        "AcceleratorMissing",
+        "no engine of this version has run on a GPU yet: its code for GPUs was checked on CPUs "
+        "alone, so try this pool before you rely on it",
     ),
 )  # fmt: skip
 

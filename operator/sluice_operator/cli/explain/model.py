@@ -17,7 +17,7 @@ OF_A_HUB: Final = frozenset({"revision", "tokenSecretRef"})
 
 
 def explainable(document: Any) -> tuple[Any, str | None]:
-    """The service with a model that can be served, and what is said of the one it has; None where
+    """The service with a model that can be served, and the URI of the one it has; None where
     nothing was changed."""
     if not isinstance(document, Mapping) or not isinstance(document.get("spec"), Mapping):
         return document, None
@@ -28,8 +28,12 @@ def explainable(document: Any) -> tuple[Any, str | None]:
     name = model.get("name") or uri.rstrip("/").rpartition("/")[2]
     kept = {key: value for key, value in model.items() if key not in OF_A_HUB}
     changed = {**spec, "model": {**kept, "uri": STAND_IN, "name": name}}
-    said = f"{uri}: not implemented yet, explained as if its files were on a claim"
-    return {**document, "spec": changed}, said
+    return {**document, "spec": changed}, uri
+
+
+def said_of(uri: str) -> str:
+    """For people."""
+    return f"{uri}: not implemented yet, explained as if its files were on a claim"
 
 
 def _for_later(model: Mapping[str, Any]) -> str | None:

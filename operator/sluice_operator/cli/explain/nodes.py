@@ -20,6 +20,8 @@ from sluice_operator.kube.kinds import Manifest
 
 EACH_NODE: Final = 8
 """GPUs of the node that is made up."""
+ASSUMED: Final = "a node assumed here"
+"""Its name, for people."""
 
 
 def read_nodes(file: str) -> tuple[Manifest, ...]:
@@ -53,9 +55,8 @@ def on_accelerator(document: Any, product: str) -> tuple[Any, tuple[Manifest, ..
     if not isinstance(document, Mapping) or not isinstance(document.get("spec"), Mapping):
         return document, ()
     spec = document["spec"]
-    apart = spec.get("mode") == "Disaggregated"
-    roles = (Role.PREFILL, Role.DECODE) if apart else (Role.MIXED,)
     given = spec.get("pools") if isinstance(spec.get("pools"), Mapping) else {}
+    roles = _roles(spec.get("mode") == "Disaggregated", given)
     pools, labels, offered = dict(given), dict[str, str](), dict[str, str]()
     for role in roles:
         pool = given.get(role.value) or {}
@@ -69,7 +70,16 @@ def on_accelerator(document: Any, product: str) -> tuple[Any, tuple[Manifest, ..
         labels |= (pool.get("template") or {}).get("nodeSelector") or {}
         offered[resource_name(wanted)] = str(max(EACH_NODE, wanted.count or 1))
     node = {
-        "metadata": {"name": "made-up", "labels": labels},
+        "metadata": {"name": ASSUMED, "labels": labels},
         "status": {"allocatable": offered},
     }
     return {**document, "spec": {**spec, "pools": pools}}, (node,)
+
+
+def _roles(apart: bool, given: Mapping[str, Any]) -> tuple[Role, ...]:
+    """Pools to put on the product: of two where one alone is given, that one, so that the service
+    is refused as it stands."""
+    if not apart:
+        return (Role.MIXED,)
+    both = (Role.PREFILL, Role.DECODE)
+    return tuple(role for role in both if given.get(role.value) is not None) or both

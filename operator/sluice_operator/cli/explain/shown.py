@@ -9,7 +9,7 @@ from typing import Final
 from sluice_contract.explain import Answer, ArrangementName, Promise, Requests
 
 from sluice_operator.cli.explain.hints import Hint
-from sluice_operator.cli.explain.verdicts import Verdict
+from sluice_operator.cli.explain.verdicts import Verdict, rate_text
 from sluice_operator.cli.preview import Preview, as_json, table, value_text
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import PlannedPool
@@ -141,7 +141,7 @@ def _arrangements(answer: Answer) -> Iterator[tuple[str, ...]]:
     for each in answer.arrangements:
         yield (
             ARRANGED[each.name],
-            f"{each.requests_per_second:.3g} req/s"
+            f"{rate_text(each.requests_per_second)} req/s"
             if each.requests_per_second
             else "no rate tried",
             f"{each.ttft_seconds * 1000:.0f} ms",

@@ -59,15 +59,19 @@ def _verdict(subject: str, how: str, new: Arrangement, else_how: str, old: Arran
         text = f"neither {how} nor {else_how} is the promise kept at any rate that was tried"
         return Verdict(subject, "NoDifference", text)
     if ours > theirs * TOLD:
-        begins = f"from {theirs:.3g} requests/s on, where it is no longer kept {else_how}"
+        begins = f"from {rate_text(theirs)} requests/s on, where it is no longer kept {else_how}"
         if theirs == 0:
             begins = f"at any load, as it is never kept {else_how}"
-        return Verdict(subject, "Pays", f"{begins}; {how} it is kept up to {ours:.3g}")
+        return Verdict(subject, "Pays", f"{begins}; {how} it is kept up to {rate_text(ours)}")
     if ours * TOLD < theirs:
-        text = (
-            f"{how} the promise is kept up to {ours:.3g} requests/s, {else_how} up to {theirs:.3g}"
-        )
+        kept = f"{how} the promise is kept up to {rate_text(ours)} requests/s"
+        text = f"{kept}, {else_how} up to {rate_text(theirs)}"
         return Verdict(subject, "Costs", text)
     return Verdict(
-        subject, "NoDifference", f"kept up to {max(ours, theirs):.3g} requests/s either way"
+        subject, "NoDifference", f"kept up to {rate_text(max(ours, theirs))} requests/s either way"
     )
+
+
+def rate_text(rate: float) -> str:
+    """Requests a second in three digits or, from a thousand on, to the request."""
+    return f"{rate:,.0f}" if rate >= 999.5 else f"{rate:.3g}"

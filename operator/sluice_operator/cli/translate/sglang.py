@@ -73,6 +73,12 @@ FLAGS: Final = (
         "factor on what admission reserves for answers",
         fraction,
     ),
+    Flag(
+        ("attention-backend",),
+        "engine.attentionBackend",
+        "what computes attention",
+        one_of({"flashinfer": "flashinfer", "torch_native": "torch"}),
+    ),
     switch("disable-radix-cache", "engine.prefixCache", False, "no prefix is kept"),
     Flag(
         ("radix-eviction-policy",),

@@ -1,19 +1,23 @@
 """Log-probabilities of sampled tokens and of prompt tokens.
 
 They are those of the model's own distribution, before bias, penalties, grammar and temperature: so
-they do not depend on how a request samples, and those of prompt and answer are comparable. Rows
-that do not ask for logprobs cost nothing. Knows no request.
+they do not depend on how a request samples, and those of prompt and answer are comparable. They are
+computed with the step and read when it lands. Rows that do not ask for logprobs cost nothing. Knows
+no request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_runtime.engine.device import Device
+from sluice_runtime.engine.sampling.columns import Whole, sent
 from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, RowAdded
 
@@ -33,29 +37,65 @@ class _Prompt:
     token_ids: tuple[int, ...]
     top: int
     scores: list[TokenLogprob] = field(default_factory=list)
+    """Of the steps that have landed."""
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """Of a piece of a prompt."""
+
+    prompt: _Prompt
+    table: Tensor
+    """See `score`."""
 
 
 @dataclass(frozen=True)
 class StepLogprobs:
     """Logprobs of one step, taken before its logits are changed."""
 
-    places: Tensor
-    """[k] indices of the step's sampling rows that asked for logprobs."""
+    places: Sequence[int]
+    """[k] which of the step's sampling rows asked for logprobs."""
     top: list[int]
+    at: Tensor
+    """[k] the places, on the device."""
     logprobs: Tensor
     """[k, vocabulary]"""
 
-    def of(self, tokens: Tensor) -> dict[int, TokenLogprob]:
-        """Logprobs of the sampled tokens [m], by index among the step's sampling rows."""
-        drawn = tokens[self.places].clamp(min=0)
-        scores = scored(self.logprobs, drawn, self.top)
-        return dict(zip(self.places.tolist(), scores, strict=True))
+    def of(self, tokens: Tensor) -> Tensor:
+        """See `score`; for the tokens [m] that the step's rows sampled."""
+        return score(self.logprobs, tokens.index_select(0, self.at).clamp(min=0))
+
+
+@dataclass(frozen=True)
+class StepScores:
+    """All scores of one step, computed but not read yet."""
+
+    prompts: Sequence[PromptScores]
+    drawn: StepLogprobs | None
+    tokens: Tensor
+    """[m] sampled."""
+
+    def tables(self) -> list[Tensor]:
+        """What `read` wants to have in the host's memory."""
+        tables = [piece.table for piece in self.prompts]
+        return tables if self.drawn is None else [*tables, self.drawn.of(self.tokens)]
+
+    def read(self, tables: Sequence[Tensor]) -> dict[int, TokenLogprob]:
+        """Logprobs of the sampled tokens, by index among the step's sampling rows; prompts get
+        theirs."""
+        for piece, table in zip(self.prompts, tables, strict=False):
+            top = [piece.prompt.top] * len(table)
+            piece.prompt.scores.extend(read_scores(table, top))
+        if self.drawn is None:
+            return {}
+        return dict(zip(self.drawn.places, read_scores(tables[-1], self.drawn.top), strict=True))
 
 
 class Logprobs:
     """Knows which rows ask for logprobs, and the prompts that are partly scored."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._top: dict[int, int] = {}
         self._prompts: dict[int, _Prompt] = {}
 
@@ -72,54 +112,73 @@ class Logprobs:
         self._top.pop(row, None)
         self._prompts.pop(row, None)
 
-    def capture(self, logits: Tensor, rows: tuple[int, ...]) -> StepLogprobs | None:
+    def capture(self, logits: Tensor, rows: Sequence[int]) -> StepLogprobs | None:
         """logits: [m, vocabulary] of `rows`, not changed yet; None when no row asks."""
         if not self._top:
             return None
-        asking = [(place, self._top[row]) for place, row in enumerate(rows) if row in self._top]
+        asking = {place: self._top[row] for place, row in enumerate(rows) if row in self._top}
         if not asking:
             return None
-        places = torch.tensor([place for place, _ in asking])
-        top = [top for _, top in asking]
-        return StepLogprobs(places, top, torch.log_softmax(logits[places], -1))
+        places = list(asking)
+        (at,) = sent(self._device, [np.array(places, np.int64)])
+        logprobs = torch.log_softmax(logits.index_select(0, at), -1)
+        return StepLogprobs(places, list(asking.values()), at, logprobs)
 
-    def read(self, batch: Batch, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> None:
+    def read(
+        self, batch: Batch, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]
+    ) -> list[PromptScores]:
         """Scores the prompt tokens of the step. hidden: [n, h], of the step's tokens."""
+        pieces: list[PromptScores] = []
         begin = 0
         for extend in batch.extend_rows if self._prompts else ():
             end = begin + len(extend.token_ids)
             if prompt := self._prompts.get(extend.row):
-                _read(prompt, extend, hidden[begin:end], logits_of)
+                pieces += self._pieces(prompt, extend, hidden[begin:end], logits_of)
             begin = end
+        return pieces
 
     def finished(self, batch: Batch) -> dict[int, list[TokenLogprob]]:
-        """By row, the scores of prompts that end in this step; each is returned once."""
+        """By row, the scores of prompts that end in this step, complete when it has landed; each is
+        returned once."""
         done = [e.row for e in batch.extend_rows if e.samples and e.row in self._prompts]
         return {row: self._prompts.pop(row).scores for row in done}
 
+    def _pieces(
+        self,
+        prompt: _Prompt,
+        extend: ExtendRow,
+        hidden: Tensor,
+        logits_of: Callable[[Tensor], Tensor],
+    ) -> list[PromptScores]:
+        """Each token predicts the next one, which may be in the next chunk."""
+        predicted: Whole = np.array(prompt.token_ids[extend.start + 1 :][: len(hidden)], np.int64)
+        if not len(predicted):
+            return []
+        (targets,) = sent(self._device, [predicted])
+        pieces = []
+        for first in range(0, len(targets), _PROMPT_TOKENS):
+            tokens = targets[first : first + _PROMPT_TOKENS]
+            logprobs = torch.log_softmax(logits_of(hidden[first : first + len(tokens)]), -1)
+            pieces.append(PromptScores(prompt, score(logprobs, tokens)))
+        return pieces
 
-def _read(
-    prompt: _Prompt, extend: ExtendRow, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]
-) -> None:
-    """Each token predicts the next one, which may be in the next chunk."""
-    predicted = torch.tensor(prompt.token_ids[extend.start + 1 :][: len(hidden)])
-    for first in range(0, len(predicted), _PROMPT_TOKENS):
-        targets = predicted[first : first + _PROMPT_TOKENS]
-        logits = logits_of(hidden[first : first + len(targets)])
-        logprobs = torch.log_softmax(logits, -1)
-        prompt.scores.extend(scored(logprobs, targets, [prompt.top] * len(targets)))
 
-
-def scored(logprobs: Tensor, tokens: Tensor, top: list[int]) -> list[TokenLogprob]:
-    """logprobs: [k, vocabulary]; tokens [k], and how many of the most probable to return: [k]."""
+def score(logprobs: Tensor, tokens: Tensor) -> Tensor:
+    """logprobs: [k, vocabulary]; tokens: [k] → [k, 3 + 2 x n] float64, which holds all exactly: the
+    token, its logprob, its rank, the n most probable tokens, their logprobs."""
     own = logprobs.gather(1, tokens[:, None])
-    ranks = (logprobs > own).sum(-1) + 1
+    ranks = (logprobs > own).sum(-1, keepdim=True) + 1
     best = logprobs.topk(min(MAX_TOP_LOGPROBS, logprobs.shape[1]))
-    best_ids, best_values = best.indices.tolist(), best.values.clamp(min=MIN_LOGPROB).tolist()
-    values = own.squeeze(1).clamp(min=MIN_LOGPROB).tolist()
+    columns = tokens[:, None], own, ranks, best.indices, best.values
+    return torch.cat([column.double() for column in columns], 1)
+
+
+def read_scores(table: Tensor, top: list[int]) -> list[TokenLogprob]:
+    """table: see `score`; top: [k] how many of the most probable tokens to return."""
+    most = (table.shape[1] - 3) // 2
+    ids = table[:, [0, 2, *range(3, 3 + most)]].long().tolist()
+    values = table[:, [1, *range(3 + most, 3 + 2 * most)]].clamp(min=MIN_LOGPROB).tolist()
     return [
-        TokenLogprob(token, value, rank, list(zip(ids, others, strict=True))[:count])
-        for token, value, rank, ids, others, count in zip(
-            tokens.tolist(), values, ranks.tolist(), best_ids, best_values, top, strict=True
-        )
+        TokenLogprob(token, value, rank, list(zip(others, their, strict=True))[:count])
+        for (token, rank, *others), (value, *their), count in zip(ids, values, top, strict=True)
     ]

@@ -3,78 +3,156 @@
 Presence and frequency count the answer's tokens, as OpenAI defines them: a logit loses `presence`
 once and `frequency` for each occurrence. Repetition looks at prompt and answer, as transformers
 defines it: a positive logit is divided by it, another one multiplied; it comes first.
-Every row has counts for the whole vocabulary, allocated at the start, so that no step runs out of
-memory for them. Knows no request and no distribution.
+
+Only logits of tokens that are in a row are touched. Each row has a list of them and a count of each
+token of the vocabulary on the device, where drawn tokens are added; the host knows how long the
+lists are. All is allocated at the start, so that no step runs out of memory for it. Knows no
+request and no distribution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_runtime.engine.device import Device
+from sluice_runtime.engine.sampling.columns import Real, Whole, sent
 from sluice_runtime.kv.pool import zeros
 from sluice_runtime.messages import Sampling
 
 
-class Penalties:
-    """Counts and parameters of `rows` rows, of which some are penalised."""
+@dataclass(frozen=True)
+class _New:
+    """Of a row that is penalised from now on."""
 
-    def __init__(self, rows: int, vocabulary_size: int) -> None:
+    row: int
+    tokens: Whole
+    """Those in prompt or answer, each once."""
+    drawn: Whole
+    """Those in the answer, each once."""
+    counts: Whole
+    """How often each of `drawn` is in it."""
+
+
+@dataclass(frozen=True)
+class PenalisedRows:
+    """k of a step's rows, on the device; [k] each."""
+
+    places: Tensor
+    """Among the rows of the step."""
+    rows: Tensor
+    lengths: Tensor
+    """Of their lists."""
+    most: int
+    """The longest of them."""
+    parameters: tuple[Tensor, Tensor, Tensor]
+    """Presence, frequency, repetition: [k, 1] each."""
+
+
+class Penalties:
+    """`rows` rows of at most `context_tokens` tokens, of which some are penalised."""
+
+    def __init__(
+        self, rows: int, vocabulary_size: int, context_tokens: int, device: Device
+    ) -> None:
         self._vocabulary = vocabulary_size
-        self._rows: set[int] = set()
-        self._penalised = torch.zeros(rows, dtype=torch.bool)
-        """[rows]: the same, as a mask."""
-        self._counts = zeros((rows, vocabulary_size), torch.int32)
+        self._device = device
+        self._penalised = np.zeros(rows, np.bool_)
+        self._parameters: Real = np.zeros((3, rows))
+        """[3, rows]: presence, frequency, repetition."""
+        self._lengths: Whole = np.zeros(rows, np.int64)
+        """[rows]: of the lists."""
+        self._counts = zeros((rows, vocabulary_size), torch.int32, device.place)
         """[rows, v]: how often each token is in the answer."""
-        self._seen = zeros((rows, vocabulary_size), torch.bool)
-        """[rows, v]: whether it is in prompt or answer."""
-        self._parameters = torch.zeros((rows, 3))
-        """[rows, 3]: presence, frequency, repetition."""
+        self._tokens = zeros((rows, context_tokens + 1), torch.int32, device.place)
+        """[rows, context + 1]: prompt and answer, in any order, some of them several times. One
+        more, since a row that has ended may be in a step that was launched ahead."""
+        self._new: list[_New] = []
 
     def add(
         self, row: int, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
     ) -> None:
-        """`answer`: tokens sampled for the request before it was in this row."""
-        self._parameters[row] = torch.tensor(
-            (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+        """`prompt`: one token at least; `answer`: tokens sampled for the request before it was in
+        this row. `send` follows."""
+        self._parameters[:, row] = (
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
         )
-        drawn = torch.tensor(answer, dtype=torch.int64)
-        self._counts[row] = drawn.bincount(minlength=self._vocabulary)
-        self._seen[row] = self._counts[row] > 0
-        self._seen[row, torch.tensor(prompt, dtype=torch.int64)] = True
-        self._rows.add(row)
+        seen = np.zeros(self._vocabulary, np.bool_)
+        seen[[*prompt, *answer]] = True
+        tokens = np.flatnonzero(seen)
+        drawn, counts = np.unique(np.array(answer, np.int64), return_counts=True)
+        self._new.append(_New(row, tokens, drawn, counts))
+        self._lengths[row] = len(tokens)
         self._penalised[row] = True
 
     def drop(self, row: int) -> None:
         """The row is not penalised from now on."""
-        if row in self._rows:
-            self._rows.remove(row)
-            self._penalised[row] = False
+        self._penalised[row] = False
 
-    def apply(self, logits: Tensor, rows: Tensor) -> None:
-        """logits: [m, v] of m rows, changed in place."""
-        at = self._where(rows)
-        if not len(at):
+    def send(self) -> None:
+        """The device learns of rows that were added."""
+        if not self._new:
             return
-        penalised = rows[at]
-        presence, frequency, repetition = self._parameters[penalised].T[:, :, None]
-        chosen, counts = logits[at], self._counts[penalised]
-        repeated = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
-        chosen = torch.where(self._seen[penalised], repeated, chosen)
-        logits[at] = chosen - frequency * counts - presence * (counts > 0)
+        new, self._new = self._new, []
+        width = self._tokens.shape[1]
+        columns = (
+            np.concatenate([one.row * width + np.arange(len(one.tokens)) for one in new]),
+            np.concatenate([one.tokens for one in new]),
+            np.concatenate([one.row * self._vocabulary + one.drawn for one in new]),
+            np.concatenate([one.counts for one in new]),
+        )
+        listed, tokens, counted, counts = sent(self._device, columns)
+        for one in new:
+            self._counts[one.row].zero_()
+        self._tokens.view(-1).index_copy_(0, listed, tokens.int())
+        self._counts.view(-1).index_copy_(0, counted, counts.int())
 
-    def count(self, rows: Tensor, tokens: Tensor) -> None:
-        """Counts sampled tokens [m]; a row without one is unchanged."""
-        at = self._where(rows)
-        drawn = tokens[at]
-        at, drawn = at[drawn >= 0], drawn[drawn >= 0]
-        self._counts[rows[at], drawn] += 1
-        self._seen[rows[at], drawn] = True
+    def of(self, rows: Whole) -> PenalisedRows | None:
+        """Those of a step's rows that are penalised."""
+        places = np.flatnonzero(self._penalised[rows])
+        if not len(places):
+            return None
+        rows = rows[places]
+        columns = [places, rows, self._lengths[rows], *self._parameters[:, rows]]
+        at, row, lengths, *parameters = sent(self._device, columns)
+        presence, frequency, repetition = (column.float()[:, None] for column in parameters)
+        longest = int(self._lengths[rows].max())
+        return PenalisedRows(at, row, lengths, longest, (presence, frequency, repetition))
 
-    def _where(self, rows: Tensor) -> Tensor:
-        """Which of `rows` are penalised: [k] indices."""
-        if not self._rows:
-            return rows[:0]
-        return self._penalised[rows].nonzero().squeeze(1)
+    def apply(self, logits: Tensor, penalised: PenalisedRows) -> None:
+        """logits: [m, v] of the step's rows, changed in place."""
+        presence, frequency, repetition = penalised.parameters
+        tokens = self._listed(penalised)
+        counts = self._counts.view(-1)[penalised.rows[:, None] * self._vocabulary + tokens]
+        places = tokens.add_(penalised.places[:, None] * self._vocabulary)
+        flat = logits.view(-1)
+        before = flat[places]
+        after = torch.where(before > 0, before / repetition, before * repetition)
+        after.sub_(frequency * counts).sub_(presence * (counts > 0))
+        flat[places] = after
+
+    def count(self, penalised: PenalisedRows, rows: Whole, tokens: Tensor) -> None:
+        """Adds the tokens [m] drawn for the step's rows; where none was drawn the row's first one
+        is listed again, which changes nothing. rows: [m], on the host."""
+        last, row = self._tokens.shape[1] - 1, penalised.rows
+        drawn = tokens.index_select(0, penalised.places)
+        found = drawn >= 0
+        token = torch.where(found, drawn, self._tokens[:, 0].index_select(0, row).long())
+        ends = row * (last + 1) + penalised.lengths.clamp(max=last)
+        self._tokens.view(-1).index_copy_(0, ends, token.int())
+        self._counts.view(-1).index_add_(0, row * self._vocabulary + token, found.int())
+        growing = rows[self._penalised[rows]]
+        self._lengths[growing] = (self._lengths[growing] + 1).clip(max=last + 1)
+
+    def _listed(self, penalised: PenalisedRows) -> Tensor:
+        """[k, most] tokens. Behind its end a list repeats its first one, whose logit then gets its
+        value once more."""
+        listed = self._tokens[:, : penalised.most].index_select(0, penalised.rows).long()
+        places = torch.arange(penalised.most, device=listed.device)
+        return torch.where(places < penalised.lengths[:, None], listed, listed[:, :1])

@@ -1,6 +1,7 @@
 """Random numbers that are a function of (seed, position) and of nothing else.
 
-Not of the batch, the step, the process or the machine: the same request gives the same answer.
+Not of the batch, the step, the process or the machine: the same request gives the same answer. The
+host knows both before a step runs, so it computes the numbers for every device.
 """
 
 from __future__ import annotations
@@ -8,23 +9,17 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 _Words = NDArray[np.uint64]
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _UNIT: Final = 2.0**-53
 
 
-def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """A number in [0, 1) for each (seed, position): [m] int64, [m] int64 → [m] float64."""
-    mixed = _mix(_mix(_words(seeds)) ^ _mix(_words(positions) + _GOLDEN))
-    return torch.from_numpy((mixed >> np.uint64(11)) * _UNIT)
-
-
-def _words(numbers: Tensor) -> _Words:
-    return numbers.numpy().view(np.uint64)
+def uniform(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """A number in [0, 1) for each (seed, position): [m], [m] → [m]."""
+    mixed = _mix(_mix(seeds.view(np.uint64)) ^ _mix(positions.view(np.uint64) + _GOLDEN))
+    return (mixed >> np.uint64(11)).astype(np.float64) * _UNIT
 
 
 def _mix(value: _Words) -> _Words:

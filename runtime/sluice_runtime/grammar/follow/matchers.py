@@ -1,4 +1,4 @@
-"""One matcher for each live request with a grammar, and the mask of a step's logits.
+"""One matcher for each live request with a grammar, and the masks of a step's tokens.
 
 A matcher takes the tokens that the runner draws, in the order of its steps, so the next step can be
 launched before results have been read. It outlives a retraction of its request: each step carries
@@ -10,7 +10,7 @@ grammar is too slow is given up and returned by the next `take_slow`. Knows no s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Final
 from weakref import finalize
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from sluice_runtime.errors import GrammarProcessError
 from sluice_runtime.grammar.allowance import (
@@ -64,6 +62,16 @@ class Slow:
     field: str
     """The request's field that asked for the grammar."""
     why: TooSlow
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Of k rows of a step. Valid until the next are made."""
+
+    places: Sequence[int]
+    """[k] which of the step's rows."""
+    words: NDArray[np.int32]
+    """[k, vocabulary / 32]: a bit for each token that is allowed, the lowest first."""
 
 
 class Matcher:
@@ -235,28 +243,34 @@ class Matchers:
             if matcher := self._requests.get(added.request_id):
                 self._rows[added.row] = matcher
 
-    def mask(self, logits: Tensor, rows: Sequence[int], context_tokens: Tensor) -> None:
-        """Sets tokens that a grammar forbids to -inf. logits: [m, vocabulary] of `rows`, [m]."""
+    def follows(self, rows: Sequence[int]) -> bool:
+        """Whether one of the rows has a grammar: its mask needs all tokens before it."""
+        return bool(self._rows) and any(row in self._rows for row in rows)
+
+    def masks(self, rows: Sequence[int], context_tokens: Sequence[int]) -> Masks | None:
+        """Of those of `rows` that follow a grammar, behind so many tokens of each; None: no row
+        does."""
         if not self._rows:
-            return
+            return None
         found = [(place, self._rows.get(row)) for place, row in enumerate(rows)]
         matched = [(place, one) for place, one in found if one is not None and not one.slow]
         if not matched:
-            return
-        contexts = context_tokens.tolist()
-        words = self._filled([(matcher, contexts[place]) for place, matcher in matched])
-        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
-        forbidden = torch.from_numpy(bits[:, : self._vocabulary_size]) == 0
-        places = torch.tensor([place for place, _ in matched])
-        logits[places] = logits[places].masked_fill(forbidden, -torch.inf)
+            return None
+        words = self._filled([(matcher, context_tokens[place]) for place, matcher in matched])
+        return Masks([place for place, _ in matched], words)
 
-    def advance(self, rows: Sequence[int], tokens: Iterable[int]) -> None:
-        """The tokens that were drawn for `rows`, in their order."""
+    def accepting(self, rows: Sequence[int]) -> Callable[[Sequence[int]], None]:
+        """Takes the tokens that a step draws for `rows`, in their order. The matchers are those of
+        now: when the tokens are known, the next step may have dropped rows."""
         if not self._rows:
-            return
-        for row, token in zip(rows, tokens, strict=True):
-            if matcher := self._rows.get(row):
-                matcher.accept(token)
+            return _accept_nothing
+        matched = [(place, self._rows[row]) for place, row in enumerate(rows) if row in self._rows]
+
+        def accept(tokens: Sequence[int]) -> None:
+            for place, matcher in matched:
+                matcher.accept(tokens[place])
+
+        return accept
 
     def take_slow(self, step: int) -> list[Slow]:
         """Requests given up in this step or before, since the last call; from any thread. Those of
@@ -311,6 +325,10 @@ class Matchers:
         return Turn(
             closed, forgotten, opened, [matcher.line(tokens) for matcher, tokens in matched]
         )
+
+
+def _accept_nothing(tokens: Sequence[int]) -> None:
+    """No row has a grammar."""
 
 
 def _judge(matchers: Sequence[Matcher], turned: Turned) -> None:

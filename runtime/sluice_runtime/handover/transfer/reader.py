@@ -1,4 +1,4 @@
-"""Reads pages beside the engine's loop: a few threads over one backend.
+"""Reads pages beside the engine's loop: a few threads over one `Landing`.
 
 The loop submits a job for each announced chunk and collects results when it is woken. Every job has
 exactly one result. Knows no scheduler: pages are addresses here.
@@ -14,15 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluice_runtime.handover.transfer.backend import (
-    Piece,
-    TransferBackend,
-    TransferError,
-    total_bytes,
-)
-from sluice_runtime.handover.transfer.checksum import checksum
+from sluice_runtime.handover.transfer.backend import TransferError, total_bytes
+from sluice_runtime.handover.transfer.landing import Landing
 from sluice_runtime.handover.transfer.reads import (
-    ChecksumMismatchError,
     ReadCancelledError,
     ReaderCounts,
     ReaderFullError,
@@ -54,12 +48,12 @@ class PageReader:
 
     def __init__(
         self,
-        backend: TransferBackend,
+        landing: Landing,
         on_finished: Callable[[], None],
         workers: int = WORKERS,
         max_queued: int = MAX_QUEUED,
     ) -> None:
-        self._backend = backend
+        self._landing = landing
         self._on_finished = on_finished
         self._max_queued = max_queued
         self._workers = workers
@@ -102,7 +96,7 @@ class PageReader:
             for job in dropped:
                 self._record(ReadResult(job, 0.0, ReadCancelledError(f"room {room}: cancelled")))
         for job in begun:
-            self._backend.interrupt(job.pieces)
+            self._landing.interrupt(job)
         if dropped:
             self._on_finished()
 
@@ -127,7 +121,7 @@ class PageReader:
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Drops what waits, and waits for what runs; a thread that is still busy then is left.
 
-        Does not close the backend.
+        Does not close the backend below.
         """
         with self._changed:
             self._closed = True
@@ -172,9 +166,7 @@ class PageReader:
 
     def _read(self, job: ReadJob) -> TransferError | None:
         try:
-            self._backend.read(job.session, job.pieces, job.timeout_seconds)
-            if job.expected_checksum is not None:
-                verify(job.pieces, job.expected_checksum, job.room)
+            self._landing.read(job)
         except TransferError as error:
             peer = job.session.partition("#")[0]
             logger.warning("room %d: a read from %s failed: %s", job.room, peer, error)
@@ -194,15 +186,3 @@ class PageReader:
         totals.reads += 1
         totals.read_bytes += total_bytes(result.job.pieces)
         totals.read_seconds += result.seconds
-
-
-def verify(pieces: tuple[Piece, ...], expected: int, room: int) -> None:
-    """
-    Raises:
-        ChecksumMismatchError: our memory has other bytes than announced.
-    """
-    found = checksum(((piece.local_address, piece.length_bytes) for piece in pieces), room)
-    if found != expected:
-        raise ChecksumMismatchError(
-            f"checksum of {total_bytes(pieces)} bytes is {found:016x}, announced: {expected:016x}"
-        )

@@ -25,6 +25,13 @@ class ReaderFullError(TransferError):
     reason = "QueueFull"
 
 
+class StagingLostError(TransferError):
+    """No block of staging memory is left; reads that timed out may still write all of them. The
+    engine has to start anew."""
+
+    reason = "StagingLost"
+
+
 class UnexpectedError(TransferError):
     """A bug, ours or a library's. Nothing is known of what was read."""
 

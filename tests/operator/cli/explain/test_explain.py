@@ -13,7 +13,7 @@ from sluice_contract.explain import Answer, Arrangement, Question
 from sluice_operator.cli.explain.command import run
 from sluice_operator.cli.explain.hints import HINTS
 from sluice_operator.cli.explain.question import ask
-from sluice_operator.cli.explain.verdicts import verdicts
+from sluice_operator.cli.explain.verdicts import rate_text, verdicts
 from sluice_operator.kube.kinds import Manifest
 
 A100, H100 = "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3"
@@ -117,11 +117,11 @@ def test_pools_land_on_the_nodes_of_a_file_and_equal_ones_are_simulated_once(
 def test_a_model_of_a_hub_is_explained_though_it_cannot_be_fetched_yet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = {"uri": "hf://Qwen/Qwen3-8B", "revision": "main"}
+    model = {"uri": "hf://Qwen/Qwen3-8B", "revision": "main", "name": "q"}
     simulator = Simulator(rates(2, 4, 4, 8, 3))
     assert run(["-f", written(tmp_path, model=model), "--accelerator", A100], simulator) == 0
     assert "hf://Qwen/Qwen3-8B: not implemented yet" in capsys.readouterr().out
-    assert "Qwen3-8B" in simulator.asked[0].model_names
+    assert simulator.asked[0].model_names == ("hf://Qwen/Qwen3-8B", "q")
     wrong = written(tmp_path, model={"uri": "s3://x"})
     assert run(["-f", wrong, "--accelerator", A100], simulator) == 1
     assert "spec.model.uri" in capsys.readouterr().err
@@ -195,3 +195,22 @@ def test_arrangements_of_the_answer_are_those_that_are_shown() -> None:
     from sluice_operator.cli.explain.shown import ARRANGED
 
     assert set(ARRANGED) == set(Arrangement.model_fields["name"].annotation.__args__)  # type: ignore[union-attr]
+
+
+def test_a_pool_that_lacks_its_other_half_is_refused_on_a_product_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, mode="Disaggregated", pools={"prefill": {}})
+    assert run(["-f", file, "--accelerator", A100], Simulator(rates(1, 1, 1, 1, 1))) == 1
+    assert "both prefill and decode" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["-f", "nofile.yaml"], Simulator(rates(1, 1, 1, 1, 1))) == 2
+    assert capsys.readouterr().err == "nofile.yaml: No such file or directory\n"
+
+
+def test_large_rates_are_plain_numbers() -> None:
+    assert [rate_text(rate) for rate in (0.5, 8.444, 999.4, 999.9, 4280.4)] == [
+        "0.5", "8.44", "999", "1,000", "4,280",
+    ]  # fmt: skip

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
-from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
+from sluice_runtime.engine.sampling.draw import SamplingRows, sample
 from sluice_runtime.engine.sampling.randomness import uniform
 from sluice_runtime.engine.sampling.restriction import restrict
+from sluice_runtime.layers.nucleus import nucleus
 from sluice_runtime.scheduler.batch import NO_TOKEN
+
+from tests.runtime.engine.sampling.parameters import rows_of
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 0.5])
 
 
-def rows(
-    count: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = -1,
-    min_p: float = 0.0,
-    seed: int = 5,
-) -> SamplingRows:
-    restrictions = Restrictions(
-        torch.full((count,), top_k), torch.full((count,), top_p), torch.full((count,), min_p)
-    )
-    return SamplingRows(
-        torch.full((count,), temperature),
-        torch.full((count,), seed),
-        torch.arange(count),
-        restrictions,
-    )
+def rows(count: int, vocabulary: int = len(LOGITS), **parameters: Any) -> SamplingRows:
+    return rows_of(count, vocabulary, **parameters)
 
 
-def shares(logits: torch.Tensor, parameters: SamplingRows) -> torch.Tensor:
-    count = len(parameters.seed)
-    tokens = sample(logits.expand(count, -1).clone(), parameters)
+def shares(count: int, logits: torch.Tensor = LOGITS, **parameters: Any) -> torch.Tensor:
+    tokens = sample(logits.expand(count, -1).clone(), rows(count, len(logits), **parameters))
     return torch.bincount(tokens, minlength=len(logits)) / count
 
 
@@ -47,7 +37,7 @@ def test_a_tiny_temperature_is_greedy_whatever_the_logits(
     temperature: float, restricted: dict[str, float]
 ) -> None:
     for logits in (LOGITS, LOGITS * 1e4, LOGITS - 1e4, LOGITS * 1e30):
-        parameters = rows(3, temperature, **restricted)  # type: ignore[arg-type]
+        parameters = rows(3, temperature=temperature, **restricted)
         assert sample(logits.expand(3, -1).clone(), parameters).tolist() == [1, 1, 1]
 
 
@@ -58,7 +48,7 @@ def test_a_row_without_a_distribution_gets_no_token_and_does_not_affect_others(
     value: float, temperature: float, restricted: dict[str, float]
 ) -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2))
-    parameters = rows(4, temperature, **restricted)  # type: ignore[arg-type]
+    parameters = rows(4, 50, temperature=temperature, **restricted)
     undisturbed = sample(logits.clone(), parameters)
     logits[1, 7] = value
     logits[2] = float("-inf")
@@ -69,13 +59,13 @@ def test_a_row_without_a_distribution_gets_no_token_and_does_not_affect_others(
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_shares_follow_the_softmax(temperature: float) -> None:
     wanted = torch.softmax(LOGITS / temperature, -1)
-    assert torch.allclose(shares(LOGITS, rows(20_000, temperature)), wanted, atol=0.015)
+    assert torch.allclose(shares(20_000, temperature=temperature), wanted, atol=0.015)
 
 
 def test_top_k_keeps_the_most_probable() -> None:
     wanted = torch.softmax(LOGITS, -1)
     wanted[[0, 3, 4]] = 0
-    got = shares(LOGITS, rows(20_000, top_k=2))
+    got = shares(20_000, top_k=2)
     assert torch.allclose(got, wanted / wanted.sum(), atol=0.015)
 
 
@@ -83,20 +73,20 @@ def test_top_p_keeps_the_fewest_that_reach_it() -> None:
     probabilities = torch.softmax(LOGITS, -1)
     top = (probabilities[1] + probabilities[2]).item()
     for top_p, kept in ((top - 0.01, {1, 2}), (top + 0.01, {0, 1, 2}), (1e-9, {1})):
-        got = shares(LOGITS, rows(5_000, top_p=top_p))
+        got = shares(5_000, top_p=top_p)
         assert set(got.nonzero().flatten().tolist()) == kept
 
 
 def test_top_k_applies_before_top_p() -> None:
     """Of the two kept by top_k, the first holds 0.73 of what is left."""
-    assert shares(LOGITS, rows(2_000, top_k=2, top_p=0.7))[1] == 1.0
+    assert shares(2_000, top_k=2, top_p=0.7)[1] == 1.0
 
 
 def test_min_p_keeps_tokens_close_to_the_most_probable() -> None:
     shares_of_best = torch.softmax(LOGITS, -1) / torch.softmax(LOGITS, -1).max()
     for min_p, kept in ((0.3, {1, 2}), (0.1, {0, 1, 2}), (1.0, {1})):
         assert set((shares_of_best >= min_p).nonzero().flatten().tolist()) == kept
-        got = shares(LOGITS, rows(5_000, min_p=min_p))
+        got = shares(5_000, min_p=min_p)
         assert set(got.nonzero().flatten().tolist()) == kept
 
 
@@ -104,8 +94,10 @@ def test_a_wide_nucleus_is_found_too() -> None:
     """Beyond the tokens that are looked at first, in one row of two."""
     logits = torch.linspace(1, 0, 5000).expand(2, -1).clone()
     logits[0, 0] = 100.0
-    ones = torch.ones(2)
-    kept = restrict(logits, ones, torch.tensor([-1, -1]), 0.99 * ones, 0 * ones).isfinite()
+    restrictions = rows(2, 5000, top_p=0.99).restrictions
+    assert restrictions is not None
+    restrict(logits, restrictions, nucleus)
+    kept = logits.isfinite()
     probabilities = torch.softmax(torch.linspace(1, 0, 5000), -1).double()
     wanted = int((probabilities.cumsum(-1) < 0.99).sum()) + 1
     assert 4000 < wanted < 5000
@@ -114,29 +106,25 @@ def test_a_wide_nucleus_is_found_too() -> None:
 
 def test_equal_logits_stay_or_go_together() -> None:
     logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])
-    assert set(shares(logits, rows(2_000, top_k=2)).nonzero().flatten().tolist()) == {0, 1, 2, 3}
+    assert set(shares(2_000, logits, top_k=2).nonzero().flatten().tolist()) == {0, 1, 2, 3}
 
 
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
     logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(1))
-    together = SamplingRows(torch.ones(64), torch.full((64,), 5), torch.arange(64))
-    all_at_once = sample(logits, together)
+    all_at_once = sample(logits, rows(64, 300))
     for index in (0, 17, 63):
-        alone = SamplingRows(torch.ones(1), torch.tensor([5]), torch.tensor([index]))
+        alone = rows(1, 300, position=[index])
         assert sample(logits[index : index + 1], alone) == all_at_once[index]
-    assert not torch.equal(sample(logits, rows(64, seed=6)), all_at_once)
+    assert not torch.equal(sample(logits, rows(64, 300, seed=6)), all_at_once)
 
 
 def test_rows_with_different_parameters_share_a_batch() -> None:
-    mixed = SamplingRows(
-        temperature=torch.tensor([0.0, 1.0, 1.0]),
-        seed=torch.tensor([1, 2, 3]),
-        position=torch.tensor([4, 5, 6]),
-        restrictions=Restrictions(
-            top_k=torch.tensor([-1, -1, -1]),
-            top_p=torch.tensor([1.0, 1.0, 1e-9]),
-            min_p=torch.zeros(3),
-        ),
+    mixed = rows(
+        3,
+        temperature=[0.0, 1.0, 1.0],
+        seed=[1, 2, 3],
+        position=[4, 5, 6],
+        top_p=[1.0, 1.0, 1e-9],
     )
     tokens = sample(LOGITS.expand(3, -1).clone(), mixed)
     assert tokens[0] == tokens[2] == 1
@@ -144,11 +132,11 @@ def test_rows_with_different_parameters_share_a_batch() -> None:
 
 def test_masked_tokens_are_never_drawn() -> None:
     logits = torch.tensor([float("-inf"), 0.0, float("-inf"), 0.0, float("-inf")])
-    assert set(shares(logits, rows(2_000)).nonzero().flatten().tolist()) == {1, 3}
+    assert set(shares(2_000, logits).nonzero().flatten().tolist()) == {1, 3}
 
 
 def test_uniform_is_uniform_and_independent_for_neighbours() -> None:
-    numbers = uniform(torch.arange(50_000) // 250, torch.arange(50_000) % 250)
+    numbers = torch.from_numpy(uniform(np.arange(50_000) // 250, np.arange(50_000) % 250))
     assert numbers.min() >= 0
     assert numbers.max() < 1
     counts = torch.histc(numbers.float(), 20, 0, 1)
@@ -158,6 +146,6 @@ def test_uniform_is_uniform_and_independent_for_neighbours() -> None:
 
 def test_the_values_of_uniform_never_change() -> None:
     """Changing these would change what a seed gives a client."""
-    extremes = torch.tensor([0, 1, 2**63 - 1])
-    got = uniform(extremes, torch.tensor([0, 7, 4096])).tolist()
+    extremes = np.array([0, 1, 2**63 - 1])
+    got = uniform(extremes, np.array([0, 7, 4096])).tolist()
     assert got == [0.28176129772258496, 0.7811858256068281, 0.1977953389442867]

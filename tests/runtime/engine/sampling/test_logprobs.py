@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sluice_runtime.engine.sampling.logprobs import MIN_LOGPROB, Logprobs, scored
-from sluice_runtime.messages import Sampling
+from sluice_runtime.engine.device import HostDevice
+from sluice_runtime.engine.sampling.logprobs import (
+    MIN_LOGPROB,
+    Logprobs,
+    StepScores,
+    read_scores,
+    score,
+)
+from sluice_runtime.messages import Sampling, TokenLogprob
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
 
 VOCABULARY = 30
@@ -15,32 +22,36 @@ def logits_of(rows: int) -> torch.Tensor:
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(4)) * 2
 
 
+def read(scores: StepScores) -> dict[int, TokenLogprob]:
+    return scores.read(scores.tables())
+
+
 def test_a_token_has_its_logprob_its_rank_and_the_most_probable_tokens() -> None:
     logprobs = torch.log_softmax(logits_of(2), -1)
     order = logprobs[1].argsort(descending=True).tolist()
-    _, score = scored(logprobs, torch.tensor([0, order[6]]), [0, 3])
-    assert (score.token_id, score.rank) == (order[6], 7)
-    assert score.logprob == pytest.approx(float(logprobs[1, order[6]]))
-    assert [token for token, _ in score.top] == order[:3]
-    assert [value for _, value in score.top] == pytest.approx(logprobs[1][order[:3]].tolist())
+    _, one = read_scores(score(logprobs, torch.tensor([0, order[6]])), [0, 3])
+    assert (one.token_id, one.rank) == (order[6], 7)
+    assert one.logprob == pytest.approx(float(logprobs[1, order[6]]))
+    assert [token for token, _ in one.top] == order[:3]
+    assert [value for _, value in one.top] == pytest.approx(logprobs[1][order[:3]].tolist())
 
 
 def test_minus_infinity_becomes_a_finite_number() -> None:
     logprobs = torch.tensor([[0.0, float("-inf")]])
-    (score,) = scored(logprobs, torch.tensor([1]), [2])
-    assert score.logprob == MIN_LOGPROB
-    assert score.top == [(0, 0.0), (1, MIN_LOGPROB)]
+    (one,) = read_scores(score(logprobs, torch.tensor([1])), [2])
+    assert one.logprob == MIN_LOGPROB
+    assert one.top == [(0, 0.0), (1, MIN_LOGPROB)]
 
 
 def test_logprobs_are_taken_before_logits_are_changed() -> None:
-    table = Logprobs()
+    table = Logprobs(HostDevice())
     table.add(RowAdded(5, "r", Sampling(), logprobs=2))
     logits = logits_of(3)
     wanted = torch.log_softmax(logits[1], -1)
     seen = table.capture(logits, (4, 5, 6))
     logits.fill_(0)
     assert seen is not None
-    scores = seen.of(torch.tensor([1, 2, 3]))
+    scores = read(StepScores([], seen, torch.tensor([1, 2, 3])))
     assert list(scores) == [1]
     assert scores[1].logprob == pytest.approx(float(wanted[2]))
     table.drop(5)
@@ -51,7 +62,7 @@ def test_logprobs_are_taken_before_logits_are_changed() -> None:
 def test_a_prompt_is_scored_whole_in_chunks_of_any_size(chunk: int) -> None:
     prompt = torch.randint(VOCABULARY, (150,), generator=torch.Generator().manual_seed(1)).tolist()
     hidden = logits_of(150)  # a model whose head passes everything on
-    table = Logprobs()
+    table = Logprobs(HostDevice())
     table.add(RowAdded(2, "r", Sampling(), 150, tuple(prompt), prompt_logprobs=1))
     for start in range(0, 150, chunk):
         tokens = tuple(prompt[start : start + chunk])
@@ -59,8 +70,9 @@ def test_a_prompt_is_scored_whole_in_chunks_of_any_size(chunk: int) -> None:
         beside = ExtendRow(3, 0, (1, 2), samples=False)
         batch = Batch(step=1, mode=ForwardMode.EXTEND, extend_rows=(beside, extend))
         step_hidden = torch.cat((torch.zeros(2, VOCABULARY), hidden[start : start + chunk]))
-        table.read(batch, step_hidden, lambda part: part)
+        pieces = table.read(batch, step_hidden, lambda part: part)
         done = table.finished(batch)
+        read(StepScores(pieces, None, torch.tensor([])))
     assert list(done) == [2]
     logprobs = torch.log_softmax(hidden, -1)
     wanted = [float(logprobs[place, token]) for place, token in enumerate(prompt[1:])]

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sluice_runtime.engine.sampling import memory
 from sluice_runtime.engine.sampling.memory import sampling_bytes
-from sluice_runtime.engine.sampling.table import SamplingTable
+from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
 from torch.profiler import ProfilerActivity, profile
 
-ROWS, VOCABULARY = 12, 20_000
+ROWS, VOCABULARY, CONTEXT = 12, 20_000, 20_000
 WORST = {"top_p": 0.9999, "min_p": 1e-9, "presence_penalty": 1.0, "repetition_penalty": 1.2}
+LISTED = {"temperature": 0.0, "presence_penalty": 1.0, "repetition_penalty": 1.2}
 MANY = tuple(range(ROWS))
+HISTORY = tuple(range(CONTEXT))
 
 
 def table_of(**sampling: Any) -> SamplingTable:
-    table = SamplingTable(ROWS, VOCABULARY)
+    table = SamplingTable(TableSize(ROWS, VOCABULARY, CONTEXT))
     added = tuple(
-        RowAdded(row, str(row), Sampling(**sampling), 1, (1,), logprobs=20) for row in MANY
+        RowAdded(row, str(row), Sampling(**sampling), CONTEXT, HISTORY, logprobs=20) for row in MANY
     )
     table.apply(Batch(1, ForwardMode.EXTEND, added_rows=added))
     return table
@@ -31,7 +34,7 @@ def table_of(**sampling: Any) -> SamplingTable:
 def step(table: SamplingTable, logits: torch.Tensor) -> torch.Tensor:
     """The sampling of the runner, without a grammar."""
     logprobs = table.logprobs.capture(logits, MANY)
-    tokens = table.sample(logits, torch.arange(ROWS), torch.ones(ROWS, dtype=torch.int64))
+    tokens = table.sample(logits, MANY, np.ones(ROWS, np.int64))
     assert logprobs is not None
     logprobs.of(tokens)
     return tokens
@@ -54,7 +57,7 @@ def max_bytes(work: Callable[[], object]) -> int:
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 @pytest.mark.parametrize("at_once", [ROWS, 5])
-@pytest.mark.parametrize("sampling", [WORST, WORST | {"top_k": VOCABULARY}])
+@pytest.mark.parametrize("sampling", [WORST, WORST | {"top_k": VOCABULARY}, LISTED])
 def test_no_request_makes_a_step_take_more_memory_than_planned(
     monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], at_once: int
 ) -> None:
@@ -63,9 +66,9 @@ def test_no_request_makes_a_step_take_more_memory_than_planned(
     logits = torch.randn(ROWS, VOCABULARY) / 100
     step_bytes = max_bytes(lambda: step(table, logits)) + logits.nbytes
     penalties = table._penalties
-    held_bytes = penalties._counts.nbytes + penalties._seen.nbytes
-    assert held_bytes == memory.TABLE_BYTES * ROWS * VOCABULARY
-    planned = sampling_bytes(ROWS, VOCABULARY)
+    held_bytes = penalties._counts.nbytes + penalties._tokens.nbytes
+    assert held_bytes == memory.TABLE_BYTES * ROWS * (VOCABULARY + CONTEXT + 1)
+    planned = sampling_bytes(ROWS, VOCABULARY, CONTEXT)
     assert 0.7 * planned < step_bytes + held_bytes <= planned
 
 

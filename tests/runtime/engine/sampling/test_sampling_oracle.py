@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.sampling.bias import LogitBias
 from sluice_runtime.engine.sampling.penalties import Penalties
 from sluice_runtime.engine.sampling.restriction import restrict
+from sluice_runtime.layers.nucleus import nucleus
 from sluice_runtime.messages import Sampling
+
+from tests.runtime.engine.sampling.parameters import rows_of
 
 # One worker imports transformers, and no other.
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -29,6 +34,16 @@ def processed(processors: list[Any], logits: torch.Tensor, tokens: list[int]) ->
     for processor in processors:
         logits = processor(ids, logits)
     return logits
+
+
+def penalise(logits: torch.Tensor, sampling: Sampling) -> None:
+    """Row 1 of 2, in a step with no other."""
+    penalties = Penalties(2, VOCABULARY, 20, HostDevice())
+    penalties.add(1, sampling, PROMPT, ANSWER)
+    penalties.send()
+    penalised = penalties.of(np.array([1]))
+    assert penalised is not None
+    penalties.apply(logits, penalised)
 
 
 @given(
@@ -50,8 +65,10 @@ def test_the_same_tokens_are_kept(
     processors += [hf.TopPLogitsWarper(top_p)] if top_p < 1 else []
     processors += [hf.MinPLogitsWarper(min_p)] if min_p > 0 else []
     wanted = processed(processors, logits.clone(), PROMPT)
-    rows = (torch.full((3,), value) for value in (temperature, top_k, top_p, min_p))
-    got = restrict(logits.clone(), *rows) / temperature
+    rows = rows_of(3, VOCABULARY, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    if rows.restrictions is not None:
+        restrict(logits, rows.restrictions, nucleus)
+    got = logits / temperature
     torch.testing.assert_close(got, wanted)
 
 
@@ -63,9 +80,7 @@ def test_the_repetition_penalty_is_transformers(penalty: float, seed: int) -> No
     logits = logits_of(seed, 1)
     processor = hf.RepetitionPenaltyLogitsProcessor(penalty)
     wanted = processed([processor], logits.clone(), PROMPT + ANSWER)
-    penalties = Penalties(1, VOCABULARY)
-    penalties.add(0, Sampling(repetition_penalty=penalty), PROMPT, ANSWER)
-    penalties.apply(logits, torch.tensor([0]))
+    penalise(logits, Sampling(repetition_penalty=penalty))
     torch.testing.assert_close(logits, wanted)
 
 
@@ -75,10 +90,7 @@ def test_presence_and_frequency_are_openais_formula() -> None:
     for token in range(VOCABULARY):
         count = ANSWER.count(token)
         wanted[0, token] -= count * 0.5 + (count > 0) * -1.5
-    penalties = Penalties(1, VOCABULARY)
-    sampling = Sampling(frequency_penalty=0.5, presence_penalty=-1.5)
-    penalties.add(0, sampling, PROMPT, ANSWER)
-    penalties.apply(logits, torch.tensor([0]))
+    penalise(logits, Sampling(frequency_penalty=0.5, presence_penalty=-1.5))
     torch.testing.assert_close(logits, wanted)
 
 
@@ -89,9 +101,9 @@ def test_a_bias_is_added_as_transformers_adds_it() -> None:
     biases = [(3, -4.5), (7, 2.0), (39, 100.0)]
     processor = hf.SequenceBiasLogitsProcessor([[[token], value] for token, value in biases])
     wanted = processed([processor], logits.clone(), PROMPT)
-    bias = LogitBias(1)
+    bias = LogitBias(1, HostDevice())
     bias.add(0, biases)
-    bias.apply(logits, torch.tensor([0]), torch.tensor([4]))
+    bias.apply(logits, np.array([0]), np.array([4]))
     torch.testing.assert_close(logits, wanted)
 
 
@@ -103,8 +115,8 @@ def test_stop_tokens_are_masked_as_transformers_masks_them(drawn: int) -> None:
     processor = hf.MinNewTokensLengthLogitsProcessor(len(PROMPT), 3, [5, 9], device="cpu")
     answer = list(range(10, 10 + drawn))
     wanted = processed([processor], logits.clone(), PROMPT + answer)
-    bias = LogitBias(1)
+    bias = LogitBias(1, HostDevice())
     bias.forbid(0, (5, 9), len(PROMPT) + 3)
-    bias.apply(logits, torch.tensor([0]), torch.tensor([len(PROMPT) + drawn]))
+    bias.apply(logits, np.array([0]), np.array([len(PROMPT) + drawn]))
     torch.testing.assert_close(logits, wanted)
     assert bool(logits[0, 5].isinf()) == (drawn < 3)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sluice_runtime.engine.sampling.table import SamplingTable
+from sluice_contract.accelerators import Accelerator
+from sluice_runtime.engine.device import CPU, Device, HostDevice, step_device
+from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
 
+from tests.runtime.engine.late_device import LateDevice
+
 VOCABULARY = 30
 ROWS = 6
+SIZE = TableSize(ROWS, VOCABULARY, 64)
 
 SAMPLINGS = st.builds(
     Sampling,
@@ -71,18 +78,18 @@ def logits_after(tokens: list[int]) -> torch.Tensor:
     return logits.round()  # so that some are equal
 
 
-def step(table: SamplingTable, running: dict[int, Asked]) -> None:
+def step(table: SamplingTable, running: dict[int, Asked], place: torch.device = CPU) -> None:
     """One token for each of `running`, by row."""
     asked = list(running.values())
     logits = torch.stack([logits_after(one.prompt + one.answer) for one in asked])
-    positions = torch.tensor([len(one.prompt + one.answer) for one in asked])
-    tokens = table.sample(logits, torch.tensor(list(running)), positions)
+    positions = np.array([len(one.prompt + one.answer) for one in asked])
+    tokens = table.sample(logits.to(place), list(running), positions)
     for one, token in zip(asked, tokens.tolist(), strict=True):
         one.answer.append(token)
 
 
 def alone(asked: Asked, tokens: int) -> list[int]:
-    table = SamplingTable(ROWS, VOCABULARY)
+    table = SamplingTable(SIZE)
     copy = Asked(asked.sampling, asked.prompt, asked.stop_token_ids)
     table.apply(deltas(added=(copy.added(0),)))
     for _ in range(tokens):
@@ -99,7 +106,7 @@ def test_a_batch_of_mixed_rows_equals_each_row_alone(
     requests: list[Asked], retracted: list[int]
 ) -> None:
     """Some are sent back now and then, and come again in another row."""
-    table = SamplingTable(ROWS, VOCABULARY)
+    table = SamplingTable(SIZE)
     rows = list(range(ROWS))[::-1]
     running: dict[int, Asked] = {}
     waiting = list(requests)
@@ -117,8 +124,38 @@ def test_a_batch_of_mixed_rows_equals_each_row_alone(
         assert asked.answer == alone(asked, len(asked.answer))
 
 
+def answers_on(device: Device, requests: list[Asked]) -> list[list[int]]:
+    """The first tokens of requests that run side by side."""
+    table = SamplingTable(SIZE, device)
+    running = {row: replace(asked, answer=[]) for row, asked in enumerate(requests)}
+    table.apply(deltas(added=tuple(asked.added(row) for row, asked in running.items())))
+    for _ in range(4):
+        step(table, running, device.place)
+    return [asked.answer for asked in running.values()]
+
+
+SIDE_BY_SIDE = st.lists(REQUESTS, min_size=1, max_size=ROWS)
+
+
+@given(requests=SIDE_BY_SIDE)
+@settings(max_examples=20, deadline=None)
+def test_a_device_with_a_memory_of_its_own_draws_the_same(requests: list[Asked]) -> None:
+    """Nothing is read from it, and staging buffers are used again and again."""
+    device = LateDevice()
+    assert answers_on(device, requests) == answers_on(HostDevice(), requests)
+    assert device.waited == 0
+
+
+@pytest.mark.gpu
+@given(requests=SIDE_BY_SIDE)
+@settings(max_examples=50, deadline=None)
+def test_a_gpu_draws_the_same(requests: list[Asked]) -> None:
+    gpu = step_device(Accelerator(count=1))
+    assert answers_on(gpu, requests) == answers_on(HostDevice(), requests)
+
+
 def test_no_stop_token_is_drawn_before_its_time() -> None:
-    table = SamplingTable(ROWS, VOCABULARY)
+    table = SamplingTable(SIZE)
     asked = Asked(Sampling(temperature=0.0, logit_bias=[(4, 100.0)], min_tokens=3), [1], (4,))
     table.apply(deltas(added=(asked.added(2),)))
     for _ in range(4):
@@ -128,7 +165,7 @@ def test_no_stop_token_is_drawn_before_its_time() -> None:
 
 
 def test_a_row_is_rid_of_what_the_request_before_it_asked_for() -> None:
-    table = SamplingTable(ROWS, VOCABULARY)
+    table = SamplingTable(SIZE)
     before = Asked(Sampling(logit_bias=[(4, 100.0)], presence_penalty=2.0, min_tokens=9), [1], (7,))
     after = Asked(Sampling(temperature=0.0), [1, 2], ())
     table.apply(deltas(added=(before.added(0),)))
@@ -141,8 +178,8 @@ def test_a_row_is_rid_of_what_the_request_before_it_asked_for() -> None:
 
 def test_rows_that_ask_for_nothing_cost_nothing() -> None:
     """Neither counts nor edits are looked at for them."""
-    table = SamplingTable(ROWS, 1_000_000)
+    table = SamplingTable(TableSize(ROWS, 1_000_000, 64))
     asked = Asked(Sampling(), [1], (7,))
     table.apply(deltas(added=tuple(asked.added(row) for row in range(ROWS))))
     assert table._bias._all is None
-    assert len(table._penalties._where(torch.arange(ROWS))) == 0
+    assert table._penalties.of(np.arange(ROWS)) is None

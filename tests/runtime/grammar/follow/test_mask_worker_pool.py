@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from sluice_runtime.engine.device import HostDevice
+from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.errors import CompileKilledError, GrammarProcessError
 from sluice_runtime.grammar.follow.mask_worker_pool import MaskWorker, MaskWorkerPool
 from sluice_runtime.grammar.follow.matchers import Matchers
@@ -80,10 +82,12 @@ class Answers:
     def step(self) -> str:
         """What each drew; "?" where all was allowed."""
         logits = torch.zeros(len(self._rows), SIZE)
-        contexts = torch.full((len(self._rows),), len(PROMPT) + self._answered)
-        self.matchers.mask(logits, self._rows, contexts)
+        contexts = [len(PROMPT) + self._answered] * len(self._rows)
+        masks = self.matchers.masks(self._rows, contexts)
+        assert masks is not None
+        forbid(logits, masks, HostDevice())
         allowed = [row.isfinite().nonzero().flatten().tolist() for row in logits]
-        self.matchers.advance(self._rows, [tokens[0] for tokens in allowed])
+        self.matchers.accepting(self._rows)([tokens[0] for tokens in allowed])
         self._answered += 1
         return "".join("?" if len(tokens) == SIZE else chr(tokens[0]) for tokens in allowed)
 

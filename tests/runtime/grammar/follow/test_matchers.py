@@ -12,7 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sluice_runtime.engine.sampling.draw import Restrictions, SamplingRows, sample
+from sluice_runtime.engine.device import HostDevice
+from sluice_runtime.engine.sampling.draw import sample
+from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.grammar.allowance import FREE_SECONDS, MAX_STEP_SECONDS, crowding
 from sluice_runtime.grammar.follow.mask_worker_pool import MaskWorkerPool
 from sluice_runtime.grammar.follow.matchers import Matchers
@@ -27,6 +29,7 @@ from sluice_runtime.grammar.native import (
 from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 
+from tests.runtime.engine.sampling.parameters import rows_of
 from tests.runtime.grammar.follow.mask_worker_here import MaskWorkerHere, mask_workers_here
 
 WORDS = [bytes([value]) for value in range(256)] + [b"ab", b"abc", b"12", b"", b""]
@@ -75,9 +78,16 @@ def matchers_of(**names: int) -> Matchers:
     return matchers
 
 
+def mask(
+    matchers: Matchers, logits: torch.Tensor, rows: Sequence[int], contexts: Sequence[int]
+) -> None:
+    if masks := matchers.masks(rows, contexts):
+        forbid(logits, masks, HostDevice())
+
+
 def masked(matchers: Matchers, row: int, answered: int) -> set[int]:
     logits = torch.zeros(1, SIZE)
-    matchers.mask(logits, [row], torch.tensor([len(PROMPT) + answered]))
+    mask(matchers, logits, [row], [len(PROMPT) + answered])
     return set(logits[0].isfinite().nonzero().squeeze(1).tolist())
 
 
@@ -115,17 +125,19 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
             logits[live.index(broken)] = torch.nan
         contexts = torch.tensor([len(PROMPT) + step] * len(live))
         before = logits.clone()
-        matchers.mask(logits, live, contexts)
-        columns = zip(*(rows[row][1:] for row in live), strict=True)
-        temperature, top_p, top_k = (torch.tensor(column) for column in columns)
-        parameters = SamplingRows(
+        mask(matchers, logits, live, contexts.tolist())
+        temperature, top_p, top_k = zip(*(rows[row][1:] for row in live), strict=True)
+        parameters = rows_of(
+            len(live),
+            SIZE,
             temperature=temperature,
-            seed=torch.full((len(live),), seed),
-            position=contexts,
-            restrictions=Restrictions(top_k, top_p, torch.zeros(len(live))),
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            position=contexts.tolist(),
         )
         drawn = sample(logits.clone(), parameters).tolist()
-        matchers.advance(live, drawn)
+        matchers.accepting(live)(drawn)
         given_up = {int(slow.request_id) for slow in matchers.take_slow(step=10**9)}
         for place, (row, token) in enumerate(zip(live, drawn, strict=True)):
             pattern = rows[row][0]
@@ -148,26 +160,26 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
 def test_a_complete_answer_may_only_end() -> None:
     matchers = matchers_of(one=3)
     assert masked(matchers, 0, 0) == {ord("a"), WORDS.index(b"ab"), WORDS.index(b"abc")}
-    matchers.advance([0], [WORDS.index(b"ab")])
+    matchers.accepting([0])([WORDS.index(b"ab")])
     assert masked(matchers, 0, 1) == {ord("c"), EOS}
-    matchers.advance([0], [ord("c")])
+    matchers.accepting([0])([ord("c")])
     assert masked(matchers, 0, 2) == {EOS}
 
 
 def test_a_row_in_flight_after_its_end_is_unconstrained() -> None:
     matchers = matchers_of(one=3)
     for token in (ord("a"), EOS):
-        matchers.advance([0], [token])
+        matchers.accepting([0])([token])
     matchers.close("one")
     assert len(masked(matchers, 0, 2)) == SIZE
-    matchers.advance([0], [5])
+    matchers.accepting([0])([5])
     matchers.follow(batch([(0, "another")], dropped=[0]))
     assert len(masked(matchers, 0, 0)) == SIZE
 
 
 def test_a_row_that_drew_nothing_is_unconstrained() -> None:
     matchers = matchers_of(one=0)
-    matchers.advance([0], [NO_TOKEN])
+    matchers.accepting([0])([NO_TOKEN])
     assert len(masked(matchers, 0, 1)) == SIZE
 
 
@@ -175,7 +187,7 @@ def test_a_matcher_follows_its_request_into_another_row() -> None:
     matchers = matchers_of(one=0)
     for step, token in enumerate(tokens_of("ab1")):
         assert token in masked(matchers, 0, step)
-        matchers.advance([0], [token])
+        matchers.accepting([0])([token])
     matchers.follow(batch(dropped=[0]))
     matchers.follow(batch([(4, "one")]))
     assert masked(matchers, 4, 3) == {ord("2")}
@@ -186,7 +198,7 @@ def test_tokens_that_were_drawn_and_not_kept_are_rolled_back(number: int) -> Non
     matchers, answer = matchers_of(one=0), tokens_of("ab12ab")
     for step, token in enumerate(answer):
         masked(matchers, 0, step)
-        matchers.advance([0], [token])
+        matchers.accepting([0])([token])
     matchers.follow(batch([(2, "one")], dropped=[0]))
     assert masked(matchers, 2, number) == allowed_after(COMPILED[0], answer[:number])
 
@@ -194,7 +206,7 @@ def test_tokens_that_were_drawn_and_not_kept_are_rolled_back(number: int) -> Non
 def test_the_end_is_rolled_back_too() -> None:
     matchers = matchers_of(one=3)
     for token in (ord("a"), EOS):
-        matchers.advance([0], [token])
+        matchers.accepting([0])([token])
     assert masked(matchers, 0, 1) == {ord("b"), EOS}
 
 
@@ -230,10 +242,10 @@ def drawn(pattern: str, least: int, **fields: Any) -> bytes:
     answer: list[int] = []
     while not answer or answer[-1] != EOS:
         logits = torch.zeros(1, SIZE)
-        matchers.mask(logits, [0], torch.tensor([len(PROMPT) + len(answer)]))
+        mask(matchers, logits, [0], [len(PROMPT) + len(answer)])
         allowed = torch.isfinite(logits[0]).nonzero().flatten().tolist()
         answer.append(EOS if EOS in allowed else allowed[0])
-        matchers.advance([0], answer[-1:])
+        matchers.accepting([0])(answer[-1:])
         assert len(answer) < 40
     assert len(answer) > least
     return b"".join(WORDS[token] for token in answer)
@@ -273,8 +285,8 @@ def timed(rows: int) -> tuple[Matchers, Stopwatch]:
 def step(matchers: Matchers, rows: int, answered: int) -> list[int]:
     """One step in which all rows draw an "a"; how many tokens each might have drawn."""
     logits = torch.zeros(rows, SIZE)
-    matchers.mask(logits, range(rows), torch.full((rows,), len(PROMPT) + answered))
-    matchers.advance(range(rows), [ord("a")] * rows)
+    mask(matchers, logits, range(rows), [len(PROMPT) + answered] * rows)
+    matchers.accepting(range(rows))([ord("a")] * rows)
     return [int(count) for count in logits.isfinite().sum(1)]
 
 

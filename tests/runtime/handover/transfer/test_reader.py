@@ -13,6 +13,7 @@ from sluice_runtime.handover.transfer.backend import (
     TransferBackend,
 )
 from sluice_runtime.handover.transfer.checksum import checksum
+from sluice_runtime.handover.transfer.landing import DirectLanding
 from sluice_runtime.handover.transfer.memory import MemoryBackend, MemoryNetwork
 from sluice_runtime.handover.transfer.reader import MAX_PER_SESSION, PageReader
 from sluice_runtime.handover.transfer.reads import ReaderFullError, ReadJob, ReadResult
@@ -49,7 +50,7 @@ class Readers:
         self._woken = threading.Semaphore(0)
 
     def __call__(self, backend: TransferBackend, **settings: Any) -> PageReader:
-        self._made.append(PageReader(backend, self._woken.release, **settings))
+        self._made.append(PageReader(DirectLanding(backend), self._woken.release, **settings))
         return self._made[-1]
 
     def results(self, reader: PageReader, count: int) -> list[ReadResult]:
@@ -142,7 +143,7 @@ def test_a_callback_that_raises_stops_no_thread(caplog: pytest.LogCaptureFixture
         called.release()
         raise OSError("closed")
 
-    reader = PageReader(ToldBackend(), callback, workers=1)
+    reader = PageReader(DirectLanding(ToldBackend()), callback, workers=1)
     for room in range(3):
         reader.submit(job(room))
         assert called.acquire(timeout=5)
@@ -223,7 +224,7 @@ def test_no_more_jobs_wait_than_allowed(readers: Readers) -> None:
 
 def test_after_close_no_thread_is_left_and_nothing_is_taken() -> None:
     before = threading.active_count()
-    reader = PageReader(ToldBackend(), lambda: None)
+    reader = PageReader(DirectLanding(ToldBackend()), lambda: None)
     assert threading.active_count() > before
     reader.close()
     assert threading.active_count() == before

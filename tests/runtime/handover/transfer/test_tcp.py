@@ -17,6 +17,7 @@ from sluice_runtime.handover.transfer.backend import (
     TransferError,
     TransferTimeoutError,
 )
+from sluice_runtime.handover.transfer.landing import DirectLanding
 from sluice_runtime.handover.transfer.reader import PageReader
 from sluice_runtime.handover.transfer.reads import ReadJob
 from sluice_runtime.handover.transfer.tcp import TcpBackend
@@ -136,7 +137,7 @@ def test_a_read_of_a_frozen_peer_ends_when_nobody_wants_it(reader: TcpBackend) -
     finished = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         session = f"127.0.0.1:{frozen.getsockname()[1]}#{'00' * TOKEN_BYTES}"
-        pages = PageReader(reader, finished.set)
+        pages = PageReader(DirectLanding(reader), finished.set)
         try:
             pages.submit(ReadJob(1, session, (Piece(0, ours.address, SIZE),), None, 60.0))
             connection, _ = frozen.accept()

@@ -1,0 +1,110 @@
+"""Engines on this machine's GPU, with random weights of published shapes.
+
+The weights are made on the device: nothing is read from a disk, so a benchmark begins in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import torch
+from sluice_contract.config import EngineConfig
+from sluice_runtime.engine.build import Engine, build_engine
+from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.warm_up import warm_up
+from sluice_runtime.model_files import ModelFiles
+from sluice_simulator.percentiles import Spread, spread
+from sluice_simulator.record import Record
+from sluice_simulator.traces.request import TraceRequest
+
+from benchmarks.gpu.limits import beside
+from benchmarks.turns import report
+
+# From the config.json of Qwen/Qwen3-0.6B and meta-llama/Meta-Llama-3-8B. The context of the second
+# is that of 3.1, so that a prompt of 100,000 tokens fits.
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151_936,
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        "tie_word_embeddings": True, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    },
+    "llama3-8b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256,
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+        "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16",
+    },
+}  # fmt: skip
+
+
+DEFAULTS: dict[str, Any] = {"prefix_cache": False}
+"""No prompt is another one's beginning, nor asked for twice."""
+
+
+def accelerator() -> dict[str, Any]:
+    """This machine's first GPU, as engine.json has it."""
+    found = torch.cuda.get_device_properties(0)
+    product = str(found.name).replace(" ", "-")
+    return {"product": product, "memory_mib": found.total_memory >> 20, "count": 1}
+
+
+@contextmanager
+def engine(shape: str, **settings: Any) -> Iterator[Engine]:
+    """Warm; with the sizes that the accelerator table gives it, but for `settings`."""
+    config = EngineConfig.model_validate(
+        {
+            "model": {"uri": f"random://{shape}"},
+            "accelerator": accelerator(),
+            **DEFAULTS,
+            **settings,
+        }
+    )
+    files = ModelFiles(config.model.uri, None, SHAPES[shape], {})
+    made = build_engine(resolved(config), files)
+    with closing(made.grammar_processes):
+        warm_up(made.runner, made.settings, made.model.spec.vocabulary_size)
+        yield made
+
+
+def told(figure: str, value: float, unit: str, **more: object) -> None:
+    """One line, with the device's limit and what others reach where that is known."""
+    device = torch.cuda.get_device_name(0)
+    report(figure, value, unit=unit, **{**beside(figure, device), **more})
+
+
+def output_rate(record: Record) -> float:
+    """Tokens a second, from the first arrival to the last token."""
+    return sum(line.tokens for line in record.timelines) / record.ended_seconds
+
+
+def first_tokens(record: Record) -> Spread:
+    """Seconds from arrival."""
+    return spread(
+        [
+            line.first_token_seconds - line.request.arrival_seconds
+            for line in record.timelines
+            if line.first_token_seconds is not None
+        ]
+    )
+
+
+def gaps(record: Record) -> Spread:
+    """Seconds between tokens."""
+    return spread(record.gaps.values, record.gaps.counts)
+
+
+def check_served(record: Record) -> None:
+    """A rate of requests that failed is none."""
+    failed = [line.error for line in record.timelines if line.error]
+    if failed:
+        raise RuntimeError(f"{len(failed)} requests failed, the first one: {failed[0]}")
+
+
+def at_once(lengths: Sequence[tuple[int, int]]) -> list[TraceRequest]:
+    """Requests of (prompt, answer) tokens that are all there at the beginning."""
+    return [TraceRequest(0.0, prompt, answer) for prompt, answer in lengths]

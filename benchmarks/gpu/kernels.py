@@ -1,0 +1,210 @@
+"""Each Triton kernel on this machine's GPU beside what libraries do for the same: microseconds of
+the device alone, from graphs of many launches. The limit is the bytes that have to be moved, at the
+rate of a large copy. A kernel that does not beat the library goes. Modules of flashinfer that were
+not built ahead are left out, unless `--compile` says that there are minutes for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from sluice_kernels import flashinfer_ahead
+from sluice_kernels.triton import operators
+from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers.norm import HeadNorm
+from sluice_runtime.layers.rope import Angles, rotation
+from sluice_runtime.layers.rotate_and_store import KernelStep, TorchStep
+from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
+from torch import Tensor
+
+from benchmarks.turns import report
+
+GPU = torch.device("cuda", 0)
+PAGE, PAGES, LAYERS, DIM = 16, 1024, 4, 128
+MODELS = {"qwen3-0.6b": (16, 8, True), "llama3-8b": (32, 8, False)}
+"""Query heads, key heads, and whether each has a norm."""
+TOKENS = (1, 64, 256, 8192)
+LAUNCHES, REPLAYS = 20, 15
+MOVED_PAGES = 64
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One thing to do, and ways to do it."""
+
+    name: str
+    moved_bytes: int
+    """Read once and written once."""
+    ways: dict[str, Call]
+    """Ours first."""
+
+
+def figures() -> Iterator[Figure]:
+    for model in MODELS:
+        for tokens in TOKENS:
+            yield stored(model, tokens)
+    yield from copied()
+
+
+def stored(model: str, tokens: int) -> Figure:
+    """Norm, rotation and the KV write of one layer."""
+    heads, kv_heads, normed = MODELS[model]
+    pool = PagePool(KvShape(LAYERS, kv_heads, DIM, torch.bfloat16), PAGES, PAGE, GPU)
+    slots = torch.randperm(PAGES * PAGE, device=GPU)[:tokens]
+    where = layout(slots // PAGE, slots % PAGE)
+    turned = torch.rand(tokens, DIM // 2, device=GPU)
+    angles = Angles(turned.cos(), turned.sin())
+    weight = torch.rand(heads + kv_heads, DIM, device=GPU).bfloat16()
+    norm = HeadNorm(weight, 1e-6) if normed else None
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, DIM, device=GPU).bfloat16()
+    turn = rotation(angles, torch.bfloat16)
+    ways: dict[str, Call] = {
+        "ours": partial(KernelStep(pool, where, angles).queries, 1, qkv, norm),
+        "torch": partial(TorchStep(pool, where, turn).queries, 1, qkv, norm),
+        "flashinfer": partial(Flashinfer(pool, where, angles, norm).call, qkv),
+    }
+    return Figure(f"rotate_and_store.{model}.{tokens}", 2 * qkv.nbytes + 2 * turned.nbytes, ways)
+
+
+def layout(pages: Tensor, offsets: Tensor) -> TokenLayout:
+    """Only where tokens go is looked at."""
+    none, numbers = pages[:0], RowNumbers(*[np.zeros(0, np.int64)] * 3)
+    return TokenLayout(pages, offsets, none, none, none, none, 0, numbers)
+
+
+class Flashinfer:
+    """The same in four calls of flashinfer, each token a row of its own."""
+
+    def __init__(
+        self, pool: PagePool, where: TokenLayout, angles: Angles, norm: HeadNorm | None
+    ) -> None:
+        self._norm = norm
+        self._cache = pool.data[:, 1, 0], pool.data[:, 1, 1]
+        self._kv_heads = pool.shape.kv_heads
+        self._turned = torch.cat((angles.cos, angles.sin), -1)
+        self._rows = torch.arange(len(where.pages) + 1, device=GPU, dtype=torch.int32)
+        self._pages, self._offsets = where.pages.int(), where.offsets.int()
+
+    def call(self, qkv: Tensor) -> None:
+        import flashinfer
+
+        kv, rows = self._kv_heads, self._rows
+        queries, keys, values = qkv.tensor_split((qkv.shape[1] - 2 * kv, qkv.shape[1] - kv), dim=1)
+        if self._norm is not None:
+            queries = flashinfer.norm.rmsnorm(queries, self._norm.weight[0], self._norm.eps)
+            keys = flashinfer.norm.rmsnorm(keys, self._norm.weight[-1], self._norm.eps)
+        queries, keys = queries.flatten(1), keys.flatten(1)
+        flashinfer.apply_rope_with_cos_sin_cache_inplace(
+            rows[:-1], queries, keys, DIM, self._turned, is_neox=True
+        )
+        flashinfer.append_paged_kv_cache(
+            keys.view(values.shape), values, rows[:-1], self._offsets, self._cache, self._pages,
+            rows, self._offsets + 1,
+        )  # fmt: skip
+
+
+def copied() -> Iterator[Figure]:
+    """Scattered pages to one piece of memory and back; on the device and to the host's."""
+    pool = PagePool(KvShape(32, 8, DIM, torch.bfloat16), 512, PAGE, GPU)
+    pool.data.normal_()
+    listed = random.Random(0).sample(range(512), MOVED_PAGES)
+    places, page_ids = list(enumerate(listed)), torch.tensor(listed, device=GPU)
+    words = pool.data.view(torch.int64)
+    for name, staging in (
+        ("device", torch.empty_like(pool.data[:MOVED_PAGES])),
+        ("host", torch.empty(pool.data[:MOVED_PAGES].shape, dtype=torch.bfloat16).pin_memory()),
+    ):
+        moved, held = 2 * staging.nbytes, staging.view(torch.int64)
+
+        pack: dict[str, Call] = {
+            "ours": partial(operators.pack_pages, pool.data, page_ids, staging),
+            "a copy a page": partial(copy_each, [(staging[i], pool.data[at]) for i, at in places]),
+        }
+        unpack: dict[str, Call] = {
+            "ours": partial(operators.unpack_pages, staging, page_ids, pool.data),
+            "a copy a page": partial(copy_each, [(pool.data[at], staging[i]) for i, at in places]),
+        }
+        if name == "device":
+            # Eight bytes at a time, which is kinder to it than numbers of two.
+            pack["torch"] = partial(torch.index_select, words, 0, page_ids, out=held)
+            unpack["torch"] = partial(words.index_copy_, 0, page_ids, held)
+        yield Figure(f"pack_pages.{name}", moved, pack)
+        yield Figure(f"unpack_pages.{name}", moved, unpack)
+
+
+def copy_each(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Each second one into its first one."""
+    for target, source in pairs:
+        target.copy_(source, non_blocking=True)
+
+
+def seconds(call: Call) -> float:
+    """Of one call: the median of replays of a graph of LAUNCHES."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            call()
+    return median(_replayed(graph) for _ in range(REPLAYS)) / LAUNCHES
+
+
+def _replayed(graph: Any) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
+
+
+def copy_rate() -> float:
+    """Bytes/s of a large copy, counting what is read and what is written."""
+    source = torch.randn(1 << 28, device=GPU)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds(lambda: target.copy_(source))
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--compile", action="store_true")
+    if not parser.parse_args(words).compile:
+        os.environ["FLASHINFER_DISABLE_JIT"] = "1"
+    if not torch.cuda.is_available():
+        print("no CUDA device")
+        return 1
+    device, rate = torch.cuda.get_device_name(GPU), copy_rate()
+    report("kernels.copy", rate / 1e9, unit="GB/s", device=device)
+    with suppress(ImportError):  # each of its figures says that it is missing
+        flashinfer_ahead.use_built()
+    for figure in figures():
+        taken: dict[str, float | str] = {}
+        for way, call in figure.ways.items():
+            try:
+                taken[way] = round(1e6 * seconds(call), 2)
+            except Exception as error:
+                # A library that cannot do it here leaves the others' figures.
+                taken[way] = f"{type(error).__name__}: {str(error)[:200]}"
+        ours = taken.pop("ours")
+        assert isinstance(ours, float), ours
+        limit = round(1e6 * figure.moved_bytes / rate, 2)
+        name, unit = f"kernels.{figure.name}", "microseconds"
+        report(name, ours, unit=unit, beside=taken, limit_of_memory=limit, device=device)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

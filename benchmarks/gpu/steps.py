@@ -1,0 +1,86 @@
+"""Where a decode step of 256 rows goes, Llama-3-8B's shape: matrix products, attention, sampling,
+the rest of the device's time, and how long the device is idle. By the profiler, over steps that
+are launched ahead as in serving."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+
+import torch
+from sluice_runtime.engine.build import Engine
+from sluice_runtime.engine.executor import Executor, PendingResult
+from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.scheduler.batch import Batch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu.engines import engine, told
+
+ACTIVITIES = (ProfilerActivity.CUDA, ProfilerActivity.CPU)
+ROWS, CONTEXT, STEPS, WARM_STEPS = 256, 512, 40, 12
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "products": ("gemm", "cutlass", "nvjet", "cublas", "splitk", "sm90_xmma"),
+    "attention": ("flashinfer", "Attention", "PagedKV", "BatchDecode", "BatchPrefill", "flash"),
+    "sampling": ("Sampling", "softmax", "SoftMax", "sort", "topk", "TopK", "argmax", "cumsum"),
+    "copies": ("Memcpy", "Memset"),
+}
+"""Parts of kernels' names; the first kind that one is in."""
+
+
+def kind_of(kernel: str) -> str:
+    named = ((kind, part) for kind, parts in KINDS.items() for part in parts)
+    return next((kind for kind, part in named if part.lower() in kernel.lower()), "others")
+
+
+class Steps:
+    """Steps of an engine, each launched before the one before it has landed."""
+
+    def __init__(self, made: Engine, executor: Executor) -> None:
+        self._scheduler = made.scheduler
+        self._executor = executor
+        self._flight: list[tuple[Batch, PendingResult]] = []
+
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            batch = self._scheduler.next_batch(time.monotonic())
+            if batch is None:
+                raise RuntimeError("the requests ended before the steps")
+            self._flight.append((batch, self._executor.launch(batch)))
+            if len(self._flight) > self._executor.ahead:
+                landed, result = self._flight.pop(0)
+                self._scheduler.process(landed, result(), time.monotonic())
+
+
+def main() -> None:
+    with engine("llama3-8b", max_running_requests=ROWS) as made:
+        answer = WARM_STEPS + STEPS + 64
+        for index in range(ROWS):
+            prompt, sampling = [index + 1] * CONTEXT, Sampling(temperature=0.6, seed=index)
+            made.scheduler.add(Generate(str(index), prompt, answer, sampling, ignore_eos=True))
+        with closing(made.executor(overlap=True)) as executor:
+            steps = Steps(made, executor)
+            while made.scheduler.status().running_requests < ROWS:
+                steps.run(1)
+            steps.run(WARM_STEPS)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            steps.run(STEPS)
+            torch.cuda.synchronize()
+            plain = (time.perf_counter() - began) / STEPS
+            with profile(activities=ACTIVITIES, acc_events=True) as profiled:
+                steps.run(STEPS)
+                torch.cuda.synchronize()
+    spent = Counter[str]()
+    for event in profiled.key_averages():
+        if event.self_device_time_total:
+            spent[kind_of(event.key)] += event.self_device_time_total / 1e6 / STEPS
+    told("steps.decode", 1000 * plain, "ms", rows=ROWS)
+    for kind, seconds in spent.items():
+        told(f"steps.{kind}", 1000 * seconds, "ms", share=round(seconds / plain, 3))
+    told("steps.idle", max(0.0, 1 - spent.total() / plain), "share of a step without the profiler")
+
+
+if __name__ == "__main__":
+    main()

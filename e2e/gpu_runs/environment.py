@@ -1,0 +1,80 @@
+"""The Python that cases run with: one with all packages where this machine can have it, else the
+one that is here and brings torch, with the wheels of a folder that was carried along.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("", "runtime", "kernels", "operator")
+"""Of the tree, that are imported from."""
+
+
+class EnvironmentFailedError(Exception):
+    """The last line of what said so."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    python: Path
+    packages: tuple[Path, ...] = ()
+
+    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
+        path = [*self.packages, *(ROOT / folder for folder in FOLDERS)]
+        return {
+            **given,
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+
+
+def environment(wheels: Path | None, cache: Path) -> Environment:
+    """
+    Raises:
+        EnvironmentFailedError: packages could not be had.
+    """
+    if wheels is not None:
+        return _from_wheels(wheels, cache / "site")
+    uv = shutil.which("uv") or str(_uv_of_setup())
+    folder = cache / "venv"
+    words = [uv, "sync", "--frozen", "--inexact", "--no-default-groups", "--no-install-project"]
+    words += ["--extra=engine", "--extra=gpu", "--group=gpu-runs"]
+    _run(words, {**os.environ, "UV_PROJECT_ENVIRONMENT": str(folder)})
+    return Environment(folder / "bin" / "python")
+
+
+def _from_wheels(wheels: Path, site: Path) -> Environment:
+    files = sorted(wheels.glob("*.whl"))
+    if not files:
+        raise EnvironmentFailedError(f"{wheels} has no wheels; scripts/gpu-wheels makes them")
+    names = "\n".join(file.name for file in files)
+    mark = site / "wheels"
+    if not mark.is_file() or mark.read_text() != names:
+        shutil.rmtree(site, ignore_errors=True)
+        words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+        _run([*words, "--no-compile", "--target", str(site), *map(str, files)], os.environ)
+        mark.write_text(names)
+    return Environment(Path(sys.executable), (site,))
+
+
+def _uv_of_setup() -> Path:
+    cache = os.environ.get("SLUICE_CACHE") or str(
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
+    )
+    return Path(cache) / "uv" / "bin" / "uv"
+
+
+def _run(words: list[str], variables: Mapping[str, str]) -> None:
+    try:
+        subprocess.run(words, cwd=ROOT, env=dict(variables), check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise EnvironmentFailedError(f"{words[0]}: {error}") from None

@@ -1,0 +1,69 @@
+"""The file of results: a JSON object a line, written as soon as it is known.
+
+A case is done when a line says that it passed, on this kind of device and with these sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+SOURCES = ("runtime", "kernels", "tests/gpu", "benchmarks", "uv.lock")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended."""
+
+    case: str
+    state: str
+    """passed, failed or timed-out."""
+    seconds: float
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    """What it measured: the JSON lines of its output."""
+    tail: list[str] = field(default_factory=list)
+    """The end of its output, unless it passed."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a result is true of."""
+
+    device: str
+    sources: str
+
+
+def sources_digest(root: Path) -> str:
+    """Of the files that decide what is computed."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        start = root / name
+        files = [start] if start.is_file() else sorted(start.rglob("*.py"))
+        for file in files:
+            digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def done(lines: Iterable[str], setting: Setting) -> set[str]:
+    """Cases that need not be run again. What is no line of ours, such as half of one that was being
+    written when a lease ended, is passed over."""
+    found: set[str] = set()
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, Mapping) and entry.items() >= (asdict(setting) | PASSED).items():
+            found.add(str(entry.get("case")))
+    return found
+
+
+PASSED = {"state": "passed"}
+
+
+def line_of(outcome: Outcome, setting: Setting) -> str:
+    return json.dumps({**asdict(setting), **asdict(outcome)})

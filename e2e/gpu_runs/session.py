@@ -1,0 +1,62 @@
+"""Runs cases one after the other for as long as there is time, and keeps every result at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from e2e.gpu_runs.cases import Case
+from e2e.gpu_runs.results import Outcome
+
+LEAST_SECONDS = 15.0
+"""With less than this left nothing is begun."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What became of the cases, by name and in order."""
+
+    passed: tuple[str, ...]
+    failed: tuple[str, ...]
+    left: tuple[str, ...]
+    """Not begun, or cut short by the session's end: the next one goes on with them."""
+    skipped: tuple[str, ...]
+    """Done before."""
+
+    @property
+    def message(self) -> str:
+        parts = {
+            "passed": self.passed,
+            "failed": self.failed,
+            "done before": self.skipped,
+            "left for another run": self.left,
+        }
+        told = [
+            f"{len(names)} {what} ({', '.join(names)})" for what, names in parts.items() if names
+        ]
+        return "; ".join(told) or "nothing to do"
+
+
+def run_session(
+    cases: Sequence[Case],
+    done: Collection[str],
+    seconds: float,
+    run: Callable[[Case, float], Outcome],
+    clock: Callable[[], float],
+) -> Session:
+    """`run` runs a case for so many seconds at most, and keeps its outcome."""
+    ends = clock() + seconds
+    passed, failed, left = list[str](), list[str](), list[str]()
+    for case in cases:
+        if case.name in done:
+            continue
+        remaining = ends - clock()
+        if remaining < LEAST_SECONDS:
+            left.append(case.name)
+            continue
+        outcome = run(case, min(case.seconds, remaining))
+        cut_short = outcome.state == "timed-out" and remaining < case.seconds
+        where = left if cut_short else passed if outcome.state == "passed" else failed
+        where.append(case.name)
+    skipped = tuple(case.name for case in cases if case.name in done)
+    return Session(tuple(passed), tuple(failed), tuple(left), skipped)

@@ -1,0 +1,177 @@
+"""Builds flashinfer's kernels ahead: `kernels/build_flashinfer.py [FOLDER] [-a 80 90 100]
+[--dtypes bfloat16 float16] [--head-dims 64 128] [--scratch FOLDER] [--jobs N]`.
+
+FOLDER gets one library a module, which holds the code of all architectures, and a manifest; engines
+look beside `sluice_kernels` unless an image is made elsewhere. Needs flashinfer 0.6.13, torch for
+CUDA, a C++ compiler, and nvcc: that of CUDA_HOME, or of the packages of the group
+`flashinfer-build`. No GPU. For one architecture,
+on two busy cores, the modules took from 16 s (silu_and_mul) over ten minutes (fa2, sampling) to an
+hour (fa3), 8 MB together. What a run was interrupted in goes on where it was: modules in the
+manifest are left alone, and objects are kept in the scratch folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from sluice_kernels.flashinfer_ahead import (
+    BUILT,
+    SHORT,
+    VERSION,
+    Manifest,
+    Module,
+    Shape,
+    digest,
+    library,
+    needed_modules,
+    shapes,
+)
+
+ARCHITECTURES: Final = (80, 90, 100)
+"""Compute capabilities: A100 and what is like it up to 8.9, H100 and H200, B200."""
+HEAD_DIMS: Final = (64, 128)
+TARGETS: Final = "FLASHINFER_CUDA_ARCH_LIST"
+
+Build = Callable[[str, tuple[int, ...]], Path]
+"""Compiles a module for architectures, and says where the library is."""
+
+
+def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, ...]]:
+    """By module, what it is built for."""
+    wanted: dict[str, set[int]] = {}
+    for shape in every:
+        for architecture in architectures:
+            for name in needed_modules(shape, architecture):
+                wanted.setdefault(name, set()).add(architecture)
+    return {name: tuple(sorted(found)) for name, found in wanted.items()}
+
+
+def build_all(folder: Path, wanted: dict[str, tuple[int, ...]], build: Build) -> None:
+    """The manifest is written after each module, so that the next run leaves it alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = Manifest.read(folder)
+    done = dict(before.modules) if before and before.version == VERSION else {}
+    for number, (name, architectures) in enumerate(wanted.items(), 1):
+        path, module = library(folder, name), done.get(name)
+        if module and module.architectures == architectures and path.exists():
+            continue
+        began = time.monotonic()
+        print(f"… {number} of {len(wanted)}: {name}", file=sys.stderr, flush=True)
+        path.parent.mkdir(exist_ok=True)
+        shutil.copyfile(build(name, architectures), path)
+        done[name] = Module(architectures, digest(path))
+        Manifest(VERSION, done).write(folder)
+        seconds, size = time.monotonic() - began, path.stat().st_size
+        print(f"  {seconds:.0f} s, {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
+
+
+def cuda_home(scratch: Path) -> Path:
+    """nvcc and what it needs, from the packages of NVIDIA that are installed here, laid out as
+    flashinfer expects them. The driver's library is a stub: the real one comes with a GPU."""
+    found = importlib.util.find_spec("nvidia")
+    folders = list(found.submodule_search_locations or ()) if found else []
+    packages = next((Path(one) / "cu13" for one in folders if (Path(one) / "cu13").exists()), None)
+    if packages is None or not (packages / "bin" / "nvcc").exists():
+        raise FileNotFoundError("no nvcc: install the group flashinfer-build, or set CUDA_HOME")
+    home = scratch / "cuda"
+    stubs = home / "lib64" / "stubs"
+    stubs.mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "include", "nvvm"):
+        link(home / name, packages / name)
+    link(home / "lib64" / "libcudart.so", packages / "lib" / "libcudart.so.13")
+    compiler = os.environ.get("CXX", "c++")
+    command = [compiler, "-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([*command, "-o", str(stubs / "libcuda.so")], check=True)
+    return home
+
+
+def link(path: Path, target: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+def flashinfer_builder(
+    scratch: Path, every: list[Shape], architectures: list[int], jobs: int
+) -> Build:
+    """Compiles by flashinfer's own generators."""
+    if "CUDA_HOME" not in os.environ:
+        os.environ["CUDA_HOME"] = str(cuda_home(scratch))
+    os.environ |= {"FLASHINFER_WORKSPACE_BASE": str(scratch), "MAX_JOBS": str(jobs)}
+    # When it is imported it names its folder after them.
+    os.environ[TARGETS] = targets(architectures)
+    import flashinfer
+    from flashinfer.compilation_context import CompilationContext
+    from flashinfer.jit import core
+
+    if flashinfer.__version__ != VERSION:
+        raise RuntimeError(f"flashinfer {flashinfer.__version__} is installed, not {VERSION}")
+    generators = dict(specs(every))
+
+    def build(name: str, architectures: tuple[int, ...]) -> Path:
+        os.environ[TARGETS] = targets(architectures)
+        context = CompilationContext()  # type: ignore[no-untyped-call]
+        core.current_compilation_context.TARGET_CUDA_ARCHS = context.TARGET_CUDA_ARCHS
+        spec = generators[name]()
+        assert spec.name == name, f"flashinfer calls it {spec.name}"
+        spec.build(verbose=False)
+        return Path(spec.jit_library_path)
+
+    return build
+
+
+def targets(architectures: Iterable[int]) -> str:
+    """As flashinfer wants them; it adds the letters of newer ones itself."""
+    return " ".join(f"{one // 10}.{one % 10}" for one in architectures)
+
+
+def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """flashinfer's generator of each module, by our name of it."""
+    import torch
+    from flashinfer.jit.activation import gen_act_and_mul_module
+    from flashinfer.jit.attention import gen_batch_decode_module, gen_batch_prefill_module
+    from flashinfer.jit.norm import gen_norm_module
+    from flashinfer.jit.sampling import gen_sampling_module
+
+    yield "norm", gen_norm_module
+    yield "sampling", gen_sampling_module
+    yield "silu_and_mul", partial(gen_act_and_mul_module, "silu")
+    for shape in every:
+        dtype, dim = getattr(torch, shape.dtype), shape.head_dim
+        # No rotation of its own, no sliding window, no cap of logits; for prompts, sums in float32.
+        decode = (dtype, dtype, dtype, torch.int32, dim, dim, 0, False, False)
+        yield shape.decode_module(), partial(gen_batch_decode_module, *decode)
+        for kernels in ("fa2", "fa3"):
+            made = partial(gen_batch_prefill_module, kernels, *decode, False)
+            yield shape.prefill_module(kernels), made
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=BUILT)
+    parser.add_argument("-a", "--architectures", type=int, nargs="+", default=ARCHITECTURES)
+    parser.add_argument("--dtypes", nargs="+", choices=SHORT, default=list(SHORT))
+    parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
+    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "flashinfer")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    arguments = parser.parse_args(words)
+    every = shapes(arguments.dtypes, arguments.head_dims)
+    wanted = plan(every, arguments.architectures)
+    scratch = arguments.scratch.resolve()
+    build = flashinfer_builder(scratch, every, sorted(arguments.architectures), arguments.jobs)
+    build_all(arguments.folder, wanted, build)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

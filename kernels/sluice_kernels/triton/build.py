@@ -1,0 +1,65 @@
+"""Compiles the GPU kernels ahead: `python -m sluice_kernels.triton.build [FOLDER] [-a 80 90 100]`.
+
+For the shapes of common models; needs no GPU, no compiler but Triton's, and about ten seconds an
+architecture. FOLDER is where engines look, beside this file, unless an image is made elsewhere.
+What is not there an engine compiles itself when it starts, in about a second a program, into the
+folder that TRITON_CACHE_DIR names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from sluice_kernels.triton import calls
+from sluice_kernels.triton.calls import Program
+from sluice_kernels.triton.cubins import BUILT, write_folder
+
+ARCHITECTURES: Final = (75, 80, 90, 100)
+"""Compute capabilities: T4, A100 and what is like it up to 8.9, H100 and H200, B200."""
+DTYPES: Final = (torch.bfloat16, torch.float16)
+HEAD_DIMS: Final = (64, 128)
+
+
+def programs() -> Iterator[Program]:
+    """Of every shape that an image brings. Tensors without data: only their types are looked at."""
+    for ids in (torch.int64, torch.int32):
+        for dtype, dim, normed in itertools.product(DTYPES, HEAD_DIMS, (True, False)):
+            yield rotary(dtype, dim, normed, ids)
+        for pack in (True, False):
+            pool = _meta(2, 2, 2, 16, 1, 64, dtype=torch.float16)
+            yield calls.copy_pages(pool, _meta(2, dtype=ids), pool, pack).program()
+
+
+def rotary(dtype: torch.dtype, dim: int, normed: bool, ids: torch.dtype) -> Program:
+    """For head dimension `dim`, whatever the numbers of heads; ids: type of page numbers."""
+    angles, place = _meta(1, dim // 2, dtype=torch.float32), _meta(1, dtype=ids)
+    norm, queries = _meta(2, dim, dtype=dtype), _meta(1, 1, dim, dtype=dtype)
+    qkv, pool = _meta(1, 3, dim, dtype=dtype), _meta(2, 1, 2, 16, 1, dim, dtype=dtype)
+    return calls.rotate_and_store(
+        qkv, norm if normed else None, 0.0, angles, angles, pool, 0, place, place, queries
+    ).program()
+
+
+def _meta(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=BUILT)
+    parser.add_argument("-a", "--architectures", type=int, nargs="+", default=ARCHITECTURES)
+    arguments = parser.parse_args(words)
+    count = write_folder(arguments.folder, programs(), arguments.architectures)
+    print(f"{count} GPU kernels in {arguments.folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

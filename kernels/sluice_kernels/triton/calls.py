@@ -1,0 +1,131 @@
+"""What is launched: a kernel, its grid, its arguments. Pure: neither Triton nor a GPU is needed.
+
+The same value is run by the interpreter in tests, compiled for an architecture, and launched. Which
+program serves a call follows from the types of its arguments and from what is compiled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+POINTERS: Final = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+"""Triton's name of a tensor's type."""
+ROTARY_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
+_ROTARY_WARPS, _ROTARY_PAIRS = 2, 512
+"""A program turns this many pairs: each thread reads 16 bytes of 16-bit numbers at a time."""
+_COPY_WARPS, _COPY_WORDS = 8, 2048
+
+Value = int | float
+Constant = int | None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled, for one architecture after another."""
+
+    kernel: str
+    types: tuple[tuple[str, str], ...]
+    """Triton's type of each argument, in the order in which they are handed over."""
+    constants: tuple[tuple[str, Constant], ...]
+    multiples: tuple[str, ...]
+    """Addresses and integers that are multiples of 16, which the program relies on."""
+    warps: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch. `arguments` and `constants` together are the kernel's parameters, by name."""
+
+    kernel: str
+    grid: tuple[int, int]
+    """Both at least 1, or there is nothing to launch."""
+    arguments: Mapping[str, Tensor | Value]
+    """In the order of the kernel's parameters."""
+    constants: Mapping[str, Constant]
+    """Compiled in."""
+    warps: int
+    multiples: tuple[str, ...]
+    """Addresses and integers that are multiples of 16: programs read and write 16 bytes at once."""
+
+    def program(self) -> Program:
+        """The program that serves this call."""
+        types = tuple((name, _type(value)) for name, value in self.arguments.items())
+        constants = tuple(self.constants.items())
+        return Program(self.kernel, types, constants, self.multiples, self.warps)
+
+
+def _type(value: Tensor | Value) -> str:
+    if isinstance(value, Tensor):
+        return POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    head_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pool: Tensor,
+    layer: int,
+    pages: Tensor,
+    offsets: Tensor,
+    queries: Tensor,
+) -> Call:
+    """See `reference.rotate_and_store_padded`; `queries` [n, h, d] are written."""
+    tokens, all_heads, dim = qkv.shape
+    pages_and_padding, layers, _, page_size, kv_heads, _ = pool.shape
+    pairs = _power_of_two(dim // 2)
+    heads = max(1, _ROTARY_PAIRS // pairs)
+    norm = {"head_norm": head_norm} if head_norm is not None else {}
+    tensors = {"cos": cos, "sin": sin, "pool": pool, "pages": pages, "offsets": offsets}
+    return Call(
+        kernel="rotate_and_store",
+        grid=(tokens, -(-all_heads // heads)),
+        arguments={"qkv": qkv, **norm, **tensors, "queries": queries}
+        | {"eps": eps, "layer": layer, "layers": layers, "page_size": page_size}
+        | {"heads": all_heads - 2 * kv_heads, "kv_heads": kv_heads}
+        | {"padding_page": pages_and_padding - 1},
+        constants={"DIM": dim, "PAIRS": pairs, "HEADS": heads}
+        | ({} if norm else {"head_norm": None}),
+        warps=_ROTARY_WARPS,
+        multiples=("qkv", *norm, "cos", "sin", "pool", "queries"),
+    )
+
+
+def copy_pages(pool: Tensor, page_ids: Tensor, staging: Tensor, pack: bool) -> Call:
+    """See `reference.pack_pages` and `reference.unpack_pages`.
+
+    pool, staging: any shape whose first dimension counts pages, of the same bytes a page.
+    """
+    words = pool[0].numel() * pool.element_size() // torch.int64.itemsize
+    source, target = (pool, staging) if pack else (staging, pool)
+    return Call(
+        kernel="copy_pages",
+        grid=(len(page_ids), -(-words // _COPY_WORDS)),
+        arguments={
+            "source": source.view(torch.uint8).flatten().view(torch.int64),
+            "target": target.view(torch.uint8).flatten().view(torch.int64),
+            "page_ids": page_ids,
+            "pages": len(pool),
+            "words": words,
+        },
+        constants={"PACK": int(pack), "BLOCK": _COPY_WORDS},
+        warps=_COPY_WARPS,
+        multiples=("source", "target", *(("words",) if words % 16 == 0 else ())),
+    )
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()

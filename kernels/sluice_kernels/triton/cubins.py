@@ -1,0 +1,101 @@
+"""Programs as machine code: compiled by Triton without a GPU, kept in a folder, found again.
+
+A folder holds `manifest.json`, which names each cubin and the shared memory it takes; a name tells
+the program and the sources it was made from, so that an older one is not found. Knows no driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sluice_kernels.architectures import built_for
+from sluice_kernels.triton.calls import Program
+
+SOURCES: Final = Path(__file__).with_name("kernels.py")
+BUILT: Final = Path(__file__).with_name("built")
+"""Where an image keeps those that were compiled ahead."""
+MANIFEST: Final = "manifest.json"
+WARP_THREADS: Final = 32
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code of one program for one architecture."""
+
+    code: bytes
+    shared_bytes: int
+    """Shared memory that a launch asks for."""
+
+
+def compile_program(program: Program, architecture: int) -> Cubin:
+    """For compute capability `architecture` (90 is 9.0), in about a second. Needs Triton."""
+    from triton import compile as compile_source
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from sluice_kernels.triton import kernels
+
+    function = getattr(kernels, program.kernel)
+    types = dict(program.types)
+    source = ASTSource(
+        fn=function,
+        signature={name: types.get(name, "constexpr") for name in function.arg_names},
+        constexprs=dict(program.constants),
+        attrs={
+            (index,): [["tt.divisibility", 16]]
+            for index, name in enumerate(function.arg_names)
+            if name in program.multiples
+        },
+    )
+    target = GPUTarget("cuda", architecture, WARP_THREADS)
+    compiled = compile_source(source, target=target, options={"num_warps": program.warps})
+    scratch = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size
+    assert scratch == 0, f"{program.kernel}: launches bring no scratch memory"
+    return Cubin(compiled.asm["cubin"], compiled.metadata.shared)
+
+
+def file_name(program: Program, architecture: int) -> str:
+    """Of what is compiled from the sources as they are."""
+    made_of = SOURCES.read_bytes() + repr(program).encode()
+    return f"{program.kernel}-{hashlib.sha256(made_of).hexdigest()[:16]}-sm{architecture}.cubin"
+
+
+class CubinFolder:
+    """What was compiled ahead; nothing, if there is no folder."""
+
+    def __init__(self, folder: Path = BUILT) -> None:
+        self._folder = folder
+        manifest = folder / MANIFEST
+        content = json.loads(manifest.read_text()) if manifest.exists() else {}
+        self.architectures: tuple[int, ...] = tuple(content.get("architectures", ()))
+        self._shared_bytes: dict[str, int] = content.get("cubins", {})
+
+    def find(self, program: Program, architecture: int) -> Cubin | None:
+        """For this architecture or one whose code it runs."""
+        if (built := built_for(architecture, self.architectures)) is None:
+            return None
+        name = file_name(program, built)
+        if (shared_bytes := self._shared_bytes.get(name)) is None:
+            return None
+        return Cubin((self._folder / name).read_bytes(), shared_bytes)
+
+
+def write_folder(folder: Path, programs: Iterable[Program], architectures: Iterable[int]) -> int:
+    """Compiles all programs for all architectures; the manifest comes last. How many there are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted, kept = sorted(set(architectures)), {}
+    every = list(programs)
+    for architecture in wanted:
+        for program in every:
+            cubin = compile_program(program, architecture)
+            name = file_name(program, architecture)
+            (folder / name).write_bytes(cubin.code)
+            kept[name] = cubin.shared_bytes
+    manifest = {"architectures": wanted, "cubins": kept}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    return len(kept)

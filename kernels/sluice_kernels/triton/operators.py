@@ -1,0 +1,129 @@
+"""The kernels as torch operators, which graphs capture and fake tensors pass through.
+
+On tensors of an NVIDIA GPU only. Importing this registers them; Triton itself is imported when a
+program has to be compiled. Contracts in `sluice_kernels.reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from sluice_kernels.triton import calls
+from sluice_kernels.triton.cubins import CubinFolder
+from sluice_kernels.triton.driver import CudaDriver, Launcher
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    head_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pool: Tensor,
+    layer: int,
+    pages: Tensor,
+    offsets: Tensor,
+) -> Tensor:
+    """See `reference.rotate_and_store_padded`."""
+    operator = torch.ops.sluice_triton.rotate_and_store.default
+    return cast(Tensor, operator(qkv, head_norm, eps, cos, sin, pool, layer, pages, offsets))
+
+
+def pack_pages(pool: Tensor, page_ids: Tensor, staging: Tensor) -> None:
+    """See `reference.pack_pages`; `staging` may be pinned memory of the host."""
+    torch.ops.sluice_triton.pack_pages.default(pool, page_ids, staging)
+
+
+def unpack_pages(staging: Tensor, page_ids: Tensor, pool: Tensor) -> None:
+    """See `reference.unpack_pages`; `staging` may be pinned memory of the host."""
+    torch.ops.sluice_triton.unpack_pages.default(staging, page_ids, pool)
+
+
+@cache
+def _launcher(architecture: int) -> Launcher:
+    return Launcher(CudaDriver(), architecture, CubinFolder())
+
+
+def _launch(call: calls.Call, device: torch.device) -> None:
+    if 0 in call.grid:
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    _launcher(10 * major + minor).launch(call, stream)
+
+
+def _queries(qkv: Tensor, pool: Tensor) -> Tensor:
+    tokens, heads, dim = qkv.shape
+    return qkv.new_empty((tokens, heads - 2 * pool.shape[4], dim))
+
+
+def _rotate_and_store_fake(
+    qkv: Tensor,
+    head_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pool: Tensor,
+    layer: int,
+    pages: Tensor,
+    offsets: Tensor,
+) -> Tensor:
+    return _queries(qkv, pool)
+
+
+def _rotate_and_store(
+    qkv: Tensor,
+    head_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pool: Tensor,
+    layer: int,
+    pages: Tensor,
+    offsets: Tensor,
+) -> Tensor:
+    queries = _queries(qkv, pool)
+    _launch(
+        calls.rotate_and_store(qkv, head_norm, eps, cos, sin, pool, layer, pages, offsets, queries),
+        qkv.device,
+    )
+    return queries
+
+
+def _nothing(*arguments: Tensor) -> None:
+    """Nothing comes out."""
+
+
+def _pack_pages(pool: Tensor, page_ids: Tensor, staging: Tensor) -> None:
+    _launch(calls.copy_pages(pool, page_ids, staging, pack=True), pool.device)
+
+
+def _unpack_pages(staging: Tensor, page_ids: Tensor, pool: Tensor) -> None:
+    _launch(calls.copy_pages(pool, page_ids, staging, pack=False), pool.device)
+
+
+def _register(schema: str, launch: Callable[..., object], fake: Callable[..., object]) -> None:
+    """fake: says of tensors without data what comes out."""
+    name = f"sluice_triton::{schema.partition('(')[0]}"
+    torch.library.define(name, schema.removeprefix(schema.partition("(")[0]))
+    torch.library.impl(name, "CUDA")(launch)
+    torch.library.register_fake(name)(fake)
+
+
+_register(
+    "rotate_and_store(Tensor qkv, Tensor? head_norm, float eps, Tensor cos, Tensor sin,"
+    " Tensor(a!) pool, int layer, Tensor pages, Tensor offsets) -> Tensor",
+    _rotate_and_store,
+    _rotate_and_store_fake,
+)
+_register(
+    "pack_pages(Tensor pool, Tensor page_ids, Tensor(a!) staging) -> ()", _pack_pages, _nothing
+)
+_register(
+    "unpack_pages(Tensor staging, Tensor page_ids, Tensor(a!) pool) -> ()", _unpack_pages, _nothing
+)

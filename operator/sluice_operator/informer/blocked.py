@@ -1,0 +1,76 @@
+"""Kinds that the operator needs and that it cannot list, or may not watch.
+
+Nothing is reconciled before every needed kind was listed, and nothing is noticed of one that is not
+watched: so a single right that is missing stops more than its kind, and has to be told. Knows
+neither reflectors nor probes.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from sluice_operator.clock import Clock
+from sluice_operator.kube.errors import FORBIDDEN, ApiError, OperatorError
+from sluice_operator.kube.kinds import Kind
+from sluice_operator.log import fields
+
+Verb = Literal["list", "watch"]
+PATIENCE_SECONDS: Final = 30.0
+"""How long it may fail before it is told: API servers refuse for a moment after their start."""
+
+logger = logging.getLogger(__name__)
+
+
+class Access(NamedTuple):
+    """What the operator needs of a kind; `namespace` None: in all of them."""
+
+    verb: Verb
+    kind: Kind
+    namespace: str | None
+
+    def __str__(self) -> str:
+        group = self.kind.api_version.rpartition("/")[0].partition("/")[0]
+        resource = f"{self.kind.plural}.{group}" if group else self.kind.plural
+        where = "all namespaces" if self.namespace is None else f"namespace {self.namespace}"
+        return f"{self.verb} {resource} in {where}"
+
+
+@dataclass
+class _Failing:
+    since: float
+    told: str = ""
+
+
+class BlockedKinds:
+    """What has failed for `PATIENCE_SECONDS` without a success in between."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._failing: dict[Access, _Failing] = {}
+
+    def failed(self, access: Access, error: OperatorError) -> None:
+        """It was tried once more, in vain."""
+        now = self._clock.monotonic()
+        failing = self._failing.setdefault(access, _Failing(now))
+        if now - failing.since < PATIENCE_SECONDS:
+            return
+        if not failing.told:
+            logger.warning("needed kind not followed", extra=fields(cannot=access, error=error))
+        is_right = isinstance(error, ApiError) and error.status == FORBIDDEN
+        failing.told = f"no right to {access}" if is_right else f"cannot {access}: {error}"
+
+    def succeeded(self, access: Access) -> None:
+        """It works, again or from the start."""
+        failing = self._failing.pop(access, None)
+        if failing is not None and failing.told:
+            logger.info("needed kind followed again", extra=fields(can=access))
+
+    def now(self) -> tuple[Access, ...]:
+        """What has failed for so long."""
+        return tuple(access for access, failing in self._failing.items() if failing.told)
+
+    def reason(self) -> str:
+        """Why the operator cannot work, for a person; empty when it can."""
+        return "; ".join(failing.told for failing in self._failing.values() if failing.told)

@@ -1,0 +1,40 @@
+"""Whether the priorities of a service's tenants have an effect: only some policies read them.
+
+Pure. Refuses nothing: under another policy the highest priority that a tenant may ask for holds
+all the same, and what was accepted stays so.
+"""
+
+from __future__ import annotations
+
+from sluice_contract.config import READS_PRIORITY
+
+from sluice_operator.api.conditions import Check
+from sluice_operator.api.service import InferenceServiceSpec, Tenant
+from sluice_operator.service.plan import ServicePlan
+
+
+def priorities_check(plan: ServicePlan) -> Check | None:
+    """The condition PrioritiesCount; None where no tenant has a priority."""
+    assert plan.spec is not None
+    names = [tenant.name for tenant in _tenants(plan.spec) if _has_priority(tenant)]
+    if not names:
+        return None
+    # Prompts wait in the first pool: mixed or prefill.
+    policy = plan.pools[0].settings["scheduling_policy"].value
+    if policy in READS_PRIORITY:
+        return Check("True", "PolicyReadsThem", f"schedulingPolicy is {policy}.")
+    text = (
+        f"spec.router.auth.tenants: the priorities of {', '.join(names)} change no order under "
+        f"schedulingPolicy {policy}; set spec.engine.schedulingPolicy to "
+        f"{' or '.join(READS_PRIORITY)}. A request above its maxPriority is refused all the same."
+    )
+    return Check("False", "PolicyIgnoresThem", text)
+
+
+def _tenants(spec: InferenceServiceSpec) -> list[Tenant]:
+    auth = spec.router.auth if spec.router else None
+    return (auth.tenants or []) if auth else []
+
+
+def _has_priority(tenant: Tenant) -> bool:
+    return bool(tenant.default_priority or tenant.max_priority is not None)

@@ -1,0 +1,84 @@
+"""`python -m sluice_fetch --uri hf://org/name --cache FOLDER`: JSON lines on stdout, one an event.
+
+Exit codes: 0 complete, 1 starting again may help, 2 it will not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from sluice_contract.termination import TerminationMessage
+
+from sluice_fetch.errors import FetchError, TransientError
+from sluice_fetch.fetch import Fetcher
+from sluice_fetch.retry import Retry
+from sluice_fetch.settings import source
+
+HUB: Final = "https://huggingface.co"
+EXIT_TRANSIENT: Final = 1
+EXIT_REFUSED: Final = 2
+
+
+def main(
+    arguments: Sequence[str] | None = None, sleep: Callable[[float], None] = time.sleep
+) -> int:
+    """Fetch or resolve; the exit code."""
+    options = _parse(arguments)
+    fetcher = Fetcher(tell, time.monotonic, Retry(sleep), options.parallel)
+    try:
+        wanted = source(options.uri, options.revision, options.endpoint, options.token_file)
+        if options.resolve_only:
+            commit = fetcher.resolve(wanted).commit
+        else:
+            commit = fetcher.fetch(wanted, options.cache).commit
+    except FetchError as error:
+        tell("failed", {"reason": error.reason, "message": str(error)})
+        leave_message(error.reason, str(error))
+        return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_REFUSED
+    leave_message("ModelResolved" if options.resolve_only else "ModelFetched", commit)
+    return 0
+
+
+def tell(event: str, fields: Mapping[str, object]) -> None:
+    """A line of output."""
+    print(json.dumps({"event": event} | dict(fields)), flush=True)
+
+
+def leave_message(reason: str, message: str) -> None:
+    """Where Kubernetes looks for it; outside there is no such file."""
+    path = Path(os.environ.get("SLUICE_TERMINATION_LOG") or "/dev/termination-log")
+    if path.exists():
+        line = " ".join(message.split())
+        path.write_bytes(TerminationMessage(reason=reason, message=line).to_bytes())
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sluice_fetch", description=__doc__)
+    parser.add_argument("--uri", required=True, metavar="hf://org/name")
+    parser.add_argument("--revision", default="main", help="branch, tag or commit (main)")
+    parser.add_argument(
+        "--endpoint",
+        default=os.environ.get("HF_ENDPOINT") or HUB,
+        metavar="URL",
+        help=f"a hub or its mirror (HF_ENDPOINT, else {HUB})",
+    )
+    parser.add_argument("--token-file", type=Path, metavar="FILE")
+    parser.add_argument("--parallel", type=int, default=4, choices=range(1, 17), metavar="1…16")
+    to = parser.add_mutually_exclusive_group(required=True)
+    to.add_argument("--cache", type=Path, metavar="FOLDER", help="Hugging Face's layout")
+    to.add_argument("--resolve-only", action="store_true", help="print the commit, fetch nothing")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    # As process 1 it would ignore the signal; nothing needs an end, the next run goes on.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    sys.exit(main())

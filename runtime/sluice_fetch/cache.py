@@ -1,0 +1,119 @@
+"""Hugging Face's cache layout on disk: blobs by hash, snapshots of links to them, refs.
+
+    models--org--name/blobs/HASH[.incomplete]
+                      snapshots/COMMIT/NAME -> ../../blobs/HASH
+                      refs/REVISION          the commit
+                      complete/COMMIT.json   ours: all files of the commit are there and verified
+
+Knows no network. One process writes at a time: `exclusive`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from sluice_fetch.errors import NoSpaceError
+from sluice_fetch.snapshot import HubFile, Snapshot
+
+RESERVE_BYTES: Final = 16 << 20
+"""Left for links, refs and what the file system itself needs."""
+
+
+class Cache:
+    """The part of a cache that belongs to one repository."""
+
+    def __init__(self, root: Path, repository: str) -> None:
+        self.folder = root / f"models--{repository.replace('/', '--')}"
+
+    def snapshot_folder(self, commit: str) -> Path:
+        return self.folder / "snapshots" / commit
+
+    def is_complete(self, commit: str) -> bool:
+        """Whether the marker is there and what it lists still has its size."""
+        try:
+            listed = json.loads(self._marker(commit).read_bytes())["files"]
+            folder = self.snapshot_folder(commit)
+            return all((folder / name).stat().st_size == size for name, size in listed.items())
+        except (OSError, ValueError, KeyError, AttributeError):
+            return False
+
+    def blob(self, file: HubFile) -> Path:
+        return self.folder / "blobs" / file.etag
+
+    def partial(self, file: HubFile) -> Path:
+        """Always the same name, so that another process goes on with it."""
+        return self.folder / "blobs" / f"{file.etag}.incomplete"
+
+    def size_there(self, file: HubFile) -> int:
+        """Bytes of a file that need not be fetched."""
+        for path in (self.blob(file), self.partial(file)):
+            if path.exists():
+                return min(path.stat().st_size, file.size_bytes)
+        return 0
+
+    def check_space(self, snapshot: Snapshot) -> None:
+        """Raises NoSpaceError, with figures, where what is missing does not fit."""
+        blobs = {file.etag: file for file in snapshot.files}.values()
+        missing = sum(file.size_bytes - self.size_there(file) for file in blobs)
+        free = shutil.disk_usage(self.folder).free
+        if missing and missing + RESERVE_BYTES > free:
+            raise NoSpaceError(
+                f"{self.folder}: {missing} bytes are missing and {RESERVE_BYTES} kept, {free} are"
+                f" free; allowed: a volume with {missing + RESERVE_BYTES - free} bytes more"
+            )
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Waits until no other process writes; a killed one holds nothing."""
+        (self.folder / "blobs").mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def link(self, snapshot: Snapshot) -> None:
+        """Makes the snapshot of blobs that are all there, the marker last."""
+        folder = self.snapshot_folder(snapshot.commit)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in snapshot.files:
+            link = folder / file.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(Path("..", "..", "blobs", file.etag))
+        listed = {file.name: file.size_bytes for file in snapshot.files}
+        _write(self._marker(snapshot.commit), json.dumps({"files": listed}))
+
+    def remember(self, revision: str, commit: str) -> None:
+        """Writes what a revision was, for whoever reads the cache with huggingface_hub."""
+        if revision != commit:
+            _write(self.folder / "refs" / revision, commit)
+
+    def _marker(self, commit: str) -> Path:
+        return self.folder / "complete" / f"{commit}.json"
+
+
+def verified(path: Path, file: HubFile) -> bool:
+    """Whether the content is what the hub's hash says. Reads the whole file."""
+    lfs = len(file.etag) == 64
+    begun = hashlib.sha256() if lfs else hashlib.sha1(usedforsecurity=False)
+    if not lfs:
+        begun.update(b"blob %d\0" % file.size_bytes)
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, lambda: begun).hexdigest() == file.etag
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.new")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.rename(path)

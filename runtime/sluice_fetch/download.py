@@ -1,0 +1,91 @@
+"""One file into the cache: goes on where a process was killed, verifies, then gives it its name."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_fetch.cache import Cache, verified
+from sluice_fetch.errors import FileCorruptError, HubUnreachableError
+from sluice_fetch.hub import content
+from sluice_fetch.progress import Meter
+from sluice_fetch.retry import Retry
+from sluice_fetch.settings import Source
+from sluice_fetch.snapshot import HubFile
+
+
+class Stopped(Exception):  # noqa: N818  no error: another file failed
+    """The download was given up between two chunks."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """What all files of a commit have in common; `file` may run in several threads."""
+
+    source: Source
+    commit: str
+    cache: Cache
+    retry: Retry
+    meter: Meter
+    stop: threading.Event
+
+    def file(self, file: HubFile) -> None:
+        """Leaves the verified blob; a corrupt one is fetched a second time from its start.
+
+        Raises:
+            FileCorruptError, OSError, and those of `from_hub`.
+        """
+        self.meter.found(self.cache.size_there(file))
+        if self.cache.blob(file).exists():
+            return
+        for _ in range(2):
+            self._bytes(file)
+            partial = self.cache.partial(file)
+            if verified(partial, file):
+                partial.rename(self.cache.blob(file))
+                return
+            partial.unlink()
+            self.meter.found(-file.size_bytes)
+        raise FileCorruptError(
+            f"{file.name} of {self.source}: its content is not that of hash {file.etag}"
+        )
+
+    def _bytes(self, file: HubFile) -> None:
+        partial = self.cache.partial(file)
+        partial.touch()
+        if partial.stat().st_size > file.size_bytes:
+            os.truncate(partial, 0)
+            self.meter.found(-file.size_bytes)
+        self.retry.run(lambda: self._attempt(file, partial), lambda: partial.stat().st_size)
+
+    def _attempt(self, file: HubFile, partial: Path) -> None:
+        offset = partial.stat().st_size
+        if offset == file.size_bytes:
+            return
+        with (
+            content(self.source, self.commit, file, offset) as answer,
+            partial.open("ab") as written,
+        ):
+            if not answer.continues:
+                self.meter.found(-offset)
+                written.seek(0)
+                written.truncate()
+            for chunk in answer.chunks():
+                if self.stop.is_set():
+                    raise Stopped
+                written.write(chunk)
+                self.meter.received(len(chunk))
+                if written.tell() > file.size_bytes:
+                    break
+            written.flush()
+            os.fsync(written.fileno())  # before the marker says that it is there
+        self._check_size(file, partial.stat().st_size)
+
+    def _check_size(self, file: HubFile, size: int) -> None:
+        what = f"{file.name} of {self.source}: {size} bytes came of {file.size_bytes}"
+        if size > file.size_bytes:
+            raise FileCorruptError(what)
+        if size < file.size_bytes:
+            raise HubUnreachableError(f"{what}, and the connection ended")

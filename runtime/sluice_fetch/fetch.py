@@ -1,0 +1,96 @@
+"""The whole way: revision → commit → files → space → bytes → snapshot. Prints through `tell`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_fetch.cache import Cache
+from sluice_fetch.download import Download, Stopped
+from sluice_fetch.errors import from_disk
+from sluice_fetch.hub import look_up
+from sluice_fetch.progress import Meter
+from sluice_fetch.retry import Retry
+from sluice_fetch.settings import COMMIT, Source
+from sluice_fetch.snapshot import Snapshot, snapshot
+
+Tell = Callable[[str, Mapping[str, object]], None]
+"""An event and its fields."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    commit: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """What a fetch needs of the world."""
+
+    tell: Tell
+    clock: Callable[[], float]
+    retry: Retry
+    parallel: int = 4
+    """Files at a time."""
+
+    def resolve(self, source: Source) -> Snapshot:
+        """The commit that the revision is now, and the files that an engine reads of it."""
+        found = snapshot(*self.retry.run(lambda: look_up(source)))
+        fields = {"repository": source.repository, "revision": source.revision}
+        size = {"files": len(found.files), "total": found.size_bytes}
+        self.tell("resolved", {**fields, "commit": found.commit, **size})
+        return found
+
+    def fetch(self, source: Source, root: Path) -> Fetched:
+        """The model's snapshot folder, complete and verified. A complete commit asks no hub.
+
+        Raises:
+            FetchError: says why, with the reason's name.
+        """
+        cache = Cache(root, source.repository)
+        if COMMIT.fullmatch(source.revision) and cache.is_complete(source.revision):
+            return self._done(source.revision, cache)
+        try:
+            return self._missing(source, cache)
+        except OSError as error:
+            raise from_disk(error) from None
+
+    def _missing(self, source: Source, cache: Cache) -> Fetched:
+        found = self.resolve(source)
+        with cache.exclusive():
+            if not cache.is_complete(found.commit):
+                cache.check_space(found)
+                self._download(source, found, cache)
+                cache.link(found)
+            cache.remember(source.revision, found.commit)
+        return self._done(found.commit, cache)
+
+    def _done(self, commit: str, cache: Cache) -> Fetched:
+        folder = cache.snapshot_folder(commit)
+        self.tell("complete", {"commit": commit, "folder": str(folder)})
+        return Fetched(commit, folder)
+
+    def _download(self, source: Source, found: Snapshot, cache: Cache) -> None:
+        """All files, the largest first; the first that fails ends the others."""
+        blobs = {file.etag: file for file in found.files}.values()
+        total = sum(file.size_bytes for file in blobs)
+        meter = Meter(total, self.clock, lambda now: self.tell("progress", now.fields()))
+        stop = threading.Event()
+        download = Download(source, found.commit, cache, self.retry, meter, stop)
+        largest_first = sorted(blobs, key=lambda file: -file.size_bytes)
+        with ThreadPoolExecutor(self.parallel) as threads:
+            futures = [threads.submit(download.file, file) for file in largest_first]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                stop.set()
+                threads.shutdown(cancel_futures=True)
+        self.tell("progress", meter.progress().fields())
+        failed = [future.exception() for future in futures if not future.cancelled()]
+        for error in failed:
+            if error is not None and not isinstance(error, Stopped):
+                raise error

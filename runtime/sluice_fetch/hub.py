@@ -1,0 +1,95 @@
+"""The hub's protocol: a revision's commit and files, and a file's bytes from an offset on.
+
+One request each, without a retry. Knows nothing of the cache.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import httpx2
+from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
+from huggingface_hub.hf_api import RepoSibling
+
+from sluice_fetch.errors import FetchError, HubUnreachableError, from_hub
+from sluice_fetch.settings import COMMIT, Source
+from sluice_fetch.snapshot import HubFile
+
+TIMEOUT_SECONDS: Final = 20.0
+_HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def look_up(source: Source) -> tuple[str, tuple[HubFile, ...]]:
+    """The commit that the revision is now, and all its files, by one request.
+
+    Raises:
+        FetchError: see `from_hub`.
+    """
+    api = HfApi(endpoint=source.endpoint, token=source.token or False)
+    with _named(str(source)):
+        info = api.model_info(
+            source.repository,
+            revision=source.revision,
+            files_metadata=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+    if info.sha is None or not COMMIT.fullmatch(info.sha):
+        raise HubUnreachableError(f"{source}: no answer of a hub: commit {info.sha!r}")
+    return info.sha, tuple(_file(sibling) for sibling in info.siblings or ())
+
+
+@contextmanager
+def content(source: Source, commit: str, file: HubFile, offset: int) -> Iterator[Content]:
+    """The bytes of a file from `offset` on, or all where the server knows no ranges.
+
+    Plain HTTP, not Xet: only so can a file be continued where a killed process left it. The client
+    keeps the token from other hosts that a redirect leads to.
+    """
+    url = hf_hub_url(source.repository, file.name, revision=commit, endpoint=source.endpoint)
+    headers = {"Accept-Encoding": "identity"}  # sizes and offsets are those of the file
+    if source.token:
+        headers["Authorization"] = f"Bearer {source.token}"
+    if offset:
+        headers["Range"] = f"bytes={offset}-"
+    with (
+        _named(f"{file.name} of {source}"),
+        get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_SECONDS) as response,
+    ):
+        hf_raise_for_status(response)
+        yield Content(response)
+
+
+class Content:
+    """The body of an answer."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        self.continues = response.status_code == 206
+        self._response = response
+
+    def chunks(self) -> Iterator[bytes]:
+        """As they come: with a size of chunk, what a broken connection had begun would be lost."""
+        return self._response.iter_raw()
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FetchError:
+        raise
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+        # The latter three: an answer that is no hub's, such as a proxy's page for signing in.
+        raise from_hub(error, what) from None
+
+
+def _file(sibling: RepoSibling) -> HubFile:
+    etag = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
+    size = sibling.lfs.size if sibling.lfs else sibling.size
+    if etag is None or size is None or not _HASH.fullmatch(etag):
+        raise HubUnreachableError(
+            f"{sibling.rfilename}: the hub gives hash {etag!r} and size {size}; allowed: both"
+        )
+    return HubFile(sibling.rfilename, size, etag)

@@ -1,0 +1,176 @@
+"""How a step's numbers reach the device that computes it, and how its results come back.
+
+On a CPU both are the host's own memory. On a GPU numbers go through pinned buffers, in the order of
+the current stream, and nothing waits until the results are read. Knows no batch and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sluice_contract.accelerators import Accelerator
+from torch import Tensor
+
+from sluice_runtime.errors import AcceleratorMissingError
+
+CPU: Final = torch.device("cpu")
+STAGING_BUFFERS: Final = 64
+"""Two steps are under way at most; each uploads a few times, once more for each scored prompt, and
+up to four times for each block of rows that it samples."""
+_SMALLEST_BYTES: Final = 1 << 16
+
+Column = NDArray[Any]
+"""[n] of one of numpy's types that torch has too."""
+Fetched = Callable[[], list[Tensor]]
+"""Waits for the tensors to arrive in the host's memory."""
+
+
+class Event(Protocol):
+    """The part of `torch.cuda.Event` that is used here."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Device(Protocol):
+    """Takes numbers and gives results, in the order of its steps."""
+
+    @property
+    def place(self) -> torch.device: ...
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the host goes on while the device computes."""
+        ...
+
+    def upload(self, columns: Sequence[Column]) -> Sequence[Tensor]:
+        """One tensor for each of the columns, which have one dtype: one copy carries them all. The
+        columns may be used again at once, unless the device is the host: see `HostDevice`."""
+        ...
+
+    def mirror(self, table: Column) -> Tensor:
+        """A tensor that begins with the content of `table` and lives as long as the process."""
+        ...
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """Sends tensors to the host; they are not to be changed afterwards."""
+        ...
+
+
+class HostDevice:
+    """The CPU: tensors share the memory of the arrays that they are made of."""
+
+    place: Final = CPU
+    asynchronous: Final = False
+
+    def upload(self, columns: Sequence[Column]) -> Sequence[Tensor]:
+        return [torch.from_numpy(column) for column in columns]
+
+    def mirror(self, table: Column) -> Tensor:
+        """The table's own memory, so it follows all changes."""
+        return torch.from_numpy(table)
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        kept = list(tensors)
+        return lambda: kept
+
+
+class StreamDevice:
+    """A device that works off a stream of copies and kernels, beside the host."""
+
+    asynchronous: Final = True
+
+    def __init__(
+        self,
+        place: torch.device,
+        allocate: Callable[[int], Tensor],
+        event: Callable[[], Event],
+        buffers: int = STAGING_BUFFERS,
+    ) -> None:
+        """`allocate` makes a buffer of so many bytes that the device can copy from."""
+        self.place = place
+        self._event = event
+        self._ring = [_StagingBuffer(allocate, event()) for _ in range(buffers)]
+        self._next = 0
+
+    def upload(self, columns: Sequence[Column]) -> Sequence[Tensor]:
+        """Waits only if all buffers are being read."""
+        staging = self._ring[self._next]
+        self._next = (self._next + 1) % len(self._ring)
+        staged = staging.filled(columns)
+        sent = staged.to(self.place, non_blocking=True, copy=True)
+        staging.sent()
+        return torch.split(sent, [len(column) for column in columns])
+
+    def mirror(self, table: Column) -> Tensor:
+        return torch.from_numpy(table).to(self.place, copy=True)
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
+        """torch copies into pinned memory of its own when asked not to wait."""
+        event = self._event()
+        sent = [tensor.to(CPU, non_blocking=True) for tensor in tensors]
+        event.record()
+
+        def fetched() -> list[Tensor]:
+            event.synchronize()
+            return sent
+
+        return fetched
+
+
+class _StagingBuffer:
+    """Pinned memory that is filled again once the copy that reads it has finished."""
+
+    def __init__(self, allocate: Callable[[int], Tensor], read: Event) -> None:
+        self._allocate = allocate
+        self._read = read
+        self._buffer: Tensor | None = None
+
+    def filled(self, columns: Sequence[Column]) -> Tensor:
+        """The columns one after the other: [total]."""
+        dtype = torch.from_numpy(columns[0]).dtype
+        bytes_wanted = sum(column.nbytes for column in columns)
+        if self._buffer is not None:
+            self._read.synchronize()
+        if self._buffer is None or len(self._buffer) < bytes_wanted:
+            rounded = 1 << max(bytes_wanted - 1, 0).bit_length()
+            self._buffer = self._allocate(max(_SMALLEST_BYTES, rounded))
+        staged = self._buffer[:bytes_wanted].view(dtype)
+        np.concatenate(columns, out=staged.numpy())
+        return staged
+
+    def sent(self) -> None:
+        """The copy is in the stream."""
+        self._read.record()
+
+
+def place_of(accelerator: Accelerator | None, index: int = 0) -> torch.device:
+    """Where an engine with this accelerator computes; `index`: which GPU of the container."""
+    on_cpu = accelerator is None or accelerator.is_cpu
+    return CPU if on_cpu else torch.device("cuda", index)
+
+
+def step_device(accelerator: Accelerator | None, index: int = 0) -> Device:
+    """The device of an engine with this accelerator; `index`: which GPU of the container.
+
+    Raises:
+        AcceleratorMissingError: torch cannot use it.
+    """
+    if accelerator is None or accelerator.is_cpu:
+        return HostDevice()
+    if index >= (count := torch.cuda.device_count()):
+        raise AcceleratorMissingError(
+            f"accelerator: {accelerator} is asked for, and torch {torch.__version__} can use "
+            f"{count} GPUs: the image must be one for GPUs, and as new as the driver allows"
+        )
+    torch.cuda.set_device(index)
+    return StreamDevice(
+        place_of(accelerator, index),
+        lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True),
+        torch.cuda.Event,
+    )

@@ -1,0 +1,106 @@
+"""How many pages the KV pool gets: reads or measures the memory there is, and asks the planners."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from sluice_contract.config import EngineConfig
+
+from sluice_runtime.engine import host
+from sluice_runtime.engine.device_advice import smaller_chunk
+from sluice_runtime.engine.device_memory import DeviceMemory, measured_step
+from sluice_runtime.engine.device_plan import device_pool_pages
+from sluice_runtime.engine.device_sizes import MIB, ModelBytes, PoolQuestion, step_tokens
+from sluice_runtime.engine.plan import (
+    GrammarRoom,
+    HostBytes,
+    ReservedMemory,
+    grammars_short_of_memory,
+    pool_pages,
+    scheduler_settings,
+)
+from sluice_runtime.engine.runner import Runner
+from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.errors import OutOfMemoryError
+from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.scheduler.pages import pages_for
+
+_log = logging.getLogger("sluice.engine")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What a pool is for."""
+
+    config: EngineConfig
+    model: Decoder
+    context_tokens: int
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """Of this rank."""
+        spec, ranks = self.model.spec, self.model.group.size
+        return KvShape(spec.layers, spec.kv_heads // ranks, spec.head_dim, self.model.dtype)
+
+
+def pages_in_host_memory(loaded: LoadedModel, room: GrammarRoom) -> int:
+    """Beside the processes that have `room` for grammars.
+
+    Raises:
+        OutOfMemoryError: see `plan.pool_pages`.
+    """
+    config, each = loaded.config, loaded.kv_shape.bytes_per_token
+    memory = host.memory()
+    free = HostBytes(memory.total, memory.available)
+    rows, vocabulary = config.max_running_requests or 1, loaded.model.spec.vocabulary_size
+    sampling = sampling_bytes(rows, vocabulary, loaded.context_tokens)
+    reserved = ReservedMemory(room.bytes, sampling)
+    pages = pool_pages(config, loaded.context_tokens, each, free, reserved)
+    if short := grammars_short_of_memory(config, each, free, reserved):
+        _log.info("%s", short)
+    return pages
+
+
+def pages_in_device_memory(
+    loaded: LoadedModel,
+    memory: DeviceMemory,
+    pool_of: Callable[[KvShape, int], PagePool],
+    runner_over: Callable[[PagePool], Runner],
+) -> int:
+    """Runs a full step first, to see what it takes. `pool_of`: a pool of so many pages.
+
+    Raises:
+        OutOfMemoryError: see `device_plan.device_pool_pages`; or the step found too little.
+    """
+    config, spec, dtype = loaded.config, loaded.model.spec, loaded.model.dtype
+    memory.release()
+    device = memory.read()
+    pages = _pages_of_a_full_step(config)
+    settings = scheduler_settings(config, loaded.context_tokens, pages)
+    shape = replace(loaded.kv_shape, layers=1)
+    try:
+        step = measured_step(
+            memory, partial(pool_of, shape, pages), runner_over, settings, spec.vocabulary_size
+        )
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{error}; chunkSize {smaller_chunk(config)} is next") from None
+    part = ModelBytes(spec, dtype.itemsize, loaded.model.group.size)
+    question = PoolQuestion(config, part, loaded.context_tokens, device, step)
+    found = device_pool_pages(question)
+    _log.info(
+        "memory of the GPU: %d of %d MiB are left by the weights; a full step of %d tokens took "
+        "%d MiB; %d MiB are kept free",
+        *(device.available // MIB, device.total // MIB, step_tokens(config)),
+        *(step // MIB, question.reserved // MIB),
+    )
+    return found
+
+
+def _pages_of_a_full_step(config: EngineConfig) -> int:
+    """A chunk in one row, and all other rows with a token and room for the next."""
+    page, rows = config.page_size or 1, config.max_running_requests or 1
+    return pages_for(step_tokens(config) + 1, page) + rows * pages_for(2, page)

@@ -1,0 +1,23 @@
+"""What every rank of an engine does between loading and its first step, in this order."""
+
+from __future__ import annotations
+
+from sluice_contract.config import EngineConfig
+from sluice_contract.labels import Role
+
+from sluice_runtime.engine.build import Engine
+from sluice_runtime.engine.graph_capture import capture_graphs
+from sluice_runtime.engine.host import collect_garbage_rarely
+from sluice_runtime.engine.warm_up import warm_up
+
+
+def prepare(config: EngineConfig, engine: Engine) -> None:
+    """Runs the first steps, captures graphs for those that decode, and sets the garbage collector.
+
+    Raises:
+        OutOfMemoryError: there is too little memory for the steps.
+    """
+    warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
+    if config.role is not Role.PREFILL:
+        capture_graphs(engine, config.cuda_graph_max_batch or 0)
+    collect_garbage_rarely()

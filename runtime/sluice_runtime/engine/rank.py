@@ -1,0 +1,96 @@
+"""A rank after the first: `python -m sluice_runtime.engine.rank`, started by rank 0.
+
+Loads its part of the model and computes the steps that rank 0 announces. It takes no request, draws
+no token and decides nothing; its rows and pages are those of rank 0 because the steps are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections import deque
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sluice_contract.config import EngineConfig, read_engine_config
+
+from sluice_runtime import exits
+from sluice_runtime.engine.host import set_library_variables
+from sluice_runtime.errors import StartupError
+from sluice_runtime.model_files import resolve_model
+from sluice_runtime.parallel.processes import CONFIG, MEETING, steps_for
+
+if TYPE_CHECKING:
+    from sluice_runtime.engine.runner import LaunchedStep
+
+logger = logging.getLogger("sluice.engine")
+
+_PR_SET_PDEATHSIG: Final = 1
+_AHEAD: Final = 1
+"""Steps that rank 0 launches before an earlier one has landed."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs until rank 0 announces no more steps, or dies; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sluice_runtime.engine.rank", description=__doc__
+    )
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args(arguments)
+    _end_with(options.parent)
+    logging.basicConfig(
+        level=logging.WARNING,
+        format=f"%(asctime)s %(levelname)s rank {options.rank}: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        _follow(read_engine_config(options.folder / CONFIG), options.folder, options.rank)
+    except StartupError as error:
+        return exits.give_up(error.reason, f"rank {options.rank}: {error}", exits.STARTUP)
+    except Exception:
+        logger.exception("the process failed")
+        return exits.FAILED
+    return exits.OK
+
+
+def _end_with(parent: int) -> None:
+    """Signals of a terminal or of Kubernetes are for rank 0, which ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was told
+        sys.exit(exits.FAILED)
+
+
+def _follow(config: EngineConfig, folder: Path, rank: int) -> None:
+    files = resolve_model(config.model)
+    set_library_variables()
+    # Imports torch, which takes seconds: what is wrong with the rest is reported before.
+    from sluice_runtime.engine.build import build_engine
+    from sluice_runtime.engine.device import place_of
+    from sluice_runtime.engine.prepare import prepare
+    from sluice_runtime.parallel.group import joined_group
+
+    place, size = place_of(config.accelerator, rank), config.tensor_parallel_size or 1
+    with joined_group(rank, size, place, folder / MEETING) as group:
+        engine = build_engine(config, files, group=group)
+        with closing(engine.runner):
+            prepare(config, engine)
+            launched: deque[LaunchedStep] = deque()
+            for batch in steps_for(folder, rank):
+                launched.append(engine.runner.launch(batch))
+                if len(launched) > _AHEAD:
+                    launched.popleft().land()
+
+
+if __name__ == "__main__":
+    # At once: torch would leave the group, and after an error wait for the other ranks, which wait
+    # for this one until they see it end.
+    os._exit(main())

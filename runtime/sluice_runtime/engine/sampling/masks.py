@@ -1,0 +1,39 @@
+"""Masks of grammars over a step's logits.
+
+The host has them as bits, 32 tokens a word; so they travel, and are unpacked where the logits are.
+Knows no grammar.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sluice_runtime.engine.device import Device
+from sluice_runtime.engine.sampling.columns import sent
+from sluice_runtime.grammar.follow.matchers import Masks
+
+
+def forbid(logits: Tensor, masks: Masks, device: Device) -> None:
+    """logits: [m, v] of a step's rows on the device; tokens that are not allowed become -inf."""
+    if device.asynchronous:
+        (words,) = device.upload([masks.words.reshape(-1)])
+        forbidden = unpacked(words.view(len(masks.places), -1))
+    else:  # numpy is faster than torch's operators would be
+        bits = np.unpackbits(masks.words.view(np.uint8), axis=1, bitorder="little")
+        forbidden = torch.from_numpy(bits) == 0
+    forbidden = forbidden[:, : logits.shape[1]]
+    if len(masks.places) == len(logits):
+        logits.masked_fill_(forbidden, -torch.inf)
+        return
+    (places,) = sent(device, [np.array(masks.places, np.int64)])
+    logits.index_copy_(0, places, logits[places].masked_fill_(forbidden, -torch.inf))
+
+
+def unpacked(words: Tensor) -> Tensor:
+    """[k, w] int32 → [k, 32 x w] bool: whether the bit is 0."""
+    bits = torch.ones(8, dtype=torch.uint8, device=words.device) << torch.arange(
+        8, dtype=torch.uint8, device=words.device
+    )
+    return ((words.view(torch.uint8)[:, :, None] & bits) == 0).view(len(words), -1)

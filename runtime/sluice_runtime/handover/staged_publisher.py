@@ -1,0 +1,159 @@
+"""Makes computed pages of a device readable: a thread copies them into blocks of host memory.
+
+In order, in parts of a block; a block is used again when the decode engine has read it, or when its
+room has ended. So a few blocks are enough for prompts of any length, and a prompt that waits for
+one waits for nothing but reads. Knows neither requests nor sockets, and no device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sluice_runtime.handover.loop_thread import HandoverThreadError
+from sluice_runtime.handover.messages import Chunk
+from sluice_runtime.handover.ports import ComputedPages
+from sluice_runtime.handover.publishing import chunk_of
+from sluice_runtime.handover.transfer.staging import StagingMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """What a `StagedPublisher` copies through."""
+
+    memory: StagingMemory
+    page_bytes: int
+    page_tokens: int
+    checksum: Callable[[Sequence[tuple[int, int]], int], int]
+    """Of (address, length) on the host, for a room."""
+    keeps: bool = True
+    """Whether decode engines read the copies; else the pages themselves, and a copy is only
+    made for the checksum."""
+
+
+class StagedPublisher:
+    """See `PagePublisher`. `wake`: a chunk can be announced."""
+
+    def __init__(self, staging: Staging, wake: Callable[[], None]) -> None:
+        self._staging = staging
+        self._wake = wake
+        self._changed = threading.Condition()
+        """Around everything below; notified when the thread may find something to do."""
+        self._waiting: deque[ComputedPages] = deque()
+        self._free = list(range(staging.memory.blocks))
+        self._held: dict[int, list[tuple[int, int]]] = {}
+        """Room → (end of a chunk, its block), in the order in which they were announced."""
+        self._open: Counter[int] = Counter()
+        """Parts of each room that were not given out; a room that is forgotten has none."""
+        self._chunks: list[Chunk] = []
+        self._failure: Exception | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="kv-stage", daemon=True)
+        self._thread.start()
+
+    def publish(self, pages: ComputedPages) -> None:
+        parts = list(in_parts(pages, self._staging))
+        with self._changed:
+            self._waiting += parts
+            self._open[pages.room] += len(parts)
+            self._changed.notify()
+
+    def chunks(self) -> list[Chunk]:
+        with self._changed:
+            if self._failure is not None:
+                raise HandoverThreadError(f"{self._thread.name}: {self._failure}")
+            chunks, self._chunks = self._chunks, []
+            for chunk in chunks:
+                self._open[chunk.room] -= 1
+            self._open += Counter()  # leaves out zeros
+            return chunks
+
+    def pending(self, room: int) -> bool:
+        with self._changed:
+            return self._open[room] > 0
+
+    def read(self, room: int, end: int) -> None:
+        with self._changed:
+            held = self._held.get(room, [])
+            block = next((entry for entry in held if entry[0] == end), None)
+            if block is not None:
+                held.remove(block)
+                self._release(block[1])
+
+    def forget(self, room: int) -> None:
+        with self._changed:
+            self._waiting = deque(part for part in self._waiting if part.room != room)
+            self._chunks = [chunk for chunk in self._chunks if chunk.room != room]
+            del self._open[room]
+            for _, block in self._held.pop(room, []):
+                self._release(block)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            while (taken := self._next()) is not None:
+                self._stage(*taken)
+                self._wake()
+        except Exception as failure:
+            with self._changed:
+                self._failure = failure
+            self._wake()
+
+    def _next(self) -> tuple[ComputedPages, int] | None:
+        """Waits for a part and a free block; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or (self._waiting and self._free))
+            return None if self._closed else (self._waiting.popleft(), self._free.pop())
+
+    def _stage(self, part: ComputedPages, block: int) -> None:
+        staging, pages = self._staging, part.page_ids
+        size = staging.page_bytes
+        staging.memory.to_host(block, runs(pages, size))
+        copied = [(staging.memory.address_of(block), len(pages) * size)]
+        checksum = staging.checksum(copied, part.room)
+        with self._changed:
+            # Forgotten meanwhile: nobody will read it, and nobody would give the block back.
+            if self._open[part.room] == 0:
+                self._release(block)
+            elif staging.keeps:
+                self._held.setdefault(part.room, []).append((part.end, block))
+                first = block * staging.memory.block_pages
+                copies = tuple(range(first, first + len(pages)))
+                self._chunks.append(chunk_of(part, checksum, copies))
+            else:
+                self._release(block)
+                self._chunks.append(chunk_of(part, checksum))
+
+    def _release(self, block: int) -> None:
+        """Called under the lock."""
+        self._free.append(block)
+        self._changed.notify()
+
+
+def in_parts(pages: ComputedPages, staging: Staging) -> Iterator[ComputedPages]:
+    """Pages that each fit into a block."""
+    step = staging.memory.block_pages
+    for first in range(0, len(pages.page_ids), step):
+        ids = pages.page_ids[first : first + step]
+        start = pages.start + first * staging.page_tokens
+        end = min(pages.end, start + len(ids) * staging.page_tokens)
+        yield ComputedPages(pages.room, start, end, ids)
+
+
+def runs(page_ids: Sequence[int], page_bytes: int) -> list[tuple[int, int]]:
+    """(first byte, length) of pages in this order; neighbours are one."""
+    joined: list[tuple[int, int]] = []
+    for page in page_ids:
+        first = page * page_bytes
+        if joined and sum(joined[-1]) == first:
+            joined[-1] = joined[-1][0], joined[-1][1] + page_bytes
+        else:
+            joined.append((first, page_bytes))
+    return joined

@@ -1,0 +1,124 @@
+"""How the bytes of one read get into our pages and are found right: straight, or through blocks of
+host memory where the pages are a device's.
+
+Called by the threads of a `PageReader`. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import xxhash
+
+from sluice_runtime.handover.transfer.backend import (
+    Piece,
+    TransferBackend,
+    TransferError,
+    total_bytes,
+)
+from sluice_runtime.handover.transfer.checksum import checksum
+from sluice_runtime.handover.transfer.reads import ChecksumMismatchError, ReadJob
+from sluice_runtime.handover.transfer.registered import memory_at
+from sluice_runtime.handover.transfer.staging import Blocks, in_blocks, pool_ranges
+
+Checksum = Callable[[Iterable[tuple[int, int]], int], int]
+"""Of our memory at (address, length), for a room."""
+
+
+class Landing(Protocol):
+    """Every method may be called from any thread."""
+
+    def read(self, job: ReadJob) -> None:
+        """Returns when every byte is in our pages, and right.
+
+        Raises:
+            TransferError: the pages are not to be used.
+        """
+        ...
+
+    def interrupt(self, job: ReadJob) -> None:
+        """Nobody wants this read any more, which is under way or just over."""
+        ...
+
+
+class DirectLanding:
+    """The backend writes into the pages."""
+
+    def __init__(self, backend: TransferBackend, checksum_of: Checksum = checksum) -> None:
+        self._backend = backend
+        self._checksum_of = checksum_of
+
+    def read(self, job: ReadJob) -> None:
+        self._backend.read(job.session, job.pieces, job.timeout_seconds)
+        if job.expected_checksum is not None:
+            ranges = ((piece.local_address, piece.length_bytes) for piece in job.pieces)
+            verify(self._checksum_of(ranges, job.room), job)
+
+    def interrupt(self, job: ReadJob) -> None:
+        self._backend.interrupt(job.pieces)
+
+
+class StagedLanding:
+    """The backend writes into a block, which is copied into the pages. A read that may still land
+    costs its block, and no page."""
+
+    def __init__(self, backend: TransferBackend, blocks: Blocks, pool_address: int) -> None:
+        self._backend = backend
+        self._blocks = blocks
+        self._pool_address = pool_address
+        self._reading: dict[int, tuple[Piece, ...]] = {}
+        """What the backend reads for a job, by the job's identity."""
+
+    def read(self, job: ReadJob) -> None:
+        deadline = time.monotonic() + job.timeout_seconds
+        digest = xxhash.xxh3_64(seed=job.room)
+        left_bytes = total_bytes(job.pieces)
+        block = self._blocks.take()
+        try:
+            for part in in_blocks(job.pieces, self._blocks.memory.block_bytes):
+                self._read_part(job, part, block, deadline)
+                length = total_bytes(part)
+                digest.update(memory_at(self._blocks.memory.address_of(block), length))
+                left_bytes -= length
+                if not left_bytes:
+                    verify(digest.intdigest(), job)
+                self._blocks.memory.to_device(block, pool_ranges(part, self._pool_address))
+        except TransferError as error:
+            if error.may_still_land:  # the block is lost
+                raise type(error)(str(error)) from error
+            self._blocks.give_back(block)
+            raise
+        self._blocks.give_back(block)
+
+    def interrupt(self, job: ReadJob) -> None:
+        if pieces := self._reading.get(id(job)):
+            self._backend.interrupt(pieces)
+
+    def _read_part(
+        self, job: ReadJob, part: Sequence[Piece], block: int, deadline_seconds: float
+    ) -> None:
+        address, landing = self._blocks.memory.address_of(block), list[Piece]()
+        for piece in part:
+            landing.append(Piece(piece.remote_address, address, piece.length_bytes))
+            address += piece.length_bytes
+        self._reading[id(job)] = tuple(landing)
+        try:
+            left_seconds = max(0.0, deadline_seconds - time.monotonic())
+            self._backend.read(job.session, landing, left_seconds)
+        finally:
+            del self._reading[id(job)]
+
+
+def verify(found: int, job: ReadJob) -> None:
+    """
+    Raises:
+        ChecksumMismatchError: our memory has other bytes than announced.
+    """
+    expected = job.expected_checksum
+    if expected is not None and found != expected:
+        raise ChecksumMismatchError(
+            f"checksum of {total_bytes(job.pieces)} bytes is {found:016x}, "
+            f"announced: {expected:016x}"
+        )

@@ -1,0 +1,97 @@
+"""Blocks of host memory through which the pages of a device are read and checked.
+
+Knows no device: `StagingMemory` copies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import xxhash
+
+from sluice_runtime.handover.transfer.backend import Piece, total_bytes
+from sluice_runtime.handover.transfer.reads import StagingLostError
+from sluice_runtime.handover.transfer.registered import memory_at
+
+
+class StagingMemory(Protocol):
+    """The part of `kv.host_blocks.HostBlocks` that is used."""
+
+    blocks: int
+    block_pages: int
+    block_bytes: int
+
+    def address_of(self, block: int) -> int: ...
+    def to_host(self, block: int, ranges: Sequence[tuple[int, int]]) -> None: ...
+    def to_device(self, block: int, ranges: Sequence[tuple[int, int]]) -> None: ...
+
+
+class Blocks:
+    """The blocks of a staging memory that nobody uses."""
+
+    def __init__(self, memory: StagingMemory) -> None:
+        self.memory = memory
+        self._lock = threading.Lock()
+        self._free = list(range(memory.blocks))
+
+    def take(self) -> int:
+        """There is one for each thread that reads, as long as none is lost.
+
+        Raises:
+            StagingLostError: all are lost.
+        """
+        with self._lock:
+            if not self._free:
+                raise StagingLostError(
+                    f"all {self.memory.blocks} blocks of staging memory may still be written by "
+                    "reads that timed out"
+                )
+            return self._free.pop()
+
+    def give_back(self, block: int) -> None:
+        with self._lock:
+            self._free.append(block)
+
+
+class DeviceChecksum:
+    """Checksums of a pool on a device: its bytes are copied into a block."""
+
+    def __init__(self, blocks: Blocks, pool_address: int) -> None:
+        self._blocks = blocks
+        self._pool_address = pool_address
+
+    def __call__(self, ranges: Iterable[tuple[int, int]], room: int) -> int:
+        memory, digest = self._blocks.memory, xxhash.xxh3_64(seed=room)
+        pieces = [Piece(0, address, length) for address, length in ranges]
+        block = self._blocks.take()
+        try:
+            for part in in_blocks(pieces, memory.block_bytes):
+                memory.to_host(block, pool_ranges(part, self._pool_address))
+                digest.update(memory_at(memory.address_of(block), total_bytes(part)))
+        finally:
+            self._blocks.give_back(block)
+        return digest.intdigest()
+
+
+def in_blocks(pieces: Sequence[Piece], block_bytes: int) -> Iterator[list[Piece]]:
+    """Parts of at most `block_bytes`, in order; a long piece is divided."""
+    part, room_bytes = list[Piece](), block_bytes
+    for remote, local, length in pieces:
+        done = 0
+        while done < length:
+            step = min(room_bytes, length - done)
+            part.append(Piece(remote + done, local + done, step))
+            done += step
+            room_bytes -= step
+            if not room_bytes:
+                yield part
+                part, room_bytes = [], block_bytes
+    if part:
+        yield part
+
+
+def pool_ranges(pieces: Sequence[Piece], pool_address: int) -> list[tuple[int, int]]:
+    """(first byte in the pool, length) of pieces of our pages."""
+    return [(local - pool_address, length) for _, local, length in pieces]

@@ -1,0 +1,76 @@
+"""Host memory through which pages of a device's pool leave and arrive, where nobody else can reach
+the device's memory.
+
+Blocks of whole pages, pinned where the pool is on a device, so that copies run at the bus's speed.
+Pages of real models have megabytes, so each run of neighbours is one copy and nothing is packed
+first. Knows neither transfers nor requests; who has which block is its users' affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Final
+
+import torch
+
+from sluice_runtime.kv.pool import PagePool
+
+BLOCK_BYTES: Final = 64 << 20
+"""Long enough for the bus, short enough that copying, checking and sending overlap."""
+
+Range = tuple[int, int]
+"""First byte in the pool, and how many."""
+
+
+class HostBlocks:
+    """Every method may be called from any thread; a block is used by one at a time."""
+
+    def __init__(self, pool: PagePool, blocks: int, block_bytes: int = BLOCK_BYTES) -> None:
+        self.blocks = blocks
+        self.block_pages = max(1, block_bytes // pool.page_bytes)
+        self.block_bytes = self.block_pages * pool.page_bytes
+        device = pool.data.device
+        # [byte], the memory of the pool and ours.
+        self._pool = pool.data.view(-1).view(torch.uint8)
+        self._host = torch.empty(
+            blocks * self.block_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"
+        )
+        # A stream of its own: copies wait for no step, and no step for them.
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @property
+    def address(self) -> int:
+        """Of block 0; the others follow without a gap."""
+        return self._host.data_ptr()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._host.numel()
+
+    def address_of(self, block: int) -> int:
+        return self.address + block * self.block_bytes
+
+    def to_host(self, block: int, ranges: Sequence[Range]) -> None:
+        """Copies ranges of the pool into a block, one behind the other. Returns when they are
+        there; what was launched on the device and not waited for may be missing."""
+        self._copy(block, ranges, to_device=False)
+
+    def to_device(self, block: int, ranges: Sequence[Range]) -> None:
+        """Copies what a block begins with into ranges of the pool. Returns when it is there."""
+        self._copy(block, ranges, to_device=True)
+
+    def _copy(self, block: int, ranges: Sequence[Range], *, to_device: bool) -> None:
+        at = block * self.block_bytes
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            for first, length in ranges:
+                assert 0 <= first < first + length <= self._pool.numel(), "outside of the pool"
+                host, device = self._host[at : at + length], self._pool[first : first + length]
+                to, source = (device, host) if to_device else (host, device)
+                to.copy_(source, non_blocking=True)
+                at += length
+        assert at <= (block + 1) * self.block_bytes, "more than a block"
+        if self._stream is not None:
+            self._stream.synchronize()

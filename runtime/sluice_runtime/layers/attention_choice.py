@@ -1,0 +1,140 @@
+"""Which backend computes attention, and why: a pure choice from what is known of the device, the
+model's heads and what is installed.
+
+Knows neither torch's devices nor the backends themselves: `layers.backend` finds out the one and
+has the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sluice_contract.base import ConfigError
+from sluice_contract.config import AttentionBackend
+
+from sluice_runtime.errors import InvalidConfigError
+
+Name = Literal["native", "torch", "flashinfer"]
+Vendor = Literal["NVIDIA", "AMD"]
+Capability = tuple[int, int]
+
+KEY: Final = "attentionBackend"
+FLASHINFER_DTYPES: Final = ("bfloat16", "float16")
+FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
+"""Its templates are made for these."""
+FLASHINFER_FROM: Final[Capability] = (7, 5)
+"""Turing: the first with the matrix instructions that its kernels use."""
+NEEDS_CPU: Final = "it computes on CPUs"
+NEEDS_NVIDIA: Final = "it computes on NVIDIA's GPUs"
+UNTRIED: Final = "nobody has run this engine on GPUs of AMD"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a GPU can do."""
+
+    vendor: Vendor
+    capability: Capability = (0, 0)
+    """Of NVIDIA's: the compute capability, e.g. (9, 0) for sm_90."""
+
+    def __str__(self) -> str:
+        return "AMD" if self.vendor == "AMD" else f"sm_{self.capability[0]}{self.capability[1]}"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the choice depends on."""
+
+    dtype: str
+    """Of activations and KV pool."""
+    head_dim: int
+    gpu: Gpu | None = None
+    """None: CPUs compute."""
+    native_missing: str | None = None
+    """Why there are no compiled kernels; None: there are."""
+    native_isa: str = ""
+    """Instruction set that the compiled kernels use here."""
+    native_dtypes: tuple[str, ...] = ()
+    flashinfer_missing: str | None = None
+    """Why flashinfer is not at hand; None: it is."""
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """A backend, and for the log why it is that one."""
+
+    name: Name
+    message: str
+
+
+def choose_attention(situation: Situation, wanted: AttentionBackend = "auto") -> AttentionChoice:
+    """The fastest that can compute the model here, or the one that is `wanted`.
+
+    Raises:
+        InvalidConfigError: the wanted one cannot; names key, value, what is allowed and why.
+    """
+    obstacles = _obstacles(situation)
+    if wanted == "auto":
+        fastest: Name = "native" if situation.gpu is None else "flashinfer"
+        obstacle = obstacles[fastest]
+        name = fastest if obstacle is None else "torch"
+        return AttentionChoice(name, _message(name, situation, obstacle))
+    if (obstacle := obstacles[wanted]) is not None:
+        able = ", ".join(
+            ("auto", *(name for name in ("native", "flashinfer") if not obstacles[name]))
+        )
+        error = ConfigError(KEY, wanted, f"{able} or torch ({wanted}: {obstacle})")
+        raise InvalidConfigError(str(error))
+    return AttentionChoice(wanted, f"{_named(wanted, situation)}, as {KEY} asks for")
+
+
+def _message(name: Name, situation: Situation, obstacle: str | None) -> str:
+    if obstacle is None:
+        return _named(name, situation)
+    slower = ", several times slower" if situation.native_missing or situation.gpu else ""
+    return f"{_named(name, situation)}{slower}: {obstacle}"
+
+
+def _named(name: Name, situation: Situation) -> str:
+    if name == "native":
+        return f"native for {situation.native_isa}"
+    if situation.gpu is None:
+        return "plain torch"
+    if name == "flashinfer":
+        return f"flashinfer for {situation.gpu}"
+    on_amd = f" ({UNTRIED})" if situation.gpu.vendor == "AMD" else ""
+    return f"plain torch on {situation.gpu}{on_amd}"
+
+
+def _obstacles(situation: Situation) -> Mapping[Name, str | None]:
+    """By backend, why it cannot compute the model here; None: it can. The fastest first."""
+    return {
+        "native": _without_native(situation),
+        "flashinfer": _without_flashinfer(situation),
+        "torch": None,
+    }
+
+
+def _without_native(situation: Situation) -> str | None:
+    if situation.gpu is not None:
+        return NEEDS_CPU
+    if situation.native_missing is not None:
+        return situation.native_missing
+    if situation.dtype not in situation.native_dtypes:
+        return f"the kernels do not compute {situation.dtype}"
+    return None
+
+
+def _without_flashinfer(situation: Situation) -> str | None:
+    gpu = situation.gpu
+    if gpu is None or gpu.vendor != "NVIDIA":
+        return NEEDS_NVIDIA
+    if gpu.capability < FLASHINFER_FROM:
+        return f"flashinfer has no kernels for {gpu}"
+    if situation.dtype not in FLASHINFER_DTYPES:
+        return f"flashinfer does not compute {situation.dtype}"
+    if situation.head_dim not in FLASHINFER_HEAD_DIMS:
+        return f"flashinfer has no kernels for heads of {situation.head_dim}"
+    return situation.flashinfer_missing

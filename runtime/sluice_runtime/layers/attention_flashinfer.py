@@ -1,0 +1,183 @@
+"""Paged attention by flashinfer's wrappers, planned once a step and run once a layer.
+
+Keys and values are read where they lie: each layer's are a view of the page-major pool, the same
+strides for both. A wrapper fills a pinned buffer when it plans, so it does not plan again before
+the copy of the plan before has been made. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.attention_plan import Kind, Part, page_indices, parts_of
+from sluice_runtime.layers.flashinfer_library import Library, Target, Wrapper
+from sluice_runtime.layers.flashinfer_workspace import HeadShape, step_workspace_bytes
+from sluice_runtime.layers.norm import HeadNorm
+from sluice_runtime.layers.rope import Angles
+from sluice_runtime.layers.rotate_and_store import storing_step
+from sluice_runtime.layers.token_layout import TokenLayout
+
+if TYPE_CHECKING:
+    from sluice_runtime.layers.flashinfer_graphs import GraphWrapper
+
+LAYOUT: Final = "NHD"
+"""[page, token, head, dim], in flashinfer's words."""
+
+
+class CopyEvent(Protocol):
+    """The part of `torch.cuda.Event` that is used here. One never recorded is done."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class StepWrapper:
+    """A wrapper that plans for steps of any rows."""
+
+    def __init__(self, kind: Kind, wrapper: Wrapper, copied: CopyEvent | None) -> None:
+        """`copied`: None where the plan is not copied, since the device is the host."""
+        self._kind = kind
+        self._wrapper = wrapper
+        self._copied = copied
+        self.run = wrapper.run
+
+    def plan(self, pool: PagePool, layout: TokenLayout, part: Part, heads: int) -> None:
+        """For the `run`s of one step."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._wrapper.plan(**self._arguments(pool, layout, part), **constants(pool, heads))
+        if self._copied is not None:
+            self._copied.record()
+
+    def _arguments(self, pool: PagePool, layout: TokenLayout, part: Part) -> dict[str, Any]:
+        plan, pinned = part.plan, self._copied is not None
+        indices = page_indices(layout, part, pool.page_size)
+        if self._kind == "decode":
+            return {
+                "indptr": on_host(plan.kv_indptr, pinned=pinned),
+                "indices": indices,
+                "last_page_len": on_host(plan.last_page_len, pinned=pinned),
+                "head_dim": pool.shape.head_dim,
+            }
+        return {
+            "qo_indptr": on_host(plan.qo_indptr, pinned=pinned),
+            "paged_kv_indptr": on_host(plan.kv_indptr, pinned=pinned),
+            "paged_kv_indices": indices,
+            "paged_kv_last_page_len": on_host(plan.last_page_len, pinned=pinned),
+            "head_dim_qk": pool.shape.head_dim,
+            "causal": True,
+            "max_token_per_sequence": plan.most_queries,
+        }
+
+
+def constants(pool: PagePool, heads: int) -> dict[str, Any]:
+    """The arguments of every plan that no step changes."""
+    shape = pool.shape
+    return {
+        "num_qo_heads": heads,
+        "num_kv_heads": shape.kv_heads,
+        "page_size": pool.page_size,
+        "sm_scale": shape.head_dim**-0.5,
+        "q_data_type": shape.dtype,
+        "kv_data_type": shape.dtype,
+        "non_blocking": True,
+    }
+
+
+def on_host(numbers: NDArray[Any], *, pinned: bool) -> Tensor:
+    """Pinned memory of torch's own, which it does not use again before a copy from it is made."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory() if pinned else tensor
+
+
+class FlashinferAttention:
+    """Makes the attention of each step; owns the wrappers and their workspace, which it makes when
+    it sees the first step's heads."""
+
+    def __init__(self, target: Target, library: Library) -> None:
+        self._target = target
+        self._library = library
+        self._wrappers: dict[Kind, StepWrapper] = {}
+        self._caches: tuple[PagePool, list[tuple[Tensor, Tensor]]] | None = None
+
+    def __call__(self, pool: PagePool, layout: TokenLayout, angles: Angles) -> FlashinferStep:
+        return FlashinferStep(self, pool, layout, angles)
+
+    def planned(
+        self, pool: PagePool, layout: TokenLayout, heads: int
+    ) -> Iterator[tuple[slice, StepWrapper]]:
+        """The parts of a step: their tokens, and a wrapper that has planned for them."""
+        kernels, group = self._target.prefill_kernels, heads // pool.shape.kv_heads
+        wrappers = self._wrappers or self._made(HeadShape(heads, *_key_heads(pool)))
+        for part in parts_of(layout.numbers, layout.extends, pool.page_size, group, kernels):
+            wrappers[part.kind].plan(pool, layout, part, heads)
+            yield part.tokens, wrappers[part.kind]
+
+    def caches(self, pool: PagePool) -> list[tuple[Tensor, Tensor]]:
+        """By layer, views [page, token, head, dim] of all keys and of all values."""
+        if self._caches is None or self._caches[0] is not pool:
+            self._caches = pool, [(at[:, 0], at[:, 1]) for at in pool.data.unbind(1)]
+        return self._caches[1]
+
+    def _made(self, shape: HeadShape) -> dict[Kind, StepWrapper]:
+        size = step_workspace_bytes(shape, self._target.multiprocessors)
+        # Kernels of one stream run one after the other, so they share it.
+        workspace = torch.zeros(size, dtype=torch.uint8, device=self._target.place)
+        prefill = self._library.BatchPrefillWithPagedKVCacheWrapper(
+            workspace, kv_layout=LAYOUT, backend=self._target.prefill_kernels
+        )
+        decode = self._library.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, kv_layout=LAYOUT, use_tensor_cores=shape.tensor_core_decode
+        )
+        self._wrappers = {
+            "prefill": StepWrapper("prefill", prefill, copy_event(self._target.place)),
+            "decode": StepWrapper("decode", decode, copy_event(self._target.place)),
+        }
+        return self._wrappers
+
+
+def copy_event(place: torch.device) -> CopyEvent | None:
+    """None where nothing is copied."""
+    if place.type == "cpu":
+        return None
+    event: CopyEvent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    return event
+
+
+def _key_heads(pool: PagePool) -> tuple[int, int]:
+    return pool.shape.kv_heads, pool.shape.head_dim
+
+
+class FlashinferStep:
+    """Attention of one step, planned when its first layer tells the number of heads, if no graph
+    has planned for it."""
+
+    def __init__(
+        self, owner: FlashinferAttention, pool: PagePool, layout: TokenLayout, angles: Angles
+    ) -> None:
+        self._owner = owner
+        self._pool = pool
+        self._layout = layout
+        self._storing = storing_step(pool, layout, angles)
+        self._parts: list[tuple[slice, StepWrapper | GraphWrapper]] = []
+        if layout.planned is not None:
+            self._parts.append((slice(None), layout.planned))
+
+    def attend(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
+        """See `layers.attention.Attention`."""
+        pool, layout = self._pool, self._layout
+        queries = self._storing.queries(layer, qkv, head_norm)
+        if not self._parts:
+            self._parts = list(self._owner.planned(pool, layout, queries.shape[1]))
+        cache = self._owner.caches(pool)[layer]
+        out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        for tokens, wrapper in self._parts:
+            wrapper.run(queries[tokens], cache, out=out[tokens])
+        return out

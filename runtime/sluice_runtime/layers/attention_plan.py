@@ -1,0 +1,124 @@
+"""What a paged attention kernel plans with, from what the host knows of a step's rows.
+
+Pure and without a device, so that nothing is read back from one. Knows lengths, not page numbers:
+those are gathered on the device (`page_indices`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
+
+Int32 = NDArray[np.int32]
+Kind = Literal["prefill", "decode"]
+PrefillKernels = Literal["fa2", "fa3"]
+
+LARGE_TILE_OVER: Final = 64
+"""FA2 computes tiles of 128 queries if the rows have more than so many on average, counted once for
+each query head of a key head, else of 64 or 16 (`FA2DetermineCtaTileQ` in flashinfer's utils.cuh).
+"""
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """r rows; their pages lie one after the other in one list. The names are the wrappers'."""
+
+    qo_indptr: Int32
+    """[r + 1] row i's queries are [qo_indptr[i], qo_indptr[i + 1]): the last of its context."""
+    kv_indptr: Int32
+    """[r + 1] row i's pages in the list."""
+    last_page_len: Int32
+    """[r] tokens in each row's last page, at least one."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.last_page_len)
+
+    @property
+    def pages(self) -> int:
+        return int(self.kv_indptr[-1])
+
+    @property
+    def most_queries(self) -> int:
+        """Of one row."""
+        return int(np.diff(self.qo_indptr).max())
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a step that one kernel computes. Every row attends causally: for a row of one query,
+    which is its last token, that is to all of its context."""
+
+    kind: Kind
+    rows: slice
+    tokens: slice
+    plan: AttentionPlan
+
+
+def plan_rows(
+    begins: NDArray[np.int64], contexts: NDArray[np.int64], page_size: int
+) -> AttentionPlan:
+    """begins [r + 1] of consecutive rows, which need not begin at 0; contexts [r]."""
+    counts = -(-contexts // page_size)
+    return AttentionPlan(
+        qo_indptr=(begins - begins[0]).astype(np.int32),
+        kv_indptr=np.append(0, counts.cumsum()).astype(np.int32),
+        last_page_len=(contexts - (counts - 1) * page_size).astype(np.int32),
+    )
+
+
+def padded(plan: AttentionPlan, rows: int) -> AttentionPlan:
+    """`plan` with rows of one query and one page of one token at its end, up to `rows` rows."""
+    more = np.arange(1, rows - plan.rows + 1, dtype=np.int32)
+    return AttentionPlan(
+        qo_indptr=np.append(plan.qo_indptr, plan.qo_indptr[-1] + more),
+        kv_indptr=np.append(plan.kv_indptr, plan.kv_indptr[-1] + more),
+        last_page_len=np.append(plan.last_page_len, np.ones_like(more)),
+    )
+
+
+def parts_of(
+    numbers: RowNumbers, extends: int, page_size: int, group: int, kernels: PrefillKernels
+) -> tuple[Part, ...]:
+    """The step's rows in one part, or rows that extend and rows that decode apart; `group`: query
+    heads of each key head."""
+    rows = len(numbers.rows)
+    if extends == 0:
+        return (_part("decode", numbers, slice(0, rows), page_size),)
+    if extends == rows or _one_call(int(numbers.begins[-1]), rows, group, kernels):
+        return (_part("prefill", numbers, slice(0, rows), page_size),)
+    return (
+        _part("prefill", numbers, slice(0, extends), page_size),
+        _part("decode", numbers, slice(extends, rows), page_size),
+    )
+
+
+def _one_call(tokens: int, rows: int, group: int, kernels: PrefillKernels) -> bool:
+    """Whether decode rows may join the prefill call, as rows of one query. Not if they make the
+    tiles of the prompts small: each tile reads all keys before it. FA3's tiles hold one head's
+    queries, so a row of one query would fill 1/128 of a tile, and once for each head."""
+    return kernels == "fa2" and tokens * group // rows > LARGE_TILE_OVER
+
+
+def _part(kind: Kind, numbers: RowNumbers, rows: slice, page_size: int) -> Part:
+    begins = numbers.begins[rows.start : rows.stop + 1]
+    plan = plan_rows(begins, numbers.contexts[rows], page_size)
+    return Part(kind, rows, slice(int(begins[0]), int(begins[-1])), plan)
+
+
+def page_indices(layout: TokenLayout, part: Part, page_size: int) -> Tensor:
+    """[p] int32 on the device: the pages of the part's rows, one row after the other. The same few
+    operations for any number of pages, and none waits."""
+    counts = (layout.contexts[part.rows] + (page_size - 1)) // page_size
+    pages = part.plan.pages
+    row_of_page = torch.repeat_interleave(counts, output_size=pages)
+    first = counts.cumsum(0) - counts
+    place = torch.arange(pages, device=counts.device) - first[row_of_page]
+    return layout.page_table[layout.rows[part.rows][row_of_page], place].int()

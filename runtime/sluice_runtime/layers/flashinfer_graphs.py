@@ -1,0 +1,159 @@
+"""flashinfer's decode wrappers for CUDA graphs: one for each batch size, over buffers they share.
+
+What a graph has captured reads the same addresses in every replay, so a plan writes there; planning
+itself cannot be captured, and comes before each replay. Only wrappers made like these may be
+captured: another one's plan moves its buffers, and the graph would read the old ones without any
+error. Hence the type, which `TokenLayout.planned` asks for. Knows nothing of graphs' capture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.attention_flashinfer import (
+    LAYOUT,
+    CopyEvent,
+    constants,
+    copy_event,
+    on_host,
+)
+from sluice_runtime.layers.attention_plan import AttentionPlan, padded, page_indices, parts_of
+from sluice_runtime.layers.flashinfer_library import Library, Target
+from sluice_runtime.layers.flashinfer_workspace import HeadShape, graph_workspace_bytes
+from sluice_runtime.layers.token_layout import TokenLayout
+
+INT_WORKSPACE_BYTES: Final = 512 << 10
+"""A plan of 4,096 rows takes less than 200 KiB of it. Each wrapper has as much pinned memory."""
+LISTED_PAGES: Final = 4
+"""How many pages a step's rows may have together, as a multiple of the pool's: rows share pages. A
+step with more runs without a graph."""
+NO_ROWS: Final = AttentionPlan(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32))
+
+
+@dataclass(frozen=True)
+class GraphBuffers:
+    """What all sizes share, since graphs of one stream run one after the other."""
+
+    indptr: Tensor
+    """[rows of the largest + 1]"""
+    indices: Tensor
+    """[pages]"""
+    last_page_len: Tensor
+    """[rows of the largest]"""
+    floats: Tensor
+    ints: Tensor
+    """Workspaces."""
+
+
+class GraphWrapper:
+    """Computes `batch` rows of one token; those that no step fills are padding."""
+
+    def __init__(
+        self, library: Library, buffers: GraphBuffers, batch: int, pool: PagePool, heads: int
+    ) -> None:
+        self.batch = batch
+        self._library = library
+        self._buffers = buffers
+        self._pool = pool
+        self._heads = heads
+        self._copied: CopyEvent | None = copy_event(buffers.indptr.device)
+        shape = HeadShape(heads, pool.shape.kv_heads, pool.shape.head_dim)
+        self._wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+            buffers.floats,
+            kv_layout=LAYOUT,
+            use_cuda_graph=True,
+            use_tensor_cores=shape.tensor_core_decode,
+            paged_kv_indptr_buffer=buffers.indptr[: batch + 1],
+            paged_kv_indices_buffer=buffers.indices,
+            paged_kv_last_page_len_buffer=buffers.last_page_len[:batch],
+        )
+        self._wrapper.reset_workspace_buffer(
+            float_workspace_buffer=buffers.floats, int_workspace_buffer=buffers.ints
+        )
+        self._plan_again = False
+        self.run = self._wrapper.run
+
+    def holds(self, layout: TokenLayout) -> bool:
+        """Whether a step's rows and pages fit."""
+        counts = layout.numbers.page_counts(self._pool.page_size)
+        rows = len(counts)
+        return rows <= self.batch and counts.sum() + self.batch - rows <= len(self._buffers.indices)
+
+    def plan(self, layout: TokenLayout | None) -> None:
+        """For a step that decodes, which `holds` let through; None: padding only."""
+        plan = self._list_pages(layout)
+        pinned = self._copied is not None
+        indptr = on_host(plan.kv_indptr, pinned=pinned)
+        last_page_len = on_host(plan.last_page_len, pinned=pinned)
+        if self._copied is not None:
+            self._copied.synchronize()
+        rows = {
+            "indices": self._buffers.indices[: plan.pages],
+            "last_page_len": last_page_len,
+            "head_dim": self._pool.shape.head_dim,
+            **constants(self._pool, self._heads),
+        }
+        if self._plan_again:
+            # Leaves the buffers to us, and does not go through all rows in Python.
+            self._buffers.indptr[: self.batch + 1].copy_(indptr, non_blocking=True)
+            self._buffers.last_page_len[: self.batch].copy_(last_page_len, non_blocking=True)
+            self._library.fast_decode_plan(
+                self._wrapper, indptr=indptr, global_override_indptr_cpu=indptr, **rows
+            )
+        else:
+            self._wrapper.plan(indptr=indptr, **rows)
+            self._plan_again = True
+        if self._copied is not None:
+            self._copied.record()
+
+    def _list_pages(self, layout: TokenLayout | None) -> AttentionPlan:
+        """Writes the pages of the step's rows, and of padding: the page that nobody has."""
+        page_size, plan, indices = self._pool.page_size, NO_ROWS, self._buffers.indices
+        if layout is not None:
+            (part,) = parts_of(layout.numbers, 0, page_size, 1, "fa2")
+            plan = part.plan
+            indices[: plan.pages].copy_(page_indices(layout, part, page_size))
+        whole = padded(plan, self.batch)
+        indices[plan.pages : whole.pages].fill_(self._pool.padding_page)
+        return whole
+
+
+class GraphWrappers:
+    """Makes the wrappers of one engine's graphs."""
+
+    def __init__(self, library: Library, target: Target, pool: PagePool, heads: int) -> None:
+        self._library = library
+        self._target = target
+        self._pool = pool
+        self._heads = heads
+        self._buffers: GraphBuffers | None = None
+
+    def of(self, batch: int) -> GraphWrapper:
+        """The first is the largest: the buffers are as large as it needs."""
+        self._buffers = self._buffers or self._allocated(batch)
+        return GraphWrapper(self._library, self._buffers, batch, self._pool, self._heads)
+
+    def _allocated(self, batch: int) -> GraphBuffers:
+        pool, place = self._pool, self._target.place
+        shape = HeadShape(self._heads, pool.shape.kv_heads, pool.shape.head_dim)
+        major, blocks = self._target.capability[0], self._target.multiprocessors
+
+        def int32(size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=place)
+
+        def workspace(size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.uint8, device=place)
+
+        return GraphBuffers(
+            indptr=int32(batch + 1),
+            indices=int32(LISTED_PAGES * pool.pages + batch),
+            last_page_len=int32(batch),
+            floats=workspace(graph_workspace_bytes(shape, blocks, batch, major)),
+            ints=workspace(INT_WORKSPACE_BYTES),
+        )

@@ -1,0 +1,84 @@
+"""Norms, activation and nucleus by flashinfer's kernels, which fuse what torch does in several.
+
+What its kernels do not take is computed by torch: float32, norms with a weight for each head,
+rows that do not begin at a multiple of 16 bytes, no rows at all. Knows no model.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from sluice_runtime.layers import mlp, norm
+from sluice_runtime.layers.nucleus import scaled
+
+_DTYPES: Final = (torch.bfloat16, torch.float16)
+_VECTOR_BYTES: Final = 16
+
+
+class Kernels(Protocol):
+    """What is used of the module `flashinfer` here."""
+
+    def rmsnorm(self, input: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def fused_add_rmsnorm(
+        self,
+        input: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+    ) -> None:
+        """residual += input; input = norm of residual."""
+        ...
+
+    def silu_and_mul(self, input: Tensor) -> Tensor: ...
+
+    def top_p_renorm_probs(
+        self,
+        probs: Tensor,
+        top_p: Tensor,
+        is_deterministic: bool,
+    ) -> Tensor:
+        """0 for tokens less probable than the least that is needed for a mass of top_p."""
+        ...
+
+
+class FlashinferOperators:
+    """See `layers.norm`, `layers.mlp` and `layers.nucleus` for what each computes."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if not _is_taken(x, weight):
+            return norm.rms_norm(x, weight, eps)
+        return self._kernels.rmsnorm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """The result is in the memory of `delta`."""
+        if not (_is_taken(x, weight) and _is_taken(delta, weight)):
+            return norm.add_rms_norm(x, delta, weight, eps)
+        self._kernels.fused_add_rmsnorm(delta, x, weight, eps)
+        return delta
+
+    def silu_and_multiply(self, gate_up: Tensor) -> Tensor:
+        half_bytes = gate_up.shape[-1] // 2 * gate_up.dtype.itemsize
+        taken = gate_up.dtype in _DTYPES and len(gate_up) and gate_up.is_contiguous()
+        if not taken or half_bytes % _VECTOR_BYTES:
+            return mlp.silu_and_multiply(gate_up)
+        return self._kernels.silu_and_mul(gate_up)
+
+    def nucleus(self, logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
+        """Equal probabilities are kept or left out together, too; sums are of whole numbers, so
+        they do not depend on the order in which the device adds."""
+        probabilities = torch.softmax(scaled(logits, temperature), -1)
+        kept = self._kernels.top_p_renorm_probs(probabilities, top_p, is_deterministic=True) > 0
+        return logits.masked_fill(~kept, torch.inf).amin(-1)
+
+
+def _is_taken(x: Tensor, weight: Tensor) -> bool:
+    rows = x.dim() == 2 and len(x) and x.is_contiguous()
+    alike = x.dtype == weight.dtype and x.dtype in _DTYPES and weight.dim() == 1
+    return bool(rows and alike and x.shape[1] * x.dtype.itemsize % _VECTOR_BYTES == 0)

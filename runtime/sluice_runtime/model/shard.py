@@ -1,0 +1,55 @@
+"""Which part of each tensor a rank of a tensor-parallel engine holds.
+
+Parts follow each other in rank order, so that all ranks' parts joined along the split dimension are
+the whole. All have the same length, but for the last ones where the dimension does not divide
+evenly (a vocabulary): these are shorter, or empty. Knows numbers only: no tensor and no file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+Shape = tuple[int, ...]
+
+
+class Split(Enum):
+    """How a tensor is divided among ranks."""
+
+    NONE = "none"
+    """Every rank has all of it."""
+    ROWS = "rows"
+    """Of a matrix [out, in]: outputs."""
+    COLUMNS = "columns"
+    """Of a matrix [out, in]: inputs, so that the ranks' products are to be summed."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a tensor of shape `whole`: [begin, begin + length) along dimension `dim`."""
+
+    whole: Shape
+    dim: int
+    begin: int
+    length: int
+
+    @property
+    def shape(self) -> Shape:
+        return (*self.whole[: self.dim], self.length, *self.whole[self.dim + 1 :])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rank `rank` of `size`; the default is an engine on one device."""
+
+    rank: int = 0
+    size: int = 1
+
+    def part(self, whole: Shape, split: Split) -> Part:
+        """What this rank holds of a tensor."""
+        if split is Split.NONE:
+            return Part(whole, 0, 0, whole[0])
+        dim = 0 if split is Split.ROWS else 1
+        each = -(-whole[dim] // self.size)
+        begin = min(self.rank * each, whole[dim])
+        return Part(whole, dim, begin, min(each, whole[dim] - begin))

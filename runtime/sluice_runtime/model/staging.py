@@ -1,0 +1,108 @@
+"""Buffers in host memory between files and a device, and the copies out of them.
+
+A buffer is filled and copied from in turns; it waits until the last copy has left it. Knows neither
+the format of a file nor what a tensor is for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Wait = Callable[[], object]
+"""Until a copy has read its source."""
+
+
+class Copies(Protocol):
+    """Copies from host memory to one device, in the order in which they are begun, beside all else
+    that the device does. May be used by several threads."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def allocate(self, size: int) -> Tensor:
+        """Host memory of so many bytes, of a kind that the device copies from fastest."""
+        ...
+
+    def follow(self) -> None:
+        """Copies begun after this wait for what the device has to do for the caller so far."""
+        ...
+
+    def begin(self, rows: Tensor, columns: slice, target: Tensor) -> Wait:
+        """Copies columns of `rows`, converted to the type of `target`."""
+        ...
+
+    def finish(self) -> None:
+        """Waits for all copies."""
+        ...
+
+
+class CudaCopies:
+    """See `Copies`: a stream of its own, and pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def allocate(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def follow(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def begin(self, rows: Tensor, columns: slice, target: Tensor) -> Wait:
+        """Whole rows cross the bus: a copy of columns alone would make the host wait."""
+        with torch.cuda.stream(self._stream):
+            target.copy_(rows.to(self.device, non_blocking=True)[:, columns])
+            copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+        return copied.synchronize  # type: ignore[no-any-return]
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Whole rows of a matrix as they lie in a file, and which columns are wanted of them."""
+
+    offset: int
+    length: int
+    """In bytes, as the offset."""
+    dtype: torch.dtype
+    width: int
+    """Values of a row in the file."""
+    columns: slice
+
+
+class StagingBuffer:
+    """`size` bytes of host memory; used by one thread at a time."""
+
+    def __init__(self, size: int, copies: Copies) -> None:
+        self._bytes = copies.allocate(size)
+        self._copies = copies
+        self._wait_for_copy: Wait = lambda: None
+
+    def fill(self, descriptor: int, rows: Rows) -> None:
+        """Reads rows of a file once the last copy has left the buffer.
+
+        Raises:
+            OSError: the file cannot be read, or ends before.
+        """
+        self._wait_for_copy()
+        view, offset = memoryview(self._bytes.numpy().data)[: rows.length], rows.offset
+        while len(view):
+            count = os.preadv(descriptor, [view], offset)
+            if count == 0:
+                raise OSError("the file has become shorter")
+            view, offset = view[count:], offset + count
+
+    def copy(self, rows: Rows, target: Tensor) -> None:
+        """Begins to copy out what was filled in."""
+        values = self._bytes[: rows.length].view(rows.dtype).view(-1, rows.width)
+        self._wait_for_copy = self._copies.begin(values, rows.columns, target)

@@ -1,0 +1,151 @@
+"""Reads safetensors files to a device: several threads read blocks from disk into buffers, from
+which they are copied while the next blocks are read.
+
+Host memory holds the buffers and no tensor. What is divided by rows is read in part; what is
+divided by columns is read whole, since its columns lie scattered in the file, and cut on the
+device, where values are also converted. The format: 8 bytes with the length of a JSON header
+(little-endian), the header, then data at the offsets that it names
+(https://huggingface.co/docs/safetensors).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor
+
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.model.load_progress import LoadProgress
+from sluice_runtime.model.shard import Part
+from sluice_runtime.model.staging import Copies, Rows, StagingBuffer
+from sluice_runtime.model.weights import STORED_DTYPES, Checkpoint
+
+BLOCK_BYTES: Final = 8 << 20
+READERS: Final = 8
+"""Threads: a solid-state disk answers several requests at once faster than one after the other."""
+BUFFERS: Final = 12
+"""More than readers, so that a reader has another buffer while its last one is copied."""
+
+_LENGTH_BYTES: Final = 8
+
+
+@dataclass(frozen=True)
+class _File:
+    """An open file, its header, and where its data begins."""
+
+    path: Path
+    descriptor: int
+    tensors: dict[str, Any]
+    data_begin: int
+
+
+class StreamedWeights:
+    """See `model.weights.WeightSource`. Used in one thread; its own threads end with the context.
+
+    Raises from `read` what `Checkpoint.find` raises, and from `settle` a ModelLoadError for a file
+    that cannot be read.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        copies: Copies,
+        progress: LoadProgress,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._copies = copies
+        self._progress = progress
+        self._block_bytes = block_bytes
+        self._files: dict[Path, _File] = {}
+        self._pending: list[tuple[Future[None], int]] = []
+        """Blocks that are being read, with their bytes."""
+        self._free: SimpleQueue[StagingBuffer] = SimpleQueue()
+        self._readers = ThreadPoolExecutor(READERS, "weights")
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for _ in range(BUFFERS):
+            self._free.put(StagingBuffer(self._block_bytes, self._copies))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readers.shutdown(cancel_futures=True)
+        self._copies.finish()
+        self._stack.close()
+        self._progress.finished()
+
+    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+        """See `model.weights.WeightSource`."""
+        path, _ = self._checkpoint.find(name, part.whole)
+        file = self._open(path)
+        target = torch.empty(part.shape, dtype=dtype, device=self._copies.device)
+        # The memory may be that of a tensor which the device still reads.
+        self._copies.follow()
+        lines = target if target.ndim == 2 else target.unsqueeze(0)
+        for rows in _blocks(file, name, part, self._block_bytes):
+            count = rows.length // (rows.width * rows.dtype.itemsize)
+            block, lines = lines[:count], lines[count:]
+            self._pending.append((self._readers.submit(self._move, file, rows, block), rows.length))
+        return target
+
+    def settle(self) -> None:
+        """See `model.weights.WeightSource`."""
+        pending, self._pending = self._pending, []
+        for future, size in pending:
+            future.result()
+            self._progress.read(size)
+        self._copies.finish()
+
+    def unread(self) -> list[str]:
+        """See `model.weights.WeightSource`."""
+        return self._checkpoint.unread()
+
+    def _move(self, file: _File, rows: Rows, target: Tensor) -> None:
+        buffer = self._free.get()
+        try:
+            buffer.fill(file.descriptor, rows)
+            buffer.copy(rows, target)
+        except OSError as error:
+            raise ModelLoadError(
+                f"model.uri: {file.path} cannot be read at byte {rows.offset}: {error}"
+            ) from None
+        finally:
+            self._free.put(buffer)
+
+    def _open(self, path: Path) -> _File:
+        """`Checkpoint` has opened it before, and found it whole."""
+        if path not in self._files:
+            descriptor = os.open(path, os.O_RDONLY)
+            self._stack.callback(os.close, descriptor)
+            header_bytes = int.from_bytes(os.pread(descriptor, _LENGTH_BYTES, 0), "little")
+            tensors = json.loads(os.pread(descriptor, header_bytes, _LENGTH_BYTES))
+            self._files[path] = _File(path, descriptor, tensors, _LENGTH_BYTES + header_bytes)
+        return self._files[path]
+
+
+def _blocks(file: _File, name: str, part: Part, block_bytes: int) -> Iterator[Rows]:
+    """The rows of a part, as many at a time as a buffer holds. A vector is one row."""
+    entry = file.tensors[name]
+    dtype = STORED_DTYPES[entry["dtype"]]
+    width = part.whole[-1]
+    by_rows = len(part.whole) == 2 and part.dim == 0
+    columns = slice(None) if by_rows else slice(part.begin, part.begin + part.length)
+    count = part.length if by_rows else (*part.whole[:-1], 1)[0]
+    row_bytes = width * dtype.itemsize
+    if row_bytes > block_bytes:
+        raise ModelLoadError(f"model.uri: {file.path}: tensor {name} has rows of {row_bytes} bytes")
+    first = file.data_begin + entry["data_offsets"][0] + (part.begin * row_bytes if by_rows else 0)
+    step = block_bytes // row_bytes
+    for row in range(0, count, step):
+        length = min(step, count - row) * row_bytes
+        yield Rows(first + row * row_bytes, length, dtype, width, columns)

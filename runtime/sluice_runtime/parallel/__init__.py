@@ -1,0 +1,1 @@
+"""Several processes, one engine: each computes its part of every layer."""

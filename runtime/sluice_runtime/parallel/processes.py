@@ -1,0 +1,140 @@
+"""The processes of ranks 1 and up: started by rank 0, told each step, ended with it.
+
+A rank that dies leaves the others waiting for it inside a kernel, where nothing can be raised; so
+whoever sees it ends the whole engine process, with a reason. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import zmq
+from sluice_contract.config import EngineConfig, render_engine_config
+
+from sluice_runtime import exits
+from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.supervisor import Ending
+
+MEETING: Final = "meeting"
+CONFIG: Final = "engine.json"
+REASON: Final = "RankDied"
+_END_SECONDS: Final = 5.0
+"""In which all ranks end by themselves once they are told to; after an error here nobody tells
+them, and they wait for this one."""
+
+OnDeath = Callable[[str], None]
+"""Called from another thread with what happened to a rank; does not return in production."""
+
+
+class StepMessage(msgspec.Struct, frozen=True):
+    """From rank 0 to the others: a step to compute, or none any more."""
+
+    batch: Batch | None
+
+
+class Ranks:
+    """The running processes of ranks 1 and up."""
+
+    def __init__(self, folder: Path, sockets: Sequence[zmq.Socket[bytes]]) -> None:
+        self.meeting = folder / MEETING
+        self._sockets = sockets
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def announce(self, batch: Batch | None) -> None:
+        """To be called for each step in the order in which rank 0 launches them; None: the end."""
+        message = self._encoder.encode(StepMessage(batch))
+        for socket in self._sockets:
+            socket.send(message, zmq.NOBLOCK)
+
+
+def end_process(what: str) -> None:
+    """The default of `started_ranks`."""
+    os._exit(exits.give_up(REASON, what, exits.FAILED))
+
+
+@contextmanager
+def started_ranks(config: EngineConfig, on_death: OnDeath = end_process) -> Iterator[Ranks]:
+    """Ranks 1 and up of `config.tensor_parallel_size`, as processes with the same configuration,
+    which has been resolved. They end with this process, however it ends."""
+    size = config.tensor_parallel_size or 1
+    folder, context = Path(tempfile.mkdtemp(prefix="sluice-ranks-")), zmq.Context(io_threads=1)
+    (folder / CONFIG).write_text(render_engine_config(config))
+    ending = threading.Event()
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        sockets = [_connected(context, folder, rank) for rank in range(1, size)]
+        ranks = Ranks(folder, sockets)
+        for rank in range(1, size):
+            running.append(_started(folder, rank))
+            name = f"rank {rank} of {size}"
+            watch = (running[-1], name, ending, on_death)
+            threading.Thread(target=_watch, args=watch, name=name, daemon=True).start()
+        yield ranks
+    finally:
+        ending.set()
+        _end(running)
+        context.destroy(linger=0)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def steps_for(folder: Path, rank: int) -> Iterator[Batch]:
+    """In a rank's process: the steps that rank 0 announces, as they come."""
+    decoder = msgspec.msgpack.Decoder(StepMessage)
+    with zmq.Context(io_threads=1) as context, context.socket(zmq.PULL) as socket:
+        socket.set_hwm(0)
+        socket.bind(_endpoint(folder, rank))
+        while (batch := decoder.decode(socket.recv()).batch) is not None:
+            yield batch
+
+
+def _endpoint(folder: Path, rank: int) -> str:
+    return f"ipc://{folder}/rank-{rank}.sock"
+
+
+def _connected(
+    context: zmq.Context[zmq.Socket[bytes]], folder: Path, rank: int
+) -> zmq.Socket[bytes]:
+    """Its end that connects keeps messages until the rank is there."""
+    socket = context.socket(zmq.PUSH)
+    socket.set_hwm(0)
+    socket.connect(_endpoint(folder, rank))
+    return socket
+
+
+def _started(folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    module = "sluice_runtime.engine.rank"
+    options = ("--folder", str(folder), "--rank", str(rank), "--parent", str(os.getpid()))
+    return subprocess.Popen((sys.executable, "-m", module, *options), stdin=subprocess.DEVNULL)
+
+
+def _watch(
+    process: subprocess.Popen[bytes], name: str, ending: threading.Event, on_death: OnDeath
+) -> None:
+    code = process.wait()
+    # What a rank refuses at its start the first one finds, too, and tells with its reason.
+    if code == exits.STARTUP:
+        ending.wait(_END_SECONDS)
+    if not ending.is_set():
+        status = -code if code < 0 else code << 8
+        on_death(f"{Ending(name, status)}; ranks compute together, so the engine ends")
+
+
+def _end(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    deadline_seconds = time.monotonic() + _END_SECONDS
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline_seconds - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,41 @@
+"""The answer to a question of `sluice explain`: every arrangement, simulated."""
+
+from __future__ import annotations
+
+from sluice_contract.explain import Answer, Question
+
+from sluice_simulator.explain.arrangements import NAMES, arrangement, impossible
+from sluice_simulator.explain.models import ModelShape, known_shape, shape_from
+from sluice_simulator.explain.roofline import NoCostError, roofline
+
+
+def answered(question: Question) -> Answer:
+    """Every arrangement, simulated; or why none could be.
+
+    Raises:
+        ValueError: the model's config.json cannot be used.
+    """
+    model = _model(question)
+    if model is None:
+        names = " and ".join(dict.fromkeys(question.model_names))
+        text = f"the shape of {names} is not known: give its config.json with --model-config"
+        return Answer(cost_source="", kv_pool_tokens=0, missing=text)
+    try:
+        cost = roofline(model, question.accelerator, question.memory_fraction)
+    except NoCostError as error:
+        return Answer(cost_source="", kv_pool_tokens=0, missing=str(error))
+    why = impossible(question, cost)
+    return Answer(
+        cost_source=f"{cost.name}, {cost.source}",
+        kv_pool_tokens=cost.kv_pool_tokens,
+        arrangements=()
+        if why
+        else tuple(arrangement(name, question, model, cost) for name in NAMES),
+        missing=why,
+    )
+
+
+def _model(question: Question) -> ModelShape | None:
+    if question.model_config_text is not None:
+        return shape_from(question.model_config_text)
+    return known_shape(question.model_names)

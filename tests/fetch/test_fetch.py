@@ -1,0 +1,193 @@
+"""The command against a hub on loopback: what it leaves on disk, what it asks, how it fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import scan_cache_dir, snapshot_download
+from sluice_fetch.__main__ import EXIT_REFUSED, EXIT_TRANSIENT, main
+
+from tests.fetch.conftest import SHARDS
+from tests.fetch.hub_server import COMMIT, OTHER_COMMIT, Hub
+
+NEEDED = {*SHARDS, "config.json", "tokenizer.json", "model.safetensors.index.json"}
+EVERYTHING_BYTES = 6_000_001
+
+
+class Run:
+    """The command's exit code, its lines and what it slept."""
+
+    def __init__(self, hub: Hub, root: Path, *options: str) -> None:
+        arguments = ["--uri", f"hf://{hub.repository}", "--endpoint", hub.url, "--parallel", "1"]
+        to = () if "--resolve-only" in options else ("--cache", str(root))
+        self.slept: list[float] = []
+        self.code = main([*arguments, *to, *options], self.slept.append)
+
+    @staticmethod
+    def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def snapshot_of(root: Path, commit: str = COMMIT) -> dict[str, bytes]:
+    folder = root / "models--org--name" / "snapshots" / commit
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def needed_of(hub: Hub) -> dict[str, bytes]:
+    return {name: hub.files[name] for name in NEEDED}
+
+
+def test_what_an_engine_reads_is_there_and_nothing_else(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Run(hub, tmp_path).code == 0
+    assert snapshot_of(tmp_path) == needed_of(hub)
+    lines = Run.lines(capsys)
+    assert [line["event"] for line in lines] == ["resolved", "progress", "complete"]
+    assert lines[0]["commit"] == lines[2]["commit"] == COMMIT
+    assert lines[1]["bytes"] == lines[1]["total"] == lines[0]["total"] > EVERYTHING_BYTES
+
+
+def test_huggingface_hub_reads_the_cache_as_its_own(hub: Hub, tmp_path: Path) -> None:
+    Run(hub, tmp_path)
+    found = snapshot_download("org/name", cache_dir=tmp_path, local_files_only=True)
+    assert found == str(tmp_path / "models--org--name" / "snapshots" / COMMIT)
+    assert scan_cache_dir(tmp_path).warnings == []
+
+
+def test_a_pinned_commit_that_is_complete_asks_no_hub(hub: Hub, tmp_path: Path) -> None:
+    Run(hub, tmp_path)
+    hub.requests.clear()
+    assert Run(hub, tmp_path, "--revision", COMMIT).code == 0
+    assert hub.requests == []
+
+
+def test_a_moved_branch_fetches_only_what_changed(hub: Hub, tmp_path: Path) -> None:
+    Run(hub, tmp_path)
+    before = hub.sent_bytes
+    hub.files[SHARDS[0]] = b"trained further"
+    hub.revisions["main"] = OTHER_COMMIT
+    assert Run(hub, tmp_path).code == 0
+    assert snapshot_of(tmp_path, OTHER_COMMIT) == needed_of(hub)
+    assert hub.sent_bytes - before < 5_000
+    assert snapshot_of(tmp_path)[SHARDS[0]] != hub.files[SHARDS[0]]
+
+
+def test_resolving_only_prints_the_commit_and_fetches_nothing(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = tmp_path / "termination"
+    message.touch()
+    monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(message))
+    assert Run(hub, tmp_path, "--resolve-only").code == 0
+    assert [line["commit"] for line in Run.lines(capsys)] == [COMMIT]
+    assert json.loads(message.read_bytes()) == {"reason": "ModelResolved", "message": COMMIT}
+    assert len(hub.requests) == 1
+
+
+def test_the_token_goes_to_the_hub_and_to_no_other_host(hub: Hub, tmp_path: Path) -> None:
+    hub.token = "hf_secret"
+    (tmp_path / "token").write_text("hf_secret\n")
+    assert Run(hub, tmp_path, "--token-file", str(tmp_path / "token")).code == 0
+    given = {path.startswith("/lfs/"): "authorization" in sent for path, sent in hub.requests}
+    assert given == {False: True, True: False}
+
+
+REFUSALS = {
+    "another repository": ({"repository": "org/other"}, (), "RepositoryNotFound"),
+    "another revision": ({}, ("--revision", "v9"), "RevisionNotFound"),
+    "gated, without a token": ({"token": "hf_secret"}, (), "AccessDenied"),
+    "no access for anybody": ({"refusals": [(403, {})]}, (), "AccessDenied"),
+    "damaged on the hub": ({"damage": 2}, (), "FileCorrupt"),
+    "no weights": ({"files": {"config.json": b"{}", "tokenizer.json": b"{}"}}, (), "NotAModel"),
+    "no such endpoint": ({}, ("--endpoint", "ftp://hub"), "InvalidConfig"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_failure_is_named_at_once(
+    case: str,
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes, options, reason = REFUSALS[case]
+    for name, value in changes.items():
+        setattr(hub, name, value)
+    message = tmp_path / "termination"
+    message.touch()
+    monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(message))
+    uri = ("--uri", "hf://org/name")
+    run = Run(hub, tmp_path / "cache", *uri, *options)
+    assert (run.code, run.slept) == (EXIT_REFUSED, [])
+    failed = Run.lines(capsys)[-1]
+    assert (failed["event"], failed["reason"]) == ("failed", reason)
+    assert json.loads(message.read_bytes()) == {"reason": reason, "message": failed["message"]}
+    assert not list(tmp_path.glob("cache/*/complete/*"))
+
+
+def test_what_does_not_fit_is_refused_before_the_first_byte(
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=10_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert Run(hub, tmp_path).code == EXIT_REFUSED
+    failed = Run.lines(capsys)[-1]
+    assert failed["reason"] == "NoSpace"
+    assert "10000000 are free" in failed["message"]
+    assert len(hub.requests) == 1
+
+
+def test_a_cache_that_cannot_be_written_to_is_named(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models--org--name").write_text("no folder")
+    assert Run(hub, tmp_path).code == EXIT_REFUSED
+    assert Run.lines(capsys)[-1]["reason"] == "CacheFailed"
+
+
+def test_a_volume_that_fills_up_midway_is_named(
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert Run(hub, tmp_path).code == EXIT_REFUSED
+    assert Run.lines(capsys)[-1]["reason"] == "NoSpace"
+
+
+def test_a_rate_limit_is_waited_for_as_long_as_the_hub_asks(hub: Hub, tmp_path: Path) -> None:
+    hub.refusals = [(429, {"Retry-After": "7"}), (503, {}), (429, {"Retry-After": "9999"})]
+    run = Run(hub, tmp_path)
+    assert (run.code, run.slept) == (0, [7.0, 2.0, 300.0])
+
+
+@pytest.mark.parametrize(("status", "reason"), [(429, "RateLimited"), (502, "HubUnreachable")])
+def test_what_lasts_is_given_up_and_may_be_started_again(
+    status: int, reason: str, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.refusals = [(status, {})] * 6
+    run = Run(hub, tmp_path)
+    assert (run.code, run.slept) == (EXIT_TRANSIENT, [1.0, 2.0, 4.0, 8.0, 16.0])
+    assert Run.lines(capsys)[-1]["reason"] == reason
+
+
+def test_a_hub_that_does_not_answer_is_named(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert Run(hub, tmp_path, "--endpoint", "http://127.0.0.1:9").code == EXIT_TRANSIENT
+    assert Run.lines(capsys)[-1]["reason"] == "HubUnreachable"

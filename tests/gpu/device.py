@@ -1,0 +1,39 @@
+"""This machine's GPU, and models whose heads its attention kernels are made for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LARGER: dict[str, Any] = {
+    "vocab_size": 259,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "initializer_range": 0.12,
+    "tie_word_embeddings": True,
+}
+HEADS = {"group4-dim128": (8, 128), "group2-dim64": (4, 64)}
+"""Query heads and their dimension; tensor cores decode where four or more share a key head."""
+
+
+def accelerator() -> dict[str, Any]:
+    """As engine.json has it."""
+    found = torch.cuda.get_device_properties(0)
+    product = str(found.name).replace(" ", "-")
+    return {"product": product, "memory_mib": found.total_memory >> 20, "count": 1}
+
+
+def write_model(folder: Path, heads: str, dtype: torch.dtype) -> Path:
+    """Random weights, saved as transformers does."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(7)
+    count, dim = HEADS[heads]
+    config = Qwen3Config(**LARGER, num_attention_heads=count, head_dim=dim)
+    Qwen3ForCausalLM(config).to(dtype).save_pretrained(folder)
+    return folder

@@ -1,0 +1,93 @@
+"""The engine on a GPU agrees with transformers in float64, however a step is cut, mixed, captured,
+launched ahead or retracted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import torch
+from sluice_runtime.engine.build import EngineHooks
+
+from tests.gpu.device import accelerator, write_model
+from tests.runtime.agreement.cases import random_requests, roomy
+from tests.runtime.agreement.oracle import Oracle, assert_agrees
+from tests.runtime.harness import engine_config, run_engine
+
+pytestmark = pytest.mark.gpu
+
+SHARE = {"float32": 2e-5, "bfloat16": 3e-2}
+"""Of the spread of an answer's logits. bfloat16 has 8 bits: each operator rounds to 0.4 %, and
+three layers have some twenty one after the other."""
+CLEAR_TOKENS = {"float32": 100, "bfloat16": 10}
+
+
+@dataclass(frozen=True)
+class Case:
+    dtype: str
+    heads: str = "group4-dim128"
+    page_size: int = 16
+    chunk_size: int = 64
+    mixed: bool = True
+    pool_tokens: int | None = None
+    overlap: bool = True
+    graphs: int = 0
+
+    def __str__(self) -> str:
+        kind = "graphs" if self.graphs else self.dtype
+        parts = [kind, self.heads, f"page{self.page_size}", f"chunk{self.chunk_size}"]
+        parts += ["mixed" if self.mixed else "apart", "ahead" if self.overlap else "one-by-one"]
+        return "-".join([*parts, f"pool{self.pool_tokens or 0}"])
+
+
+def cases(dtype: str) -> list[Case]:
+    """The plain one first."""
+    return [
+        Case(dtype, overlap=False),
+        Case(dtype),
+        Case(dtype, "group2-dim64"),
+        Case(dtype, chunk_size=-1, mixed=False),
+        Case(dtype, page_size=1, chunk_size=16),
+        Case(dtype, chunk_size=32, pool_tokens=256),
+    ]
+
+
+GRAPHS = [
+    Case("bfloat16", graphs=16),
+    Case("bfloat16", "group2-dim64", graphs=16),
+    Case("bfloat16", page_size=1, graphs=4),
+    Case("bfloat16", chunk_size=32, pool_tokens=256, graphs=16),
+]
+
+
+@cache
+def model(heads: str, dtype: str) -> tuple[Path, Oracle]:
+    """Weights are saved in the type in which the engine computes: rounding them is no error."""
+    folder = write_model(Path(mkdtemp()), heads, getattr(torch, dtype))
+    return folder, Oracle(folder)
+
+
+@pytest.mark.parametrize("case", [*cases("float32"), *cases("bfloat16"), *GRAPHS], ids=str)
+def test_answers_are_those_of_transformers(case: Case) -> None:
+    folder, oracle = model(case.heads, case.dtype)
+    long = case.pool_tokens is None
+    requests = random_requests(16, 120 if long else 60, 24 if long else 120)
+    config = engine_config(
+        str(folder),
+        accelerator=accelerator(),
+        dtype=case.dtype,
+        page_size=case.page_size,
+        chunk_size=case.chunk_size,
+        mixed_chunk=case.mixed,
+        kv_pool_tokens=case.pool_tokens or roomy(requests, case.page_size),
+        schedule_conservativeness=1.0 if long else 0.1,
+        cuda_graph_max_batch=case.graphs,
+    )
+    hooks = EngineHooks(poison_freed_pages=True)
+    run = run_engine(config, requests, hooks=hooks, overlap=case.overlap)
+    clear = assert_agrees(oracle, requests, run, SHARE[case.dtype])
+    assert clear > CLEAR_TOKENS[case.dtype], f"only {clear} tokens had a clear margin"
+    assert (run.retractions > 0) == (not long)

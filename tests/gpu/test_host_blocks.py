@@ -1,0 +1,36 @@
+"""Pages of a GPU's pool leave and arrive through pinned blocks, beside work on other streams."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from sluice_runtime.handover.staged_publisher import runs
+from sluice_runtime.kv.host_blocks import HostBlocks
+from sluice_runtime.kv.pool import KvShape, PagePool
+
+pytestmark = pytest.mark.gpu
+
+PAGES = 96
+
+
+def test_pages_come_back_as_they_left_while_the_gpu_computes() -> None:
+    device = torch.device("cuda", 0)
+    pool = PagePool(KvShape(4, 2, 64, torch.bfloat16), PAGES, 16, device)
+    pool.data.copy_(torch.randn(pool.data.shape))
+    torch.cuda.synchronize()
+    before = pool.data.clone()
+    blocks = HostBlocks(pool, 3, 20 * pool.page_bytes)
+    draw, size = random.Random(1), pool.page_bytes
+    busy = torch.randn(2048, 2048, device=device)
+    for turn in range(6):
+        pages, others = draw.sample(range(PAGES), 20), draw.sample(range(PAGES), 20)
+        busy = busy @ busy.T / 2048
+        blocks.to_host(turn % 3, runs(pages, size))
+        pool.data[others] = 0
+        torch.cuda.synchronize()
+        blocks.to_device(turn % 3, runs(pages, size))
+        assert torch.equal(pool.data[pages], before[pages])
+        pool.data.copy_(before)
+        torch.cuda.synchronize()

@@ -1,0 +1,162 @@
+"""Which cases a run on a GPU begins, and what the next one goes on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from e2e.gpu_runs.__main__ import ROOT, figures, main
+from e2e.gpu_runs.cases import LISTS, Case, UnknownCaseError, chosen
+from e2e.gpu_runs.device import NoDeviceError, cuda_devices
+from e2e.gpu_runs.results import Outcome, Setting, done, line_of, sources_digest
+from e2e.gpu_runs.session import run_session
+
+A, B, C = (Case(name, ("-c", name), 100) for name in "abc")
+HERE = Setting("NVIDIA H200", "0123")
+
+
+class Machine:
+    """A clock, and cases that take their time."""
+
+    def __init__(self, **cases: tuple[str, float]) -> None:
+        self.now = 0.0
+        self.cases = cases
+        self.given: list[tuple[str, float]] = []
+
+    def run(self, case: Case, seconds: float) -> Outcome:
+        state, takes = self.cases[case.name]
+        self.given.append((case.name, seconds))
+        if takes > seconds:
+            state, takes = "timed-out", seconds
+        self.now += takes
+        return Outcome(case.name, state, takes)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "known", "takes", "expected", "given"),
+    [
+        # Time for all.
+        (300, [], (50, 50, 50), ("abc", "", "", ""), [100, 100, 100]),
+        # Done before.
+        (300, ["b"], (50, 50, 50), ("ac", "", "", "b"), [100, 100]),
+        # The last one gets what is left, and that is enough.
+        (180, [], (60, 60, 50), ("abc", "", "", ""), [100, 100, 60]),
+        # It is cut short by the end: the next run has it.
+        (180, [], (60, 60, 70), ("ab", "", "c", ""), [100, 100, 60]),
+        # Not begun any more.
+        (110, [], (50, 50, 50), ("ab", "", "c", ""), [100, 60]),
+        # Its own limit: it failed, and the others run.
+        (400, [], (50, 150, 50), ("ac", "b", "", ""), [100, 100, 100]),
+    ],
+)
+def test_a_run_does_what_there_is_time_for(
+    seconds: float, known: list[str], takes: tuple[float, ...], expected: tuple[str, ...],
+    given: list[float],
+) -> None:  # fmt: skip
+    machine = Machine(**{name: ("passed", time) for name, time in zip("abc", takes, strict=True)})
+    session = run_session((A, B, C), known, seconds, machine.run, lambda: machine.now)
+    found = (session.passed, session.failed, session.left, session.skipped)
+    assert tuple("".join(names) for names in found) == expected
+    assert [limit for _, limit in machine.given] == given
+    assert machine.now <= seconds
+
+
+def test_a_failure_keeps_no_other_case_from_running() -> None:
+    machine = Machine(a=("failed", 5), b=("passed", 5), c=("failed", 5))
+    session = run_session((A, B, C), [], 300, machine.run, lambda: machine.now)
+    assert (session.passed, session.failed) == (("b",), ("a", "c"))
+    assert session.message == "1 passed (b); 2 failed (a, c)"
+
+
+def test_only_what_passed_with_these_sources_on_this_device_is_done() -> None:
+    passed = Outcome("a", "passed", 1.0, [{"figure": "x", "value": 1}])
+    lines = [
+        line_of(passed, HERE),
+        line_of(Outcome("b", "failed", 1.0), HERE),
+        line_of(Outcome("c", "passed", 1.0), Setting("NVIDIA H100", "0123")),
+        line_of(Outcome("c", "passed", 1.0), Setting("NVIDIA H200", "other")),
+        line_of(Outcome("c", "passed", 1.0), HERE)[:-9],
+        "[1]",
+    ]
+    assert done(lines, HERE) == {"a"}
+
+
+def test_the_digest_of_the_sources_follows_what_is_computed(tmp_path: Path) -> None:
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "uv.lock").write_text("1")
+    source = tmp_path / "runtime" / "a.py"
+    source.write_text("1")
+    before = sources_digest(tmp_path)
+    (tmp_path / "README.md").write_text("1")
+    assert sources_digest(tmp_path) == before
+    source.write_text("2")
+    assert sources_digest(tmp_path) != before
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_every_case_is_there_and_the_first_ones_fit_into_a_run(kind: str) -> None:
+    cases = chosen(kind, [])
+    assert len({case.name for case in cases}) == len(cases)
+    assert sum(case.seconds for case in cases[:3]) <= 480
+    for case in cases:
+        module = case.words[1].replace(".", "/") + ".py"
+        files = [word for word in case.words if word.endswith(".py")] or [module]
+        assert all((ROOT / file).is_file() for file in files), case.name
+
+
+def test_cases_are_chosen_by_name_in_the_order_of_the_list() -> None:
+    first, second, *_ = chosen("bench", [])
+    assert chosen("bench", [second.name, first.name]) == (first, second)
+    with pytest.raises(UnknownCaseError, match="case nothing: allowed are offline, "):
+        chosen("bench", ["nothing"])
+
+
+def test_figures_are_the_lines_of_the_report() -> None:
+    line = json.dumps({"figure": "offline", "value": 3.0})
+    assert list(figures(["warming up", line, '{"figure": "half', '{"other": 1}'])) == [
+        {"figure": "offline", "value": 3.0}
+    ]
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_machine_without_a_gpu_is_told_in_one_line(
+    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> list[str]:
+        def load(name: str) -> None:
+            raise OSError(f"{name}: cannot open shared object file")
+
+        return cuda_devices(load)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("e2e.gpu_runs.__main__.cuda_devices", absent)
+    assert main([kind]) == 1
+    assert capsys.readouterr().err == (
+        "error: no CUDA device: libcuda.so.1: cannot open shared object file\n"
+    )
+
+
+class Driver:
+    """As `libcuda.so.1`."""
+
+    def __init__(self, count: int, code: int = 0) -> None:
+        self.count, self.code = count, code
+
+    def cuInit(self, flags: int) -> int:
+        return self.code
+
+    def cuDeviceGetCount(self, count: object) -> int:
+        count._obj.value = self.count  # type: ignore[attr-defined]
+        return 0
+
+    def cuDeviceGetName(self, text: object, size: int, index: int) -> int:
+        text.value = f"GPU {index}".encode()  # type: ignore[attr-defined]
+        return 0
+
+
+def test_devices_are_the_drivers() -> None:
+    assert cuda_devices(lambda name: Driver(2)) == ["GPU 0", "GPU 1"]  # type: ignore[arg-type,return-value]
+    for driver in (Driver(0), Driver(1, code=100)):
+        with pytest.raises(NoDeviceError, match="no CUDA device"):
+            cuda_devices(lambda name, driver=driver: driver)  # type: ignore[misc]

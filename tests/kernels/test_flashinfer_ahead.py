@@ -1,0 +1,177 @@
+"""flashinfer's modules are built ahead once, found again, and what is missing is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from sluice_kernels import flashinfer_ahead as ahead
+from sluice_kernels.flashinfer_ahead import SHARED, Manifest, Shape, library
+
+SOURCE = Path(__file__).parents[2] / "kernels" / "build_flashinfer.py"
+BF16, F16 = Shape("bfloat16", 128), Shape("float16", 64)
+
+
+@pytest.fixture(scope="module")
+def builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_flashinfer", SOURCE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Compiler:
+    """Makes libraries that tell what was built, and fails at one."""
+
+    def __init__(self, scratch: Path, fails_at: int | None = None) -> None:
+        self.scratch = scratch
+        self.fails_at = fails_at
+        self.built: list[tuple[str, tuple[int, ...]]] = []
+
+    def __call__(self, name: str, architectures: tuple[int, ...]) -> Path:
+        if len(self.built) == self.fails_at:
+            raise RuntimeError("interrupted")
+        self.built.append((name, architectures))
+        (self.scratch / f"{name}.so").write_text(f"{name} for {architectures}")
+        return self.scratch / f"{name}.so"
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "find_compiler", lambda: None)
+
+
+def test_every_module_is_built_for_the_architectures_that_call_it(builder: ModuleType) -> None:
+    wanted = builder.plan([BF16, F16], [80, 90])
+    assert {name: found for name, found in wanted.items() if found != (80, 90)} == {
+        BF16.prefill_module("fa3"): (90,),
+        F16.prefill_module("fa3"): (90,),
+    }
+    assert len(wanted) == 2 * 3 + len(SHARED)
+
+
+def test_a_folder_serves_the_shapes_and_gpus_that_it_was_built_for(
+    builder: ModuleType, tmp_path: Path
+) -> None:
+    folder = tmp_path / "built"
+    builder.build_all(folder, builder.plan([BF16], [80, 90]), Compiler(tmp_path))
+    for architecture in (80, 86, 89, 90):
+        assert ahead.missing_modules(BF16, architecture, folder) == []
+        assert ahead.unusable(BF16, architecture, folder) is None
+    assert ahead.missing_modules(F16, 80, folder) == [
+        f"{F16.decode_module()} (not built ahead)",
+        f"{F16.prefill_module('fa2')} (not built ahead)",
+    ]
+    assert ahead.unusable(F16, 80, folder) == (
+        f"flashinfer lacks {F16.decode_module()} (not built ahead) and 1 more,"
+        " and there is no nvcc to compile it"
+    )
+    on_blackwell = ahead.missing_modules(BF16, 100, folder)
+    assert f"{BF16.decode_module()} (built for sm_80, sm_90, not sm_100)" in on_blackwell
+    assert len(on_blackwell) == 2 + len(SHARED)
+
+
+def test_with_a_compiler_nothing_needs_to_be_built_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ahead.unusable(BF16, 90, tmp_path) is not None
+    monkeypatch.setattr(ahead, "find_compiler", lambda: "/usr/local/cuda/bin/nvcc")
+    assert ahead.unusable(BF16, 90, tmp_path) is None
+
+
+def test_a_file_that_is_not_the_one_that_was_built_is_missing(
+    builder: ModuleType, tmp_path: Path
+) -> None:
+    folder = tmp_path / "built"
+    builder.build_all(folder, builder.plan([BF16], [90]), Compiler(tmp_path))
+    library(folder, "norm").write_text("cut off")
+    library(folder, BF16.decode_module()).unlink()
+    assert ahead.missing_modules(BF16, 90, folder) == [
+        f"{BF16.decode_module()} (not the file that was built)",
+        "norm (not the file that was built)",
+    ]
+    manifest = Manifest.read(folder)
+    assert manifest is not None
+    Manifest("0.6.12", manifest.modules).write(folder)
+    assert ahead.missing_modules(BF16, 90, folder) == [
+        f"{folder} was built from flashinfer 0.6.12, not 0.6.13"
+    ]
+
+
+def test_an_interrupted_build_goes_on_where_it_was(builder: ModuleType, tmp_path: Path) -> None:
+    folder, wanted = tmp_path / "built", builder.plan([BF16], [90])
+    with pytest.raises(RuntimeError, match="interrupted"):
+        builder.build_all(folder, wanted, Compiler(tmp_path, fails_at=2))
+    assert len(ahead.missing_modules(BF16, 90, folder)) == len(wanted) - 2
+    rest = Compiler(tmp_path)
+    builder.build_all(folder, wanted, rest)
+    assert rest.built == list(wanted.items())[2:]
+    # More architectures: what is the same for the new ones is left alone.
+    more = Compiler(tmp_path)
+    builder.build_all(folder, builder.plan([BF16], [80, 90]), more)
+    assert BF16.prefill_module("fa3") not in [name for name, _ in more.built]
+    assert ahead.missing_modules(BF16, 80, folder) == []
+
+
+def test_without_nvcc_a_build_says_what_to_install(
+    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match="flashinfer-build, or set CUDA_HOME"):
+        builder.cuda_home(tmp_path)
+
+
+@pytest.mark.xdist_group("flashinfer")
+class TestWithFlashinfer:
+    """The library itself, 0.6.13: its names, and where it looks."""
+
+    @pytest.fixture
+    def jit_env(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+        from flashinfer.jit import core, env
+
+        monkeypatch.setattr(core.current_compilation_context, "TARGET_CUDA_ARCHS", {(9, "0a")})
+        for name in ("FLASHINFER_JIT_DIR", "FLASHINFER_GEN_SRC_DIR", "FLASHINFER_AOT_DIR"):
+            monkeypatch.setattr(env, name, tmp_path / name.lower())
+        return env
+
+    def test_its_modules_have_the_names_that_we_look_for(
+        self, builder: ModuleType, jit_env: Any
+    ) -> None:
+        every = builder.shapes(["bfloat16", "float16"], [64, 128])
+        made = dict(builder.specs(every))
+        assert set(builder.plan(every, [80, 90, 100])) == set(made)
+        assert {name: generate().name for name, generate in made.items()} == {
+            name: name for name in made
+        }
+
+    def test_it_loads_what_was_built_ahead_and_compiles_nothing(
+        self, builder: ModuleType, jit_env: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "built"
+        builder.build_all(folder, builder.plan([BF16], [90]), Compiler(tmp_path))
+        monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+        monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "")
+        monkeypatch.delenv("FLASHINFER_DISABLE_JIT")
+        ahead.use_built(folder)
+        made = dict(builder.specs([BF16, F16]))
+        spec = made[BF16.prefill_module("fa3")]()
+        monkeypatch.setattr(type(spec), "load", lambda self, path: path)
+        assert spec.build_and_load() == library(folder, spec.name)
+        shutil.rmtree(folder / "norm")
+        with pytest.raises(RuntimeError, match="JIT compilation is disabled"):
+            made["norm"]().build_and_load()
+
+    def test_a_folder_without_a_manifest_is_not_used(
+        self, jit_env: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ahead, "find_compiler", lambda: "nvcc")
+        monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+        before = jit_env.FLASHINFER_AOT_DIR
+        ahead.use_built(tmp_path)
+        assert before == jit_env.FLASHINFER_AOT_DIR

@@ -1,0 +1,38 @@
+"""Calls on tensors without data: what a program is compiled from."""
+
+from __future__ import annotations
+
+import torch
+from sluice_kernels.triton import calls
+from torch import Tensor
+
+TOKENS, HEADS, KV_HEADS, PAGES, LAYERS, PAGE = 4, 8, 2, 6, 3, 16
+
+
+def rotary_call(
+    dtype: torch.dtype, dim: int, normed: bool, device: str = "meta", ids: torch.dtype = torch.int64
+) -> calls.Call:
+    def like(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.zeros(shape, dtype=of, device=device)
+
+    turned = HEADS + KV_HEADS
+    angles = like(TOKENS, dim // 2, of=torch.float32)
+    place = like(TOKENS, of=ids)
+    return calls.rotate_and_store(
+        like(TOKENS, turned + KV_HEADS, dim),
+        like(turned, dim) if normed else None,
+        1e-6,
+        angles,
+        angles,
+        like(PAGES + 1, LAYERS, 2, PAGE, KV_HEADS, dim),
+        LAYERS - 1,
+        place,
+        place,
+        like(TOKENS, HEADS, dim),
+    )
+
+
+def copy_call(pack: bool, device: str = "meta") -> calls.Call:
+    pool = torch.zeros(PAGES + 1, LAYERS, 2, PAGE, KV_HEADS, 64, dtype=torch.float16, device=device)
+    page_ids = torch.zeros(TOKENS, dtype=torch.int64, device=device)
+    return calls.copy_pages(pool, page_ids, pool[:TOKENS].clone(), pack)

@@ -1,0 +1,119 @@
+"""The Triton kernels compute what their references say, and fit the GPUs they are compiled for."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+from sluice_kernels.triton.calls import Call
+from sluice_kernels.triton.cubins import compile_program
+from sluice_kernels.triton.driver import parameter
+
+from tests.kernels.triton.interpreted import cases
+from tests.kernels.triton.shapes import copy_call, rotary_call
+
+# One process runs the interpreter for all cases.
+pytestmark = pytest.mark.xdist_group("triton")
+ROOT: Final = Path(__file__).parents[3]
+SHARED_BYTES: Final = {75: 65_536, 80: 166_912, 90: 232_448, 100: 232_448}
+"""A block's, by compute capability: CUDA C++ Programming Guide, "Technical Specifications"."""
+CALLS: Final = {
+    "rotate_and_store": rotary_call(torch.float16, 128, normed=True),
+    "copy_pages": copy_call(pack=True),
+}
+MOST_REGISTERS: Final = 64
+"""Of a thread: with more of them, fewer threads wait for memory at the same time."""
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.triton.interpreted"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, str | None] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, _ in cases()])
+def test_the_interpreter_computes_what_the_reference_does(
+    outcomes: dict[str, str | None], name: str
+) -> None:
+    assert outcomes[name] is None
+
+
+@pytest.mark.parametrize("architecture", SHARED_BYTES)
+@pytest.mark.parametrize("kernel", CALLS)
+def test_compiled_for_a_gpu(kernel: str, architecture: int, tmp_path: Path) -> None:
+    check(CALLS[kernel], architecture, tmp_path)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("architecture", SHARED_BYTES)
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+def test_every_head_dimension_compiled(dim: int, architecture: int, tmp_path: Path) -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for normed in (False, True):
+            check(rotary_call(dtype, dim, normed), architecture, tmp_path)
+
+
+def check(call: Call, architecture: int, scratch: Path) -> None:
+    """No spills, few registers, shared memory that there is, parameters as they are handed over,
+    and pages read and written 16 bytes at a time."""
+    cubin = compile_program(call.program(), architecture)
+    (scratch / "kernel.cubin").write_bytes(cubin.code)
+    elf = dump(scratch / "kernel.cubin", "-elf")
+    assert 0 < int(one(r"register count: (\d+)", elf)) <= MOST_REGISTERS
+    assert int(one(r"frame size: (0x\w+)", elf), 16) == 0, "spills"
+    assert cubin.shared_bytes <= SHARED_BYTES[architecture]
+    assert parameter_places(elf) == placed(call)
+    code = dump(scratch / "kernel.cubin", "-sass")
+    assert "LDG.E.128" in code
+    assert "STG.E.128" in code
+
+
+def parameter_places(elf: str) -> list[tuple[int, int]]:
+    """Offset and size of each parameter that the machine code reads."""
+    found = re.findall(r"Ordinal : (0x\w+)\s+Offset  : (0x\w+)\s+Size    : (0x\w+)", elf)
+    by_ordinal = sorted(tuple(int(number, 16) for number in numbers) for numbers in found)
+    return [(offset, size) for _, offset, size in by_ordinal]
+
+
+def placed(call: Call) -> list[tuple[int, int]]:
+    """The same for what the driver is handed: each at a multiple of its size."""
+    kept = {
+        name: torch.empty(0, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+        for name, value in call.arguments.items()
+    }
+    sizes = [ctypes.sizeof(parameter(value)) for value in kept.values()] + [8, 8]
+    places, end = [], 0
+    for size in sizes:
+        begin = -(-end // size) * size
+        places.append((begin, size))
+        end = begin + size
+    return places
+
+
+def dump(cubin: Path, what: str) -> str:
+    from triton import knobs
+
+    command = [knobs.nvidia.cuobjdump.path, what, str(cubin)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def one(pattern: str, text: str) -> str:
+    (found,) = re.findall(pattern, text)
+    return str(found)

@@ -1,0 +1,229 @@
+"""Programs are found or compiled once, and handed to the driver as it wants them. Without a GPU:
+another library stands in for the driver's, and reads what it is handed from memory."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sluice_kernels.architectures import built_for
+from sluice_kernels.triton import build, cubins, driver
+from sluice_kernels.triton.calls import Call, Program
+from sluice_kernels.triton.cubins import Cubin, CubinFolder, file_name, write_folder
+from sluice_kernels.triton.driver import CudaDriver, CudaDriverError, Launcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.kernels.triton.shapes import copy_call, rotary_call
+
+STREAM = 0xBEEF
+
+
+class Library:
+    """Four functions of the driver's library."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+        self.loaded: list[bytes] = []
+        self.launches: list[dict[str, Any]] = []
+
+    def cuModuleLoadData(self, module: Any, code: bytes) -> int:
+        self.loaded.append(code)
+        module._obj.value = 0x1000 + len(self.loaded)
+        return 218 * (self.fails == "cuModuleLoadData")
+
+    def cuModuleGetFunction(self, function: Any, module: ctypes.c_void_p, name: bytes) -> int:
+        assert module.value == 0x1000 + len(self.loaded)
+        function._obj.value = 0x2000 + len(self.loaded)
+        return 0
+
+    def cuLaunchKernel(self, function: ctypes.c_void_p, *rest: Any) -> int:
+        *sizes, shared, stream, parameters, extra = rest
+        assert extra is None
+        launched = {"function": function.value, "sizes": sizes, "shared": shared}
+        self.launches.append(launched | {"stream": stream.value, "parameters": [*parameters]})
+        self.read = [ctypes.c_uint64.from_address(address).value for address in parameters]
+        return 201 * (self.fails == "cuLaunchKernel")
+
+    def cuGetErrorString(self, code: int, text: Any) -> int:
+        text._obj.value = {218: b"invalid image", 201: b"invalid context"}[code]
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Program, int]]:
+    """What the compiler was asked for; its code is the name of the architecture."""
+    asked: list[tuple[Program, int]] = []
+
+    def compile_program(program: Program, architecture: int) -> Cubin:
+        asked.append((program, architecture))
+        return Cubin(f"for {architecture}".encode(), shared_bytes=48)
+
+    monkeypatch.setattr(cubins, "compile_program", compile_program)
+    monkeypatch.setattr(driver, "compile_program", compile_program)
+    return asked
+
+
+def launcher(library: Library, architecture: int, folder: Path) -> Launcher:
+    return Launcher(CudaDriver(library), architecture, CubinFolder(folder))
+
+
+def test_a_launch_hands_over_grid_stream_and_parameters(
+    tmp_path: Path, compiled: list[tuple[Program, int]]
+) -> None:
+    library, call = Library(), copy_call(pack=True, device="cpu")
+    launcher(library, 90, tmp_path).launch(call, STREAM)
+    (launched,) = library.launches
+    assert launched["sizes"] == [*call.grid, 1, call.warps * 32, 1, 1]
+    assert (launched["shared"], launched["stream"]) == (48, STREAM)
+    addresses = [call.arguments[name].data_ptr() for name in ("source", "target", "page_ids")]
+    pages, words = (value & 0xFFFFFFFF for value in library.read[3:5])
+    assert library.read[:3] == addresses
+    assert (pages, words) == (call.arguments["pages"], call.arguments["words"])
+    assert library.read[5:] == [0, 0], "scratch memory"
+
+
+def test_a_program_is_compiled_and_loaded_once_and_another_one_for_another_type(
+    tmp_path: Path, compiled: list[tuple[Program, int]]
+) -> None:
+    library = Library()
+    ours = launcher(library, 90, tmp_path)
+    call = rotary_call(torch.float16, 64, normed=True, device="cpu")
+    other = dict(call.arguments) | {"layer": 1, "eps": 1e-5}
+    for same in (call, dataclasses.replace(call, arguments=other, grid=(1, 1))):
+        ours.launch(same, STREAM)
+    assert len(compiled) == len(library.loaded) == 1
+    for changed in (
+        rotary_call(torch.bfloat16, 64, normed=True, device="cpu"),
+        rotary_call(torch.float16, 64, normed=False, device="cpu"),
+        rotary_call(torch.float16, 64, normed=True, device="cpu", ids=torch.int32),
+    ):
+        ours.launch(changed, STREAM)
+    assert len(library.loaded) == 4
+    assert library.launches[-1]["function"] == 0x2004
+
+
+def test_what_was_compiled_ahead_is_not_compiled_again(
+    tmp_path: Path, compiled: list[tuple[Program, int]]
+) -> None:
+    call = rotary_call(torch.float16, 128, normed=True, device="cpu")
+    assert write_folder(tmp_path, [call.program()], [80, 90, 80]) == 2
+    for architecture, code in ((80, b"for 80"), (86, b"for 80"), (90, b"for 90")):
+        library = Library()
+        ours = launcher(library, architecture, tmp_path)
+        ours.launch(call, STREAM)
+        assert (library.loaded, library.launches[0]["shared"]) == ([code], 48)
+        assert ours.missing([call.program()]) == []
+    assert len(compiled) == 2
+    newer = launcher(Library(), 100, tmp_path)
+    assert newer.missing([call.program()]) == [call.program()]
+    newer.launch(call, STREAM)
+    assert compiled[2:] == [(call.program(), 100)]
+
+
+def test_an_image_brings_what_common_models_launch(
+    tmp_path: Path, compiled: list[tuple[Program, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build.main([str(tmp_path), "-a", "80", "90"]) == 0
+    assert capsys.readouterr().out == f"{len(compiled)} GPU kernels in {tmp_path}\n"
+    launched = [copy_call(pack, device="cpu") for pack in (True, False)] + [
+        rotary_call(dtype, dim, normed, "cpu", ids)
+        for dtype in (torch.float16, torch.bfloat16)
+        for dim in (64, 128)
+        for normed in (True, False)
+        for ids in (torch.int32, torch.int64)
+    ]
+    for architecture in (80, 89, 90):
+        ours = launcher(Library(), architecture, tmp_path)
+        assert ours.missing(call.program() for call in launched) == []
+
+
+def test_cubins_of_other_sources_are_not_found(
+    tmp_path: Path, compiled: list[tuple[Program, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = copy_call(pack=True).program()
+    write_folder(tmp_path, [program], [90])
+    assert CubinFolder(tmp_path).find(program, 90) is not None
+    changed = tmp_path / "kernels.py"
+    changed.write_text("other sources")
+    monkeypatch.setattr(cubins, "SOURCES", changed)
+    assert CubinFolder(tmp_path).find(program, 90) is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "built", "found"),
+    [
+        (89, (75, 80, 90), 80),
+        (86, (80, 86, 89), 86),
+        (80, (86, 89), None),
+        (75, (80, 90), None),
+        (90, (80, 89), None),
+        (103, (100,), None),
+        (120, (100, 120), 120),
+    ],
+)
+def test_machine_code_runs_on_its_architecture_and_before_hopper_on_later_ones_of_its_generation(
+    architecture: int, built: tuple[int, ...], found: int | None
+) -> None:
+    assert built_for(architecture, built) == found
+
+
+def test_a_name_tells_everything_that_is_compiled_in() -> None:
+    program = copy_call(pack=True).program()
+    changed = [
+        dataclasses.replace(program, warps=1),
+        dataclasses.replace(program, multiples=()),
+        copy_call(pack=False).program(),
+    ]
+    names = {file_name(one, 90) for one in (program, *changed)} | {file_name(program, 80)}
+    assert len(names) == 5
+    # What a launch alone decides is not compiled in.
+    assert program == copy_call(pack=True, device="cpu").program()
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        ("cuModuleLoadData", "cuModuleLoadData failed with 218: invalid image"),
+        ("cuLaunchKernel", "cuLaunchKernel failed with 201: invalid context"),
+    ],
+)
+def test_the_driver_s_refusal_is_told(
+    fails: str, message: str, tmp_path: Path, compiled: list[tuple[Program, int]]
+) -> None:
+    with pytest.raises(CudaDriverError, match=message):
+        launcher(Library(fails), 90, tmp_path).launch(copy_call(True, device="cpu"), STREAM)
+
+
+def test_a_tensor_that_a_program_would_misread_is_refused(
+    tmp_path: Path, compiled: list[tuple[Program, int]]
+) -> None:
+    ours, call = launcher(Library(), 90, tmp_path), copy_call(pack=True, device="cpu")
+    one_off = {name: torch.zeros(9).long()[1:] for name in ("source", "page_ids")}
+    ours.launch(replaced(call, page_ids=one_off["page_ids"]), STREAM)
+    with pytest.raises(AssertionError, match=r"source = \d+: no multiple of 16"):
+        ours.launch(replaced(call, source=one_off["source"]), STREAM)
+    with pytest.raises(AssertionError, match="words = 9: no multiple of 16"):
+        ours.launch(replaced(call, words=9), STREAM)
+    with pytest.raises(AssertionError, match="not contiguous"):
+        ours.launch(replaced(call, page_ids=torch.zeros(8, 8).long()[:, 0]), STREAM)
+
+
+def replaced(call: Call, **arguments: torch.Tensor | int) -> Call:
+    return dataclasses.replace(call, arguments=dict(call.arguments) | arguments)
+
+
+def test_operators_pass_through_fake_tensors() -> None:
+    from sluice_kernels.triton import operators
+
+    with FakeTensorMode():
+        on = {"device": "cuda", "dtype": torch.bfloat16}
+        qkv, pool = torch.empty(5, 12, 64, **on), torch.empty(7, 3, 2, 16, 2, 64, **on)
+        angles, place = torch.empty(5, 32, device="cuda"), torch.zeros(5, device="cuda").long()
+        queries = operators.rotate_and_store(qkv, None, 0.0, angles, angles, pool, 1, place, place)
+        assert (queries.shape, queries.dtype, queries.device) == ((5, 8, 64), qkv.dtype, qkv.device)
+        operators.pack_pages(pool, place, pool[:5].clone())
+        operators.unpack_pages(pool[:5].clone(), place, pool)

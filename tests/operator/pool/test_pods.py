@@ -1,0 +1,30 @@
+"""What the autoscaler is told of a pool's pods."""
+
+from __future__ import annotations
+
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.pool.pods import pool_pods
+from sluice_operator.scaled import DELETION_COST
+
+from tests.operator.examples import pods, pool, pool_observed, pool_plan
+
+
+def test_only_live_pods_are_named_and_only_the_lowest_cost_is_a_mark() -> None:
+    deployment = pool_plan().deployment
+    assert deployment is not None
+    marked, dear, leaving, plain = pods(deployment, 4)
+
+    def with_metadata(pod: Manifest, **more: object) -> Manifest:
+        return pod | {"metadata": pod["metadata"] | more}
+
+    found = [
+        with_metadata(marked, annotations={DELETION_COST: "-1"}),
+        with_metadata(dear, annotations={DELETION_COST: "7"}),
+        with_metadata(
+            leaving, annotations={DELETION_COST: "-1"}, deletionTimestamp="2026-01-02T03:04:05Z"
+        ),
+        plain,
+    ]
+    told = pool_pods(pool_observed(pool(), (deployment,), found))
+    assert told.names == {each["metadata"]["name"] for each in (marked, dear, plain)}
+    assert told.victims == {marked["metadata"]["name"]}

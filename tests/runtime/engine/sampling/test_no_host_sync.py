@@ -1,0 +1,92 @@
+"""Whatever requests ask for, a step is sampled without the host waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from sluice_runtime.engine.sampling.logprobs import StepScores
+from sluice_runtime.engine.sampling.masks import forbid
+from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
+from sluice_runtime.grammar.follow.matchers import Masks
+from sluice_runtime.messages import Sampling
+from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
+
+from tests.runtime.host_sync import GPU, FakeGpu, fake_tensors, no_host_sync
+
+VOCABULARY = 3000
+PROMPT: Final = (1, 2, 3)
+ASKS: Final[dict[str, dict[str, Any]]] = {
+    "temperature": {"temperature": 0.8},
+    "top_k": {"top_k": 20},
+    "top_p": {"top_p": 0.9},
+    "min_p": {"min_p": 0.1},
+    "penalties": {"presence_penalty": 0.5, "repetition_penalty": 1.1},
+    "bias": {"logit_bias": [(7, 1.0), (9, -100.0)]},
+    "min_tokens": {"min_tokens": 4},
+}
+
+
+def every_combination() -> Iterator[dict[str, Any]]:
+    for chosen in product([False, True], repeat=len(ASKS)):
+        parts = [ask for ask, wanted in zip(ASKS.values(), chosen, strict=True) if wanted]
+        yield {"temperature": 0.0} | {key: value for part in parts for key, value in part.items()}
+
+
+COMBINATIONS: Final = list(every_combination())
+SIZE: Final = TableSize(len(COMBINATIONS), VOCABULARY, 100)
+
+
+def added(row: int, asked: dict[str, Any]) -> RowAdded:
+    stops = (5,) if "min_tokens" in asked else ()
+    return RowAdded(
+        row, str(row), Sampling(**asked), 3, PROMPT, stops, logprobs=row, prompt_logprobs=2
+    )
+
+
+def step(table: SamplingTable, asked: Sequence[dict[str, Any]]) -> None:
+    """Rows come, a step samples them all, and nothing is read."""
+    rows = tuple(range(len(asked)))
+    batch = Batch(
+        1,
+        ForwardMode.EXTEND,
+        dropped_rows=rows,
+        added_rows=tuple(map(added, rows, asked)),
+        extend_rows=tuple(ExtendRow(row, 0, PROMPT, samples=True) for row in rows),
+    )
+    table.apply(batch)
+    hidden = torch.empty(len(PROMPT) * len(rows), VOCABULARY, device=GPU)
+    logits = torch.empty(len(rows), VOCABULARY, device=GPU)
+    prompts = table.logprobs.read(batch, hidden, torch.Tensor.float)
+    logprobs = table.logprobs.capture(logits, rows)
+    for position in (3, 4):
+        tokens = table.sample(logits, rows, np.full(len(rows), position))
+        assert StepScores(prompts, logprobs, tokens).tables()
+
+
+@pytest.mark.parametrize("name", [*ASKS, "everything"])
+def test_no_request_makes_the_host_wait(name: str) -> None:
+    asked = COMBINATIONS[-1] if name == "everything" else {"temperature": 0.8} | ASKS[name]
+    with fake_tensors(), torch.inference_mode():
+        table = SamplingTable(SIZE, FakeGpu())
+        with no_host_sync():
+            step(table, [asked, asked])
+
+
+def test_no_combination_in_one_step_makes_the_host_wait() -> None:
+    with fake_tensors(), torch.inference_mode():
+        table = SamplingTable(SIZE, FakeGpu())
+        with no_host_sync():
+            step(table, COMBINATIONS)
+
+
+def test_masks_do_not_make_the_host_wait() -> None:
+    words = np.zeros((2, -(-VOCABULARY // 32)), np.int32)
+    with fake_tensors(), torch.inference_mode(), no_host_sync():
+        for rows in (2, 3):
+            logits = torch.empty(rows, VOCABULARY, device=GPU)
+            forbid(logits, Masks([0, 1], words), FakeGpu())

@@ -1,0 +1,94 @@
+"""Numbers reach the device whole: a staging buffer is not filled while a copy reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_contract.accelerators import Accelerator
+from sluice_runtime.engine.device import CPU, Device, HostDevice, StreamDevice, step_device
+from torch import Tensor
+
+from tests.runtime.engine.late_device import LateDevice
+
+COLUMNS = st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=40), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("made", [HostDevice, LateDevice])
+@given(uploads=st.lists(COLUMNS, min_size=1, max_size=5))
+def test_columns_arrive_as_they_were(
+    made: Callable[[], Device], uploads: list[list[list[int]]]
+) -> None:
+    device = made()
+    columns = [[np.array(numbers, np.int64) for numbers in upload] for upload in uploads]
+    arrived = [device.upload(upload) for upload in columns]
+    assert [[t.tolist() for t in tensors] for tensors in arrived] == uploads
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32, np.float64])
+def test_a_column_keeps_its_type(dtype: type) -> None:
+    column = np.arange(5).astype(dtype)
+    (arrived,) = LateDevice().upload([column])
+    assert arrived.dtype is torch.from_numpy(column).dtype
+    assert arrived.tolist() == column.tolist()
+
+
+class HeldEvent:
+    """Of a copy that ends when it is waited for."""
+
+    def __init__(self, held: list[str]) -> None:
+        self._held = held
+        self._reads = False
+
+    def record(self) -> None:
+        assert not self._reads, "the buffer was filled while a copy read it"
+        self._reads = True
+
+    def synchronize(self) -> None:
+        self._held.append("waited" if self._reads else "free")
+        self._reads = False
+
+
+def test_a_buffer_is_filled_again_only_when_its_copy_has_finished() -> None:
+    """Also where it has become too small, and another takes its place."""
+    waits: list[str] = []
+    sizes: list[int] = []
+
+    def allocate(size: int) -> Tensor:
+        sizes.append(size)
+        return torch.empty(size, dtype=torch.uint8)
+
+    device = StreamDevice(CPU, allocate, lambda: HeldEvent(waits), buffers=2)
+    small, large = np.zeros(8, np.int64), np.zeros(100_000, np.int64)
+    device.upload([small])
+    device.upload([small])
+    assert waits == []
+    device.upload([small])
+    device.upload([large])
+    assert waits == ["waited", "waited"]
+    assert sizes == [1 << 16, 1 << 16, 1 << 20]
+
+
+def test_a_mirror_on_the_host_is_the_table_itself_and_elsewhere_a_copy() -> None:
+    for device, follows in ((HostDevice(), True), (LateDevice(), False)):
+        table = np.zeros((2, 3), np.int64)
+        mirrored = device.mirror(table)
+        table[1, 2] = 7
+        assert (int(mirrored[1, 2]) == 7) is follows
+
+
+def test_results_are_read_once_they_have_arrived() -> None:
+    device = LateDevice()
+    (results,) = device.fetch([torch.arange(3)])()
+    assert results.tolist() == [0, 1, 2]
+    assert device.waited == 1
+
+
+def test_without_an_accelerator_steps_are_computed_on_the_host() -> None:
+    for accelerator in (None, Accelerator()):
+        device = step_device(accelerator)
+        assert (device.place, device.asynchronous) == (CPU, False)

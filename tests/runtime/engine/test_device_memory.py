@@ -1,0 +1,104 @@
+"""On a GPU the KV pool gets what a full step leaves, which runs before the pool is there."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from sluice_contract.config import EngineConfig
+from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.engine.device import HostDevice
+from sluice_runtime.engine.device_sizes import MIB, DeviceBytes
+from sluice_runtime.engine.plan import resolved
+from sluice_runtime.errors import OutOfMemoryError
+from sluice_runtime.model_files import resolve
+from sluice_runtime.scheduler.batch import Batch
+
+TOTAL = 1000 * MIB
+TOKEN = 4 * 2 * 2 * 16 * 4
+"""Bytes of a token of the model: layers, keys and values, heads, dimension, float32."""
+
+
+class PretendedMemory:
+    """Of a GPU with 900 MiB free, of which each step takes `step_mib` until it is released."""
+
+    def __init__(self, step_mib: int) -> None:
+        self.step_mib = step_mib
+        self.taken_mib = 100
+        self.steps: list[tuple[int, int]] = []
+        """Tokens and rows."""
+
+    def read(self) -> DeviceBytes:
+        return DeviceBytes(TOTAL, TOTAL - self.taken_mib * MIB)
+
+    def release(self) -> None:
+        self.taken_mib = 100
+
+    def computed(self, batch: Batch, logits: torch.Tensor) -> None:
+        self.steps.append((batch.extend_tokens, len(logits)))
+        self.taken_mib += self.step_mib
+
+
+def built(memory: PretendedMemory, hooks: dict[str, Any] | None = None, **settings: Any) -> Engine:
+    config = {
+        "model": {"uri": "dummy://qwen3-tiny"},
+        "accelerator": {"product": "T4", "count": 1},
+        "threads": 1,
+        "chunkSize": 512,
+        "maxRunningRequests": 8,
+        "cudaGraphMaxBatch": 4,
+        **settings,
+    }
+    asked = hooks or {"on_logits": memory.computed}
+    return build_engine(
+        resolved(EngineConfig.model_validate(config)),
+        resolve("dummy://qwen3-tiny"),
+        EngineHooks(device=HostDevice(), device_memory=memory, **asked),
+    )
+
+
+def pool_mib(engine: Engine) -> float:
+    with closing(engine.grammar_processes):
+        return engine.settings.limits.kv_pool_tokens * TOKEN / MIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "step_mib", "left_mib"),
+    [
+        # 0.1 of 1000 MiB are not enough for the step, 2 MiB for each row of the graphs, and 512.
+        ({"memoryFraction": 0.9, "contextLength": 4096}, 300, 900 - 300 - 8 - 512),
+        ({"memoryFraction": 0.9, "contextLength": 4096}, 200, 900 - 200 - 8 - 512),
+        ({"memoryFraction": 0.15, "contextLength": 4096}, 100, 900 - 850),
+    ],
+)
+def test_the_pool_gets_what_a_full_step_or_the_memory_fraction_leaves(
+    settings: dict[str, Any], step_mib: int, left_mib: int
+) -> None:
+    memory = PretendedMemory(step_mib)
+    # All rows could use more than there is.
+    engine = built(memory, maxRunningRequests=64, **settings)
+    assert pool_mib(engine) == pytest.approx(left_mib, abs=16 * TOKEN / MIB)
+    assert memory.steps == [(512, 64)], "a full chunk, and all rows"
+    assert engine.available_bytes == 900 * MIB
+
+
+def test_a_step_that_leaves_too_little_is_told_with_numbers() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"wants 4 MiB; .* or chunkSize to 256"):
+        built(PretendedMemory(379), memoryFraction=0.9, contextLength=4096)
+
+
+def test_a_full_step_without_memory_is_told_the_next_chunk() -> None:
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(OutOfMemoryError, match=r"warm-up: EXTEND step wants .* chunkSize 256 is"):
+        built(PretendedMemory(0), hooks={"on_logits": fails})
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
+    memory = PretendedMemory(0)
+    with pytest.raises(OutOfMemoryError, match=r"model weights want 0 MiB of each GPU"):
+        built(memory, memoryFraction=0.0005)
+    assert not memory.steps

@@ -1,0 +1,260 @@
+"""Each model on each GPU of the table gets a pool of one long context, or a refusal that helps."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from sluice_contract.accelerators import PRODUCTS, Accelerator
+from sluice_contract.config import EngineConfig
+from sluice_runtime.engine.device_plan import check_weights, device_pool_pages
+from sluice_runtime.engine.device_sizes import (
+    MIB,
+    DeviceBytes,
+    ModelBytes,
+    PoolQuestion,
+    step_tokens,
+)
+from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.errors import OutOfMemoryError
+from sluice_runtime.layers.backend import TORCH
+from sluice_runtime.layers.stack import PagedStep
+from sluice_runtime.layers.stack_plain import PlainStack
+from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.load import Placement, Reader, build_decoder
+from sluice_runtime.model.shard import Part
+from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.parallel.group import Solo
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# Tensors without values make torch import what transformers imports too: seconds, for one worker.
+pytestmark = pytest.mark.xdist_group("transformers")
+
+CONTEXT = 8192
+META = torch.device("meta")
+
+
+def spec(
+    name: str, hidden: int, inner: int, layers: int, heads: int, vocabulary: int, *, tied: bool
+) -> ModelSpec:
+    return spec_from(
+        {
+            "architectures": [name],
+            "hidden_size": hidden,
+            "intermediate_size": inner,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": vocabulary,
+            "tie_word_embeddings": tied,
+            "max_position_embeddings": 40_960,
+            "rope_theta": 1e6,
+            "dtype": "bfloat16",
+        }
+    )
+
+
+QWEN, LLAMA = "Qwen3ForCausalLM", "LlamaForCausalLM"
+MODELS = {
+    "Qwen3-0.6B": (spec(QWEN, 1024, 3072, 28, 16, 151_936, tied=True), 596_049_920),
+    "Qwen3-8B": (spec(QWEN, 4096, 12_288, 36, 32, 151_936, tied=False), 8_190_735_360),
+    "Qwen3-32B": (spec(QWEN, 5120, 25_600, 64, 64, 151_936, tied=False), 32_762_123_264),
+    "Llama-3-8B": (spec(LLAMA, 4096, 14_336, 32, 32, 128_256, tied=False), 8_030_261_248),
+    "Llama-3-70B": (spec(LLAMA, 8192, 28_672, 80, 64, 128_256, tied=False), 70_553_706_496),
+}
+"""With their published numbers of parameters."""
+
+
+class MetaWeights:
+    """Tensors without values, counted."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(part.shape, dtype=dtype, device=META)
+        self.size_bytes += tensor.nbytes
+        return tensor
+
+    def settle(self) -> None:
+        pass
+
+    def unread(self) -> list[str]:
+        return []
+
+
+def decoder(model: ModelSpec, ranks: int = 1) -> tuple[Decoder, MetaWeights]:
+    weights = MetaWeights()
+    placement = Placement(META, Solo(0, ranks))
+    return build_decoder(Reader(model, weights, torch.bfloat16, placement), TORCH), weights
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_take_what_is_read_of_them(name: str, ranks: int) -> None:
+    model, parameters = MODELS[name]
+    weights = decoder(model, ranks)[1]
+    assert ModelBytes(model, 2, ranks).weights == weights.size_bytes
+    if ranks == 1:
+        assert weights.size_bytes == 2 * parameters
+
+
+class Peak(TorchDispatchMode):
+    """Bytes of tensors made inside that are alive at once, at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive = 0
+        self._known: set[int] = set()
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        before = {leaf.untyped_storage()._cdata for leaf in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata in before | self._known:
+                continue
+            self._known.add(storage._cdata)
+            self._alive += storage.nbytes()
+            weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        self.bytes = max(self.bytes, self._alive)
+        return result
+
+    def _freed(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._alive -= size
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+class PagedKernel:
+    """Attention as a kernel over pages does it: rotated queries and keys, and the output."""
+
+    def __init__(self, shape: ModelSpec, ranks: int) -> None:
+        self._heads, self._kv_heads = shape.heads // ranks, shape.kv_heads // ranks
+
+    def attend(self, layer: int, qkv: Tensor, head_norm: object) -> Tensor:
+        queries, keys, _ = qkv.split((self._heads, self._kv_heads, self._kv_heads), dim=1)
+        rotated, _ = queries * 1.0, keys * 1.0
+        return torch.empty_like(rotated)
+
+
+def traced_bytes(model: ModelSpec, ranks: int, tokens: int, rows: int) -> int:
+    """What one layer and the logits take, without sampling."""
+    made, _ = decoder(replace(model, layers=1), ranks)
+    stack = made.layers
+    assert isinstance(stack, PlainStack)
+    kernel = PagedKernel(model, ranks)
+    stack._operators = replace(stack._operators, attention=lambda *_: kernel)
+    with Peak() as peak:
+        x = torch.empty(tokens, model.hidden_size, dtype=torch.bfloat16, device=META)
+        hidden = stack.forward(x, PagedStep(*[None] * 3))  # type: ignore[list-item]
+        del x
+        made.logits(hidden[:rows])
+    return peak.bytes
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_takes_no_more_than_its_bound_and_little_less(name: str, ranks: int) -> None:
+    model = MODELS[name][0]
+    for tokens, rows in ((16_384, 1), (8192, 256), (2048, 256), (256, 256)):
+        bound = ModelBytes(model, 2, ranks).step(tokens, rows)
+        traced = traced_bytes(model, ranks, tokens, rows)
+        assert traced <= bound, (tokens, rows)
+        sampling = sampling_bytes(rows, model.vocabulary_size, model.context_length_tokens)
+        activations = bound - sampling
+        assert activations <= max(1.2 * traced, 64 * MIB), (tokens, rows)
+
+
+CUDA_MIB = 600
+"""Of a context, which is there before anything is allocated."""
+
+
+def question(name: str, product: str, gib: float, ranks: int, **settings: Any) -> PoolQuestion:
+    """Once the weights are loaded, as far as they can be; a step as large as its bound."""
+    accelerator = Accelerator(product=product, memory_mib=int(gib * 1024), count=ranks)
+    config = resolved(
+        EngineConfig.model_validate(
+            {"model": {"uri": "dummy://qwen3-tiny"}, "accelerator": accelerator, **settings}
+        )
+    )
+    model, total = ModelBytes(MODELS[name][0], 2, ranks), int(gib * 1024) * MIB
+    device = DeviceBytes(total, max(0, total - CUDA_MIB * MIB - model.weights))
+    step = model.step(step_tokens(config), config.max_running_requests or 1)
+    return PoolQuestion(config, model, CONTEXT, device, step)
+
+
+def refusal(asked: PoolQuestion) -> str | None:
+    """None where the engine starts."""
+    try:
+        check_weights(asked.model, asked.config, asked.device)
+        pages = device_pool_pages(asked)
+    except OutOfMemoryError as error:
+        return str(error)
+    tokens = pages * 16
+    assert tokens >= CONTEXT
+    assert tokens * asked.model.token <= asked.device.available - asked.reserved
+    return None
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_fits_each_gpu_or_the_refusal_says_what_would(name: str, ranks: int) -> None:
+    for row in PRODUCTS:
+        gpu = row.name, row.memory_gib
+        asked = question(name, *gpu, ranks)
+        if (line := refusal(asked)) is None:
+            left = asked.device.total - int(
+                asked.device.total * (asked.config.memory_fraction or 1)
+            )
+            assert asked.reserved == left, "the table sets aside what a full step takes"
+            continue
+        assert re.search(r"wants? \d+ MiB", line)
+        assert re.search(r"(lower|raise|take GPUs with) ", line)
+        if wider := re.search(r"tensorParallelSize \(accelerator.count\) to (\d+)", line):
+            assert refusal(question(name, *gpu, int(wider[1]))) is None, line
+        if context := re.search(r"contextLength to (\d+)", line):
+            assert refusal(replace(asked, context_tokens=int(context[1]))) is None, line
+        if fraction := re.search(r"memoryFraction to ([\d.]+)", line):
+            assert refusal(question(name, *gpu, ranks, memoryFraction=float(fraction[1]))) is None
+
+
+def test_a_step_that_takes_more_than_was_set_aside_makes_the_pool_smaller() -> None:
+    asked = question("Qwen3-8B", "H100", 80, 1)
+    larger = replace(asked, step=20 * 1024 * MIB)
+    lost = (device_pool_pages(asked) - device_pool_pages(larger)) * 16 * asked.model.token
+    assert lost == pytest.approx(larger.least_reserved - asked.reserved, abs=16 * asked.model.token)
+
+
+def test_a_step_that_leaves_no_pool_is_told_the_chunk_that_would() -> None:
+    asked = question("Qwen3-32B", "A100-80GB", 80, 1)
+    larger = replace(asked, step=16 * 1024 * MIB)
+    line = refusal(larger) or ""
+    assert "lower contextLength to 5680 or chunkSize to 4096, or raise tensorParallelSize" in line
+    assert "a full step wants 17408 MiB" in line
+
+
+def test_a_configured_pool_is_taken_as_it_is_or_told_the_most_there_is() -> None:
+    asked = question("Qwen3-8B", "L4", 24, 1, kvPoolTokens=16_000)
+    assert device_pool_pages(asked) == 1000
+    line = refusal(question("Qwen3-8B", "L4", 24, 1, kvPoolTokens=160_000)) or ""
+    most = re.search(r"^kvPoolTokens: 160000 is not allowed; allowed: at most (\d+): ", line)
+    assert most is not None
+    tokens = int(most[1])
+    assert device_pool_pages(question("Qwen3-8B", "L4", 24, 1, kvPoolTokens=tokens)) == tokens // 16
+    assert refusal(question("Qwen3-8B", "L4", 24, 1, kvPoolTokens=tokens + 16))

@@ -1,0 +1,90 @@
+"""A whole engine on flashinfer's wrappers and graphs answers as it does in plain torch.
+
+Chunks, mixed steps, retractions, rows used again, graphs of padded steps: all on one pool, with
+freed pages poisoned. The kernels are in torch, and graphs are recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.engine.graph_capture import capture_graphs
+from sluice_runtime.layers import backend as backends
+from sluice_runtime.messages import Sampling
+
+from tests.runtime import harness
+from tests.runtime.engine.late_device import LateDevice
+from tests.runtime.harness import Run, engine_config, generate, run_engine
+from tests.runtime.layers.flashinfer_backend import flashinfer_backend
+from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
+from tests.runtime.recorded_graph import capture
+
+REQUESTS = [
+    generate(
+        f"r{i}",
+        range(i, i + prompt),
+        answer,
+        sampling=Sampling(temperature=1.0, seed=i),
+        credit_tokens=64,
+    )
+    for i, (prompt, answer) in enumerate([(30, 42), (3, 39), (50, 34), (1, 44), (17, 26), (40, 40)])
+]
+
+
+def answered(**settings: Any) -> Run:
+    config = engine_config(
+        "dummy://qwen3-tiny",
+        dtype="float32",
+        kv_pool_tokens=160,
+        chunk_size=24,
+        page_size=8,
+        schedule_conservativeness=0.1,
+        attention_backend="torch",
+    )
+    return run_engine(config, REQUESTS, **settings)
+
+
+@pytest.fixture
+def on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Engines built from here on compute with flashinfer and graphs; yields one number a replay."""
+
+    def patch() -> list[int]:
+        library, replays = flashinfer_on_cpu(monkeypatch), []
+        monkeypatch.setitem(backends.BACKENDS, "torch", lambda _: flashinfer_backend(library))
+
+        def counted(step: Callable[[], None]) -> Callable[[], None]:
+            replay = capture(step)
+
+            def again() -> None:
+                replays.append(1)
+                replay()
+
+            return again
+
+        def build(*args: Any, **kwargs: Any) -> Engine:
+            engine = build_engine(*args, **kwargs)
+            capture_graphs(engine, 4, lambda: counted)
+            return engine
+
+        monkeypatch.setattr(harness, "build_engine", build)
+        return replays
+
+    return patch
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_answers_are_those_of_plain_torch(
+    overlap: bool, on_flashinfer: Callable[[], list[int]]
+) -> None:
+    wanted = answered()
+    replays = on_flashinfer()
+    hooks = EngineHooks(poison_freed_pages=True, device=LateDevice() if overlap else None)
+    seen = answered(hooks=hooks, overlap=overlap)
+    assert seen.tokens == wanted.tokens
+    assert seen.modes["MIXED"] > 0
+    assert 0 < len(replays) <= seen.modes["DECODE"]
+    assert seen.retractions > 0
+    assert (seen.launched_ahead > 0) == overlap

@@ -1,0 +1,80 @@
+"""At its start an engine captures as many graphs as it can use, or says why none."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from sluice_runtime.engine.build import Engine, build_engine
+from sluice_runtime.engine.graph_capture import capture_graphs
+from sluice_runtime.engine.plan import resolved
+from sluice_runtime.errors import OutOfMemoryError
+from sluice_runtime.layers import backend as backends
+from sluice_runtime.model_files import resolve
+
+from tests.runtime.harness import engine_config
+from tests.runtime.layers.flashinfer_backend import flashinfer_backend
+from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
+from tests.runtime.recorded_graph import capture
+
+
+def built() -> Engine:
+    settings = {"attention_backend": "torch", "max_running_requests": 6, "dtype": "float32"}
+    config = resolved(engine_config("dummy://qwen3-tiny", **settings))
+    return build_engine(config, resolve(config.model.uri))
+
+
+@pytest.fixture
+def on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    library = flashinfer_on_cpu(monkeypatch)
+    monkeypatch.setitem(backends.BACKENDS, "torch", lambda _: flashinfer_backend(library))
+    engine = built()
+    with closing(engine.grammar_processes):
+        yield engine
+
+
+def test_graphs_go_no_further_than_rows(
+    on_flashinfer: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sluice.engine")
+    capture_graphs(on_flashinfer, 256, lambda: capture)
+    assert on_flashinfer.runner._graphs is not None
+    assert caplog.messages == ["CUDA graphs: 4 decode batches of up to 6 rows"]
+
+
+def test_a_closed_runner_leaves_no_graph_behind(on_flashinfer: Engine) -> None:
+    """NCCL waits for graphs when ranks part, so there must be none."""
+    made: list[weakref.ref[object]] = []
+
+    def recorded(step: Callable[[], None]) -> Callable[[], None]:
+        replay = capture(step)
+        made.append(weakref.ref(replay))
+        return replay
+
+    capture_graphs(on_flashinfer, 6, lambda: recorded)
+    assert [graph for graph in made if graph()] == made
+    on_flashinfer.runner.close()
+    assert [graph for graph in made if graph()] == []
+
+
+def test_what_cannot_be_captured_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sluice.engine")
+    engine = built()
+    with closing(engine.grammar_processes):
+        caplog.clear()
+        capture_graphs(engine, 0)
+        assert caplog.messages == []
+        capture_graphs(engine, 256)
+    assert engine.runner._graphs is None
+    assert caplog.messages == ["CUDA graphs: none, as torch cannot be captured"]
+
+
+def test_too_little_memory_names_the_setting_to_lower(on_flashinfer: Engine) -> None:
+    def full(_: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.raises(OutOfMemoryError, match=r"4 decode batches.*lower cudaGraphMaxBatch"):
+        capture_graphs(on_flashinfer, 6, lambda: full)

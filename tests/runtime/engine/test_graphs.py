@@ -1,0 +1,192 @@
+"""A decode step by a graph computes what it computes without, and touches no row's pages.
+
+On a CPU graphs are recordings (`recorded_graph`) over flashinfer's own wrappers, whose kernels are
+in torch (`flashinfer_kernels`); marked `gpu` the same cases run over real graphs and kernels.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from sluice_runtime.engine.graph_sizes import graph_batches
+from sluice_runtime.engine.graphs import Capture, CudaCapture, DecodeGraphs
+from sluice_runtime.kv.pool import CPU, KvShape, PagePool
+from sluice_runtime.layers.backend import BACKENDS
+from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
+from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
+from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.load import Placement, Reader, build_decoder
+from sluice_runtime.model.spec import spec_from
+from sluice_runtime.model.weights import RandomWeights
+from sluice_runtime.model_files import resolve
+from torch import Tensor
+
+from tests.runtime.layers.flashinfer_backend import flashinfer_backend
+from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
+from tests.runtime.recorded_graph import capture
+
+LARGEST, PAGE_SIZE, PAGES = 40, 4, 400
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These tensors are so small that threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A model on flashinfer's wrappers, and what captures its steps."""
+
+    model: Decoder
+    place: torch.device
+    begin_capture: Callable[[], Capture]
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-5 if self.model.dtype is torch.float32 else 3e-2
+
+    def pool(self) -> PagePool:
+        """Full of NaN, except for the padding page: what nobody wrote is not read."""
+        spec = self.model.spec
+        shape = KvShape(spec.layers, spec.kv_heads, spec.head_dim, self.model.dtype)
+        pool = PagePool(shape, PAGES, PAGE_SIZE, self.place)
+        pool.data[:PAGES] = float("nan")
+        return pool
+
+    def wrappers(self, pool: PagePool) -> GraphWrappers:
+        assert self.model.backend.graph_wrappers is not None
+        return self.model.backend.graph_wrappers(pool, self.model.spec.heads)
+
+    def graphs(self, pool: PagePool, largest: int = LARGEST) -> DecodeGraphs:
+        graphs = DecodeGraphs(pool, self.model.spec.hidden_size, graph_batches(largest))
+        graphs.capture(self.model.hidden, self.wrappers(pool).of, self.begin_capture())
+        return graphs
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """On a GPU with flashinfer's kernels and real graphs."""
+    place, dtype = torch.device(request.param), torch.float32
+    if request.param == "cpu":
+        backend = flashinfer_backend(flashinfer_on_cpu(monkeypatch))
+    else:
+        backend, dtype = BACKENDS["flashinfer"](place), torch.bfloat16
+    spec = spec_from(resolve("dummy://qwen3-tiny").config)
+    reader = Reader(spec, RandomWeights(0, place), dtype, Placement(place))
+    model = build_decoder(reader, backend)
+    return Site(model, place, CudaCapture if place.type == "cuda" else lambda: capture)
+
+
+def decode_step(
+    contexts: Sequence[int], draw: random.Random, place: torch.device = CPU
+) -> TokenLayout:
+    """Rows in any order of the table, whose pages are anywhere."""
+    rows = torch.tensor(draw.sample(range(LARGEST + 3), len(contexts)))
+    table = torch.full((LARGEST + 3, max(contexts) // PAGE_SIZE + 1), PAGES)
+    free = draw.sample(range(PAGES), PAGES)
+    for row, context in zip(rows.tolist(), contexts, strict=True):
+        count = -(-context // PAGE_SIZE)
+        table[row, :count] = torch.tensor([free.pop() for _ in range(count)])
+    lengths, begins = torch.tensor(contexts), torch.arange(len(contexts) + 1)
+    numbers = RowNumbers(rows.numpy(), begins.numpy(), lengths.numpy())
+    at = lengths - 1
+    pages = table[rows, at // PAGE_SIZE]
+    tensors = (pages, at % PAGE_SIZE, table, rows, begins, lengths)
+    return TokenLayout(*(tensor.to(place) for tensor in tensors), 0, numbers)
+
+
+def remember(pool: PagePool, layout: TokenLayout, generator: torch.Generator) -> None:
+    """Keys and values of all tokens before each row's last."""
+    shape, place = pool.shape, pool.data.device
+    for row, context in zip(layout.numbers.rows, layout.numbers.contexts - 1, strict=True):
+        at = torch.arange(int(context), device=place)
+        pages, offsets = layout.page_table[int(row)][at // PAGE_SIZE], at % PAGE_SIZE
+        size = (2, len(at), shape.layers, shape.kv_heads, shape.head_dim)
+        keys, values = torch.randn(size, generator=generator).to(place, shape.dtype)
+        for layer in range(shape.layers):
+            pool.write(layer, pages, offsets, keys[:, layer], values[:, layer])
+
+
+@torch.inference_mode()
+def both(
+    site: Site, graphs: DecodeGraphs, pool: PagePool, layout: TokenLayout
+) -> tuple[Tensor | None, Tensor, PagePool]:
+    """By a graph, without, and the pool of the step without."""
+    apart = site.pool()
+    apart.data.copy_(pool.data)
+    token_ids = torch.arange(len(layout.rows), device=site.place)
+    token_ids %= site.model.spec.vocabulary_size
+    positions = layout.contexts - 1
+    wanted = site.model.hidden(token_ids, positions, apart, layout)
+    return graphs.hidden(token_ids, positions, layout), wanted, apart
+
+
+def test_a_padded_step_computes_what_it_computes_without_a_graph(site: Site) -> None:
+    """In any order of sizes: what a larger step left does no harm."""
+    draw, generator = random.Random(1), torch.Generator().manual_seed(1)
+    pool = site.pool()
+    graphs = site.graphs(pool)
+    close = {"atol": site.tolerance, "rtol": site.tolerance}
+    for count in draw.sample(range(1, LARGEST + 1), LARGEST):
+        pool.data[:PAGES] = float("nan")
+        layout = decode_step([draw.randint(1, 20) for _ in range(count)], draw, site.place)
+        remember(pool, layout, generator)
+        seen, wanted, apart = both(site, graphs, pool, layout)
+        assert seen is not None
+        torch.testing.assert_close(seen, wanted, **close)
+        torch.testing.assert_close(pool.data[:PAGES], apart.data[:PAGES], **close, equal_nan=True)
+
+
+@torch.inference_mode()
+def test_a_step_that_no_graph_serves_runs_without(site: Site) -> None:
+    draw, pool = random.Random(2), site.pool()
+    graphs = site.graphs(pool, largest=4)
+    fits = decode_step([1] * 4, draw, site.place)
+    assert graphs.hidden(fits.offsets, fits.offsets, fits) is not None
+    extends = replace(fits, extends=1)
+    assert graphs.hidden(fits.offsets, fits.offsets, extends) is None
+    larger = decode_step([1] * 5, draw, site.place)
+    assert graphs.hidden(larger.offsets, larger.offsets, larger) is None
+    # Rows that share pages may have more of them together than graphs have room for.
+    shared = replace(
+        fits, numbers=replace(fits.numbers, contexts=fits.numbers.contexts + 5 * PAGES)
+    )
+    assert graphs.hidden(fits.offsets, fits.offsets, shared) is None
+
+
+def test_graphs_are_captured_largest_first(site: Site) -> None:
+    pool, order = site.pool(), []
+    graphs, wrappers = DecodeGraphs(pool, 64, graph_batches(16)), site.wrappers(pool)
+
+    def nothing(*_: Any) -> Tensor:
+        return torch.zeros(1, 64, device=site.place)
+
+    def wrapper_of(batch: int) -> Any:
+        order.append(batch)
+        return wrappers.of(batch)
+
+    graphs.capture(nothing, wrapper_of, site.begin_capture())
+    assert order == [16, 12, 8, 4, 2, 1]
+
+
+def test_rows_of_padding_list_the_padding_page_alone(site: Site) -> None:
+    """Also where a larger step listed a row's pages before."""
+    draw, pool = random.Random(3), site.pool()
+    wrapper = site.wrappers(pool).of(4)
+    with torch.inference_mode():
+        wrapper.plan(decode_step([9, 9, 9, 9], draw, site.place))
+        few = decode_step([1, 9], draw, site.place)
+        wrapper.plan(few)
+    listed = wrapper._buffers.indices[:6].tolist()
+    assert listed[:1] == few.page_table[few.rows[0], :1].tolist()
+    assert listed[1:4] == few.page_table[few.rows[1], :3].tolist()
+    assert listed[4:] == [pool.padding_page] * 2

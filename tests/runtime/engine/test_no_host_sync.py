@@ -1,0 +1,154 @@
+"""Launching a step waits for nothing on the device, whatever its rows ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import torch
+from sluice_runtime.engine.runner import Runner, RunnerSettings
+from sluice_runtime.grammar.follow.matchers import Matchers
+from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers.backend import TORCH
+from sluice_runtime.messages import Sampling
+from sluice_runtime.model.load import Placement, Reader, build_decoder
+from sluice_runtime.model.shard import Part
+from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model_files import resolve
+from sluice_runtime.scheduler.batch import (
+    Batch,
+    ExtendRow,
+    ForwardMode,
+    PagesAppended,
+    PagesReplaced,
+    RowAdded,
+)
+from torch import Tensor
+
+from tests.runtime.grammar.follow.mask_worker_here import mask_workers_here
+from tests.runtime.host_sync import GPU, FakeGpu, HostSyncError, fake_tensors, no_host_sync
+
+PAGE_TOKENS = 4
+ROWS = 6
+
+
+class WeightsWithoutContent:
+    """See `model.weights.WeightSource`."""
+
+    def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
+        return torch.empty(part.shape, dtype=dtype, device=GPU)
+
+    def settle(self) -> None: ...
+
+    def unread(self) -> list[str]:
+        return []
+
+
+@contextmanager
+def runner_of(dtype: torch.dtype = torch.bfloat16) -> Iterator[Runner]:
+    spec: ModelSpec = spec_from(resolve("dummy://qwen3-tiny").config)
+    size = spec.vocabulary_size
+    with fake_tensors():
+        reader = Reader(spec, WeightsWithoutContent(), dtype, Placement(GPU))
+        model = build_decoder(reader, TORCH)
+        shape = KvShape(spec.layers, spec.kv_heads, spec.head_dim, dtype)
+        pool = PagePool(shape, 64, PAGE_TOKENS, GPU)
+        matchers = Matchers(size, mask_workers_here(size))
+        runner = Runner(model, pool, RunnerSettings(ROWS, 64), matchers, FakeGpu())
+        with no_host_sync():
+            yield runner
+
+
+def added(row: int, prompt: int, sampling: Sampling, samples: bool = True, **asks: int) -> Batch:
+    ids = tuple(range(prompt))
+    pages = tuple(range(10 * row, 10 * row + 1 + prompt // PAGE_TOKENS))
+    return Batch(
+        row,
+        ForwardMode.EXTEND,
+        added_rows=(RowAdded(row, f"r{row}", sampling, prompt, ids, (3,), **asks),),
+        appended_pages=(PagesAppended(row, pages),),
+        extend_rows=(ExtendRow(row, 0, ids, samples),),
+    )
+
+
+DECODE = Batch(8, ForwardMode.DECODE, decode_rows=(0, 1))
+MIXED = Batch(
+    9,
+    ForwardMode.MIXED,
+    extend_rows=(ExtendRow(2, 6, (4, 5, 6), samples=True),),
+    decode_rows=(0, 1),
+)
+CHANGED = Batch(
+    10,
+    ForwardMode.DECODE,
+    replaced_pages=(PagesReplaced(0, 0, (30,)),),
+    dropped_rows=(1, 2),
+    appended_pages=(PagesAppended(0, (31, 32)),),
+    decode_rows=(0,),
+)
+RESUMED = Batch(
+    11,
+    ForwardMode.DECODE,
+    added_rows=(RowAdded(3, "r3", Sampling(0.0), 5, computed_tokens=5, last_token=7),),
+    appended_pages=(PagesAppended(3, (40, 41)), PagesAppended(3, (42,))),
+    decode_rows=(3,),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the rows of a run ask for."""
+
+    sampling: Sampling
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+
+ASKED = {
+    "greedy": Asked(Sampling(temperature=0.0)),
+    "drawn": Asked(Sampling(seed=7)),
+    "restricted": Asked(Sampling(top_p=0.9, top_k=20, min_p=0.1)),
+    "penalised": Asked(Sampling(presence_penalty=0.1, frequency_penalty=0.2)),
+    "repeated": Asked(Sampling(repetition_penalty=1.2)),
+    "biased": Asked(Sampling(temperature=0.0, min_tokens=3, logit_bias=[(5, 2.0)])),
+    "scored": Asked(Sampling(), logprobs=2),
+    "prompt scored": Asked(Sampling(temperature=0.0), logprobs=0, prompt_logprobs=3),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_steps_are_launched_without_waiting(name: str) -> None:
+    """A prompt, two more, decode rows, a chunk beside them, rows that change and one resumed."""
+    asked = ASKED[name]
+    scores = {"logprobs": asked.logprobs, "prompt_logprobs": asked.prompt_logprobs}
+    with runner_of() as runner:
+        batches = [
+            added(0, 9, asked.sampling, **scores),
+            added(1, 3, asked.sampling, **scores),
+            added(2, 6, asked.sampling, samples=False),
+            DECODE,
+            MIXED,
+            CHANGED,
+            RESUMED,
+            Batch(12, ForwardMode.IDLE, dropped_rows=(0, 3)),
+        ]
+        launched = [runner.launch(batch) for batch in batches]
+        with pytest.raises(HostSyncError):
+            launched[0].land()
+        assert launched[-1].land().token_ids == ()
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [lambda logits: logits.max().item(), lambda logits: logits.cpu()],
+    ids=["item", "copy"],
+)
+def test_a_wait_in_a_step_is_found(
+    waiting: Callable[[Tensor], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with runner_of() as runner:
+        monkeypatch.setattr(runner, "_on_logits", lambda batch, logits: waiting(logits))
+        with pytest.raises((HostSyncError, RuntimeError)):
+            runner.launch(added(0, 3, Sampling(temperature=0.0)))

@@ -1,0 +1,29 @@
+"""A model's backend over flashinfer's wrappers on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
+from sluice_runtime.layers.backend import TORCH, Backend
+from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
+from sluice_runtime.layers.flashinfer_library import Target
+from sluice_runtime.layers.stack_plain import PlainStack
+
+TARGET = Target(torch.device("cpu"), (9, 0), 132)
+
+
+def flashinfer_backend(library: Any) -> Backend:
+    """`library`: see `flashinfer_kernels`."""
+    operators = replace(TORCH.operators, attention=FlashinferAttention(TARGET, library))
+    return replace(
+        TORCH,
+        name="flashinfer",
+        operators=operators,
+        layers=lambda layers, shape: PlainStack(layers, shape, operators),
+        reads_whole_pages=False,
+        graph_wrappers=partial(GraphWrappers, library, TARGET),
+    )

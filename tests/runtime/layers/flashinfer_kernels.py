@@ -1,0 +1,162 @@
+"""flashinfer's own wrappers on a CPU: only the compiled functions behind them are replaced, by
+plain torch that does what they are documented to do.
+
+So the wrappers' Python sees our arguments, and what it hands on is what the kernels would get. The
+replacements read nothing that the plan does not name.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.runtime.recorded_graph import kernel
+
+CAUSAL = 1
+PLAIN_DECODE_GROUPS = (1, 2, 3, 4, 8)
+"""`DISPATCH_GQA_GROUP_SIZE` in flashinfer's utils.cuh: the decode kernel is made for these."""
+PACKED_SCALE = 7
+DECODE_SCALE = 2
+"""Place of the softmax scale among the arguments that follow the fixed ones."""
+
+
+@dataclass(frozen=True)
+class PlanInfo:
+    """What a plan leaves for the run, and what of the run must not have changed since."""
+
+    qo_indptr: Tensor
+    kv_indptr: Tensor
+    heads: int
+    kv_heads: int
+    page_size: int
+    graph: bool
+    causal: bool
+
+
+class PrefillModule:
+    """`BatchPrefillWithPagedKVCache…`, of FA2 or FA3."""
+
+    def plan(self, *args: Any) -> PlanInfo:
+        _, _, _, qo_indptr, kv_indptr, kv_lens, rows, batch, heads, kv_heads, page_size = args[:11]
+        graph, _, _, causal, _ = args[11:16]
+        assert rows == qo_indptr[-1]
+        assert len(kv_indptr) == len(qo_indptr) == batch + 1 == len(kv_lens) + 1
+        for numbers in (qo_indptr, kv_indptr, kv_lens):
+            assert (numbers.dtype, numbers.device.type) == (torch.int32, "cpu")
+        assert heads % kv_heads == 0
+        return _planned(
+            args[1],
+            PlanInfo(
+                qo_indptr.clone(), kv_indptr.clone(), heads, kv_heads, page_size, graph, causal
+            ),
+        )
+
+    def paged_run(self, *args: Any) -> None:
+        kernel(self._paged_run, *args)
+
+    def _paged_run(self, *args: Any) -> None:
+        info = _info(args[1], args[2])
+        q, k, v, qo_indptr, kv_indptr, indices, last_page_len, out = args[3:11]
+        mask_mode = args[12]
+        assert torch.equal(info.qo_indptr, qo_indptr.cpu())
+        assert (mask_mode == CAUSAL) == info.causal
+        scale = args[16:][PACKED_SCALE]
+        _check(info, q, k, v, kv_indptr)
+        for row in range(len(last_page_len)):
+            tokens = slice(int(qo_indptr[row]), int(qo_indptr[row + 1]))
+            keys, values = _row(k, v, kv_indptr, indices, last_page_len, row)
+            out[tokens] = _attend(q[tokens], keys, values, scale, causal=info.causal)
+
+
+class DecodeModule:
+    """`BatchDecodeWithPagedKVCache…`."""
+
+    def plan(self, *args: Any) -> PlanInfo:
+        _, _, _, kv_indptr, batch, heads, kv_heads, page_size, graph = args[:9]
+        assert len(kv_indptr) == batch + 1
+        assert (kv_indptr.dtype, kv_indptr.device.type) == (torch.int32, "cpu")
+        assert heads // kv_heads in PLAIN_DECODE_GROUPS
+        one_each = torch.arange(batch + 1, dtype=torch.int32)
+        info = PlanInfo(one_each, kv_indptr.clone(), heads, kv_heads, page_size, graph, False)
+        return _planned(args[1], info)
+
+    def run(self, *args: Any) -> None:
+        kernel(self._run, *args)
+
+    def _run(self, *args: Any) -> None:
+        info = _info(args[1], args[2])
+        q, k, v, kv_indptr, indices, last_page_len, out = args[3:10]
+        scale = args[14:][DECODE_SCALE]
+        _check(info, q, k, v, kv_indptr)
+        for row in range(len(q)):
+            keys, values = _row(k, v, kv_indptr, indices, last_page_len, row)
+            one = slice(row, row + 1)
+            out[one] = _attend(q[one], keys, values, scale, causal=False)
+
+
+_WORKSPACES: dict[int, PlanInfo] = {}
+"""What plans for graphs wrote to their int workspace, by its address. A graph has captured where to
+look, not what is there."""
+
+
+def _planned(workspace: Tensor, info: PlanInfo) -> PlanInfo:
+    if info.graph:
+        _WORKSPACES[workspace.data_ptr()] = info
+    return info
+
+
+def _info(workspace: Tensor, info: PlanInfo) -> PlanInfo:
+    return _WORKSPACES[workspace.data_ptr()] if info.graph else info
+
+
+def _check(info: PlanInfo, q: Tensor, k: Tensor, v: Tensor, kv_indptr: Tensor) -> None:
+    assert torch.equal(info.kv_indptr, kv_indptr.cpu()), "run differs from what was planned"
+    assert k.stride() == v.stride()
+    assert q.stride(-1) == k.stride(-1) == 1
+    assert (q.shape[1], k.shape[2], k.shape[1]) == (info.heads, info.kv_heads, info.page_size)
+    assert q.shape[0] == info.qo_indptr[-1]
+
+
+def _row(
+    k: Tensor, v: Tensor, kv_indptr: Tensor, indices: Tensor, last_page_len: Tensor, row: int
+) -> tuple[Tensor, Tensor]:
+    pages = indices[int(kv_indptr[row]) : int(kv_indptr[row + 1])].long()
+    assert indices.dtype == kv_indptr.dtype == last_page_len.dtype == torch.int32
+    length = (len(pages) - 1) * k.shape[1] + int(last_page_len[row])
+    assert 0 < last_page_len[row] <= k.shape[1]
+    return k[pages].flatten(0, 1)[:length], v[pages].flatten(0, 1)[:length]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Tensor:
+    """q [n, heads, d]; k, v [context, kv_heads, d]. The queries are the context's last tokens."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("nhd,chd->hnc", q.float(), keys) * scale
+    if causal:
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(k) - len(q) + 1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return torch.einsum("hnc,chd->nhd", scores.softmax(-1), values).to(q.dtype)
+
+
+def flashinfer_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The library with its compiled functions replaced."""
+    import flashinfer
+    from flashinfer import decode, prefill
+
+    prefills, decodes = PrefillModule(), DecodeModule()
+    for module in (prefill, decode):
+        monkeypatch.setattr(module, "get_batch_prefill_module", lambda *_: prefills)
+    monkeypatch.setattr(decode, "get_batch_decode_module", lambda *_: decodes)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    empty = torch.empty
+
+    def without_pinning(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        return empty(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", without_pinning)
+    return flashinfer

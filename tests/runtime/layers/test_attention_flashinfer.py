@@ -1,0 +1,156 @@
+"""Attention by flashinfer's wrappers agrees with plain torch, for every kind of step.
+
+On a CPU the wrappers are the library's own, over kernels in torch (`flashinfer_kernels`); marked
+`gpu` the same cases run over the real ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from sluice_runtime.kv.pool import CPU, KvShape, PagePool
+from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
+from sluice_runtime.layers.attention_torch import TorchAttention
+from sluice_runtime.layers.flashinfer_library import Target, target_at
+from sluice_runtime.layers.norm import HeadNorm
+from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
+from sluice_runtime.layers.token_layout import TokenLayout
+from torch import Tensor
+
+from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu
+from tests.runtime.layers.layouts import ROWS, Row, layout
+
+DIM, LAYERS, DTYPE, TOLERANCE = 64, 2, torch.bfloat16, 3e-2
+STEPS: dict[str, tuple[tuple[Row, ...], int]] = {
+    "prefill": (((40, 40), (1, 1), (16, 16)), 3),
+    "chunk with a prefix": (((7, 30), (16, 48), (1, 17)), 3),
+    "decode": (((1, 1), (1, 16), (1, 17), (1, 100)), 0),
+    "mixed": (ROWS, 2),
+    "mixed, mostly prompt": (((120, 130), (1, 33), (1, 1)), 1),
+}
+HEADS = {"1": (2, 2), "2": (4, 2), "3": (6, 2), "4": (8, 2), "5": (10, 2), "16": (16, 1)}
+HOPPER = Target(torch.device("cpu"), (9, 0), 132)
+AMPERE = Target(torch.device("cpu"), (8, 0), 108)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return flashinfer_on_cpu(monkeypatch)
+
+
+def filled(
+    where: TokenLayout, page_size: int, kv_heads: int, beyond: float, place: torch.device = CPU
+) -> PagePool:
+    """A pool with the rows' earlier tokens; `beyond`: in all slots that no row has."""
+    shape = KvShape(LAYERS, kv_heads, DIM, DTYPE)
+    pool = PagePool(shape, where.page_table.numel(), page_size)
+    pool.data.fill_(beyond)
+    generator = torch.Generator().manual_seed(1)
+    for row, context in zip(where.numbers.rows, where.numbers.contexts, strict=True):
+        positions = torch.arange(int(context))
+        pages = where.page_table[int(row)][positions // page_size]
+        size = (2, len(positions), LAYERS, kv_heads, DIM)
+        keys, values = torch.randn(size, generator=generator).to(DTYPE)
+        for layer in range(LAYERS):
+            pool.write(layer, pages, positions % page_size, keys[:, layer], values[:, layer])
+    there = PagePool(shape, pool.pages, page_size, place)
+    there.data.copy_(pool.data)
+    return there
+
+
+def attended(attention: Any, where: TokenLayout, pool: PagePool, heads: int) -> Tensor:
+    """[layers, n, heads, dim], one step over all layers, where the pool is."""
+    place, generator = pool.data.device, torch.Generator().manual_seed(2)
+    n, kv_heads = int(where.begins[-1]), pool.shape.kv_heads
+    qkv = torch.randn(LAYERS, n, heads + 2 * kv_heads, DIM, generator=generator).to(place, DTYPE)
+    weight = torch.rand(heads + kv_heads, DIM, generator=generator).to(place, DTYPE)
+    frequencies = inverse_frequencies(Rope(10_000.0), DIM).to(place)
+    angles = angles_of(frequencies, torch.arange(n, device=place))
+    step = attention(pool, where, angles)
+    norm = HeadNorm(weight, 1e-6)
+    return torch.stack([step.attend(layer, qkv[layer], norm) for layer in range(LAYERS)])
+
+
+def assert_same(target: Target, library: Any, name: str, page_size: int, group: str) -> None:
+    torch.manual_seed(0)
+    (rows, extends), (heads, kv_heads) = STEPS[name], HEADS[group]
+    where = layout(page_size, rows, extends)
+    wanted_pool = filled(where, page_size, kv_heads, 0.0)
+    wanted = attended(TorchAttention, where, wanted_pool, heads)
+    pool = filled(where, page_size, kv_heads, float("nan"), target.place)
+    seen = attended(FlashinferAttention(target, library), moved(where, target.place), pool, heads)
+    close = {"atol": TOLERANCE, "rtol": TOLERANCE}
+    torch.testing.assert_close(seen.cpu(), wanted, **close)
+    torch.testing.assert_close(pool.data.cpu().nan_to_num(0.0), wanted_pool.data, **close)
+
+
+def moved(where: TokenLayout, place: torch.device) -> TokenLayout:
+    tensors = {
+        name: value.to(place) for name, value in vars(where).items() if isinstance(value, Tensor)
+    }
+    return replace(where, **tensors)
+
+
+@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["fa3", "fa2"])
+@pytest.mark.parametrize("group", HEADS)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", STEPS)
+def test_every_kind_of_step_agrees_with_plain_torch(
+    name: str, page_size: int, group: str, target: Target, library: Any
+) -> None:
+    assert_same(target, library, name, page_size, group)
+
+
+def test_one_object_computes_steps_of_changing_rows(library: Any) -> None:
+    attention = FlashinferAttention(AMPERE, library)
+    for name, (rows, extends) in STEPS.items():
+        where = layout(16, rows, extends)
+        wanted = attended(TorchAttention, where, filled(where, 16, 2, 0.0), 8)
+        seen = attended(attention, where, filled(where, 16, 2, float("nan")), 8)
+        torch.testing.assert_close(seen, wanted, atol=TOLERANCE, rtol=TOLERANCE, msg=name)
+
+
+class Copy:
+    """A copy of a pinned buffer that the device has not made yet."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def record(self) -> None:
+        self.log.append("record")
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+
+def test_a_wrapper_plans_again_only_when_its_last_plan_was_copied(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[Copy] = []
+
+    def event(_: torch.device) -> Copy:
+        copies.append(Copy())
+        return copies[-1]
+
+    flashinfer = "sluice_runtime.layers.attention_flashinfer"
+    monkeypatch.setattr(f"{flashinfer}.copy_event", event)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    where = layout(16, *STEPS["decode"])
+    attention = FlashinferAttention(AMPERE, library)
+    for _ in range(2):
+        attended(attention, where, filled(where, 16, 2, float("nan")), 8)
+    _, decode = copies
+    assert decode.log == ["synchronize", "record"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", HEADS)
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_real_kernels_agree_with_plain_torch(name: str, page_size: int, group: str) -> None:
+    import flashinfer
+
+    assert_same(target_at(torch.device("cuda", 0)), flashinfer, name, page_size, group)

@@ -1,0 +1,43 @@
+"""Whether flashinfer can be used: installed, of the right version, its kernels built."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+from sluice_kernels import flashinfer_ahead
+from sluice_runtime.layers import flashinfer_library
+from sluice_runtime.layers.flashinfer_library import VERSION, flashinfer_missing
+
+H200 = ("bfloat16", 128, (9, 0))
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The right version, on a machine without nvcc; nothing was built ahead."""
+    monkeypatch.setattr(flashinfer_library, "version", lambda package: VERSION)
+    monkeypatch.setattr(flashinfer_ahead, "find_compiler", lambda: None)
+
+
+def test_what_is_not_installed_or_of_another_version_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flashinfer_library, "version", lambda package: "0.7.0")
+    assert flashinfer_missing(*H200) == "flashinfer 0.7.0 is installed, not 0.6.13"
+
+    def version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(flashinfer_library, "version", version)
+    assert "the extra gpu" in str(flashinfer_missing(*H200))
+
+
+def test_kernels_that_were_not_built_are_told_unless_a_compiler_makes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    missing = str(flashinfer_missing(*H200))
+    assert missing.startswith("flashinfer lacks batch_decode_with_kv_cache_dtype_q_bf16_")
+    assert missing.endswith("(not built ahead) and 5 more, and there is no nvcc to compile it")
+    assert flashinfer_missing("float32", 128, (9, 0)) == "flashinfer does not compute float32"
+    monkeypatch.setattr(flashinfer_ahead, "find_compiler", lambda: "nvcc")
+    assert flashinfer_missing(*H200) is None

@@ -1,0 +1,154 @@
+"""Operators by flashinfer agree with plain torch, and leave to it what the kernels do not take.
+
+On a CPU the library is its own but for the compiled functions, which plain torch replaces; marked
+`gpu` the same cases run the real ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sluice_runtime.layers import mlp, norm
+from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
+from sluice_runtime.layers.nucleus import nucleus
+from torch import Tensor
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+EPS = 1e-6
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+class Compiled:
+    """In place of the compiled functions; counts the calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def rmsnorm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float, _: bool) -> None:
+        self.calls.append("rmsnorm")
+        out.copy_(norm.rms_norm(x.float(), weight.float(), eps))
+
+    def fused_add_rmsnorm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, _: bool
+    ) -> None:
+        self.calls.append("fused_add_rmsnorm")
+        total = x.float() + residual.float()
+        residual.copy_(total)
+        x.copy_(norm.rms_norm(total, weight.float(), eps))
+
+    def silu_and_mul(self, out: Tensor, x: Tensor, _: bool) -> None:
+        self.calls.append("silu_and_mul")
+        out.copy_(mlp.silu_and_multiply(x.float()))
+
+    def top_p_renorm_probs(
+        self, probs: Tensor, top_p: Tensor, _: float, exact: bool, workspace: Tensor
+    ) -> Tensor:
+        self.calls.append("top_p_renorm_probs")
+        assert exact
+        assert (probs.dtype, top_p.dtype) == (torch.float32, torch.float32)
+        ordered = probs.sort(-1, descending=True).values
+        last = (ordered.cumsum(-1) < top_p[:, None]).sum(-1, keepdim=True)
+        least = ordered.gather(1, last.clamp(max=probs.shape[1] - 1))
+        kept = torch.where(probs >= least, probs, 0)
+        return kept / kept.sum(-1, keepdim=True)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    from flashinfer import activation, norm, sampling
+
+    made = Compiled()
+    monkeypatch.setattr(norm, "_USE_CUDA_NORM", True)
+    monkeypatch.setattr(norm, "get_norm_module", lambda: made)
+    monkeypatch.setattr(activation, "get_act_and_mul_module", lambda _: made)
+    monkeypatch.setattr(sampling, "get_sampling_module", lambda: made)
+    for module in (norm, activation):
+        monkeypatch.setattr(module, "device_support_pdl", lambda _: False)
+    return made
+
+
+@pytest.fixture
+def operators(compiled: Compiled) -> FlashinferOperators:
+    import flashinfer
+
+    return FlashinferOperators(flashinfer)
+
+
+def randoms(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(device, dtype)
+
+
+def assert_same(
+    operators: FlashinferOperators, rows: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    close: dict[str, Any] = {"atol": 3e-2, "rtol": 3e-2}
+    x, delta = (randoms(rows, width, dtype=dtype, device=device) for _ in range(2))
+    weight = randoms(width, dtype=dtype, device=device)
+    wanted = norm.rms_norm(x, weight, EPS)
+    torch.testing.assert_close(operators.rms_norm(x, weight, EPS), wanted, **close)
+    sums = x.clone()
+    wanted = norm.add_rms_norm(sums, delta.clone(), weight, EPS)
+    torch.testing.assert_close(operators.add_rms_norm(x, delta, weight, EPS), wanted, **close)
+    torch.testing.assert_close(x, sums, **close)
+    both = randoms(rows, 2 * width, dtype=dtype, device=device)
+    wanted = mlp.silu_and_multiply(both)
+    torch.testing.assert_close(operators.silu_and_multiply(both), wanted, **close)
+
+
+def assert_same_nucleus(operators: FlashinferOperators, device: torch.device) -> None:
+    """But for a token at the border, where float32 rounds; row 1 has equal logits, row 3 none."""
+    logits = randoms(5, 3000, dtype=torch.float32, device=device) * 3
+    logits[1] = logits[1].round()
+    logits[3] = torch.nan
+    temperature = torch.tensor([1.0, 0.5, 1.5, 1.0, 1e-5], device=device)
+    top_p = torch.tensor([0.9, 0.8, 0.3, 0.9, 0.99], device=device)
+    least, wanted = (of(logits, temperature, top_p) for of in (operators.nucleus, nucleus))
+    for row in (0, 1, 2, 4):
+        kept, expected = (int((logits[row] >= one[row]).sum()) for one in (least, wanted))
+        assert abs(kept - expected) <= (0 if row == 1 else 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [8, 64, 100, 1024])
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_every_shape_and_dtype_agrees_with_plain_torch(
+    operators: FlashinferOperators, compiled: Compiled, rows: int, width: int, dtype: torch.dtype
+) -> None:
+    assert_same(operators, rows, width, dtype, CPU)
+    taken = rows and dtype.itemsize == 2 and width % 8 == 0
+    every = ["rmsnorm", "fused_add_rmsnorm", "silu_and_mul"]
+    assert compiled.calls == (every if taken else [])
+
+
+def test_a_norm_with_a_weight_for_each_head_is_torchs(
+    operators: FlashinferOperators, compiled: Compiled
+) -> None:
+    x, weight = (
+        randoms(*shape, dtype=torch.bfloat16, device=CPU) for shape in ((3, 4, 64), (4, 64))
+    )
+    assert torch.equal(operators.rms_norm(x, weight, EPS), norm.rms_norm(x, weight, EPS))
+    assert compiled.calls == []
+
+
+def test_the_nucleus_is_that_of_plain_torch(operators: FlashinferOperators) -> None:
+    assert_same_nucleus(operators, CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [8, 100, 1024, 5120])
+@pytest.mark.parametrize("rows", [0, 1, 7, 300])
+def test_the_real_kernels_agree_with_plain_torch(rows: int, width: int, dtype: torch.dtype) -> None:
+    import flashinfer
+
+    assert_same(FlashinferOperators(flashinfer), rows, width, dtype, GPU)
+
+
+@pytest.mark.gpu
+def test_the_real_nucleus_is_that_of_plain_torch() -> None:
+    import flashinfer
+
+    assert_same_nucleus(FlashinferOperators(flashinfer), GPU)

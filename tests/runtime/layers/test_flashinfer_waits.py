@@ -1,0 +1,122 @@
+"""Planning and running attention on a GPU waits for nothing, and gives wrappers what does not make
+them wait: numbers of the host in pinned memory, page numbers on the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers import attention_flashinfer, flashinfer_graphs
+from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
+from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
+from sluice_runtime.layers.flashinfer_library import Target
+from sluice_runtime.layers.rope import Angles
+from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
+from torch import Tensor
+
+from tests.runtime.host_sync import GPU, fake_tensors
+
+ON_HOST = ("qo_indptr", "indptr", "paged_kv_indptr", "last_page_len", "paged_kv_last_page_len",
+           "global_override_indptr_cpu")  # fmt: skip
+ON_DEVICE = ("indices", "paged_kv_indices")
+HOPPER = Target(GPU, (9, 0), 132)
+
+
+class Wrapper:
+    """Takes plans and runs, and looks at where their tensors are."""
+
+    def __init__(self, *_: Any, **buffers: Any) -> None:
+        self.planned: list[str] = []
+
+    def plan(self, **arguments: Any) -> None:
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):
+                assert value.device.type == ("cpu" if name in ON_HOST else "cuda"), name
+                assert name in (*ON_HOST, *ON_DEVICE)
+                assert value.dtype == torch.int32
+        self.planned.append("plan")
+
+    def reset_workspace_buffer(self, **_: Any) -> None:
+        """Nothing is kept."""
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
+        assert {x.device.type for x in (q, out, *paged_kv_cache)} == {"cuda"}
+        return out
+
+
+class Library:
+    BatchPrefillWithPagedKVCacheWrapper = BatchDecodeWithPagedKVCacheWrapper = Wrapper
+
+    @staticmethod
+    def fast_decode_plan(wrapper: Wrapper, **arguments: Any) -> None:
+        wrapper.plan(**arguments)
+        wrapper.planned[-1] = "fast"
+
+
+class Event:
+    def record(self) -> None:
+        """Of a copy."""
+
+    def synchronize(self) -> None:
+        """Of a copy that the device has made: see `attention_flashinfer`."""
+
+
+@pytest.fixture(autouse=True)
+def without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (attention_flashinfer, flashinfer_graphs):
+        monkeypatch.setattr(module, "copy_event", lambda _: Event())
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+
+
+def step(counts: list[int], contexts: list[int], extends: int) -> TokenLayout:
+    """Without a content on the device."""
+    begins, rows = np.append(0, np.cumsum(counts)), np.arange(len(counts))
+
+    def there(*size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int64, device=GPU)
+
+    tokens, r = int(begins[-1]), len(counts)
+    numbers = RowNumbers(rows, begins, np.array(contexts))
+    return TokenLayout(
+        there(tokens),
+        there(tokens),
+        there(8, 9),
+        there(r),
+        there(r + 1),
+        there(r),
+        extends,
+        numbers,
+    )
+
+
+STEPS = {
+    "prefill": ([40, 7], [40, 30], 2),
+    "decode": ([1, 1, 1], [4, 16, 17], 0),
+    "mixed": ([40, 1, 1], [60, 5, 9], 1),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_is_planned_and_run_without_waiting(name: str) -> None:
+    with fake_tensors():
+        pool = PagePool(KvShape(2, 2, 64, torch.bfloat16), 64, 16, GPU)
+        where = step(*STEPS[name])
+        angles = Angles(*torch.zeros(2, len(where.pages), 32, device=GPU))
+        attention = FlashinferAttention(HOPPER, Library())(pool, where, angles)
+        qkv = torch.zeros(len(where.pages), 8 + 4, 64, dtype=torch.bfloat16, device=GPU)
+        for layer in range(2):
+            assert attention.attend(layer, qkv, None).shape == (len(qkv), 8, 64)
+
+
+def test_a_graphs_step_is_planned_without_waiting() -> None:
+    """The first plan goes through the wrapper, later ones leave its buffers alone."""
+    with fake_tensors():
+        pool = PagePool(KvShape(2, 2, 64, torch.bfloat16), 64, 16, GPU)
+        wrapper = GraphWrappers(Library(), HOPPER, pool, 8).of(8)
+        wrapper.plan(None)
+        wrapper.plan(step(*STEPS["decode"]))
+    assert wrapper._wrapper.planned == ["plan", "fast"]

@@ -1,0 +1,130 @@
+"""Two processes that share each layer answer as one process does, and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+import torch
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.config import EngineConfig
+from sluice_contract.sizing import apply_resolved, resolve_settings
+from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.engine.prepare import prepare
+from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.model_files import resolve
+from sluice_runtime.parallel.joined import JoinedRanks, joined_ranks
+from sluice_runtime.scheduler.batch import Batch
+
+from tests.runtime.harness import Recorder, Run, drive, engine_config, generate, run_engine
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(120)]
+
+SIZES = {
+    "page_size": 4,
+    "chunk_size": 24,
+    "kv_pool_tokens": 112,
+    "max_running_requests": 5,
+    "schedule_conservativeness": 0.1,
+}
+SAMPLINGS = (
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.0, seed=7),
+    Sampling(temperature=0.8, seed=3, top_p=0.9, top_k=20),
+    Sampling(temperature=1.0, seed=9, presence_penalty=0.4, frequency_penalty=0.3),
+)
+
+
+def requests() -> list[Generate]:
+    """More than the pool holds: some are retracted, the longest is computed in chunks."""
+    return [
+        generate(
+            f"r{i}",
+            range(i, i + 5 + 13 * (i % 5)),
+            40,
+            sampling=SAMPLINGS[i % 4],
+            credit_tokens=64,
+            logprobs=2 if i == 3 else -1,
+            prompt_logprobs=1 if i == 4 else -1,
+        )
+        for i in range(8)
+    ]
+
+
+def sharing(**settings: object) -> EngineConfig:
+    """Resolved; users cannot ask for it on CPUs."""
+    config = engine_config("dummy://qwen3-tiny", tensor_parallel_size=2, **SIZES, **settings)
+    return apply_resolved(config, resolve_settings(config, Accelerator(), None))
+
+
+def first_of_two(config: EngineConfig, ranks: JoinedRanks, hooks: EngineHooks) -> Engine:
+    """As the other rank does it for itself."""
+    engine = build_engine(config, resolve(config.model.uri), hooks, group=ranks.group)
+    prepare(config, engine)
+    return engine
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_two_ranks_answer_as_one(overlap: bool) -> None:
+    plain = run_engine(
+        engine_config("dummy://qwen3-tiny", **SIZES, attention_backend="torch"), requests()
+    )
+    run, config = Run(), sharing(attention_backend="torch")
+    recorder = Recorder(run)
+
+    def of_requests(batch: Batch, logits: torch.Tensor) -> None:
+        if batch.step:  # none of the warm-up
+            recorder(batch, logits)
+
+    with joined_ranks(config) as ranks:
+        engine = first_of_two(config, ranks, EngineHooks(on_logits=of_requests))
+        with closing(engine.executor(overlap=overlap, announce=ranks.announce)) as executor:
+            drive(engine.scheduler, executor, run, recorder, requests(), ())
+        assert engine.pool.shape.kv_heads == 1, "each rank holds half of the heads"
+        assert engine.scheduler.status().retractions > 0
+    assert run.tokens == plain.tokens
+    assert tokens_scored(run) == tokens_scored(plain)
+    for name, logits in plain.logits.items():
+        torch.testing.assert_close(
+            torch.stack(run.logits[name]), torch.stack(logits), atol=1e-4, rtol=1e-4
+        )
+
+
+def tokens_scored(run: Run) -> list[tuple[str, int]]:
+    """Requests and tokens of which logprobs were told, of answers and of prompts."""
+    scores = [(delta.request_id, delta.logprobs, delta.prompt_logprobs) for delta in run.deltas]
+    found = [(name, each) for name, own, prompt in scores for each in (own, prompt or ())]
+    return sorted((name, score.token_id) for name, each in found for score in each)
+
+
+def test_the_death_of_a_rank_is_told() -> None:
+    told: list[str] = []
+    happened = threading.Event()
+
+    def on_death(what: str) -> None:
+        told.append(what)
+        happened.set()
+
+    with joined_ranks(sharing(), on_death):
+        (other,) = other_ranks()
+        os.kill(other, signal.SIGKILL)
+        assert happened.wait(30)
+    assert told == [
+        "the rank 1 of 2 process was ended by SIGKILL (out of memory?); "
+        "ranks compute together, so the engine ends"
+    ]
+
+
+def other_ranks() -> list[int]:
+    """Processes that this one has started to compute as ranks."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            if "sluice_runtime.engine.rank" in words and str(os.getpid()) in words:
+                found.append(int(folder.name))
+    return found
