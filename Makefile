@@ -81,7 +81,7 @@ binaries: setup
 
 .PHONY: images
 images: setup
-	@$(PYTHON) -m e2e.images build engine-pretended router operator
+	@$(PYTHON) -m e2e.images build engine-pretended router operator fetch
 
 .PHONY: test-apiserver
 test-apiserver: binaries ## the operator against a real etcd and API server

@@ -35,12 +35,12 @@ def install_operator(cluster: Cluster, images: Mapping[str, str]) -> None:
 
 
 def kustomized(kubectl: Kubectl, images: Mapping[str, str]) -> str:
-    """The base with an overlay that names `images` (operator, router, engine, gpu_engine). Without
-    the last one engines on GPUs are those for CPUs, which say what they lack."""
+    """The base with an overlay that names `images` (operator, router, fetch, engine, gpu_engine).
+    Without the last one engines on GPUs are those for CPUs, which say what they lack."""
     named = {"gpu_engine": images["engine"], **images}
     environment = [
         {"name": f"SLUICE_{name.upper()}_IMAGE", "value": named[name]}
-        for name in ("engine", "gpu_engine", "router")
+        for name in ("engine", "gpu_engine", "router", "fetch")
     ]
     container = {"name": "operator", "image": images["operator"], "env": environment}
     patch = {

@@ -60,7 +60,9 @@ def main() -> int:
 
 def deliver_images(cluster: Cluster) -> Mapping[str, str]:
     """Component → the image that its pods run: built if it changed, then loaded or pushed."""
-    names = {"engine": "engine-sample", "router": "router", "operator": "operator"}
+    names = {
+        "engine": "engine-sample", "router": "router", "operator": "operator", "fetch": "fetch",
+    }  # fmt: skip
     return deliver(cluster, names)
 
 

@@ -16,7 +16,7 @@ from e2e.cluster.toolchain.cache import cache_directory
 from e2e.images.builder import Builder, buildah_builder
 from e2e.images.catalog import LOCAL, tag, take_context, with_foundations
 
-COMPONENTS = ("engine", "router", "operator")
+COMPONENTS = ("engine", "router", "operator", "fetch")
 Load = Callable[[str, Path], None]
 
 

@@ -47,6 +47,7 @@ IMAGES: Mapping[str, Image] = {
         Image("engine-pretended", on="engine-sample"),
         Image("router"),
         Image("operator"),
+        Image("fetch"),
     )
 }
 

@@ -30,6 +30,7 @@ IMAGES = {
     "gpu_engine": "engine-cuda-sample",
     "router": "router",
     "operator": "operator",
+    "fetch": "fetch",
 }
 ENGINE = {"dtype": "bfloat16", "kvPoolTokens": 32_768, "drainSeconds": 30}
 

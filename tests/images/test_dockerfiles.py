@@ -14,6 +14,7 @@ PACKAGE = {
     "engine": "runtime/sluice_runtime",
     "router": "runtime/sluice_router",
     "operator": "operator/sluice_operator",
+    "fetch": "runtime/sluice_fetch",
 }
 BESIDE = {"engine": {"kernels/sluice_kernels"}, "operator": {"runtime/sluice_autoscaler"}}
 """Packages that an image has besides the contract and its own."""

@@ -18,10 +18,16 @@ from e2e.images.catalog import ROOT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-COMPONENTS = {"router": "runtime", "operator": "operator", "simulate": "runtime"}
+COMPONENTS = {
+    "router": "runtime",
+    "operator": "operator",
+    "fetch": "runtime",
+    "simulate": "runtime",
+}
 PACKAGES = {
     "router": "sluice_router",
     "operator": "sluice_operator",
+    "fetch": "sluice_fetch",
     "simulate": "sluice_simulator",
 }
 
@@ -56,6 +62,7 @@ def test_an_entry_point_finds_all_it_imports(extra: str) -> None:
     [
         ("router", "sluice_router", "usage: "),
         ("operator", "sluice_operator.cli.main", "usage: "),
+        ("fetch", "sluice_fetch", "usage: "),
         ("simulate", "sluice_simulator", "usage: "),
         # Its settings are its environment, which has none of them here.
         ("operator", "sluice_operator", "SLUICE_ENGINE_IMAGE"),

@@ -19,6 +19,7 @@ IMAGES = Images(
     engine="sluice/engine:test",
     router="sluice/router:test",
     gpu_engine="sluice/engine-cuda:test",
+    fetch="sluice/fetch:test",
 )
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SERVICE_UID = "00000000-0000-0000-0000-000000000001"

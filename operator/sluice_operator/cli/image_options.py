@@ -17,8 +17,9 @@ DEFAULT_IMAGES: Final = Images(
     engine=f"sluice/engine:{VERSION}",
     router=f"sluice/router:{VERSION}",
     gpu_engine=f"sluice/engine-cuda:{VERSION}",
+    fetch=f"sluice/fetch:{VERSION}",
 )
-_NAMES: Final = ("engine", "gpu_engine", "router")
+_NAMES: Final = ("engine", "gpu_engine", "router", "fetch")
 _IMAGE: Final = re.compile(r"\S{1,512}")
 _ALLOWED: Final = "1 to 512 characters, none of them blank"
 

@@ -232,7 +232,12 @@ def _dispatcher(
     reader: Reader,
 ) -> Dispatcher:
     settings, clock = parts.settings, parts.clock
-    images = Images(settings.engine_image, settings.router_image, settings.gpu_engine_image)
+    images = Images(
+        settings.engine_image,
+        settings.router_image,
+        settings.gpu_engine_image,
+        settings.fetch_image,
+    )
     services = ServiceObserver(
         reader,
         images,

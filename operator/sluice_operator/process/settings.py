@@ -38,6 +38,8 @@ class Settings(BaseModel):
     router_image: str = Field(min_length=1)
     gpu_engine_image: str = ""
     """For pools with NVIDIA's GPUs; without it, they have to name their image."""
+    fetch_image: str = ""
+    """Brings models into the cluster; without it, models that need it are refused."""
     namespaces: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     """Namespaces to serve; none: the whole cluster."""
     api_server_ports: Annotated[tuple[Port, ...], BeforeValidator(_split), Field(min_length=1)] = (

@@ -44,6 +44,8 @@ class Images:
     router: str
     gpu_engine: str = ""
     """Of pools that ask for NVIDIA's GPUs; "" where none is configured."""
+    fetch: str = ""
+    """Brings models into the cluster; "" where none is configured."""
 
     def engine_of(self, accelerator: AcceleratorSpec | None) -> str:
         """The engine image of a pool; "" where there is none for its accelerator."""

@@ -25,7 +25,7 @@ def file(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("command", ["plan", "render"])
-@pytest.mark.parametrize("name", ["engine", "gpu-engine", "router"])
+@pytest.mark.parametrize("name", ["engine", "gpu-engine", "router", "fetch"])
 @pytest.mark.parametrize("value", ["a b", "\t", "x" * 513])
 def test_what_is_no_image_is_refused_by_flag_or_variable(
     command: str,

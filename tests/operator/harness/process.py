@@ -19,6 +19,7 @@ IMAGES = {
     "SLUICE_ENGINE_IMAGE": "sluice/engine:test",
     "SLUICE_ROUTER_IMAGE": "sluice/router:test",
     "SLUICE_GPU_ENGINE_IMAGE": "sluice/engine-cuda:test",
+    "SLUICE_FETCH_IMAGE": "sluice/fetch:test",
 }
 
 

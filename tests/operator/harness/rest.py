@@ -50,6 +50,7 @@ class Reconciler:
             IMAGES["SLUICE_ENGINE_IMAGE"],
             IMAGES["SLUICE_ROUTER_IMAGE"],
             IMAGES["SLUICE_GPU_ENGINE_IMAGE"],
+            IMAGES["SLUICE_FETCH_IMAGE"],
         )
         self._services = ServiceObserver(
             client, images, Nodes(client), OptionalKinds(client, clock)
