@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydantic import TypeAdapter
-from sluice_contract import router_config, spans
+from sluice_contract import cors, router_config, spans
 from sluice_operator.api import base
 
 Schema = dict[str, Any]
@@ -26,6 +26,7 @@ PATTERNS: Final = {
     _pattern(base.Quantity): "like 2, 500m or 4Gi",
     r"^[-._a-zA-Z0-9]+$": "letters, digits, '-', '_', '.'; at most 253",
     _pattern(router_config.EngineUrl): "http://HOST:PORT",
+    _pattern(cors.Origin): "'*', http://HOST[:PORT] or https://HOST[:PORT]",
     _pattern(spans.CollectorUrl): "http://HOST:PORT or https://HOST, with or without a path",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "letters, digits and '_', no digit first; at most 128",
 }

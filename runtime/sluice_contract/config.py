@@ -16,6 +16,7 @@ from pydantic import Field, StringConstraints, ValidationError, field_validator,
 from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
+from sluice_contract.cors import Cors
 from sluice_contract.labels import Role
 from sluice_contract.spans import Tracing
 
@@ -29,6 +30,9 @@ READS_PRIORITY: Final[tuple[SchedulingPolicy, ...]] = ("priority", "adaptive")
 
 EvictionPolicy = Literal["lru", "lfu", "fifo", "slru"]
 AttentionBackend = Literal["auto", "native", "torch", "flashinfer"]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+MAX_ALIASES: Final = 16
+NAMES_ONCE: Final = "aliases each once, and other than the model's name"
 ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
 
 
@@ -48,6 +52,11 @@ class ModelRef(ContractModel):
         description="Name of the model in the OpenAI API. Left out: the last part of the URI, so "
         "that another URI is another name to clients.",
     )
+    aliases: list[ModelName] | None = Field(
+        default=None,
+        max_length=MAX_ALIASES,
+        description="Further names of the model, which requests may give instead.",
+    )
     revision: str | None = Field(
         default=None,
         max_length=128,
@@ -58,6 +67,11 @@ class ModelRef(ContractModel):
     def served_name(self) -> str:
         """The name clients use."""
         return self.name or self.uri.rstrip("/").rpartition("/")[2]
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The name and the aliases."""
+        return (self.served_name, *(self.aliases or ()))
 
 
 RDMA_RESOURCE: Final = "rdma/hca_shared_devices_a"
@@ -280,6 +294,9 @@ class ServerSettings(ContractModel):
         ge=1024,
         description="Largest request body that is read, in bytes; a larger one is answered 413.",
     )
+    cors: Cors | None = Field(
+        default=None, description="Which web pages may send requests; left out: none."
+    )
 
 
 class EngineConfig(EngineSettings):
@@ -313,6 +330,13 @@ class EngineConfig(EngineSettings):
     tracing: Tracing | None = Field(
         default=None, description="Where spans of sampled requests go; left out: nowhere."
     )
+
+    @field_validator("model")
+    @classmethod
+    def _each_name_once(cls, value: ModelRef) -> ModelRef:
+        if len(set(value.served_names)) < len(value.served_names):
+            raise ValueError(NAMES_ONCE)
+        return value
 
     @field_validator("chunk_size")
     @classmethod

@@ -28,6 +28,24 @@ BODY_SECONDS: Final = 60.0
 
 _ROUTES: Final = (["chat", "completions"], ["completions"], ["models"])
 """OpenAI's, below the base URL."""
+_OTHER_TASKS: Final = {
+    "embeddings": "makes no embeddings",
+    "rerank": "ranks no documents",
+    "score": "scores no texts",
+    "audio": "neither hears nor speaks",
+    "images": "makes no images",
+    "videos": "makes no videos",
+    "moderations": "moderates nothing",
+    "assistants": "keeps no assistants",
+    "threads": "keeps no threads",
+    "files": "keeps no files",
+    "uploads": "keeps no files",
+    "vector_stores": "keeps no files",
+    "batches": "runs no batches",
+    "fine_tuning": "trains no models",
+    "realtime": "holds no realtime sessions",
+}
+"""OpenAI's and vLLM's routes below /v1 that are other tasks than this server's."""
 _BASE_URL: Final = "; allowed: /v1/{}, as with a client whose base URL ends in /v1"
 
 _SHOWN_CHARACTERS: Final = 60
@@ -68,8 +86,15 @@ def closing_response(status: int, body: bytes, headers: str = "") -> bytes:
 
 
 def no_route(path: str) -> Mistake:
-    """404; where a client's base URL is at fault, with what it should be."""
+    """404; says what this server does instead of another task, and what a client's base URL should
+    be where that is at fault."""
     parts = [part for part in path.split("/") if part]
+    if len(parts) > 1 and parts[0] == "v1" and parts[1] in _OTHER_TASKS:
+        message = (
+            f"{shown(path)}: this server generates text and {_OTHER_TASKS[parts[1]]}; allowed: "
+            "/v1/chat/completions, /v1/completions"
+        )
+        return Mistake(404, "not_found", message)
     meant = next((route for route in _ROUTES if parts[-len(route) :] == route), None)
     hint = "" if meant is None else _BASE_URL.format("/".join(meant))
     return Mistake(404, "not_found", f"{shown(path)}: no such route{hint}")

@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from sluice_contract import ports
 from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
+from sluice_contract.cors import Cors
 from sluice_contract.labels import Role
 from sluice_contract.spans import RouterTracing
 from sluice_contract.tenants import MAX_TENANTS, Tenant
@@ -208,6 +209,9 @@ class RouterConfig(ContractModel):
     )
     auth: Auth | None = Field(
         default=None, description="Who may send requests; left out: whoever reaches the router."
+    )
+    cors: Cors | None = Field(
+        default=None, description="Which web pages may send requests; left out: none."
     )
     tracing: RouterTracing | None = Field(
         default=None,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import web
 from sluice_contract import http_errors
@@ -17,6 +17,7 @@ from sluice_contract.trace import TRACEPARENT_HEADER, trace_id
 
 from sluice_router import edge
 from sluice_router.auth import ApiKeys
+from sluice_router.cors import ORIGIN, CorsHeaders
 from sluice_router.errors import BadRequestError, InternalError, RouterError
 from sluice_router.fleet import Clock
 from sluice_router.lifecycle import Lifecycle
@@ -51,6 +52,15 @@ PROBES: Final = frozenset({"/health"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class Guard(NamedTuple):
+    """What is asked of a request before its route."""
+
+    keys: ApiKeys | None = None
+    """Without one of them, every route but probes is answered 401."""
+    cors: CorsHeaders | None = None
+    """Where web pages may send requests."""
+
+
 class Accounting:
     """The application's only middleware."""
 
@@ -59,12 +69,11 @@ class Accounting:
         telemetry: Telemetry,
         lifecycle: Lifecycle,
         clock: Clock,
-        keys: ApiKeys | None = None,
+        guard: Guard | None = None,
         spans: RouterSpans | None = None,
     ) -> None:
-        """`keys`: without one of them, every route but probes is answered 401."""
         self._spans = spans
-        self._keys = keys
+        self._keys, self._cors = guard or Guard()
         self._telemetry = telemetry
         self._lifecycle = lifecycle
         self._clock = clock
@@ -99,6 +108,8 @@ class Accounting:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             edge.check_head(request.raw_path, request.raw_headers)
+            if self._cors is not None and (answer := self._cors.preflight(request)) is not None:
+                return answer
             if self._keys is not None and _route(request) not in PROBES:
                 request[TENANT] = self._keys.tenant(request.headers.get("Authorization"))
             return await handler(request)
@@ -106,10 +117,10 @@ class Accounting:
             request[FAILURE] = error.with_traceback(None)
             return error_response(error)
         except web.HTTPException as error:
-            answer = error_response(_from_http(request, error))
+            refusal = error_response(_from_http(request, error))
             if "Allow" in error.headers:
-                answer.headers["Allow"] = error.headers["Allow"]
-            return answer
+                refusal.headers["Allow"] = error.headers["Allow"]
+            return refusal
         except (ConnectionError, TimeoutError):
             raise  # the client left, or does not read
         except Exception:
@@ -120,6 +131,10 @@ class Accounting:
         """Headers of every answer."""
         response.headers[REQUEST_ID_HEADER] = request[ID]
         response.headers.pop("Server", None)
+        if self._cors is not None:
+            response.headers.update(self._cors.of_answer(request.headers))
+            if self._cors.varies:
+                response.headers.add("Vary", ORIGIN)
         if self._lifecycle.draining:
             # Only where the client can be told. It may already have sent its next request behind
             # an answer whose head kept the connection: that request is answered, and told.

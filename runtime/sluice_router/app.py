@@ -15,10 +15,21 @@ from sluice_contract import http_errors
 from sluice_contract.engine_http import ROUTING_KEY_HEADER
 
 from sluice_router import edge
-from sluice_router.accounting import ENGINE, FAILURE, ID, REFUSAL, START, TENANT, TRACE, Accounting
+from sluice_router.accounting import (
+    ENGINE,
+    FAILURE,
+    ID,
+    REFUSAL,
+    START,
+    TENANT,
+    TRACE,
+    Accounting,
+    Guard,
+)
 from sluice_router.affinity import affinity_of
 from sluice_router.attempts import Call, Reply
 from sluice_router.auth import ApiKeys
+from sluice_router.cors import CorsHeaders
 from sluice_router.dispatch import Dispatcher
 from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError
 from sluice_router.failures import error_in
@@ -48,6 +59,8 @@ class Parts:
     """Where answers may be resumed."""
     keys: ApiKeys | None = None
     """Where API keys are asked for."""
+    cors: CorsHeaders | None = None
+    """Where web pages may send requests."""
     spans: RouterSpans | None = None
     """Where spans are recorded."""
 
@@ -55,7 +68,8 @@ class Parts:
 def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
     """The application; the routes in this list are all there are."""
     routes = Routes(parts)
-    accounting = Accounting(parts.telemetry, parts.lifecycle, parts.clock, parts.keys, parts.spans)
+    guard = Guard(parts.keys, parts.cors)
+    accounting = Accounting(parts.telemetry, parts.lifecycle, parts.clock, guard, parts.spans)
     app = web.Application(client_max_size=max_body_bytes, middlewares=[accounting.middleware])
     app.on_response_prepare.append(accounting.finish_headers)
     app.add_routes(

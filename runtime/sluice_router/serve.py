@@ -31,6 +31,7 @@ from sluice_router.app import Parts, build_app
 from sluice_router.attempts import Sender
 from sluice_router.auth import ApiKeys
 from sluice_router.connections import ConnectionLimits, Listener
+from sluice_router.cors import CorsHeaders
 from sluice_router.discovery import SliceFollower, slice_client
 from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import Endpoint, Phase
@@ -132,7 +133,10 @@ def _parts(
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
     budget = ByteBudget(config.server.max_buffered_bytes)
     keys = ApiKeys(Path(config.auth.keys_directory), clock) if config.auth else None
-    return Parts(fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form, keys, spans)
+    cors = CorsHeaders(config.cors) if config.cors else None
+    return Parts(
+        fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form, keys, cors, spans
+    )
 
 
 def _key(config: RouterConfig) -> bytes | None:

@@ -154,8 +154,8 @@ def test_a_rendered_config_reads_back_the_same() -> None:
         (
             '{"model": {"nam": "x"}}',
             [
-                "model.nam: unknown field; did you mean name? allowed: name, revision, uri; "
-                "model.uri: required"
+                "model.nam: unknown field; did you mean name? allowed: aliases, name, revision, "
+                "uri; model.uri: required"
             ],
         ),
         (

@@ -78,7 +78,7 @@ FULL_TEMPLATE: Manifest = {
 }
 
 FULL_SPEC: Manifest = {
-    "model": {"uri": "pvc://models/qwen3/8b", "name": "qwen3-8b"},
+    "model": {"uri": "pvc://models/qwen3/8b", "name": "qwen3-8b", "aliases": ["qwen3"]},
     "engine": {
         "dtype": "bfloat16",
         "contextLength": 8192,
@@ -97,7 +97,11 @@ FULL_SPEC: Manifest = {
             "template": FULL_TEMPLATE,
         }
     },
-    "router": {"replicas": 2, "resources": {"requests": {"cpu": "1"}}},
+    "router": {
+        "replicas": 2,
+        "resources": {"requests": {"cpu": "1"}},
+        "cors": {"allowedOrigins": ["https://chat.example.com"]},
+    },
     "rollout": {"strategy": "Surge"},
 }
 

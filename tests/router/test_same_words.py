@@ -62,6 +62,7 @@ MISTAKES = {
     "wrong at its far end": Mistake(400, "invalid_json", b'{"prompt": "' + b"x" * 60_000),
     "null": Mistake(400, "invalid_json", b"null", path="/v1/chat/completions"),
     "unknown route": Mistake(404, "not_found", path="/v1/nowhere"),
+    "another task": Mistake(404, "not_found", path="/v1/embeddings"),
     "unknown escaped route": Mistake(404, "not_found", path="/v1/a%20b?c=d", method="GET"),
     "very long unknown route": Mistake(404, "not_found", path="/" + "x" * 500, method="GET"),
     "wrong method": Mistake(405, "method_not_allowed", method="GET"),

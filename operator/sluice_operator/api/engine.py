@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from sluice_contract.config import EngineSettings, ModelRef
+from sluice_contract.config import NAMES_ONCE, EngineSettings, ModelRef
 from sluice_contract.left_out import words_when_left_out
 from sluice_contract.sizing import GENERAL
 
@@ -23,6 +23,9 @@ MODEL_URI: Final = (
 DRAIN_SECONDS: Final = 120
 STARTUP_SECONDS: Final = 600
 
+_LAST_OF_URI: Final = (
+    "self.uri.substring(self.uri.lastIndexOf('/', size(self.uri) - 2) + 1).replace('/', '')"
+)
 _PAGE = GENERAL["page_size"]
 
 
@@ -48,6 +51,13 @@ class ModelSpec(ModelRef, ApiModel):
     )
 
     RULES: ClassVar = (
+        Rule(
+            "!has(self.aliases) || self.aliases.all(a, self.aliases.exists_one(b, b == a) && "
+            f"a != (has(self.name) ? self.name : {_LAST_OF_URI}))",
+            lambda s: len(set(s.served_names)) == len(s.served_names),
+            NAMES_ONCE,
+            "aliases",
+        ),
         Rule(
             f"self.uri.matches('^({MODEL_URI})$')",
             lambda s: re.fullmatch(MODEL_URI, s.uri) is not None,

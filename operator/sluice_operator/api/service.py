@@ -10,6 +10,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 from sluice_contract.config import KvTransfer
+from sluice_contract.cors import Cors
 from sluice_contract.labels import Role
 from sluice_contract.tenants import MAX_PRIORITY, MAX_TENANTS, TenantName
 
@@ -84,6 +85,10 @@ class RouterAuth(ApiModel):
     )
 
 
+class RouterCors(Cors, ApiModel):
+    """Which web pages may send requests."""
+
+
 class RouterSpec(ApiModel):
     """The front door of the service."""
 
@@ -102,6 +107,9 @@ class RouterSpec(ApiModel):
     )
     auth: RouterAuth | None = Field(
         default=None, description="Who may send requests; left out: whoever reaches the router."
+    )
+    cors: RouterCors | None = Field(
+        default=None, description="Which web pages may send requests; left out: none."
     )
 
 

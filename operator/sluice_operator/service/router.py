@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from sluice_contract.cors import Cors
 from sluice_contract.labels import ROUTER_ROLE
 from sluice_contract.router_config import (
     Auth,
@@ -105,6 +106,7 @@ def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
         upstream=Upstream() if wait is None else Upstream(wait_for_engine_seconds=wait),
         handover_key_file=HANDOVER_KEY_FILE,
         auth=_auth(spec),
+        cors=_cors(spec),
         tracing=_tracing(spec),
     )
     return config_map(top, ROUTER_FILE, render_router_config(config), ROUTER, ROUTER_ROLE)
@@ -118,6 +120,11 @@ def _auth(spec: InferenceServiceSpec) -> Auth | None:
     if auth.tenants is not None:
         listed = tuple(Tenant.model_validate(tenant.to_json_dict()) for tenant in auth.tenants)
     return Auth(keys_directory=KEYS_FOLDER, tenants=listed)
+
+
+def _cors(spec: InferenceServiceSpec) -> Cors | None:
+    given = spec.router.cors if spec.router else None
+    return None if given is None else Cors(allowed_origins=given.allowed_origins)
 
 
 def _tracing(spec: InferenceServiceSpec) -> RouterTracing | None:

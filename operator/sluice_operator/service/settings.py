@@ -65,7 +65,7 @@ def engine_file(
         **values,
         slo=slo_targets(spec, role),
         accelerator=None if accelerator.is_cpu else accelerator,
-        model=ModelRef(uri=source.engine_uri, name=source.served_name),
+        model=ModelRef(uri=source.engine_uri, name=source.served_name, aliases=spec.model.aliases),
         role=role,
         kv_transfer=_kv_transfer(spec, role),
         handover_key_file=HANDOVER_KEY_FILE,

@@ -182,7 +182,7 @@ class Answerer:
                 BegunChoice(generator.reader(plan, envelope.response_id))
                 for plan in route.plan(planner, asked)
             ]
-            return Planned(asked, choices, envelope, ignored, None)
+            return Planned(asked, choices, envelope.named(asked.requested_model), ignored, None)
         head, body = opened_call(signed.digest, body, self._service.identity.max_body_bytes)
         envelope = self._envelope(route, head.resume)
         begun_unix = envelope.created_unix
@@ -200,7 +200,7 @@ class Answerer:
         )
         read = partial(generator.reader, response_id=envelope.response_id)
         choices = begun_choices(plans, start, head.resume, planner.vocabulary_size, read)
-        return Planned(asked, choices, envelope, ignored, start)
+        return Planned(asked, choices, envelope.named(asked.requested_model), ignored, start)
 
     def _parsed(
         self,
@@ -213,11 +213,9 @@ class Answerer:
         identity = self._service.identity
         refuse_heavy(route.kind, body, planner.limits.request_tokens)
         asked, ignored = parse_request(route.kind, body, strict=identity.strict_requests)
-        if asked.requested_model not in (None, identity.model):
-            raise ModelNotFoundError(
-                f"model: {asked.requested_model!r} is not served here; allowed: {identity.model!r}",
-                "model",
-            )
+        name = asked.requested_model
+        if name is not None and name not in identity.names:
+            raise ModelNotFoundError(name, identity.names)
         unread = planner.unread_options(asked, strict=identity.strict_requests)
         named = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored + unread]
         return of_tenant(asked, tenant), named

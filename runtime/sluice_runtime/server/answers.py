@@ -8,7 +8,7 @@ the chunks into events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -67,6 +67,10 @@ class Envelope:
     response_id: str
     created_unix: int
     model: str
+
+    def named(self, model: str | None) -> Envelope:
+        """With the name by which the request calls the model, where it gives one."""
+        return self if model is None else replace(self, model=model)
 
     def around(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {

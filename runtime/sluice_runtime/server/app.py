@@ -9,7 +9,9 @@ import asyncio
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
+from sluice_contract.cors import METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS
 from sluice_contract.load import LoadReport
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
@@ -50,7 +52,18 @@ _NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type
 
 def make_app(service: Service) -> ASGIApp:
     """The whole application; the gate is outside, so that every response has its request id."""
-    return GateMiddleware(routes_of(service), service.gate)
+    app = GateMiddleware(routes_of(service), service.gate)
+    cors = service.identity.cors
+    if cors is None:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=cors.allowed_origins,
+        allow_methods=METHODS,
+        allow_headers=["*"],
+        expose_headers=READABLE_HEADERS,
+        max_age=PREFLIGHT_SECONDS,
+    )
 
 
 def routes_of(service: Service) -> FastAPI:
@@ -103,7 +116,8 @@ def _models(service: Service) -> APIRouter:
 
     @router.get("/v1/models", response_model=answers.ModelList)
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [_model(service)]})
+        names = service.identity.names
+        return JSONResponse({"object": "list", "data": [_model(service, name) for name in names]})
 
     @router.get(
         "/v1/models/{name:path}",
@@ -113,11 +127,9 @@ def _models(service: Service) -> APIRouter:
     )
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        if name != service.identity.model:
-            raise ModelNotFoundError(
-                f"model: {name!r} is not served here; allowed: {service.identity.model!r}", "model"
-            )
-        return JSONResponse(_model(service))
+        if name not in service.identity.names:
+            raise ModelNotFoundError(name, service.identity.names)
+        return JSONResponse(_model(service, name))
 
     return router
 
@@ -199,10 +211,10 @@ def _abort_request(given: bytes) -> AbortRequest:
     return parse_body(AbortRequest, given)
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service, name: str) -> dict[str, Any]:
     engine = service.client.ready
     return {
-        "id": service.identity.model,
+        "id": name,
         "object": "model",
         "created": service.identity.started_unix,
         "owned_by": "sluice",

@@ -6,7 +6,7 @@ Knows the exception tree; knows no route.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,6 +40,10 @@ _log = logging.getLogger(__name__)
 
 class ModelNotFoundError(RequestError):
     """The request names a model that is not served here: 404."""
+
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        allowed = ", ".join(map(repr, served))
+        super().__init__(f"model: {name!r} is not served here; allowed: {allowed}", "model")
 
 
 class MistakenError(RequestError):

@@ -221,6 +221,8 @@ def _service(
         pool_revision=os.environ.get(REVISION_VARIABLE) or None,
         handover_key=_handover_key(config),
         accelerator=accelerator,
+        aliases=tuple(config.model.aliases or ()),
+        cors=config.server.cors,
     )
     metrics.identify(identity.model, identity.role, identity.pool_revision)
     client = EngineClient(link, time.monotonic, metrics)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluice_contract.accelerators import Accelerator
+from sluice_contract.cors import Cors
 from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues, LoadReport
@@ -68,6 +69,15 @@ class Identity:
     """What the router signs with; a decode engine has one."""
     accelerator: Accelerator = field(default_factory=Accelerator)
     """What the engine computes on."""
+    aliases: tuple[str, ...] = ()
+    """Further names of the model."""
+    cors: Cors | None = None
+    """Which web pages may send requests."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the model may be called in requests."""
+        return (self.model, *self.aliases)
 
 
 class Service:

@@ -44,6 +44,19 @@ INVALID: dict[str, Invalid] = {
         "spec.model.tokenSecretRef",
         "hf://",
     ),
+    "an alias twice": Invalid(
+        {"model": {"uri": "file:///m", "aliases": ["a", "a"]}}, "spec.model.aliases", "each once"
+    ),
+    "the name as an alias": Invalid(
+        {"model": {"uri": "file:///m", "name": "a", "aliases": ["a"]}}, "spec.model.aliases"
+    ),
+    "the name that the URI gives as an alias": Invalid(
+        {"model": {"uri": "file:///path/m/", "aliases": ["m"]}}, "spec.model.aliases"
+    ),
+    "an origin with a path": Invalid(
+        {"router": {"cors": {"allowedOrigins": ["https://a.example/b"]}}},
+        "spec.router.cors.allowedOrigins[0]",
+    ),
     "unknown mode": Invalid({"mode": "Both"}, "spec.mode"),
     "pools of another mode": Invalid(
         {"mode": "Mixed", "pools": {"prefill": {}, "decode": {}}},
@@ -306,6 +319,8 @@ SEVERAL: dict[str, tuple[dict[str, Any], set[str]]] = {
 VALID: dict[str, dict[str, Any]] = {
     "an integer of 64 bits": _engine(kvPoolTokens=2**63 - 1),
     "a number without a point": {"autoscaling": {"target": {"queueSeconds": 1}}},
+    "aliases": {"model": {"uri": "file:///org/m", "aliases": ["org/m", "/m", "file:///org/m"]}},
+    "any origin": {"router": {"cors": {"allowedOrigins": ["*", "http://localhost:3000"]}}},
     "quantities": _mixed(resources={"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}),
     "null for what has a default": _mixed(replicas=None),
     "null for a section": {"engine": None, "pools": {"mixed": None}},
