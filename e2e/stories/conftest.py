@@ -9,9 +9,11 @@ import pytest
 
 from e2e.cluster.choose import choose_cluster
 from e2e.cluster.provider import Cluster
+from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
 from e2e.install import install_operator
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
+from e2e.stories.hub import ENDPOINT, Hub
 from e2e.stories.service import Service, chat_service
 from e2e.up import deliver_images
 
@@ -50,6 +52,33 @@ def chat(kubectl: Kubectl) -> Service:
     service.apply(chat_service("chat", replicas=2))
     service.wait_for("Updated", "True")
     return service
+
+
+@pytest.fixture(scope="session")
+def installed_images(kubectl: Kubectl) -> dict[str, str]:
+    """What the operator's environment names: variable → image."""
+    deployment = kubectl.get("deployment", "sluice-operator", "-n", OPERATOR_NAMESPACE)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {
+        entry["name"]: entry["value"]
+        for entry in container["env"]
+        if entry["name"].endswith("_IMAGE")
+    }
+
+
+@pytest.fixture(scope="session")
+def hub(kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[Hub]:
+    """A hub in the cluster, from which the operator has models fetched."""
+    found = Hub(kubectl, installed_images["SLUICE_ENGINE_IMAGE"])
+    operator = ("deployment/sluice-operator", "-n", OPERATOR_NAMESPACE)
+    found.start()
+    try:
+        kubectl.run("set", "env", *operator, f"SLUICE_HUB_ENDPOINT={ENDPOINT}")
+        kubectl.run("rollout", "status", *operator, "--timeout=120s")
+        yield found
+    finally:
+        kubectl.run("set", "env", *operator, "SLUICE_HUB_ENDPOINT-")
+        found.stop()
 
 
 @pytest.fixture

@@ -141,10 +141,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing on stderr."""
 
 
+def handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
+    """What answers requests as `hub` does."""
+    return type("Handler", (_Handler,), {"hub": hub})
+
+
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
     """The hub on two addresses, since files of LFS are on another host than the hub itself."""
-    handler = type("Handler", (_Handler,), {"hub": hub})
+    handler = handler_of(hub)
     with (
         ThreadingHTTPServer(("127.0.0.1", 0), handler) as first,
         ThreadingHTTPServer(("127.0.0.1", 0), handler) as second,

@@ -1,0 +1,105 @@
+"""A hub in the cluster, with the small trained model as its repository `sluice/tiny`.
+
+Its pod runs the sample engine's image, which has Python and the model; its code comes from a
+ConfigMap. Knows nothing of services that fetch from it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from e2e.install import ROOT
+from e2e.kubectl import Kubectl
+from e2e.stories.service import NAMESPACE
+
+NAME: Final = "hub"
+REPOSITORY: Final = "sluice/tiny"
+PORT: Final = 8080
+STATE_PORT: Final = 8081
+ENDPOINT: Final = f"http://{NAME}.{NAMESPACE}.svc:{PORT}"
+STATE: Final = f"/api/v1/namespaces/{NAMESPACE}/services/{NAME}:{STATE_PORT}/proxy/state"
+CODE: Final = ("e2e/stories/hub_pod.py", "tests/fetch/hub_server.py")
+MODEL_FOLDER: Final = "/models/sluice-tiny"
+
+
+class Hub:
+    """The hub as a story handles it."""
+
+    def __init__(self, kubectl: Kubectl, image: str) -> None:
+        self._kubectl = kubectl
+        self._image = image
+
+    def start(self) -> None:
+        """Raises ClusterError when it does not come up."""
+        self._kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": self._items}))
+        words = ("rollout", "status", f"deployment/{NAME}", "-n", NAMESPACE, "--timeout=120s")
+        self._kubectl.run(*words)
+
+    def stop(self) -> None:
+        kinds = "deployments,services,configmaps"
+        self._kubectl.run("delete", kinds, "-n", NAMESPACE, "-l", f"app={NAME}")
+
+    def set(self, **state: Any) -> None:
+        """How it answers from now on: `revisions` (name → commit), `refusals` (status and headers
+        of the next answers), `token` (without it content is gated), `damage`, `ends_after`. What it
+        was asked is forgotten."""
+        self._kubectl.run("create", "--raw", STATE, "-f", "-", stdin=json.dumps(state))
+
+    def requests(self, *beginnings: str) -> list[str]:
+        """Paths that it was asked for since `set`, of those with one of `beginnings`."""
+        asked: list[str] = self._state()["requests"]
+        return [path for path in asked if path.startswith(beginnings or "/")]
+
+    def sent_bytes(self) -> int:
+        """Bytes of all its answers since `set`."""
+        return int(self._state()["sent_bytes"])
+
+    def revisions(self) -> dict[str, str]:
+        """Name → commit."""
+        return dict(self._state()["revisions"])
+
+    def _state(self) -> dict[str, Any]:
+        return dict(json.loads(self._kubectl.run("get", "--raw", STATE)))
+
+    @property
+    def _items(self) -> list[dict[str, Any]]:
+        files = {Path(path).name: (ROOT / path).read_text() for path in CODE}
+        ports = [("hub", PORT), ("state", STATE_PORT)]
+        service = {
+            "selector": {"app": NAME},
+            "ports": [{"name": name, "port": port} for name, port in ports],
+        }
+        return [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(NAME), "data": files},
+            *(
+                {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(name)}
+                | {"spec": service}
+                for name in (NAME, f"{NAME}-files")
+            ),
+            {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(NAME)}
+            | {"spec": self._deployment()},
+        ]
+
+    def _deployment(self) -> dict[str, Any]:
+        container = {
+            "name": NAME,
+            "image": self._image,
+            "command": ["python", "-m", "e2e.stories.hub_pod", MODEL_FOLDER],
+            "env": [{"name": "PYTHONPATH", "value": "/code"}],
+            "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+            "volumeMounts": [{"name": "code", "mountPath": "/code", "readOnly": True}],
+        }
+        items = [{"key": Path(path).name, "path": path} for path in CODE]
+        pod = {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+            "volumes": [{"name": "code", "configMap": {"name": NAME, "items": items}}],
+        }
+        template = {"metadata": {"labels": {"app": NAME}}, "spec": pod}
+        return {"selector": {"matchLabels": {"app": NAME}}, "template": template}
+
+
+def _metadata(name: str) -> dict[str, Any]:
+    return {"name": name, "namespace": NAMESPACE, "labels": {"app": NAME}}

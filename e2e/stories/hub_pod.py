@@ -1,0 +1,67 @@
+"""`python -m e2e.stories.hub_pod FOLDER`, in a pod: a hub with one repository, and its state.
+
+The hub is that of the fetcher's tests. On another port `GET /state` tells what it was asked, and
+`POST /state` says how it answers from now on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+from tests.fetch.hub_server import Hub, handler_of
+
+HUB_PORT: Final = 8080
+STATE_PORT: Final = 8081
+REPOSITORY: Final = "sluice/tiny"
+FILES_URL: Final = f"http://hub-files:{HUB_PORT}"
+"""Files of LFS are on another host than the hub itself."""
+SETTABLE: Final = frozenset({"revisions", "refusals", "token", "ends_after", "damage"})
+
+
+class _State(BaseHTTPRequestHandler):
+    hub: Hub
+
+    def do_GET(self) -> None:
+        self._tell()
+
+    def do_POST(self) -> None:
+        given: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if unknown := given.keys() - SETTABLE:
+            return self.send_error(400, f"{sorted(unknown)}: allowed are {sorted(SETTABLE)}")
+        for name, value in given.items():
+            setattr(self.hub, name, value)
+        self.hub.requests.clear()
+        self.hub.sent_bytes = 0
+        return self._tell()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on stderr."""
+
+    def _tell(self) -> None:
+        hub = self.hub
+        paths = [path for path, _ in hub.requests]
+        told = {"requests": paths, "sent_bytes": hub.sent_bytes, "revisions": hub.revisions}
+        body = json.dumps(told).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def main(folder: Path) -> None:
+    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+    hub = Hub(files, repository=REPOSITORY, files_url=FILES_URL)
+    state = type("State", (_State,), {"hub": hub})
+    server = ThreadingHTTPServer(("", STATE_PORT), state)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    ThreadingHTTPServer(("", HUB_PORT), handler_of(hub)).serve_forever()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
