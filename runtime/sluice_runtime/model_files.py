@@ -35,8 +35,17 @@ _DUMMY_COMMON: Final[dict[str, Any]] = {
 DUMMIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen3-tiny": _DUMMY_COMMON
     | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1e6},
+    "qwen2-tiny": _DUMMY_COMMON
+    | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6},
     "llama-tiny": _DUMMY_COMMON
     | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 1e4},
+    "mistral-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "rope_theta": 1e6,
+        "sliding_window": None,
+    },
 }
 """Architectures with random weights, by the name in `dummy://NAME`. Byte-level vocabulary: 256
 bytes, then `<bos>` 256, `<pad>` 257, `<eos>` 258."""

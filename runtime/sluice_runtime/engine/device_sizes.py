@@ -46,9 +46,11 @@ class ModelBytes:
         heads = (spec.heads + spec.kv_heads) * spec.head_dim
         matrices = (2 * heads + 3 * spec.intermediate_size) * spec.hidden_size // ranks
         norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.variant.qk_norm else 0)
+        outputs = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // ranks
+        biases = outputs if spec.variant.qkv_bias else 0
         table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
         tables = table if spec.tied_embeddings else 2 * table
-        values = spec.layers * (matrices + norms) + tables + spec.hidden_size
+        values = spec.layers * (matrices + norms + biases) + tables + spec.hidden_size
         return values * self.itemsize
 
     @property

@@ -1,4 +1,4 @@
-"""A matrix without bias, possibly several of a checkpoint joined. Knows no model."""
+"""A matrix and its bias, possibly several of a checkpoint joined. Knows no model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ PACKED_DTYPES: Final = (torch.bfloat16, torch.float16)
 """Types for which oneDNN reorders the weight in every call unless it was done before."""
 
 
-def linear(weight: Tensor) -> Linear:
-    """x → x weight^T for weight [out, in]; on a CPU packed once for its matrix units."""
+def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """x → x weight^T + bias for weight [out, in] and bias [out]; on a CPU packed once for its
+    matrix units."""
     packed = pack(weight)
     if not packed.is_mkldnn:
-        return lambda x: F.linear(x, weight)
+        return lambda x: F.linear(x, weight, bias)
     multiply = torch.ops.mkldnn._linear_pointwise
 
     def apply(x: Tensor) -> Tensor:
-        product: Tensor = multiply(x, packed, None, "none", [], "")
+        product: Tensor = multiply(x, packed, bias, "none", [], "")
         return product
 
     return apply

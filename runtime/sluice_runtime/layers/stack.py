@@ -25,6 +25,8 @@ class LayerWeights:
     query: Tensor
     key: Tensor
     value: Tensor
+    qkv_biases: tuple[Tensor, ...] | None
+    """Of query, key and value; None where the variant has none."""
     head_norms: tuple[Tensor, Tensor] | None
     """[d] for each query head, [d] for each key head; None where the variant has none."""
     output: Tensor
@@ -44,6 +46,8 @@ class LayerShape:
     norm_eps: float
     group: Group = SOLO
     """The ranks that share each layer."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases."""
 
 
 @dataclass(frozen=True)

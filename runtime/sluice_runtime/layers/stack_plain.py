@@ -84,10 +84,11 @@ class PlainStack:
 
 
 def _layer(index: int, weights: LayerWeights, shape: LayerShape) -> _Layer:
+    qkv_bias = None if weights.qkv_biases is None else torch.cat(weights.qkv_biases)
     return _Layer(
         index=index,
         attention_norm=weights.attention_norm,
-        qkv=linear(torch.cat((weights.query, weights.key, weights.value))),
+        qkv=linear(torch.cat((weights.query, weights.key, weights.value)), qkv_bias),
         head_norm=head_norm(weights, shape),
         output=_summed(weights.output, shape.group),
         mlp_norm=weights.mlp_norm,

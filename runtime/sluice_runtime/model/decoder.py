@@ -1,4 +1,4 @@
-"""The decoder-only transformer that Qwen3 and Llama share. Knows tensors and layers, no request.
+"""The decoder-only transformer that all families share. Knows tensors and layers, no request.
 
 Shapes: n tokens of a step, flat over all rows; h hidden size; d head dimension.
 """

@@ -126,9 +126,13 @@ class Reader:
         """This rank's part of [out, width]."""
         return self._read(name, (out, width), SPLITS[name.rpartition(".")[2]])
 
-    def _read(self, name: str, shape: Shape, split: Split) -> Tensor:
+    def bias(self, name: str, size: int) -> Tensor:
+        """This rank's part of [size], of the matrix of that name."""
+        return self._read(name, (size,), SPLITS[name.rpartition(".")[2]], "bias")
+
+    def _read(self, name: str, shape: Shape, split: Split, kind: str = "weight") -> Tensor:
         part = self.placement.shard.part(shape, split)
-        return self.weights.read(f"{name}.weight", part, self.dtype)
+        return self.weights.read(f"{name}.{kind}", part, self.dtype)
 
 
 def build_decoder(reader: Reader, backend: Backend) -> Decoder:
@@ -152,7 +156,7 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
 
 def _shape(spec: ModelSpec, group: Group) -> LayerShape:
     heads, kv_heads = spec.heads // group.size, spec.kv_heads // group.size
-    return LayerShape(heads, kv_heads, spec.head_dim, spec.norm_eps, group)
+    return LayerShape(heads, kv_heads, spec.head_dim, spec.norm_eps, group, spec.variant.qkv_bias)
 
 
 def _layers(reader: Reader) -> Iterator[LayerWeights]:
@@ -175,11 +179,18 @@ def _layer(reader: Reader, index: int) -> LayerWeights:
     def head_norm(name: str) -> Tensor:
         return norm(f"self_attn.{name}", spec.head_dim)
 
+    def biases() -> tuple[Tensor, ...]:
+        sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        return tuple(
+            reader.bias(f"{prefix}.self_attn.{name}", size) for name, size in sizes.items()
+        )
+
     layer = LayerWeights(
         attention_norm=norm("input_layernorm", hidden),
         query=matrix("self_attn.q_proj", q_size, hidden),
         key=matrix("self_attn.k_proj", kv_size, hidden),
         value=matrix("self_attn.v_proj", kv_size, hidden),
+        qkv_biases=biases() if spec.variant.qkv_bias else None,
         head_norms=(head_norm("q_norm"), head_norm("k_norm")) if spec.variant.qk_norm else None,
         output=matrix("self_attn.o_proj", hidden, q_size),
         mlp_norm=norm("post_attention_layernorm", hidden),

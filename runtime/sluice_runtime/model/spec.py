@@ -6,6 +6,7 @@ Knows no tensor and no file but the parsed config. Both spellings of transformer
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,15 +21,21 @@ Config = Mapping[str, Any]
 class Variant:
     """How one architecture differs from the common decoder."""
 
-    qk_norm: bool
+    qk_norm: bool = False
     """RMS norm over each head of queries and keys before the rotation."""
-    head_dim: int | None
+    qkv_bias: bool = False
+    """Queries, keys and values have biases."""
+    head_dim: int | None = None
     """What a missing head_dim means; None: hidden_size / num_attention_heads."""
+    window_tokens: int | None = None
+    """What a missing sliding_window means, where the key alone turns windows on."""
 
 
 ARCHITECTURES: Final[Mapping[str, Variant]] = {
     "Qwen3ForCausalLM": Variant(qk_norm=True, head_dim=128),
-    "LlamaForCausalLM": Variant(qk_norm=False, head_dim=None),
+    "Qwen2ForCausalLM": Variant(qkv_bias=True),
+    "LlamaForCausalLM": Variant(),
+    "MistralForCausalLM": Variant(window_tokens=4096),
 }
 """By the name in config.json's `architectures`."""
 
@@ -51,6 +58,7 @@ class ModelSpec:
     norm_eps: float
     rope: Rope
     context_length_tokens: int
+    """At most the sliding window, within which attention is full attention."""
     tied_embeddings: bool
     dtype: str
     """The checkpoint's."""
@@ -65,6 +73,7 @@ def spec_from(config: Config) -> ModelSpec:
     architecture = _architecture(config)
     variant = ARCHITECTURES[architecture]
     _refuse_unknown_features(config)
+    window = _window(config, variant)
     heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
     default_dim = variant.head_dim or hidden // heads
     spec = ModelSpec(
@@ -79,7 +88,7 @@ def spec_from(config: Config) -> ModelSpec:
         head_dim=_size(config, "head_dim", default_dim),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=_rope(config),
-        context_length_tokens=_size(config, "max_position_embeddings"),
+        context_length_tokens=min(_size(config, "max_position_embeddings"), window or sys.maxsize),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=_dtype(config),
     )
@@ -137,12 +146,21 @@ def _refuse_unknown_features(config: Config) -> None:
         value = config.get(key)
         if value is not None and value not in allowed:
             raise _refused(key, value, " or ".join(["absent", *map(repr, allowed)]))
-    window = config.get("sliding_window")
-    if window is not None and config.get("use_sliding_window") is not False:
-        raise _refused("sliding_window", window, "absent or null")
     for kind in config.get("layer_types") or ():
         if kind != "full_attention":
             raise _refused("layer_types", kind, "'full_attention'")
+
+
+def _window(config: Config, variant: Variant) -> int | None:
+    """Tokens that the last one attends to, itself included; None: all before it."""
+    window = config.get("sliding_window", variant.window_tokens)
+    if window is None:
+        return None
+    if variant.window_tokens is not None:
+        return _size(config, "sliding_window", window)
+    if config.get("use_sliding_window") is not False:
+        raise _refused("sliding_window", window, "absent, null, or with use_sliding_window false")
+    return None
 
 
 def _refuse_quantised(config: Config) -> None:

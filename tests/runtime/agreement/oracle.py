@@ -41,23 +41,32 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 128,
 }
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen2": {},
+    "llama": {},
+    "mistral": {"sliding_window": None},
+}
+"""What each model_type sets beside SMALL. A kind begins with one of them."""
 
-KINDS = ("qwen3", "qwen3-untied-sharded", "llama", "llama3-rope-sharded")
+KINDS = ("qwen3", "qwen3-untied-sharded", "llama", "llama3-rope-sharded", "qwen2", "mistral")
 
 
 def write_model(folder: Path, kind: str) -> Path:
     """Saves random weights as transformers does; `kind` is one of KINDS."""
     # Here, as below: it takes seconds, which only the process that runs these tests need pay.
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(7)
+    name = next(name for name in FAMILIES if kind.startswith(name))
+    rope = {"rope_parameters": LLAMA3_ROPE} if "llama3-rope" in kind else {}
     tied = "untied" not in kind
-    model: Any
-    if kind.startswith("qwen3"):
-        model = Qwen3ForCausalLM(Qwen3Config(**SMALL, tie_word_embeddings=tied))
-    else:
-        rope = {"rope_parameters": LLAMA3_ROPE} if "llama3-rope" in kind else {}
-        model = LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=tied, **rope))
+    settings = SMALL | FAMILIES[name] | {"tie_word_embeddings": tied} | rope
+    config = AutoConfig.for_model(name, **settings)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    for tensor_name, tensor in model.named_parameters():
+        if tensor_name.endswith("bias"):  # transformers starts them at zero
+            torch.nn.init.normal_(tensor, std=0.5)
     model.save_pretrained(folder, max_shard_size="100KB" if "sharded" in kind else "1GB")
     return folder
 

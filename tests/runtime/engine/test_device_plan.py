@@ -63,11 +63,12 @@ def spec(
     )
 
 
-QWEN, LLAMA = "Qwen3ForCausalLM", "LlamaForCausalLM"
+QWEN, QWEN2, LLAMA = "Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"
 MODELS = {
     "Qwen3-0.6B": (spec(QWEN, 1024, 3072, 28, 16, 151_936, tied=True), 596_049_920),
     "Qwen3-8B": (spec(QWEN, 4096, 12_288, 36, 32, 151_936, tied=False), 8_190_735_360),
     "Qwen3-32B": (spec(QWEN, 5120, 25_600, 64, 64, 151_936, tied=False), 32_762_123_264),
+    "Qwen2.5-14B": (spec(QWEN2, 5120, 13_824, 48, 40, 152_064, tied=False), 14_770_033_664),
     "Llama-3-8B": (spec(LLAMA, 4096, 14_336, 32, 32, 128_256, tied=False), 8_030_261_248),
     "Llama-3-70B": (spec(LLAMA, 8192, 28_672, 80, 64, 128_256, tied=False), 70_553_706_496),
 }

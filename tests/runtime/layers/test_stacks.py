@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from sluice_kernels import native
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.backend import NATIVE, TORCH
+from sluice_runtime.layers.linear import linear
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights, PagedStep
 from sluice_runtime.layers.stack_plain import PlainStack
@@ -44,6 +46,7 @@ def layers(
             query=drawn(HEADS * DIM, HIDDEN),
             key=drawn(KV_HEADS * DIM, HIDDEN),
             value=drawn(KV_HEADS * DIM, HIDDEN),
+            qkv_biases=None,
             head_norms=(norm(DIM), norm(DIM)) if head_norms else None,
             output=drawn(HIDDEN, HEADS * DIM),
             mlp_norm=norm(HIDDEN),
@@ -136,6 +139,14 @@ def test_shards_that_divide_no_heads_are_refused() -> None:
         computed(stack, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_packed_matrix_adds_its_bias(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    weight, bias, x = (torch.randn(shape).to(dtype) for shape in ((40, 48), (40,), (3, 48)))
+    wanted = x.double() @ weight.double().T + bias.double()
+    assert (linear(weight, bias)(x) - wanted).norm() <= TOLERANCE[dtype] * wanted.norm()
+
+
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
@@ -149,6 +160,11 @@ def test_heads_are_sharded_if_the_threads_divide_them(
 ) -> None:
     threads(count)
     assert type(NATIVE.layers(layers(torch.float32), SHAPE)) is kind
+
+
+def test_layers_with_biases_are_computed_operator_by_operator() -> None:
+    shape = replace(SHAPE, qkv_bias=True)
+    assert type(NATIVE.layers(layers(torch.float32), shape)) is PlainStack
 
 
 @pytest.mark.parametrize("make", STACKS.values(), ids=STACKS)

@@ -26,6 +26,12 @@ QWEN3: dict[str, Any] = {
     "quantization_config": None,
 }
 LLAMA = {**QWEN3, "architectures": ["LlamaForCausalLM"]}
+QWEN2 = {**QWEN3, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 131_072}
+MISTRAL = {
+    **{key: value for key, value in QWEN3.items() if "window" not in key},
+    "architectures": ["MistralForCausalLM"],
+    "max_position_embeddings": 32_768,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -60,15 +66,31 @@ def test_both_spellings_of_dtype(written: dict[str, Any], dtype: str) -> None:
 
 def test_a_missing_head_dim_means_what_the_architecture_says() -> None:
     assert spec_from(QWEN3).head_dim == 128
-    assert spec_from(LLAMA).head_dim == 16
+    assert spec_from(LLAMA).head_dim == spec_from(QWEN2).head_dim == 16
+    assert spec_from(MISTRAL | {"head_dim": None}).head_dim == 16
     assert spec_from(LLAMA | {"head_dim": 24}).head_dim == 24
+
+
+def test_a_window_that_is_turned_off_bounds_nothing() -> None:
+    assert spec_from(QWEN2).context_length_tokens == 512
+    assert spec_from(MISTRAL | {"sliding_window": None}).context_length_tokens == 32_768
+
+
+def test_a_window_is_the_longest_context() -> None:
+    """Within it attention is full; transformers takes 4096 where the key is missing."""
+    assert spec_from(MISTRAL | {"sliding_window": 1024}).context_length_tokens == 1024
+    assert spec_from(MISTRAL).context_length_tokens == 4096
+    short = {"sliding_window": 4096, "max_position_embeddings": 512}
+    assert spec_from(MISTRAL | short).context_length_tokens == 512
 
 
 @pytest.mark.parametrize(
     ("changed", "parts"),
     [
         ({"architectures": ["MambaForCausalLM"]}, ["architectures", "Mamba", "Qwen3ForCausalLM"]),
-        ({"architectures": None}, ["architectures", "LlamaForCausalLM"]),
+        ({"architectures": None}, ["architectures", "LlamaForCausalLM", "MistralForCausalLM"]),
+        (QWEN2 | {"use_sliding_window": True}, ["use_sliding_window", "True"]),
+        (MISTRAL | {"sliding_window": 0}, ["sliding_window", "0", "from 1"]),
         ({"use_sliding_window": True}, ["use_sliding_window", "True"]),
         ({"use_sliding_window": None, "sliding_window": 4096}, ["sliding_window", "4096"]),
         ({"layer_types": ["sliding_attention"]}, ["layer_types", "sliding_attention"]),

@@ -179,8 +179,9 @@ class Recorded(RandomWeights):
         return self.tensors[name]
 
 
-def test_a_streamed_model_computes_what_a_mapped_one_does(tmp_path: Path) -> None:
-    spec = spec_from(DUMMIES["qwen3-tiny"])
+@pytest.mark.parametrize("name", ["qwen3-tiny", "qwen2-tiny"])
+def test_a_streamed_model_computes_what_a_mapped_one_does(name: str, tmp_path: Path) -> None:
+    spec = spec_from(DUMMIES[name])
 
     def built(source: WeightSource) -> Decoder:
         return build_decoder(Reader(spec, source, torch.float32, WHOLE_ON_CPU), TORCH)

@@ -55,9 +55,9 @@ def requests() -> list[Generate]:
     ]
 
 
-def sharing(**settings: object) -> EngineConfig:
+def sharing(model: str = "dummy://qwen3-tiny", **settings: object) -> EngineConfig:
     """Resolved; users cannot ask for it on CPUs."""
-    config = engine_config("dummy://qwen3-tiny", tensor_parallel_size=2, **SIZES, **settings)
+    config = engine_config(model, tensor_parallel_size=2, **SIZES, **settings)
     return apply_resolved(config, resolve_settings(config, Accelerator(), None))
 
 
@@ -68,12 +68,13 @@ def first_of_two(config: EngineConfig, ranks: JoinedRanks, hooks: EngineHooks) -
     return engine
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_two_ranks_answer_as_one(overlap: bool) -> None:
-    plain = run_engine(
-        engine_config("dummy://qwen3-tiny", **SIZES, attention_backend="torch"), requests()
-    )
-    run, config = Run(), sharing(attention_backend="torch")
+@pytest.mark.parametrize(
+    ("name", "overlap"), [("qwen3-tiny", False), ("qwen3-tiny", True), ("qwen2-tiny", False)]
+)
+def test_two_ranks_answer_as_one(name: str, overlap: bool) -> None:
+    model = f"dummy://{name}"
+    plain = run_engine(engine_config(model, **SIZES, attention_backend="torch"), requests())
+    run, config = Run(), sharing(model, attention_backend="torch")
     recorder = Recorder(run)
 
     def of_requests(batch: Batch, logits: torch.Tensor) -> None:
