@@ -29,6 +29,9 @@ MOON: Final = "mooncake/conversation_trace.jsonl"
 SYNTHETIC: Final = "mooncake/synthetic_trace.jsonl"
 GPU_BUDGET: Final = 48
 """Of two pools together."""
+SHIFT: Final = "shift"
+SPLIT_BUDGET: Final = 8
+"""Of two pools whose split has to follow the load, as no split is enough for all of it."""
 SHORT_CHUNK: Final = 512
 """Tokens: with the usual 2,048 a prompt's chunk breaks what short answers are promised."""
 
@@ -57,7 +60,10 @@ def scenes(traces: Path) -> Iterator[tuple[str, Scene]]:
         trace = read_trace(traces / source.path)
         for form in source.forms:
             yield f"{name}-{form}" if form else name, _scene(trace, source.constants, form)
-    for name in RAMPS:
+    shifted = replace(ramp_constants(SHIFT, AZURE), gpu_budget=SPLIT_BUDGET)
+    shifted = replace(shifted, max_replicas=SPLIT_BUDGET - 1)
+    yield SHIFT, Scene(ramp(SHIFT), shifted, POOLS["two"])
+    for name in (name for name in RAMPS if name != SHIFT):
         constants = ramp_constants(name, AZURE)
         yield name, Scene(ramp(name), constants, POOLS["mixed"])
         budgeted = replace(constants, gpu_budget=GPU_BUDGET)

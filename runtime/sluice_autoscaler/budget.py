@@ -26,7 +26,7 @@ class Claim:
     """Pods beyond `current` that hold their GPUs."""
     unplaced: int
     """Of `current`: pods that found no place."""
-    wanted: int
+    wanted: float
     """What its load asks for, in engines."""
 
     @property

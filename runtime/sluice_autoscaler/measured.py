@@ -51,6 +51,10 @@ class Measured:
     itl_seconds: float | None = None
     itl: ItlModel | None = None
     """As learnt by then."""
+    pending_share: float = 0.0
+    """Of the requests of a decode pool: those whose prompt is not computed yet."""
+    need_engines: float | None = None
+    """As many as the pool's own work keeps busy, where a budget may be too small for all pools."""
     engines: int = 0
     """That were counted."""
     boot_seconds: float | None = None
@@ -82,6 +86,7 @@ def measure(
         kv_engines=scale * _kv_engines(engines, pairs),
         row_engines=scale * sum(_rows(engine) for engine in engines),
         itl_seconds=_itl_seconds(engines),
+        pending_share=_pending_share(engines),
         engines=len(engines),
     )
 
@@ -131,6 +136,12 @@ def _rows(engine: EngineSample) -> float:
     if not engine.max_running_requests:
         return 0.0
     return (engine.running_requests + engine.queued_requests) / engine.max_running_requests
+
+
+def _pending_share(engines: Sequence[EngineSample]) -> float:
+    held = sum(engine.running_requests + engine.prealloc_requests for engine in engines)
+    pending = sum(engine.transfer_requests + engine.prealloc_requests for engine in engines)
+    return min(1.0, pending / held) if held else 0.0
 
 
 def has_work(engine: EngineSample) -> bool:

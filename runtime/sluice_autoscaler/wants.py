@@ -67,7 +67,7 @@ def wants_of(view: PoolView, settings: Settings) -> list[Want]:
 
 
 def _prefill_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
-    yield _arriving(view, settings)
+    yield arriving_want(view, settings)
     yield _queued(view, settings)
     if settings.prefill_queue is not None:
         demand = view.now.queued_requests / settings.prefill_queue
@@ -87,7 +87,7 @@ def _decode_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
         yield _itl(view, settings)
 
 
-def _arriving(view: PoolView, settings: Settings) -> Want:
+def arriving_want(view: PoolView, settings: Settings) -> Want:
     """Engines for the work that arrives, within the promise."""
     running = view.now.running_requests if view.role is Role.MIXED else 0.0
     itl = view.itl if view.role is Role.MIXED else None

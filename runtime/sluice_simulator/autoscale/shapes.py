@@ -60,23 +60,45 @@ def formed(trace: Trace, form: str) -> Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Ramp:
-    """Stages of requests that are all alike."""
+class Stage:
+    """Some time in which all requests are alike."""
 
+    seconds: float
+    rate: float
+    """Requests per second."""
     prompt_tokens: int
     output_tokens: int
-    rates: Sequence[float]
-    """Requests per second, of each stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Stages of requests."""
+
+    stages: Sequence[Stage]
     ttft_seconds: float
     """Promised: the guide's example for such prompts."""
 
 
 STAGE_SECONDS: Final = (300, 300, 420, 600, 600, 300, 900)
+
+
+def _ramp(
+    prompt_tokens: int, output_tokens: int, rates: Sequence[float], ttft_seconds: float
+) -> Ramp:
+    pairs = zip(STAGE_SECONDS, rates, strict=True)
+    stages = [Stage(seconds, rate, prompt_tokens, output_tokens) for seconds, rate in pairs]
+    return Ramp(stages, ttft_seconds)
+
+
 RAMPS: Final[Mapping[str, Ramp]] = {
-    "ramp-balanced": Ramp(2048, 2048, (0.25, 0.5, 0.75, 1.0, 1.5, 0.75, 0.25), 3.0),
-    "ramp-prefill": Ramp(8192, 256, (0.15, 0.30, 0.50, 0.80, 1.40, 0.50, 0.15), 8.0),
+    "ramp-balanced": _ramp(2048, 2048, (0.25, 0.5, 0.75, 1.0, 1.5, 0.75, 0.25), 3.0),
+    "ramp-prefill": _ramp(8192, 256, (0.15, 0.30, 0.50, 0.80, 1.40, 0.50, 0.15), 8.0),
     # The guide counts half as many requests of this one as of the balanced.
-    "ramp-decode": Ramp(256, 4096, (0.125, 0.25, 0.375, 0.5, 0.75, 0.375, 0.125), 2.0),
+    "ramp-decode": _ramp(256, 4096, (0.125, 0.25, 0.375, 0.5, 0.75, 0.375, 0.125), 2.0),
+    # Not of the guide: prompts are most of the work, then both alike, then answers.
+    "shift": Ramp(
+        (Stage(600, 2.0, 4096, 128), Stage(600, 1.6, 2048, 512), Stage(600, 1.8, 512, 1536)), 5.0
+    ),
 }
 PEAK_PREFILL_TOKENS_PER_SECOND: Final = 2696.0
 """Of an engine of the guide, by which the ramps' rates are chosen."""
@@ -85,12 +107,12 @@ PEAK_PREFILL_TOKENS_PER_SECOND: Final = 2696.0
 def ramp(name: str, seed: int = 0) -> Trace:
     """One of `RAMPS`."""
     draw, shape, requests, began = random.Random(seed), RAMPS[name], [], 0.0  # noqa: S311
-    for rate, seconds in zip(shape.rates, STAGE_SECONDS, strict=True):
-        at = began + draw.expovariate(rate)
-        while at < began + seconds:
-            requests.append(TraceRequest(at, shape.prompt_tokens, shape.output_tokens))
-            at += draw.expovariate(rate)
-        began += seconds
+    for stage in shape.stages:
+        at = began + draw.expovariate(stage.rate)
+        while at < began + stage.seconds:
+            requests.append(TraceRequest(at, stage.prompt_tokens, stage.output_tokens))
+            at += draw.expovariate(stage.rate)
+        began += stage.seconds
     return trace_of(name, requests)
 
 

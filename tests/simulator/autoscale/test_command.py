@@ -119,8 +119,13 @@ def test_a_form_has_the_same_requests_at_other_times(form: str) -> None:
 
 def test_ramps_have_the_rates_of_their_stages() -> None:
     for name, shape in RAMPS.items():
-        last = [r for r in ramp(name, seed=3).requests if 1620 <= r.arrival_seconds < 2220]
-        assert len(last) == pytest.approx(600 * shape.rates[4], rel=0.15)
+        requests, began = ramp(name, seed=3).requests, 0.0
+        for stage in shape.stages:
+            ended = began + stage.seconds
+            found = [r for r in requests if began <= r.arrival_seconds < ended]
+            assert len(found) == pytest.approx(stage.seconds * stage.rate, rel=0.25)
+            assert {r.prompt_tokens for r in found} == {stage.prompt_tokens}
+            began = ended
 
 
 def test_the_best_of_a_ladder_is_what_trying_all_would_find() -> None:

@@ -30,6 +30,9 @@ SCENES: Final = {
     "diurnal": Scene(formed(chats(1200.0, 1.5, 1), "diurnal"), AZURE, (Role.MIXED,)),
     "burst": Scene(formed(chats(1200.0, 1.0, 2), "burst"), AZURE, (Role.MIXED,)),
     "two-pools": Scene(chats(900.0, 1.5, 3), replace(AZURE, gpu_budget=16), TWO),
+    "shift": Scene(
+        ramp("shift"), replace(ramp_constants("shift", AZURE), gpu_budget=8, max_replicas=7), TWO
+    ),
     "ramp": Scene(
         window(ramp("ramp-prefill"), 900.0, 900.0),
         ramp_constants("ramp-prefill", AZURE),
@@ -52,3 +55,13 @@ def test_a_recorded_row_gets_no_worse(name: str) -> None:
     row = json.loads(RECORDED.read_text())[name]
     assert found.attainment >= row["attainment"] - ATTAINMENT_SLACK
     assert found.replica_hours <= row["replica_hours"] * HOURS_SLACK
+
+
+@pytest.mark.process
+def test_a_split_that_follows_the_load_keeps_more_than_any_that_does_not() -> None:
+    """Prompts are most of the work at first, answers at last; 8 GPUs for both pools."""
+    best = compete(SCENES["shift"], 0.99, "static").outcome
+    found = compete(SCENES["shift"], 0.99, "ours").outcome
+    assert found.attainment > best.attainment + 0.2
+    assert found.peak_replicas <= 8
+    assert found.changes < 25

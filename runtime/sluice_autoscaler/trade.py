@@ -1,0 +1,121 @@
+"""Prefill and decode under a budget that is too small for both: which pool gives engines to which.
+
+A pool's need is the work that it has, in engines, without what only waits for the other pool. Knows
+no limits of growth and no reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from sluice_contract.labels import Role
+
+from sluice_autoscaler.budget import Claim
+from sluice_autoscaler.capacity import MAX_SHARE
+from sluice_autoscaler.history import History
+from sluice_autoscaler.measured import Measured
+from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.wants import PoolView, arriving_want
+
+TRADE_SECONDS: Final = 30.0
+"""Needs are means over so many seconds."""
+WORTH: Final = 1.2
+"""By which the pool that is served worst must be served better: an engine that moves serves nobody
+while it drains and while its successor starts."""
+BACKLOG_SECONDS: Final = 60.0
+"""In which a pool should compute what waits beyond the promise."""
+
+Needs = Mapping[Role, float]
+
+
+def need_of(settings: Settings, view: PoolView) -> float:
+    """Engines that the pool needs at this moment, by what it sees itself."""
+    now = view.now
+    if view.role is Role.DECODE:
+        return max(now.kv_engines / settings.kv_used, now.row_engines)
+    busy = view.load.offered_engines + now.queued_seconds / BACKLOG_SECONDS
+    return max(busy / MAX_SHARE, arriving_want(view, settings).engines)
+
+
+def joint_needs(settings: Settings, now: Mapping[Role, Measured], needs: Needs) -> Needs:
+    """`needs` of both pools, as far as one hides the other's: what waits for pages waits for
+    prompts, where those wait longer than is promised; and a pool sees only as many requests as the
+    other lets through."""
+    prefill, decode = now[Role.PREFILL], now[Role.DECODE]
+    waits = prefill.queued_seconds / max(1, prefill.engines)
+    behind = max(0.0, 1 - settings.allowed_queue_seconds / waits) if waits else 0.0
+    hidden = behind * decode.queued_requests * _work_seconds(prefill) / BACKLOG_SECONDS
+    computing = needs[Role.PREFILL] + hidden / MAX_SHARE
+    answering = needs[Role.DECODE] * (1 - behind * decode.pending_share)
+    return {
+        Role.PREFILL: computing * (1 + (1 - behind) * _excess(answering, decode.engines)),
+        Role.DECODE: answering * (1 + behind * _excess(computing, prefill.engines)),
+    }
+
+
+def _work_seconds(prefill: Measured) -> float:
+    """Of one prompt that waits."""
+    return prefill.queued_seconds / prefill.queued_requests if prefill.queued_requests else 0.0
+
+
+def _excess(need: float, engines: int) -> float:
+    """Part of the requests that a pool cannot let through, by those that it can."""
+    return max(0.0, need / max(1, engines) - 1)
+
+
+def lasting_needs(settings: Settings, history: History, now: float) -> Needs | None:
+    """Of late; None where something of it is not known, or there are not two pools."""
+    roles, since = settings.pools.keys(), now - TRADE_SECONDS
+    if len(roles) < 2 or not history.covers(since, now):
+        return None
+    ticks = [tick.decision.pools for tick in history.since(since)]
+    found: dict[Role, float] = {}
+    for role in roles:
+        seen = [pools[role].measured.need_engines if role in pools else None for pools in ticks]
+        known = [need for need in seen if need is not None]
+        if not known or len(known) < len(seen):
+            return None
+        found[role] = sum(known) / len(known)
+    return found
+
+
+def traded(
+    claims: Mapping[Role, Claim], needs: Needs, engines: Mapping[Role, int], budget: int
+) -> dict[Role, int]:
+    """The pools that are to shrink below `engines`, as another cannot grow otherwise and needs the
+    GPUs more; to how many each."""
+    lacks = {r for r, claim in claims.items() if claim.gpus and engines[r] < claim.desired}
+    fair = fair_split(claims, needs, budget)
+    takes = {role for role in lacks if fair[role] > claims[role].current}
+    before = {role: claim.current for role, claim in claims.items()}
+    if not takes or _worst(needs, fair) < WORTH * _worst(needs, before):
+        return {}
+    return {
+        role: fair[role]
+        for role, claim in claims.items()
+        if claim.gpus and role not in takes and fair[role] < engines[role]
+    }
+
+
+def fair_split(claims: Mapping[Role, Claim], needs: Needs, budget: int) -> dict[Role, int]:
+    """Engines of each pool: one after another to the one that has the smallest share of its need,
+    until the budget is used or each has what it needs, or may have."""
+    split = {role: max(1, claim.minimum) for role, claim in claims.items()}
+    free = budget - sum(split[role] * claim.gpus for role, claim in claims.items())
+    while True:
+        able = [
+            role
+            for role, claim in claims.items()
+            if 0 < claim.gpus <= free and split[role] < min(needs[role], claim.desired)
+        ]
+        if not able:
+            return split
+        role = min(able, key=lambda each: split[each] / needs[each])
+        split[role] += 1
+        free -= claims[role].gpus
+
+
+def _worst(needs: Needs, engines: Mapping[Role, int]) -> float:
+    """Share of its need that the pool has that is served worst; 1 if all have enough."""
+    return min(min(1.0, engines[role] / need) if need else 1.0 for role, need in needs.items())
