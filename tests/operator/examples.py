@@ -130,6 +130,18 @@ def service_plan(spec: Manifest | None = None) -> ServicePlan:
     return plan_service(service_observed(service(spec)))
 
 
+def complete_service(spec: Manifest | None = None, generation: int = 1) -> Manifest:
+    """An InferenceService whose status says that all of its spec is there and ready."""
+    updated = {"type": "Updated", "status": "True", "reason": "AllReady"}
+    status = {"conditions": [updated | {"observedGeneration": generation}]}
+    return service(spec, generation=generation) | {"status": status}
+
+
+def complete_plan(spec: Manifest | None = None) -> ServicePlan:
+    """The plan of such a service."""
+    return plan_service(service_observed(complete_service(spec)))
+
+
 def pool(spec: Manifest | None = None) -> Manifest:
     """The EnginePool of a service with `spec`, as read."""
     return live(service_plan(spec).pools[0].manifest, uid=POOL_UID)

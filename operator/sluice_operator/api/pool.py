@@ -106,6 +106,12 @@ class EnginePoolSpec(ApiModel):
         description="Engines that may come beside the others while only pods are replaced, in "
         "spite of inPlace: the GPU budget has room for them.",
     )
+    restarted_at: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Annotation of the pods: another text replaces them, one after the other.",
+    )
     accelerator: AcceleratorSpec | None = Field(
         default=None, description="GPUs of one engine; without it the engine runs on CPUs."
     )

@@ -107,3 +107,11 @@ class RolloutSpec(ApiModel):
         description="Any text, such as a date. Another text than before takes what the present "
         "release of the operator would change: default images, sizes, pods.",
     )
+    restarted_at: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Any text, such as the time. With another text than before, every engine and "
+        "router is replaced by one of the same image and settings, one after the other; written "
+        "by `sluice rollout restart`.",
+    )

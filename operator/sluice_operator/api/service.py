@@ -230,6 +230,11 @@ class InferenceServiceSpec(ApiModel):
         return self.rollout is not None and self.rollout.strategy == "InPlace"
 
     @property
+    def restarted_at(self) -> str | None:
+        """What marks the last restart that was asked for."""
+        return self.rollout.restarted_at if self.rollout else None
+
+    @property
     def gpu_budget(self) -> int | None:
         """GPUs that all pods of the service may hold; None: as many as there are."""
         return self.autoscaling.gpu_budget if self.autoscaling else None

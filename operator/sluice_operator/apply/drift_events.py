@@ -29,6 +29,7 @@ POOL_FIELDS: Final = {
     "spec.rdmaResource": "spec.engine.kvTransfer.resourceName",
     "spec.inPlace": "spec.rollout.strategy",
     "spec.podSurge": "spec.autoscaling.gpuBudget",
+    "spec.restartedAt": "spec.rollout.restartedAt",
     "spec.accelerator": "spec.pools.{role}.accelerator",
     "spec.resources": "spec.pools.{role}.resources",
     "spec.template": "spec.pools.{role}.template",

@@ -2,8 +2,8 @@
 
 Reads files and prints; every decision is the operator's own. `sluice simulate` is the simulator's
 command: another program, since nothing of the operator knows the runtime; so is `sluice autoscale
-replay`. `sluice translate` is `translate.command`, `sluice explain` is `explain.command`, and
-`sluice autoscale history`, the only one that asks a cluster, is `history`.
+replay`. `sluice translate` is `translate.command`, `sluice explain` is `explain.command`. Two ask a
+cluster: `sluice autoscale history`, which is `history`, and `sluice rollout`, `rollout.command`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ EXPLAIN: Final = "explain"
 AUTOSCALE: Final = "autoscale"
 REPLAY: Final = "replay"
 HISTORY: Final = "history"
+ROLLOUT: Final = "rollout"
 SIMULATOR: Final = "sluice_simulator"
 SCALING_SIMULATOR: Final = "sluice_simulator.autoscale"
 STATUSES: Final = (
@@ -67,6 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
         from sluice_operator.cli import history  # with its client, which takes half a second
 
         return history.run(words[2:])
+    if words[:1] == [ROLLOUT]:
+        from sluice_operator.cli.rollout import command as rollout  # as above
+
+        return rollout.run(words[1:])
     if words[:1] == [TRANSLATE]:
         return translate.run(words[1:])
     if words[:1] == [EXPLAIN]:
@@ -201,6 +206,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(TRANSLATE, help=text, add_help=False)
     text = "what engines are sized for and why, what pays, hints; see its --help"
     commands.add_parser(EXPLAIN, help=text, add_help=False)
+    text = "status, history, undo and restart of roll-outs in a cluster; see its --help"
+    commands.add_parser(ROLLOUT, help=text, add_help=False)
     return parser
 
 

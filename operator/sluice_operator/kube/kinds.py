@@ -33,6 +33,7 @@ SECRET: Final = Kind("v1", "Secret", "secrets")
 POD: Final = Kind("v1", "Pod", "pods")
 NODE: Final = Kind("v1", "Node", "nodes")
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
+CONTROLLER_REVISION: Final = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 POD_DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
@@ -42,7 +43,7 @@ PROMETHEUS_RULE: Final = Kind("monitoring.coreos.com/v1", "PrometheusRule", "pro
 
 SERVICE_CHILDREN: Final = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, DEPLOYMENT, POD_DISRUPTION_BUDGET,
-    NETWORK_POLICY, ENGINE_POOL,
+    NETWORK_POLICY, ENGINE_POOL, CONTROLLER_REVISION,
 )  # fmt: skip
 """Kinds an InferenceService's plan applies or prunes."""
 OPTIONAL_CHILDREN: Final = (POD_MONITOR, PROMETHEUS_RULE)

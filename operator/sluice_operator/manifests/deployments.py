@@ -22,7 +22,8 @@ TEMPLATE: Final = f"{labels.GROUP}/template"
 """Annotation: hash of the pods that were asked for, and of their selector."""
 TEMPLATE_FIELDS: Final = f"{labels.GROUP}/template-fields"
 """Annotation: hash of which fields of the pod template were applied, whatever their values."""
-
+RESTARTED_AT: Final = f"{labels.GROUP}/restarted-at"
+"""Annotation of pods: the restart that was asked for last."""
 
 _ATOMIC: Final = frozenset(
     {"fieldRef", "secretKeyRef", "configMapKeyRef", "nodeSelector", "labelSelector"}
@@ -46,6 +47,11 @@ def deployment_with(manifest: Manifest, replicas: int, inputs: str) -> Manifest:
     }
 
 
+def restart_mark(restarted_at: str | None) -> dict[str, str]:
+    """The annotation by which pods differ from those before a restart; empty without one."""
+    return {RESTARTED_AT: restarted_at} if restarted_at else {}
+
+
 def with_replicas(manifest: Manifest, replicas: int) -> Manifest:
     """Such a Deployment with another number of replicas."""
     made = note_of(manifest, DESIRED_HASH).partition(".")[0]
@@ -67,4 +73,28 @@ def kept(built: Manifest, applied: Manifest | None) -> Manifest:
     edited = fields != note_of(applied, TEMPLATE_FIELDS)
     if edited or note_of(applied, INPUTS) != note_of(built, INPUTS):
         return built
-    return with_replicas(applied, built["spec"]["replicas"])
+    mark = restart_mark(_annotations(built["spec"]["template"]).get(RESTARTED_AT))
+    return with_replicas(_restarted(applied, mark), built["spec"]["replicas"])
+
+
+def _restarted(applied: Manifest, mark: dict[str, str]) -> Manifest:
+    """`applied` with the restart `mark`, and otherwise the same pods."""
+    template = applied["spec"]["template"]
+    before = _annotations(template)
+    if restart_mark(before.get(RESTARTED_AT)) == mark:
+        return applied
+    annotations = {key: value for key, value in before.items() if key != RESTARTED_AT} | mark
+    metadata = {k: v for k, v in template["metadata"].items() if k != "annotations"}
+    metadata |= {"annotations": annotations} if annotations else {}
+    ours = {INPUTS, TEMPLATE, TEMPLATE_FIELDS, DESIRED_HASH}
+    notes = {key: value for key, value in _annotations(applied).items() if key not in ours}
+    spec = {key: value for key, value in applied["spec"].items() if key != "replicas"}
+    made = applied | {
+        "metadata": applied["metadata"] | {"annotations": notes},
+        "spec": spec | {"template": template | {"metadata": metadata}},
+    }
+    return deployment_with(made, applied["spec"].get("replicas", 1), note_of(applied, INPUTS))
+
+
+def _annotations(manifest: Manifest) -> dict[str, str]:
+    return dict(manifest["metadata"].get("annotations") or {})

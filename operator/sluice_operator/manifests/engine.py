@@ -20,7 +20,7 @@ from sluice_operator.api.template import PodTemplate, Sidecar
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import engine_account
 from sluice_operator.manifests.config_map import ENGINE_FILE
-from sluice_operator.manifests.deployments import deployment_with
+from sluice_operator.manifests.deployments import deployment_with, restart_mark
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.handover import handover_mounts, handover_volumes
 from sluice_operator.manifests.metadata import (
@@ -87,8 +87,8 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
     template = spec.template or PodTemplate()
     ours = child_labels(spec.service_name, ENGINE, spec.role) | mark
     pod_metadata: Manifest = {"labels": (template.labels or {}) | ours}
-    if template.annotations:
-        pod_metadata["annotations"] = template.annotations
+    if annotations := (template.annotations or {}) | restart_mark(spec.restarted_at):
+        pod_metadata["annotations"] = annotations
     deployment = {
         "revisionHistoryLimit": 2,
         "progressDeadlineSeconds": spec.startup_seconds + PROGRESS_SLACK_SECONDS,
@@ -120,7 +120,7 @@ def pinned_fields(spec: EnginePoolSpec) -> Manifest:
 
 
 def _inputs(spec: EnginePoolSpec) -> str:
-    numbers = ("replicas", "revisions", "podSurge")
+    numbers = ("replicas", "revisions", "podSurge", "restartedAt")
     return digest({key: value for key, value in spec.to_json_dict().items() if key not in numbers})
 
 

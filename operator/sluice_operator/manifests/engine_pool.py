@@ -42,6 +42,7 @@ def pool_spec(
         rdma_resource=_rdma_resource(handover),
         # Of a budget, too: engines that it holds back are not in the shares of the revisions.
         in_place=True if spec.replaces_in_place or spec.gpu_budget is not None else None,
+        restarted_at=spec.restarted_at,
         accelerator=pool.accelerator,
         resources=pool.resources,
         template=pool.template,

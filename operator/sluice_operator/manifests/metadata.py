@@ -15,6 +15,7 @@ DESIRED_HASH: Final = f"{labels.GROUP}/desired-hash"
 
 ENGINE: Final = "engine"
 ROUTER: Final = "router"
+HISTORY: Final = "history"
 
 
 @dataclass(frozen=True)

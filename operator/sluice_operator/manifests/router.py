@@ -12,7 +12,7 @@ from sluice_operator.api.base import Resources
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import router_account
 from sluice_operator.manifests.config_map import ROUTER_FILE
-from sluice_operator.manifests.deployments import deployment_with
+from sluice_operator.manifests.deployments import deployment_with, restart_mark
 from sluice_operator.manifests.handover import handover_mounts, handover_volumes
 from sluice_operator.manifests.metadata import ROUTER, Owner, child_labels, selector_labels
 from sluice_operator.manifests.pods import (
@@ -53,6 +53,7 @@ class RouterDeployment:
     """Secret with the key that signs what only the service's engines are told."""
     keys_secret: str | None = None
     """Secret with the API keys of clients."""
+    restarted_at: str | None = None
 
 
 def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
@@ -60,6 +61,8 @@ def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
     ready."""
     selector = selector_labels(owner.service, ROUTER_ROLE)
     head = owner.child(DEPLOYMENT, f"{owner.service}-{ROUTER}", ROUTER, ROUTER_ROLE)
+    mark = restart_mark(router.restarted_at)
+    marks = {"annotations": mark} if mark else {}
     spec = {
         "revisionHistoryLimit": 2,
         "progressDeadlineSeconds": PROGRESS_SECONDS,
@@ -69,7 +72,7 @@ def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
         },
         "selector": {"matchLabels": selector},
         "template": {
-            "metadata": {"labels": child_labels(owner.service, ROUTER, ROUTER_ROLE)},
+            "metadata": {"labels": child_labels(owner.service, ROUTER, ROUTER_ROLE)} | marks,
             "spec": _pod(owner, router, selector),
         },
     }

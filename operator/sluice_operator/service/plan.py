@@ -47,6 +47,7 @@ from sluice_operator.manifests.slo_rules import prometheus_rule
 from sluice_operator.service.budget import plan_within, pod_surges
 from sluice_operator.service.handover import key_secrets, policies
 from sluice_operator.service.held_gpus import budget_of
+from sluice_operator.service.history import History, plan_history
 from sluice_operator.service.mode_switch import (
     NO_FORMER,
     Former,
@@ -157,7 +158,8 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
     router = plan_router(observed, top, spec, waits=bool(before) and are_awaited(states))
     former = plan_former(observed, before, router)
     apply = _children(observed, top, spec, router, pools)
-    prune = _left_over(observed, apply, former)
+    history = plan_history(observed, top)
+    prune = _left_over(observed, apply, former, history)
     wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}
     events = (
         *created(observed.children, apply),
@@ -168,7 +170,7 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
     )
     return ServicePlan(
         secrets=key_secrets(observed, top, router.deployment, (each.spec for each in resolved)),
-        apply=apply,
+        apply=(*apply, *history.newest),
         take_over=tuple(
             pool_replicas(top, each.spec.role, each.replicas.count)
             for each in resolved
@@ -248,7 +250,7 @@ def _pool(top: Owner, resolved: ResolvedPool, shares: Shares, pod_surge: int | N
 
 
 def _left_over(
-    observed: ServiceObserved, apply: Iterable[Manifest], former: Former
+    observed: ServiceObserved, apply: Iterable[Manifest], former: Former, history: History
 ) -> tuple[Reference, ...]:
     """What this service controls and no longer wants, nor needs for now. A ConfigMap stays while
     anything that stays mounts it."""
@@ -271,7 +273,7 @@ def _left_over(
         if uid is not None
         and controller_uid(child) == uid
         and identity(child) not in wanted | mounted
-        and not former.has(child)
+        and not (former.has(child) or history.has(child))
         and not child["metadata"].get("deletionTimestamp")
     )
 

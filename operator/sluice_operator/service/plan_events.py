@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sluice_operator.apply.plan import Event
-from sluice_operator.kube.kinds import CONFIG_MAP, ENGINE_POOL, Manifest, Reference, of_kind
+from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    CONTROLLER_REVISION,
+    ENGINE_POOL,
+    Manifest,
+    Reference,
+    of_kind,
+)
 from sluice_operator.manifests.metadata import is_current
 
 NAMES_IN_EVENT: Final = 8
@@ -79,8 +86,10 @@ def _rdma(pool: Manifest) -> bool:
 
 
 def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
-    """What is no longer wanted. Configurations come and go with every edit: not worth a word."""
-    names = [f"{ref.kind.kind} {ref.name}" for ref in prune if ref.kind != CONFIG_MAP]
+    """What is no longer wanted. Configurations and the history of specs come and go with every
+    edit: not worth a word."""
+    quiet = (CONFIG_MAP, CONTROLLER_REVISION)
+    names = [f"{ref.kind.kind} {ref.name}" for ref in prune if ref.kind not in quiet]
     return (Event("Normal", "Removed", f"Removed {_listed(names)}."),) if names else ()
 
 

@@ -155,6 +155,7 @@ def _deployment(
         inputs=router_inputs(spec),
         handover_secret=handover_secret_name(top.service),
         keys_secret=_keys_secret(spec),
+        restarted_at=spec.restarted_at,
     )
     return router_deployment(top, wanted)
 

@@ -18,7 +18,7 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.accounts import router_role
 from sluice_operator.manifests.metadata import owner
 
-from tests.operator.examples import pool_plan, service, service_plan
+from tests.operator.examples import complete_plan, pool_plan, service, service_plan
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 READ = {"get", "list", "watch"}
@@ -66,7 +66,8 @@ def test_optional_kinds_may_be_applied_and_pruned(rules: list[dict[str, Any]]) -
 
 
 def test_every_kind_that_children_can_be_is_written_by_some_plan() -> None:
-    applied = {m["kind"] for m in (*service_plan().apply, *pool_plan().apply)}
+    plans = (service_plan(), complete_plan(), pool_plan())
+    applied = {manifest["kind"] for plan in plans for manifest in plan.apply}
     assert applied == {kind.kind for kind in SERVICE_CHILDREN}
 
 

@@ -83,6 +83,7 @@ OTHER_CHANGES: dict[str, dict[str, Any]] = {
     "empty template": {"template": {}},
     "in place": {"inPlace": True},
     "pod surge": {"podSurge": 1},
+    "restart": {"restartedAt": "2026-01-02T03:04:05Z"},
 }
 
 

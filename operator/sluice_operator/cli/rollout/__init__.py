@@ -1,0 +1,1 @@
+"""`sluice rollout`: status, history, undo and restart of an InferenceService's roll-outs."""

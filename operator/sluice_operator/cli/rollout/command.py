@@ -1,0 +1,157 @@
+"""`sluice rollout status|history|undo|restart NAME`: what `kubectl rollout` does for Deployments.
+
+Talks to the cluster of the kubeconfig's context, with its user's rights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Final
+
+from sluice_operator.cli.rollout.progress import Progress, as_text, progress_of
+from sluice_operator.cli.rollout.session import MissingServiceError, Session, session
+from sluice_operator.cli.rollout.undo import (
+    NothingToUndoError,
+    changes,
+    history_text,
+    puts_back,
+    restarted,
+    target,
+    undone,
+)
+from sluice_operator.kube.errors import OperatorError
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.spec_history import recorded_spec
+
+FAILED: Final = 1
+UNUSABLE: Final = 2
+STATUSES: Final = (
+    "Exit status: 0; 1 where the roll-out has stopped, the time is over, or there is no such "
+    "service or revision; 2 where there is no cluster, or it refuses."
+)
+
+
+def run(words: Sequence[str]) -> int:
+    """The command; see `STATUSES`."""
+    options = _parser().parse_args(words)
+    try:
+        return asyncio.run(_run(options))
+    except (MissingServiceError, NothingToUndoError) as error:
+        print(f"sluice rollout {options.name_of_command}: {error}", file=sys.stderr)
+        return FAILED
+    except OperatorError as error:
+        print(f"sluice rollout {options.name_of_command}: {error}", file=sys.stderr)
+        return UNUSABLE
+
+
+async def _run(options: argparse.Namespace) -> int:
+    command: Callable[[Session, argparse.Namespace], Awaitable[int]] = options.command
+    async with session(options.namespace, options.name) as opened:
+        return await command(opened, options)
+
+
+async def _status(opened: Session, options: argparse.Namespace) -> int:
+    try:
+        async with asyncio.timeout(options.timeout or None):
+            service = await (_followed(opened) if options.watch else opened.service())
+    except TimeoutError:
+        text = f"not complete within {options.timeout:g} s"
+        print(f"sluice rollout status: {options.name}: {text}", file=sys.stderr)
+        return FAILED
+    print(as_text(service, await opened.pools()), flush=True)
+    return FAILED if progress_of(service).state == "Stopped" else 0
+
+
+async def _followed(opened: Session) -> Manifest:
+    """The service once its roll-out is done or has stopped; prints each change until then."""
+    told: Progress | None = None
+    async with aclosing(opened.states()) as states:
+        async for service in states:
+            progress = progress_of(service)
+            if progress.state != "Waiting":
+                return service
+            if progress != told:
+                print(progress.line, flush=True)
+                told = progress
+    raise AssertionError("states have no end")
+
+
+async def _history(opened: Session, options: argparse.Namespace) -> int:
+    print(history_text(await opened.service(), await opened.revisions()))
+    return 0
+
+
+async def _undo(opened: Session, options: argparse.Namespace) -> int:
+    service = await opened.service()
+    found = target(service, await opened.revisions(), options.to_revision)
+    spec = undone(service["spec"], recorded_spec(found))
+    told = f"{options.name}: back to the spec of revision {found['revision']}"
+    return await _edit(opened, service, spec, told, is_preview=options.dry_run)
+
+
+async def _restart(opened: Session, options: argparse.Namespace) -> int:
+    service = await opened.service()
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    spec, told = restarted(service["spec"], now), f"{options.name}: restarted"
+    return await _edit(opened, service, spec, told, is_preview=options.dry_run)
+
+
+async def _edit(
+    opened: Session, service: Manifest, spec: Manifest, told: str, *, is_preview: bool
+) -> int:
+    print(changes(service["spec"], spec), end="")
+    if not is_preview:
+        await opened.edit(service, spec)
+    print(f"{told} (dry run)" if is_preview else told)
+    if tool := puts_back(service):
+        text = f"{tool} applies {opened.name} and puts its own spec back: change it there as well"
+        print(f"sluice rollout: {text}", file=sys.stderr)
+    if service["spec"].get("paused"):
+        print("sluice rollout: it waits, as spec.paused is true", file=sys.stderr)
+    return 0
+
+
+def _seconds(word: str) -> float:
+    """A length of time as kubectl takes it: 90, 90s, 15m, 1h; 0: without an end."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(word[-1:], 0)
+    value = float(word[:-1]) * unit if unit else float(word)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+_seconds.__name__ = "time such as 90s, 15m or 1h"
+
+
+def _parser() -> argparse.ArgumentParser:
+    text = "Roll-outs of an InferenceService."
+    parser = argparse.ArgumentParser(prog="sluice rollout", description=text, epilog=STATUSES)
+    commands = parser.add_subparsers(required=True, dest="name_of_command")
+    for name, command, text in (
+        ("status", _status, "waits until the present spec is carried out, and says what is not"),
+        ("history", _history, "the specs that it has been complete with, which undo goes back to"),
+        ("undo", _undo, "edits the spec: back to the last one that was complete"),
+        ("restart", _restart, "replaces engines and routers by new ones, one after the other"),
+    ):
+        sub = commands.add_parser(name, help=text, description=text, epilog=STATUSES)
+        sub.set_defaults(command=command)
+        sub.add_argument("name", help="of the InferenceService")
+        sub.add_argument("-n", "--namespace", help="default: that of the kubeconfig's context")
+        if command is _status:
+            text = "wait until it is complete or has stopped (default: yes)"
+            watch = argparse.BooleanOptionalAction
+            sub.add_argument("-w", "--watch", action=watch, default=True, help=text)
+            text = "how long to wait, such as 15m; 0: without an end (default)"
+            sub.add_argument("--timeout", type=_seconds, default=0.0, help=text)
+        if command is _undo:
+            text = "a number of history; default: the one before the present spec"
+            sub.add_argument("--to-revision", type=int, help=text)
+        if command in (_undo, _restart):
+            text = "show what would be edited, and edit nothing"
+            sub.add_argument("--dry-run", action="store_true", help=text)
+    return parser

@@ -1,0 +1,69 @@
+"""How a roll-out stands, for people: done, stopped or on its way, and why.
+
+Pure. Reads statuses of an InferenceService and its EnginePools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from sluice_operator.api.conditions import PROGRESSING, STALLED, UPDATED
+from sluice_operator.cli.preview import table
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.kinds import Manifest
+
+
+class Progress(NamedTuple):
+    """How far the present spec has been carried out."""
+
+    state: Literal["Done", "Waiting", "Stopped"]
+    reason: str
+    message: str
+
+    @property
+    def line(self) -> str:
+        """One line for a log."""
+        return f"{self.state}: {self.reason}: {self.message}"
+
+
+def progress_of(service: Manifest) -> Progress:
+    """What the status of an InferenceService says of its spec."""
+    status, generation = service.get("status") or {}, service["metadata"].get("generation", 0)
+    updated = find(status, UPDATED)
+    if updated is None or status.get("observedGeneration") != generation:
+        text = f"generation {generation} of the spec has not been looked at yet."
+        return Progress("Waiting", "NotObserved", text)
+    if updated["status"] == "True":
+        return Progress("Done", updated["reason"], updated["message"])
+    for kind in (STALLED, PROGRESSING):
+        found = find(status, kind) or {}
+        if _has_stopped(kind, found):
+            return Progress("Stopped", found["reason"], found["message"])
+    return Progress("Waiting", updated["reason"], updated["message"])
+
+
+def _has_stopped(kind: str, condition: Manifest) -> bool:
+    if kind == STALLED:
+        return condition.get("status") == "True"
+    return condition.get("reason") == reasons.ROLLOUT_HALTED
+
+
+def as_text(service: Manifest, pools: Iterable[Manifest]) -> str:
+    """The roll-out of a service: what is reached, the engines by revision, and the plan."""
+    progress = progress_of(service)
+    plan = (service.get("status") or {}).get("rollout") or {}
+    rows = [("pool", "revision", "", "engines", "ready"), *_rows(pools)]
+    lines = [progress.line, *(table(rows) if len(rows) > 1 else ())]
+    if progress.state != "Done" and plan:
+        lines.append(f"Plan: {plan['reason']}: {plan['message']}")
+    return "\n".join(lines)
+
+
+def _rows(pools: Iterable[Manifest]) -> Iterator[tuple[str, ...]]:
+    for pool in sorted(pools, key=lambda each: str(each["metadata"]["name"])):
+        for each in (pool.get("status") or {}).get("revisions") or ():
+            age = "wanted" if each["current"] else "former"
+            counts = str(each["replicas"]), str(each["ready"])
+            yield (pool["spec"]["role"], each["name"], age, *counts)

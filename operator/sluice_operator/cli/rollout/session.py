@@ -1,0 +1,113 @@
+"""The API server as the user of a kubeconfig sees it: one InferenceService and what is below it.
+
+Decides nothing. Edits are refused where somebody else has edited the spec meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from sluice_contract import labels
+
+from sluice_operator.kube.client import ApiClient, path
+from sluice_operator.kube.errors import OperatorError, UnavailableError
+from sluice_operator.kube.kinds import (
+    CONTROLLER_REVISION,
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    Manifest,
+)
+from sluice_operator.kube.transport import HttpTransport, Request, log_in
+
+TIMEOUT_SECONDS: Final = 10.0
+AGAIN_SECONDS: Final = 1.0
+"""Until a watch that ended is begun anew."""
+MANAGER: Final = "sluice"
+"""Field manager of what a person edits with this command."""
+
+
+class MissingServiceError(OperatorError):
+    """There is no such InferenceService, or no longer."""
+
+
+class Session:
+    """One InferenceService; every method raises `RequestError` where the API server refuses."""
+
+    def __init__(self, transport: HttpTransport, namespace: str, name: str) -> None:
+        self._transport = transport
+        self._client = ApiClient(transport, lambda verb, plural: None)
+        self.namespace = namespace
+        self.name = name
+
+    async def service(self) -> Manifest:
+        """The InferenceService.
+
+        Raises:
+            MissingServiceError: there is none.
+        """
+        found = await self._client.get(INFERENCE_SERVICE, self.namespace, self.name)
+        if found is None:
+            raise self._missing()
+        return found
+
+    async def pools(self) -> tuple[Manifest, ...]:
+        """Its EnginePools."""
+        return await self._client.list_objects(ENGINE_POOL, self.namespace, self._selector)
+
+    async def revisions(self) -> tuple[Manifest, ...]:
+        """Its ControllerRevisions."""
+        return await self._client.list_objects(CONTROLLER_REVISION, self.namespace, self._selector)
+
+    async def edit(self, live: Manifest, spec: Manifest) -> None:
+        """Makes `spec` the spec of `live`, if that still is as it was read."""
+        same = {"op": "test", "path": "/spec", "value": live["spec"]}
+        change = {"op": "replace", "path": "/spec", "value": spec}
+        await self._client.patch(INFERENCE_SERVICE, live, [same, change], MANAGER)
+
+    async def states(self) -> AsyncGenerator[Manifest, None]:
+        """The InferenceService as it is, and again with each change, without an end."""
+        while True:
+            found = await self.service()
+            yield found
+            try:
+                async for line in self._transport.lines(self._watch(found)):
+                    event = json.loads(line)
+                    if event["type"] == "DELETED":
+                        raise self._missing()
+                    if event["type"] not in ("ADDED", "MODIFIED"):
+                        break
+                    yield event["object"]
+            except UnavailableError:
+                pass
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    @property
+    def _selector(self) -> str:
+        return f"{labels.SERVICE}={self.name}"
+
+    def _watch(self, found: Manifest) -> Request:
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={self.name}",
+            "resourceVersion": found["metadata"]["resourceVersion"],
+        }
+        return Request("GET", path(INFERENCE_SERVICE, self.namespace), query)
+
+    def _missing(self) -> MissingServiceError:
+        kind = INFERENCE_SERVICE.kind
+        return MissingServiceError(f"{kind} {self.name} is not in namespace {self.namespace}")
+
+
+@asynccontextmanager
+async def session(namespace: str | None, name: str) -> AsyncIterator[Session]:
+    """A session with the cluster of the kubeconfig's context; `namespace` None: that one's."""
+    connection = log_in()
+    transport = HttpTransport(TIMEOUT_SECONDS, lambda: connection)
+    try:
+        yield Session(transport, namespace or connection.default_namespace or "default", name)
+    finally:
+        await transport.close()

@@ -1,0 +1,119 @@
+"""Which spec a roll-out is undone to, and what becomes of the present one.
+
+Pure. What is undone is what its pods are made of; how many there are, whether the service is
+paused and how it is rolled out stay as they are now.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterator
+from typing import Final
+
+from sluice_operator.cli.preview import table
+from sluice_operator.cli.yaml_text import to_yaml
+from sluice_operator.kube.errors import OperatorError
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.spec_history import (
+    MANNER,
+    NUMBERS,
+    by_number,
+    recorded_spec,
+    spec_hash,
+)
+
+GITOPS: Final = {
+    "argocd.argoproj.io/tracking-id": "Argo CD",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+    "meta.helm.sh/release-name": "Helm",
+}
+"""Annotation or label → the tool that applies the object from elsewhere."""
+
+
+class NothingToUndoError(OperatorError):
+    """There is no such revision; `str()` says which there are."""
+
+
+def target(service: Manifest, revisions: tuple[Manifest, ...], number: int | None) -> Manifest:
+    """The ControllerRevision to go back to: `number`, else the last one that was complete and asks
+    for other pods than the present spec.
+
+    Raises:
+        NothingToUndoError: it is not there.
+    """
+    known, now = by_number(revisions), spec_hash(service["spec"])
+    if number is not None:
+        found = [item for item in known if item["revision"] == number]
+        allowed = ", ".join(str(item["revision"]) for item in known) or "none is recorded"
+        if not found:
+            raise NothingToUndoError(f"--to-revision: {number} is not there; allowed: {allowed}")
+        return found[0]
+    former = [item for item in known if spec_hash(recorded_spec(item)) != now]
+    if not former:
+        text = "no former spec of this service is recorded: only what was complete once is"
+        raise NothingToUndoError(text)
+    return former[-1]
+
+
+def undone(spec: Manifest, former: Manifest) -> Manifest:
+    """`former` with the numbers of `spec`, wherever both have the part that is numbered."""
+    found = copy.deepcopy(former)
+    for key in ("paused", "autoscaling"):
+        _take(found, spec, key)
+    for role, pool in (found.get("pools") or {}).items():
+        if (now := (spec.get("pools") or {}).get(role)) is not None:
+            for key in NUMBERS:
+                _take(pool, now, key)
+    if "router" in found and "router" in spec:
+        _take(found["router"], spec["router"], "replicas")
+    rollout = found.setdefault("rollout", {})
+    for key in MANNER:
+        _take(rollout, spec.get("rollout") or {}, key)
+    if not rollout:
+        del found["rollout"]
+    return found
+
+
+def restarted(spec: Manifest, now: str) -> Manifest:
+    """`spec` with a restart at `now`."""
+    return spec | {"rollout": (spec.get("rollout") or {}) | {"restartedAt": now}}
+
+
+def changes(before: Manifest, after: Manifest) -> str:
+    """What differs, as a diff of YAML; empty where nothing does."""
+    old, new = (to_yaml(_sorted(each)).splitlines(keepends=True) for each in (before, after))
+    return "".join(difflib.unified_diff(old, new, "spec now", "spec after", n=2))
+
+
+def history_text(service: Manifest, revisions: tuple[Manifest, ...]) -> str:
+    """The revisions that there are, the newest last."""
+    return "\n".join(
+        table([("revision", "complete first", "model", ""), *_rows(service, revisions)])
+    )
+
+
+def puts_back(service: Manifest) -> str | None:
+    """The tool that owns the InferenceService and would put its spec back."""
+    metadata = service["metadata"]
+    marks = (metadata.get("annotations") or {}) | (metadata.get("labels") or {})
+    return next((tool for mark, tool in GITOPS.items() if mark in marks), None)
+
+
+def _rows(service: Manifest, revisions: tuple[Manifest, ...]) -> Iterator[tuple[str, ...]]:
+    now = spec_hash(service["spec"])
+    for item in by_number(revisions):
+        spec, made = recorded_spec(item), item["metadata"].get("creationTimestamp", "")
+        uri = str((spec.get("model") or {}).get("uri", ""))
+        yield str(item["revision"]), made, uri, "now" if spec_hash(spec) == now else ""
+
+
+def _take(found: Manifest, now: Manifest, key: str) -> None:
+    found.pop(key, None)
+    if key in now:
+        found[key] = now[key]
+
+
+def _sorted(spec: Manifest) -> Manifest:
+    return dict(sorted(spec.items()))

@@ -1,0 +1,61 @@
+"""A spec that was carried out, as a ControllerRevision: what a roll-out can be undone to.
+
+Two specs are the same revision where they ask for the same pods. The rest (how many there are,
+whether the service is paused, how a roll-out goes) is stored too, for parts that a later spec has
+not, and is not compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Final
+
+from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest, of_kind
+from sluice_operator.manifests.digest import digest
+from sluice_operator.manifests.metadata import HISTORY, Owner, stamped
+
+NUMBERS: Final = ("replicas", "autoscaling")
+"""Of a pool, what is no matter of a roll-out."""
+MANNER: Final = ("strategy", "restartedAt")
+"""Of `spec.rollout`, likewise."""
+
+
+def spec_revision(owner: Owner, spec: Manifest, number: int) -> Manifest:
+    """The ControllerRevision of `spec`; a greater `number` is newer."""
+    name = f"{owner.service}-{spec_hash(spec)}"
+    head = owner.child(CONTROLLER_REVISION, name, HISTORY)
+    return stamped(head | {"revision": number, "data": {"spec": spec}})
+
+
+def recorded_spec(item: Manifest) -> Manifest:
+    """The spec in a ControllerRevision; empty in one that is none of the operator's."""
+    found = (item.get("data") or {}).get("spec")
+    return found if isinstance(found, dict) else {}
+
+
+def by_number(children: tuple[Manifest, ...]) -> list[Manifest]:
+    """The ControllerRevisions among a service's children, the oldest first."""
+    found = (item for item in of_kind(children, CONTROLLER_REVISION) if recorded_spec(item))
+    return sorted(found, key=lambda item: (item["revision"], item["metadata"]["name"]))
+
+
+def spec_hash(spec: Manifest) -> str:
+    """Equal for specs that ask for the same pods."""
+    found = copy.deepcopy(spec)
+    for key in ("paused", "autoscaling"):
+        found.pop(key, None)
+    _strip(found, "router", ("replicas",))
+    _strip(found, "rollout", MANNER)
+    for role in list(found.get("pools") or {}):
+        _strip(found["pools"], role, NUMBERS)
+    _strip(found, "pools", ())
+    return digest(found)
+
+
+def _strip(parent: Manifest, key: str, names: tuple[str, ...]) -> None:
+    """Removes `names` from a section, and the section where nothing is left."""
+    section = parent.get(key)
+    if section is not None:
+        parent[key] = {name: value for name, value in section.items() if name not in names}
+        if not parent[key]:
+            del parent[key]

@@ -1,0 +1,57 @@
+"""The specs that a service has been complete with, for `sluice rollout undo`.
+
+Pure. A spec is recorded once the status says that all of it is there and ready, so what has failed
+is never gone back to. The last ones stay, each once; the newest is the one in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_operator.api.conditions import UPDATED
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.manifests.spec_history import by_number, recorded_spec, spec_revision
+from sluice_operator.service.observe import ServiceObserved
+
+MOST: Final = 5
+
+
+@dataclass(frozen=True)
+class History:
+    """What is written of it, and what stays as it is."""
+
+    newest: tuple[Manifest, ...]
+    """To be applied: the ControllerRevision of a spec that is complete."""
+    kept: frozenset[str]
+    """Names of ControllerRevisions."""
+
+    def has(self, item: Manifest) -> bool:
+        """Whether it stays."""
+        return item["kind"] == CONTROLLER_REVISION.kind and item["metadata"]["name"] in self.kept
+
+
+def plan_history(observed: ServiceObserved, top: Owner) -> History:
+    """The history of an InferenceService, as its status and the live objects have it."""
+    there = {item["metadata"]["name"]: item for item in by_number(observed.children)}
+    if not _is_complete(observed.service):
+        return History((), frozenset(list(there)[-MOST:]))
+    last = max((item["revision"] for item in there.values()), default=0)
+    spec = observed.service["spec"]
+    newest = spec_revision(top, spec, last + 1)
+    name = newest["metadata"]["name"]
+    if (known := there.pop(name, None)) is not None:
+        # Its data can never be changed; the spec may have other numbers by now.
+        number = last + (known["revision"] < last)
+        newest = spec_revision(top, recorded_spec(known), number)
+    return History((newest,), frozenset([*list(there)[1 - MOST :], name]))
+
+
+def _is_complete(service: Manifest) -> bool:
+    """Whether all that the spec asks for has been seen to work."""
+    updated = find(service.get("status"), UPDATED) or {}
+    told = (updated.get("status"), updated.get("reason"), updated.get("observedGeneration"))
+    return told == ("True", reasons.ALL_READY, service["metadata"].get("generation"))

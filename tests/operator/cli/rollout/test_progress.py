@@ -1,0 +1,58 @@
+"""When a roll-out is done, has stopped or is on its way."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_operator.cli.rollout.progress import as_text, progress_of
+from sluice_operator.kube.kinds import Manifest
+
+from tests.operator.examples import service
+
+MIXED: Manifest = {
+    "metadata": {"name": "chat-mixed"},
+    "spec": {"role": "mixed"},
+    "status": {
+        "revisions": [
+            {"name": "bbb", "replicas": 2, "ready": 0, "current": True},
+            {"name": "aaa", "replicas": 2, "ready": 2, "current": False},
+        ]
+    },
+}
+
+
+def told(seen: int = 1, **conditions: str) -> Manifest:
+    """A service of generation 1; conditions as `Status/Reason`."""
+    found = [
+        {"type": kind, "status": status, "reason": reason, "message": "in words."}
+        for kind, (status, _, reason) in ((k, v.partition("/")) for k, v in conditions.items())
+    ]
+    return service() | {"status": {"observedGeneration": seen, "conditions": found}}
+
+
+@pytest.mark.parametrize(
+    ("item", "state"),
+    [
+        (service(), "Waiting"),
+        (told(0, Updated="True/AllReady"), "Waiting"),
+        (told(Updated="True/AllReady"), "Done"),
+        (told(Updated="True/ScaledToZero"), "Done"),
+        (told(Updated="False/RollingOut", Stalled="False/NotStalled"), "Waiting"),
+        (told(Updated="False/ModelLoadFailed", Stalled="True/ModelLoadFailed"), "Stopped"),
+        (told(Updated="False/ImagePullBackOff", Progressing="False/RolloutHalted"), "Stopped"),
+        (told(Updated="False/Paused", Progressing="False/Paused"), "Waiting"),
+    ],
+)
+def test_what_the_conditions_mean(item: Manifest, state: str) -> None:
+    assert progress_of(item).state == state
+
+
+def test_engines_are_shown_by_revision() -> None:
+    item = told(Updated="False/RollingOut")
+    item["status"]["rollout"] = {"reason": "RollingOut", "message": "so it goes."}
+    assert as_text(item, [MIXED]).splitlines() == [
+        "Waiting: RollingOut: in words.",
+        "  pool   revision          engines  ready",
+        "  mixed  bbb       wanted  2        0",
+        "  mixed  aaa       former  2        2",
+        "Plan: RollingOut: so it goes.",
+    ]

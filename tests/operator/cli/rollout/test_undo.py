@@ -1,0 +1,86 @@
+"""What a roll-out is undone to, and what of the present spec stays."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_operator.cli.rollout.undo import (
+    NothingToUndoError,
+    changes,
+    puts_back,
+    restarted,
+    target,
+    undone,
+)
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.manifests.metadata import owner
+from sluice_operator.manifests.spec_history import spec_revision
+
+from tests.operator.examples import service
+
+
+def recorded(*chunks: int) -> tuple[Manifest, ...]:
+    top = owner(INFERENCE_SERVICE, service(), "chat")
+    specs = [service({"engine": {"chunkSize": size}})["spec"] for size in chunks]
+    return tuple(spec_revision(top, spec, number) for number, spec in enumerate(specs, start=1))
+
+
+@pytest.mark.parametrize(
+    ("now", "number", "revision"),
+    [(2, None, 1), (3, None, 2), (3, 1, 1)],
+    ids=["the one before", "the last that was complete", "by its number"],
+)
+def test_which_revision_is_gone_back_to(now: int, number: int | None, revision: int) -> None:
+    item = service({"engine": {"chunkSize": now}})
+    assert target(item, recorded(1, 2), number)["revision"] == revision
+
+
+def test_what_is_not_there_is_named_with_what_is() -> None:
+    with pytest.raises(NothingToUndoError, match="7 is not there; allowed: 1, 2"):
+        target(service(), recorded(1, 2), 7)
+    with pytest.raises(NothingToUndoError, match="no former spec"):
+        target(service({"engine": {"chunkSize": 1}}), recorded(1), None)
+
+
+def test_numbers_and_the_manner_of_roll_outs_stay_as_they_are_now() -> None:
+    former: Manifest = {
+        "model": {"uri": "dummy://a"},
+        "pools": {"mixed": {"replicas": 1, "engine": {"chunkSize": 64}}},
+        "router": {"replicas": 2, "image": "r:1"},
+        "rollout": {"upgrade": "a", "restartedAt": "early"},
+        "autoscaling": {"gpuBudget": 2},
+    }
+    now: Manifest = {
+        "model": {"uri": "dummy://b"},
+        "pools": {"mixed": {"autoscaling": {"maxReplicas": 9}}},
+        "router": {"replicas": 5},
+        "rollout": {"strategy": "InPlace", "restartedAt": "late"},
+        "paused": False,
+    }
+    assert undone(now, former) == {
+        "model": {"uri": "dummy://a"},
+        "pools": {"mixed": {"autoscaling": {"maxReplicas": 9}, "engine": {"chunkSize": 64}}},
+        "router": {"replicas": 5, "image": "r:1"},
+        "rollout": {"strategy": "InPlace", "restartedAt": "late", "upgrade": "a"},
+        "paused": False,
+    }
+
+
+def test_pools_of_another_mode_come_back_with_their_numbers() -> None:
+    pools = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
+    former = {"mode": "Disaggregated", "pools": pools}
+    assert undone({"mode": "Mixed", "pools": {"mixed": {"replicas": 7}}}, former) == former
+
+
+def test_a_restart_changes_nothing_but_its_mark() -> None:
+    spec: Manifest = {"rollout": {"strategy": "InPlace"}, "mode": "Mixed"}
+    assert changes(spec, restarted(spec, "now")).splitlines()[-3:] == [
+        " rollout:",
+        "   strategy: InPlace",
+        "+  restartedAt: now",
+    ]
+
+
+def test_whoever_would_put_the_spec_back_is_named() -> None:
+    mark = {"argocd.argoproj.io/tracking-id": "x"}
+    assert puts_back(service(annotations=mark)) == "Argo CD"
+    assert puts_back(service()) is None

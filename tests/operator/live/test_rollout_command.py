@@ -1,0 +1,129 @@
+"""`sluice rollout` against a cluster, as somebody with the role `edit` of a namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+from sluice_operator.cli.main import main
+from sluice_operator.kube.kinds import (
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    ROLE_BINDING,
+    Manifest,
+)
+from sluice_operator.manifests.deployments import RESTARTED_AT
+from sluice_operator.manifests.spec_history import recorded_spec
+
+from e2e.cluster.controlplane_only import ControlPlane
+from tests.operator.harness.cluster import Cluster, State
+from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.rest import comes_to_rest
+from tests.operator.harness.scenery import chat_that_serves, is_ready, play_controllers
+
+pytestmark = pytest.mark.apiserver
+StartOperator = Callable[..., OperatorProcess]
+Sluice = Callable[..., Awaitable[int]]
+GROUP = "rbac.authorization.k8s.io"
+
+
+@pytest.fixture
+async def sluice(
+    plane: ControlPlane, cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> Sluice:
+    """The command, for a person who may edit what is in the namespace."""
+    user = f"editor-of-{namespace}"
+    binding = {
+        "apiVersion": ROLE_BINDING.api_version,
+        "kind": ROLE_BINDING.kind,
+        "metadata": {"name": "edit", "namespace": namespace},
+        "roleRef": {"apiGroup": GROUP, "kind": "ClusterRole", "name": "edit"},
+        "subjects": [{"apiGroup": GROUP, "kind": "User", "name": user}],
+    }
+    await cluster.create(ROLE_BINDING, binding)
+    monkeypatch.setenv("KUBECONFIG", str(plane.user_kubeconfig(user, [])))
+
+    async def run(command: str, *words: str) -> int:
+        argv = ["rollout", command, "chat", "-n", namespace, *words]
+        return await asyncio.to_thread(main, argv)
+
+    return run
+
+
+def newest_chunk(found: State) -> int | None:
+    newest = max(found.values(), key=lambda item: item["revision"], default={})
+    chunk: int | None = recorded_spec(newest).get("engine", {}).get("chunkSize")
+    return chunk
+
+
+def recorded(revisions: int, chunk: int | None) -> Callable[[State], bool]:
+    return lambda found: len(found) == revisions and newest_chunk(found) == chunk
+
+
+async def with_chunk(cluster: Cluster, namespace: str, chunk: int) -> None:
+    """The service asks for engines with this chunk, and has them."""
+    engine: Manifest = {"spec": {"engine": {"chunkSize": chunk}}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", engine)
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 3)
+    await play_controllers(cluster, namespace)
+    await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
+
+
+async def test_a_spec_that_was_complete_is_gone_back_to(
+    cluster: Cluster,
+    namespace: str,
+    start_operator: StartOperator,
+    sluice: Sluice,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start_operator()
+    await chat_that_serves(cluster, namespace)
+    await cluster.until(CONTROLLER_REVISION, namespace, recorded(1, None))
+    await with_chunk(cluster, namespace, 256)
+    await cluster.until(CONTROLLER_REVISION, namespace, recorded(2, 256))
+    await comes_to_rest(cluster, namespace)
+
+    assert await sluice("undo", "--dry-run") == 0
+    assert (await cluster.get(INFERENCE_SERVICE, namespace, "chat"))["spec"]["engine"]
+    assert await sluice("undo") == 0
+    assert "chat: back to the spec of revision 1" in capsys.readouterr().out
+    assert "engine" not in (await cluster.get(INFERENCE_SERVICE, namespace, "chat"))["spec"]
+    waiting = asyncio.create_task(sluice("status", "--timeout", "20s"))
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 3)
+    await play_controllers(cluster, namespace)
+    assert await waiting == 0
+    assert "Done: AllReady" in capsys.readouterr().out
+    await cluster.until(CONTROLLER_REVISION, namespace, recorded(2, None))
+    await comes_to_rest(cluster, namespace)
+
+    assert await sluice("history") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["revision", "2", "3"]
+    assert lines[-1].endswith("now")
+
+
+async def test_a_restart_leaves_names_and_settings_as_they_are(
+    cluster: Cluster, namespace: str, start_operator: StartOperator, sluice: Sluice
+) -> None:
+    start_operator()
+    await chat_that_serves(cluster, namespace)
+    await comes_to_rest(cluster, namespace)
+    before = await cluster.list(DEPLOYMENT, namespace)
+    assert await sluice("restart") == 0
+    after = await cluster.until(
+        DEPLOYMENT, namespace, lambda found: json.dumps(found).count(f'"{RESTARTED_AT}":') >= 2
+    )
+    assert after.keys() == before.keys()
+    await comes_to_rest(cluster, namespace)
+
+
+async def test_what_is_not_there_is_said(
+    cluster: Cluster, namespace: str, sluice: Sluice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await sluice("status") == 1
+    said = f"InferenceService chat is not in namespace {namespace}"
+    assert capsys.readouterr().err.strip() == f"sluice rollout status: {said}"

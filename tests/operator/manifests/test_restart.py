@@ -1,0 +1,55 @@
+"""A restart replaces the pods by the same ones, whatever release of the operator runs by now."""
+
+from __future__ import annotations
+
+import copy
+
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.deployments import RESTARTED_AT, deployment_with, kept
+
+from tests.operator.examples import of, pool_plan, service_plan
+
+RESTART: Manifest = {"rollout": {"restartedAt": "2026-01-02T03:04:05Z"}}
+
+
+def deployments(spec: Manifest | None = None) -> tuple[Manifest, Manifest]:
+    """That of the routers and that of the engines."""
+    engines = pool_plan(spec).deployment
+    assert engines is not None
+    return of(service_plan(spec).apply, "Deployment"), engines
+
+
+def marks(deployment: Manifest) -> Manifest:
+    found: Manifest = deployment["spec"]["template"]["metadata"].get("annotations", {})
+    return found
+
+
+def test_engines_and_routers_get_a_mark_and_nothing_else() -> None:
+    for before, after in zip(deployments(), deployments(RESTART), strict=True):
+        assert marks(before) == {}
+        assert marks(after) == {RESTARTED_AT: "2026-01-02T03:04:05Z"}
+        assert after["metadata"]["name"] == before["metadata"]["name"]
+        after["spec"]["template"]["metadata"].pop("annotations")
+        assert after["spec"] == before["spec"]
+
+
+def test_pods_of_a_former_release_stay_as_they_were_written() -> None:
+    for applied, built in zip(deployments(), deployments(RESTART), strict=True):
+        newer = of_next_release(built)
+        restarted = kept(newer, applied)
+        assert marks(restarted) == marks(newer)
+        assert "fsGroup" not in restarted["spec"]["template"]["spec"]["securityContext"]
+        assert kept(newer, restarted) == restarted, "once is enough"
+        taken_back = kept(of_next_release(applied), restarted)
+        assert taken_back == applied
+
+
+def of_next_release(deployment: Manifest) -> Manifest:
+    """The same, with pods that are written otherwise."""
+    found = copy.deepcopy(deployment)
+    replicas, notes = found["spec"].pop("replicas"), found["metadata"]["annotations"]
+    found["spec"]["template"]["spec"]["securityContext"]["fsGroup"] = 1000
+    inputs = notes.pop("serving.sluice.dev/inputs")
+    for name in ("template", "template-fields", "desired-hash"):
+        del notes[f"serving.sluice.dev/{name}"]
+    return deployment_with(found, replicas, inputs)
