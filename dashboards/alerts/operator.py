@@ -6,12 +6,14 @@ from typing import Final
 
 from sluice_operator.api.conditions import (
     ACCELERATOR_VERIFIED,
+    PROGRESSING,
     READY,
     SCALING_ACTIVE,
     STALLED,
     UPDATED,
 )
 from sluice_operator.autoscale.tell import CONTESTED, FAILED, UNSEEN
+from sluice_operator.conditions.reasons import ROLLOUT_HALTED
 
 from dashboards.alerts.words import AT_NAME, VALUE, is_so, of_names, of_operator
 from dashboards.pages import autoscaler, operator, service
@@ -60,6 +62,17 @@ SERVICES: Final = (
         summary=f"{AT_NAME}: a change does not come through",
         description="Engines of the revision that is asked for are not complete. The condition "
         "Updated says why.",
+        panel=(service.UID, "Conditions"),
+    ),
+    of_names(
+        name="SluiceRolloutHalted",
+        value=is_so(PROGRESSING, 'status="False"', f'reason="{ROLLOUT_HALTED}"'),
+        condition="== 1",
+        lasting="2m",
+        severity="warning",
+        summary=f"{AT_NAME}: a roll-out has stopped",
+        description="New engines fail, and the former ones serve on. The condition Progressing "
+        "names the pod and why.",
         panel=(service.UID, "Conditions"),
     ),
     of_names(

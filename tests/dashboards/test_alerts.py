@@ -84,6 +84,7 @@ CASES: Final[dict[str, Case]] = {
     "SluiceNotReady": condition("Ready", "False"),
     "SluiceStalled": condition("Stalled", "True"),
     "SluiceNotUpdated": condition("Updated", "False"),
+    "SluiceRolloutHalted": condition("Progressing", "False", "RolloutHalted"),
     "SluiceScalingInactive": condition("ScalingActive", "False", "MetricsMissing"),
     "SluiceAcceleratorUnverified": condition("AcceleratorVerified", "False", right_is="Unknown"),
     "SluiceCapacityBlocked": condition("Updated", "False", "Unschedulable"),

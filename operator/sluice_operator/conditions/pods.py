@@ -46,11 +46,20 @@ class PodFailure:
     message: str
     repeats: bool = False
     """It has happened so often that another attempt will fail too."""
+    restarts: int = 0
+    """Of the container that fails."""
 
     @property
     def lasting(self) -> bool:
         """Whether only a change of the spec helps."""
         return self.repeats or self.reason in LASTING_REASONS
+
+    @property
+    def halts(self) -> bool:
+        """Whether a roll-out that makes such pods had better stop. Nodes may still come for pods
+        without a place, and a first crash may be an accident."""
+        fails_to_start = self.reason in IMAGE_REASONS | START_REASONS
+        return self.lasting or fails_to_start or self.restarts >= REPEATS
 
     def __str__(self) -> str:
         """The text for a condition, which shows the reason separately."""
@@ -83,6 +92,13 @@ def first_failure(pods: Iterable[Manifest]) -> PodFailure | None:
     return next((failure for failure in found if failure.lasting), found[0] if found else None)
 
 
+def halting_failure(pods: Iterable[Manifest]) -> PodFailure | None:
+    """The most important failure for which a roll-out stops."""
+    found = (failure_of(pod) for pod in sorted(pods, key=_name))
+    halting = [failure for failure in found if failure is not None and failure.halts]
+    return next((failure for failure in halting if failure.lasting), next(iter(halting), None))
+
+
 def failure_of(pod: Manifest) -> PodFailure | None:
     """What keeps the pod from being ready; None when it is ready, starting or going away."""
     if is_ready(pod) or is_draining(pod) or is_finished(pod):
@@ -107,11 +123,12 @@ def _start(pod: Manifest) -> PodFailure | None:
 
 def _told(pod: Manifest) -> PodFailure | None:
     """The reason in the process's termination message, unless kubelet knows a better one."""
-    for _, ended in _terminations(pod):
+    for container, ended in _terminations(pod):
         if message := _termination_message(ended):
             if message.reason in DIED_REASONS and ended.get("reason") == "OOMKilled":
                 continue
-            return PodFailure(_name(pod), message.reason, _line(message.message))
+            text, restarts = _line(message.message), _restarts(pod, container)
+            return PodFailure(_name(pod), message.reason, text, restarts=restarts)
     return None
 
 
@@ -131,7 +148,9 @@ def _crash(pod: Manifest) -> PodFailure | None:
         if ended.get("exitCode", 0) != 0:
             text = f"container {container} exited with code {ended['exitCode']}"
             last = _line(ended.get("message"))
-            return PodFailure(_name(pod), "CrashLoopBackOff", f"{text}: {last}" if last else text)
+            text = f"{text}: {last}" if last else text
+            restarts = _restarts(pod, container)
+            return PodFailure(_name(pod), "CrashLoopBackOff", text, restarts=restarts)
     return None
 
 

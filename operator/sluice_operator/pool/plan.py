@@ -114,10 +114,11 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
 
 
 def _engines(spec: EnginePoolSpec) -> int:
-    """Engines of the wanted revision: all, but where others have to go first."""
-    if not spec.in_place:
-        return spec.replicas
+    """Engines of the wanted revision: all, but where others have to go first, or its roll-out has
+    stopped."""
     shares = {share.name: share.replicas for share in spec.revisions or ()}
+    if not spec.in_place and len(shares) < 2:
+        return spec.replicas
     return min(spec.replicas, shares.get(revision(spec), spec.replicas))
 
 

@@ -34,6 +34,7 @@ from sluice_operator.conditions.pods import (
     MODEL_REASONS,
     PodFailure,
     first_failure,
+    halting_failure,
     is_draining,
     is_finished,
     is_ready,
@@ -62,7 +63,7 @@ def pool_status(
     updated = obstacle or _updated(plan, current, pods)
     completed = generation if updated.is_true else before.get("completedGeneration")
     serving = answering(sum(map(is_ready, pods)), _asked(observed, plan), "engines", updated)
-    checks = _checks(plan, current, serving, updated)
+    checks = _checks(plan, current, pods, serving, updated)
     checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
     status = EnginePoolStatus(
         observed_generation=generation,
@@ -89,7 +90,11 @@ def _asked(observed: PoolObserved, plan: PoolPlan) -> int:
 
 
 def _checks(
-    plan: PoolPlan, current: list[Manifest], serving: Check, updated: Check
+    plan: PoolPlan,
+    current: list[Manifest],
+    pods: list[Manifest],
+    serving: Check,
+    updated: Check,
 ) -> dict[str, Check]:
     failure = first_failure(current)
     stalled = _stalled(plan, current, serving, updated)
@@ -97,7 +102,7 @@ def _checks(
     return {
         READY: serving,
         UPDATED: updated,
-        PROGRESSING: progressing,
+        PROGRESSING: _halted(plan, current, pods, updated) or progressing,
         MODEL_AVAILABLE: _model(any(map(is_ready, current)), failure, updated),
         RECONCILING: progressing,
         STALLED: stalled,
@@ -147,6 +152,24 @@ def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
     if updated.is_true:
         return Check("False", "Complete", "Every engine is of the current revision.")
     return Check("True", updated.reason, updated.message)
+
+
+def _halted(
+    plan: PoolPlan, current: list[Manifest], pods: list[Manifest], updated: Check
+) -> Check | None:
+    """A roll-out that stops: engines of the wanted revision fail, and those of the former one serve
+    on. It goes on by itself if they become ready."""
+    if updated.is_true or updated.reason in reasons.HEALTHY or not _others_ready(pods, plan):
+        return None
+    failure = halting_failure(current)
+    if failure is not None:
+        text = f"{failure.reason}: {failure}"
+    elif plan.progress is not None and given_up(plan.progress, current):
+        text = f"{updated.reason}: {updated.message}"
+    else:
+        return None
+    text += f"{'' if text.endswith('.') else '.'} No more engines of revision {plan.revision} come;"
+    return Check("False", reasons.ROLLOUT_HALTED, f"{text} the former ones serve on.")
 
 
 def _model(ready: bool, failure: PodFailure | None, updated: Check) -> Check:

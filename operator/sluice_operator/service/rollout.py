@@ -3,7 +3,8 @@
 Pure. Knows counts; no Deployments, no pods. The revisions that the pools are wanted in together
 are a set, and one set replaces another as a whole:
 
-- the wanted revisions get all their engines at once, beside those that serve (surge);
+- the wanted revisions get all their engines at once, beside those that serve (surge), and no more
+  than they have while something keeps them from starting;
 - the stable ones keep all theirs, however unready they are at the moment, until the wanted ones are
   complete in every pool and the service's status says so. To fewer engines they follow at once; to
   more only when the wanted ones come no further, as these are asked for more already;
@@ -101,11 +102,7 @@ def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
         pool.role: [r for r in pool.others if r.name == stable.get(pool.role)] for pool in pools
     }
     stopped = any(pool.wanted.stopped for pool in pools)
-    shares = {
-        pool.role: {pool.wanted.name: pool.replicas}
-        | {each.name: _kept_engines(pool, each, stopped) for each in kept[pool.role]}
-        for pool in pools
-    }
+    shares = {pool.role: _first_shares(pool, kept[pool.role], stopped) for pool in pools}
     _keep_serving(pools, shares)
     unknown = not any(_has(pool, stable.get(pool.role)) for pool in pools)
     serves = all(pool.wanted.ready for pool in pools)
@@ -127,6 +124,24 @@ def _is_untried(pools: tuple[PoolState, ...], stable: Revisions) -> bool:
     new = [pool.wanted for pool in pools if pool.wanted.name != stable.get(pool.role)]
     asleep = all(pool.replicas == 0 for pool in pools)
     return asleep and bool(new) and not any(revision.is_there for revision in new)
+
+
+def _first_shares(pool: PoolState, kept: list[Revision], stopped: bool) -> Shares:
+    """Of the wanted revision and the stable one, which is all that is `kept`."""
+    wanted = _wanted_engines(pool, stopped) if kept else pool.replicas
+    return {pool.wanted.name: wanted} | {
+        each.name: _kept_engines(pool, each, stopped) for each in kept
+    }
+
+
+def _wanted_engines(pool: PoolState, stopped: bool) -> int:
+    """Engines of the wanted revision beside a stable one; `stopped`: whether the wanted ones come no
+    further. They get no more then, but one at least, which shows when they do."""
+    wanted = pool.wanted
+    if not stopped:
+        return pool.replicas
+    before = wanted.replicas if wanted.planned is None else wanted.planned
+    return min(pool.replicas, max(1, before))
 
 
 def _kept_engines(pool: PoolState, stable: Revision, stopped: bool) -> int:

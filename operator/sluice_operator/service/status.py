@@ -180,10 +180,11 @@ def _checks(
         {UPDATED: updated, READY: serving}
     )
     progressing, priorities = _progressing(plan, updated, stalled), priorities_check(plan)
+    halted = _halted(observed, plan, stalled)
     return {
         READY: serving,
         UPDATED: updated,
-        PROGRESSING: progressing,
+        PROGRESSING: halted or progressing,
         **former,
         **ready,
         MODEL_AVAILABLE: model_available(
@@ -255,6 +256,19 @@ def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
     if plan.rollout is not None and plan.rollout.reason == IN_PLACE:
         return Check("True", IN_PLACE, plan.rollout.message)
     return Check("True", updated.reason, updated.message)
+
+
+def _halted(observed: ServiceObserved, plan: ServicePlan, stalled: Check) -> Check | None:
+    """A roll-out that has stopped, while what was there before serves on: engines of a former
+    revision, or the pools of another mode."""
+    for pool in plan.pools:
+        check = lifted(pool.role, _current(observed, pool), PROGRESSING)
+        if check is not None and check.reason == reasons.ROLLOUT_HALTED:
+            return check
+    if stalled.is_true and plan.former.is_served:
+        text = f"{stalled.reason}: {stalled.message} The pools of the former mode serve on."
+        return Check("False", reasons.ROLLOUT_HALTED, text)
+    return None
 
 
 def _upgrade(plan: ServicePlan) -> Check:

@@ -31,6 +31,7 @@ from tests.operator.statuses import (
     assert_a_person_is_called,
     assert_at_rest,
     assert_situation,
+    condition,
     kstatus,
 )
 
@@ -104,6 +105,17 @@ def _rolling_out(starting: Manifest | None = None) -> PoolObserved:
 
 def _rolling_out_in_vain() -> PoolObserved:
     return _rolling_out({"phase": "Running", "containerStatuses": [NO_MODEL]})
+
+
+def _crashing(restarts: int) -> Manifest:
+    ended = {"terminated": {"exitCode": 1}}
+    container = {"name": "engine", "ready": False, "restartCount": restarts, "lastState": ended}
+    return {"phase": "Running", "containerStatuses": [container]}
+
+
+def _waiting(reason: str) -> Manifest:
+    waiting = {"waiting": {"reason": reason, "message": "in words"}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "engine", "state": waiting}]}
 
 
 def _rolling_out_short() -> PoolObserved:
@@ -180,6 +192,36 @@ STALLED = {
 
 def _status(observed: PoolObserved) -> Manifest:
     return pool_status(observed, plan_pool(observed), NOW)
+
+
+NO_PLACE: Manifest = {"phase": "Pending", "conditions": [UNSCHEDULABLE]}
+
+
+@pytest.mark.parametrize(
+    ("engines", "halted"),
+    [
+        (_waiting("ImagePullBackOff"), True),
+        (_waiting("CreateContainerConfigError"), True),
+        (_crashing(3), True),
+        (_crashing(2), False),
+        (NO_PLACE, False),
+    ],
+)
+def test_a_roll_out_stops_where_new_engines_fail_and_tools_wait_on(
+    engines: Manifest, halted: bool
+) -> None:
+    status = _status(_rolling_out(engines))
+    progressing = condition(status, "Progressing")
+    assert (progressing["reason"] == "RolloutHalted") is halted
+    assert condition(status, "Reconciling")["status"] == "True", "it may pass"
+    if halted:
+        assert "pod chat-mixed-" in progressing["message"]
+
+
+def test_what_has_nothing_before_it_is_not_halted() -> None:
+    broken = pods(_deployment(), **_crashing(3))
+    observed = pool_observed(pool(THREE), [live(_deployment(), observedGeneration=1)], broken)
+    assert condition(_status(observed), "Progressing")["reason"] == "CrashLoopBackOff"
 
 
 @pytest.mark.parametrize("name", SITUATIONS)

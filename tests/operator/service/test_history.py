@@ -10,7 +10,6 @@ from sluice_operator.service.plan import plan_service
 
 from tests.operator.examples import MINIMAL_SPEC, complete_service, live, service, service_observed
 
-
 CHUNK = 64
 
 

@@ -187,6 +187,28 @@ def test_it_is_ready_while_the_former_pools_serve() -> None:
     assert status["pools"].keys() == {"prefill", "decode"}
 
 
+def test_new_pools_that_fail_halt_the_switch() -> None:
+    world, _ = _serving(MIXED)
+    world = world.carried_out(world.plan(APART))
+    stalled = {
+        "type": "Stalled",
+        "status": "True",
+        "reason": "ModelLoadFailed",
+        "message": "pod a.",
+    }
+    for role in _roles(APART):
+        pool = world.children["EnginePool", f"chat-{role}"]
+        told = {"observedGeneration": pool["metadata"]["generation"], "conditions": [stalled]}
+        world.children["EnginePool", f"chat-{role}"] = pool | {"status": told}
+    observed = service_observed(service(APART), world.children.values(), pods=world.routers)
+    progressing = find(service_status(observed, world.plan(APART), NOW), "Progressing")
+    assert progressing is not None
+    assert (progressing["status"], progressing["reason"]) == ("False", "RolloutHalted")
+    assert progressing["message"] == (
+        "ModelLoadFailed: Pool prefill: pod a. The pools of the former mode serve on."
+    )
+
+
 def test_a_former_pool_that_does_not_serve_is_told() -> None:
     world, _ = _serving(MIXED)
     key = ("EnginePool", "chat-mixed")
