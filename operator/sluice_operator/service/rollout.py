@@ -135,8 +135,8 @@ def _first_shares(pool: PoolState, kept: list[Revision], stopped: bool) -> Share
 
 
 def _wanted_engines(pool: PoolState, stopped: bool) -> int:
-    """Engines of the wanted revision beside a stable one; `stopped`: whether the wanted ones come no
-    further. They get no more then, but one at least, which shows when they do."""
+    """Engines of the wanted revision beside a stable one; `stopped`: whether the wanted ones come
+    no further. They get no more then, but one at least, which shows when they do."""
     wanted = pool.wanted
     if not stopped:
         return pool.replicas
