@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 # of which would otherwise compile all that it imports. It stays out of the tree.
 BYTECODE := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(CURDIR)/.cache/bytecode"
 PYTEST := $(BYTECODE) OMP_NUM_THREADS=1 .venv/bin/pytest
-SOURCES := operator runtime kernels e2e tests benchmarks images docs dashboards
+SOURCES := operator runtime kernels e2e tests benchmarks images docs dashboards release
 MODEL ?= dummy://qwen3-tiny
 CLUSTER ?=
 # Of CLUSTER=current: where its images are pushed to and pulled from, HOST[:PORT][/PATH].
@@ -59,7 +59,7 @@ lint: setup
 .PHONY: types
 types: setup
 	.venv/bin/mypy
-	.venv/bin/mypy e2e docs dashboards
+	.venv/bin/mypy e2e docs dashboards release
 
 .PHONY: imports
 imports: setup
@@ -201,6 +201,19 @@ crds: setup ## write crds/ and the pages of docs/reference that say the same, fr
 .PHONY: dashboards
 dashboards: setup ## write dashboards/generated: Grafana's pages, recording rules, alerts
 	$(PYTHON) -m dashboards
+
+.PHONY: chart
+chart: setup ## write the Helm chart, made from manifests/, into dist/sluice
+	$(PYTHON) -m release chart dist
+
+.PHONY: version
+version: setup ## write a version everywhere: make version VERSION=0.2.0
+	$(PYTHON) -m release version "$(VERSION)"
+
+.PHONY: release-dry-run
+release-dry-run: binaries ## what a release has beside its images, into dist: chart, install.yaml, crds.yaml
+	$(PYTHON) -m release check-tag "v$$($(PYTHON) -c 'from sluice_contract.version import VERSION; print(VERSION)')"
+	$(PYTHON) -m release files dist
 
 .PHONY: pictures
 pictures: binaries ## draw docs/pictures: the dashboards as a real Prometheus fills them

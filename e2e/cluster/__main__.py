@@ -17,6 +17,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import say
 from e2e.cluster.provider import Cluster
 from e2e.cluster.toolchain.binaries import ensure_binaries
+from e2e.cluster.toolchain.helm import ensure_helm
 
 
 def main() -> int:
@@ -37,6 +38,7 @@ def _dispatch(words: list[str]) -> int:
     parsed = _parser().parse_args(words)
     if parsed.command == "build":
         ensure_binaries()
+        ensure_helm()
         return 0
     cluster = choose_cluster()
     match parsed.command:
@@ -83,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("up", help="have a cluster, ready for pods")
     commands.add_parser("down", help="remove it and everything it made on this machine")
-    commands.add_parser("build", help="make the binary of the cluster's processes, once")
+    commands.add_parser("build", help="make the cluster's binary and helm, once")
     commands.add_parser("status", help="whether it runs, and where its files are")
     commands.add_parser("kubeconfig", help="print the path of its kubeconfig")
     commands.add_parser("kubectl", help="kubectl with all words that follow")

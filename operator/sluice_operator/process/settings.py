@@ -32,7 +32,9 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 class Settings(BaseModel):
     """Each field is read from `SLUICE_<FIELD>`; identity comes from the Downward API."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
     engine_image: str = Field(min_length=1)
     router_image: str = Field(min_length=1)

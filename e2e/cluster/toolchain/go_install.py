@@ -1,0 +1,46 @@
+"""Programs built from Go modules, each once, and cached outside the tree.
+
+A module's checksum is checked by Go itself. Knows no program.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.command import run
+from e2e.cluster.progress import Step
+from e2e.cluster.toolchain.cache import cache_directory
+from e2e.cluster.toolchain.golang import ensure_go
+
+
+@dataclass(frozen=True)
+class GoProgram:
+    """A command of a Go module, at one version. `package` ends with the program's name."""
+
+    package: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        return self.package.rpartition("/")[2]
+
+
+def ensure_program(program: GoProgram, cache: Path | None = None) -> Path:
+    """The cached program, or a new build (minutes on 2 cores with an empty Go cache)."""
+    folder = (cache or cache_directory()) / f"{program.name}-{program.version}"
+    if not folder.exists():
+        _build(program, folder)
+    return folder / program.name
+
+
+def _build(program: GoProgram, folder: Path) -> None:
+    # Built beside and renamed at the end: a folder of this name is always complete.
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}")
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(partial)}
+    argv: list[str | Path] = ["nice", "-n", "10", ensure_go(), "install"]
+    argv.append(f"{program.package}@{program.version}")
+    with Step(f"Building {program.name} {program.version} (2 minutes the first time)"):
+        run(argv, env=environment)
+    partial.rename(folder)

@@ -1,0 +1,43 @@
+"""The images that a release names: where they were pushed to, and their digests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+from sluice_contract.base import ConfigError
+from sluice_contract.version import VERSION
+
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Released:
+    """`digests`: by the repository in the manifests (`sluice/engine`), of those that are known."""
+
+    version: str = VERSION
+    registry: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, registry: str, digests: Path | None) -> Self:
+        """Of a file that holds a JSON object from repository to digest.
+
+        Raises:
+            ConfigError: names what is not a digest.
+        """
+        found = json.loads(digests.read_text()) if digests else {}
+        for repository, digest in found.items():
+            if not _DIGEST.fullmatch(str(digest)):
+                raise ConfigError(f"{digests}: {repository}", digest, "sha256: and 64 hex digits")
+        return cls(registry=registry.rstrip("/"), digests=found)
+
+    def reference(self, repository: str) -> str:
+        """REGISTRY/REPOSITORY:VERSION@DIGEST, without what is not known."""
+        prefix = f"{self.registry}/" if self.registry else ""
+        digest = f"@{self.digests[repository]}" if repository in self.digests else ""
+        return f"{prefix}{repository}:{self.version}{digest}"

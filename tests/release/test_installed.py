@@ -1,0 +1,138 @@
+"""The chart on a real API server, by the real Helm: installed, upgraded from the release before,
+uninstalled, and taken over from kubectl."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sluice_contract.version import VERSION
+
+from e2e.cluster.command import run
+from e2e.cluster.controlplane_only import ControlPlane, control_plane
+from release.chart import write_chart
+from release.manifests import ROOT
+from release.released import Released
+from tests.release.conftest import NAMESPACE
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.xdist_group("chart")]
+FORMER = "0.0.9"
+SERVICES = "inferenceservices.serving.sluice.dev"
+KEPT = {f"customresourcedefinition.apiextensions.k8s.io/{SERVICES}",
+        "customresourcedefinition.apiextensions.k8s.io/enginepools.serving.sluice.dev",
+        f"{SERVICES.replace('inferenceservices', 'inferenceservice')}/chat"}  # fmt: skip
+Helm = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def plane() -> Iterator[ControlPlane]:
+    with control_plane() as running:
+        yield running
+
+
+@pytest.fixture
+def run_helm(plane: ControlPlane, helm: Path) -> Helm:
+    def called(*words: str | Path) -> str:
+        place = ["--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE]
+        return run([helm, *words, *place])
+
+    return called
+
+
+@pytest.fixture(scope="module")
+def former_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart of a release whose CRD lacks a field, and whose operator may create no events."""
+    root = tmp_path_factory.mktemp("former")
+    for name in ("manifests", "crds", "dashboards/generated"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns(".*"))
+    _edit(root / "crds" / f"{SERVICES}.yaml", lambda crd: spec_of(crd).pop("paused"))
+    _edit(root / "manifests" / "base" / "cluster_role.yaml", lambda role: role["rules"].pop())
+    folder = tmp_path_factory.mktemp("former-chart") / "sluice"
+    write_chart(folder, Released(version=FORMER), root)
+    return folder
+
+
+def _edit(path: Path, change: Callable[[Any], object]) -> None:
+    first, *others = yaml.safe_load_all(path.read_text())
+    change(first)
+    path.write_text(yaml.safe_dump_all([first, *others]))
+
+
+def spec_of(crd: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `spec`."""
+    (version,) = crd["spec"]["versions"]
+    found: dict[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    return found
+
+
+def get(plane: ControlPlane, *words: str) -> dict[str, Any]:
+    return dict(json.loads(plane.kubectl("get", *words, "-o", "json")))
+
+
+def everything(plane: ControlPlane) -> set[str]:
+    """The names of all objects, but for what the API server writes by itself."""
+    kinds = plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
+    own = {"events", "events.events.k8s.io", "leases.coordination.k8s.io", "componentstatuses",
+           "apiservices.apiregistration.k8s.io"}  # fmt: skip
+    listed = ",".join(kind for kind in kinds if kind not in own)
+    return set(plane.kubectl("get", listed, "-A", "-o", "name").split())
+
+
+def make_service(plane: ControlPlane) -> str:
+    """Returns its uid."""
+    plane.kubectl("wait", "--for=condition=Established", f"crd/{SERVICES}")
+    body = {
+        "apiVersion": "serving.sluice.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "chat", "namespace": "default"},
+        "spec": {"model": {"uri": "dummy://qwen3-tiny"}},
+    }
+    plane.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    return str(get(plane, SERVICES, "chat")["metadata"]["uid"])
+
+
+def test_a_release_from_install_to_uninstall(
+    plane: ControlPlane, run_helm: Helm, former_chart: Path, chart: Path
+) -> None:
+    plane.kubectl("create", "namespace", NAMESPACE)
+    before = everything(plane)
+    run_helm("install", "sluice", former_chart)
+    uid = make_service(plane)
+    assert "paused" not in spec_of(get(plane, "crd", SERVICES))
+
+    run_helm("upgrade", "sluice", chart)
+    assert "paused" in spec_of(get(plane, "crd", SERVICES))
+    deployment = get(plane, "deployment", "sluice-operator", "-n", NAMESPACE)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"sluice/operator:{VERSION}"
+    rules = get(plane, "clusterrole", "sluice-operator")["rules"]
+    assert "events.k8s.io" in {group for rule in rules for group in rule["apiGroups"]}
+    assert get(plane, SERVICES, "chat")["metadata"]["uid"] == uid
+
+    run_helm("rollback", "sluice", "1")
+    run_helm("uninstall", "sluice")
+    assert everything(plane) - before == KEPT
+
+    run_helm("install", "sluice", chart)
+    assert get(plane, SERVICES, "chat")["metadata"]["uid"] == uid
+    run_helm("uninstall", "sluice")
+    plane.kubectl("delete", "-k", str(ROOT / "crds"))
+    assert everything(plane) == before
+
+
+def test_an_install_by_kubectl_is_taken_over(
+    plane: ControlPlane, run_helm: Helm, chart: Path
+) -> None:
+    plane.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests" / "base"))
+    uid = make_service(plane)
+    run_helm("install", "sluice", chart, "--take-ownership", "--force-conflicts")
+    labels = get(plane, "deployment", "sluice-operator", "-n", NAMESPACE)["metadata"]["labels"]
+    assert labels["app.kubernetes.io/managed-by"] == "Helm"
+    assert get(plane, SERVICES, "chat")["metadata"]["uid"] == uid
+    run_helm("uninstall", "sluice")
+    assert get(plane, SERVICES, "chat")["metadata"]["uid"] == uid

@@ -1,0 +1,56 @@
+"""The release workflow builds every image that the manifests name, and calls what is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import yaml
+
+from e2e.cluster.toolchain.helm import HELM
+from e2e.images.catalog import IMAGES
+from release.__main__ import parser
+from release.manifests import ROOT, image_variables
+
+JOBS = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())["jobs"]
+STEPS: list[dict[str, Any]] = [step for job in JOBS.values() for step in job["steps"]]
+
+
+def test_every_image_of_the_manifests_is_built_as_in_the_catalogue() -> None:
+    built = {each["name"]: each for each in JOBS["images"]["strategy"]["matrix"]["include"]}
+    assert {f"sluice/{name}" for name in built} == set(image_variables(ROOT).values())
+    for name, each in built.items():
+        assert each["file"] == IMAGES[name].dockerfile
+        arguments = [f"{key}={value}" for key, value in IMAGES[name].arguments]
+        assert each.get("build-args", "").split() == arguments
+
+
+def test_its_commands_are_those_of_the_release_package() -> None:
+    calls = [
+        line.partition("-m release ")[2]
+        for step in STEPS
+        for line in step.get("run", "").splitlines()
+        if "-m release " in line
+    ]
+    assert {parser().parse_args(shlex.split(call)).command for call in calls} == {
+        "check-tag", "files",
+    }  # fmt: skip
+
+
+def test_helm_is_the_version_that_the_tests_use() -> None:
+    (step,) = (step for step in STEPS if step.get("uses", "").startswith("azure/setup-helm"))
+    assert step["with"]["version"] == HELM.version
+
+
+def test_every_action_is_pinned() -> None:
+    for step in STEPS:
+        if "uses" in step:
+            assert re.search(r"@(v\d+|[0-9a-f]{40})$", step["uses"].partition(" ")[0]), step["uses"]
+
+
+def test_jobs_have_the_rights_they_need_and_no_more() -> None:
+    allowed = {"contents", "packages", "id-token"}
+    for name, job in JOBS.items():
+        assert job["permissions"].keys() <= allowed, name
+        assert (job["permissions"]["contents"] == "write") == (name == "files")
