@@ -16,8 +16,8 @@ HEAD: Final = f"""\
 
 `helm show values CHART` shows them, too; [how to install it](../how-to/install.md#with-helm).
 Unknown values, and those that are not allowed, are refused by Helm, which names them. The chart
-wants Kubernetes {OLDEST_KUBERNETES} or newer. In a release `images.registry` and the digests are those
-of the images that were built with it.
+wants Kubernetes {OLDEST_KUBERNETES} or newer. In a release `images.registry` and the digests are
+those of the images that were built with it.
 
 Objects have fixed names, as those of `manifests/` have: a cluster has one release with
 `scope: Cluster`, or one with `scope: Namespace` in each namespace that is to have its own operator.
