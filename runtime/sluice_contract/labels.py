@@ -16,13 +16,16 @@ PART_OF: Final = "app.kubernetes.io/part-of"
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
 ROLE: Final = f"{GROUP}/role"
-"""`mixed`, `prefill`, `decode` or `router`."""
+"""`mixed`, `prefill`, `decode`, `router` or `fetch`."""
 REVISION: Final = f"{GROUP}/revision"
 """Hash of everything that changes the engine process of a pool."""
 REVISION_VARIABLE: Final = "POOL_REVISION"
 """Environment variable in which an engine finds its pod's label `REVISION`."""
 SERVICE: Final = f"{GROUP}/service"
 """Name of the InferenceService an object belongs to."""
+
+FETCHES: Final = f"{GROUP}/fetches"
+"""`true` on pods that download a model, and may therefore reach its hub."""
 
 PART_OF_SLUICE: Final = "sluice"
 MANAGED_BY_OPERATOR: Final = "sluice-operator"
@@ -38,3 +41,5 @@ class Role(StrEnum):
 
 
 ROUTER_ROLE: Final = "router"
+FETCH_ROLE: Final = "fetch"
+"""Of pods that bring a model."""

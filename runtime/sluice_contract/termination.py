@@ -1,6 +1,6 @@
 """The termination message: one JSON object that a container leaves behind when it exits by itself.
 
-The engine writes it, the operator reads it into the Ready condition.
+Engine and fetcher write it, the operator reads it into conditions.
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ from sluice_contract.base import ContractModel
 
 MAX_BYTES = 4096
 """Kubernetes' limit for one container's termination message."""
+
+MODEL_RESOLVED = "ModelResolved"
+"""The fetcher's reason once a revision is resolved; the message is a `ResolvedModel` as JSON."""
+MODEL_FETCHED = "ModelFetched"
+"""The fetcher's reason once a commit is complete; the message is the commit."""
 
 
 class TerminationMessage(ContractModel):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from sluice_contract.termination import TerminationMessage
+from sluice_contract.termination import MODEL_FETCHED, MODEL_RESOLVED, TerminationMessage
 
 from sluice_fetch.errors import FetchError, TransientError
 from sluice_fetch.fetch import Fetcher
@@ -36,14 +36,14 @@ def main(
     try:
         wanted = source(options.uri, options.revision, options.endpoint, options.token_file)
         if options.resolve_only:
-            commit = fetcher.resolve(wanted).commit
+            outcome = fetcher.facts(wanted).model_dump_json(by_alias=True, exclude_none=True)
         else:
-            commit = fetcher.fetch(wanted, options.cache).commit
+            outcome = fetcher.fetch(wanted, options.cache).commit
     except FetchError as error:
         tell("failed", {"reason": error.reason, "message": str(error)})
         leave_message(error.reason, str(error))
         return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_REFUSED
-    leave_message("ModelResolved" if options.resolve_only else "ModelFetched", commit)
+    leave_message(MODEL_RESOLVED if options.resolve_only else MODEL_FETCHED, outcome)
     return 0
 
 

@@ -64,6 +64,12 @@ class TransientError(FetchError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class TokenMissingError(TransientError):
+    """The token's file is not there: its Secret may be made a moment later."""
+
+    reason = "TokenMissing"
+
+
 class RateLimitedError(TransientError):
     reason = "RateLimited"
 

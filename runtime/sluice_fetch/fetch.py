@@ -8,9 +8,12 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice_contract.model_facts import ResolvedModel, facts_of
+
 from sluice_fetch.cache import Cache
 from sluice_fetch.download import Download, Stopped
 from sluice_fetch.errors import from_disk
+from sluice_fetch.hub import config as config_of
 from sluice_fetch.hub import look_up
 from sluice_fetch.progress import Meter
 from sluice_fetch.retry import Retry
@@ -44,6 +47,13 @@ class Fetcher:
         size = {"files": len(found.files), "total": found.size_bytes}
         self.tell("resolved", {**fields, "commit": found.commit, **size})
         return found
+
+    def facts(self, source: Source) -> ResolvedModel:
+        """What the revision is now, for whoever has to know before anything is downloaded."""
+        found = self.resolve(source)
+        config = self.retry.run(lambda: config_of(source, found))
+        facts = facts_of(config).model_dump()
+        return ResolvedModel(**facts, commit=found.commit, bytes=found.size_bytes)
 
     def fetch(self, source: Source, root: Path) -> Fetched:
         """The model's snapshot folder, complete and verified. A complete commit asks no hub.

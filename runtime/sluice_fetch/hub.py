@@ -5,20 +5,22 @@ One request each, without a retry. Knows nothing of the cache.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.hf_api import RepoSibling
 
-from sluice_fetch.errors import FetchError, HubUnreachableError, from_hub
+from sluice_fetch.errors import FetchError, HubUnreachableError, NotAModelError, from_hub
 from sluice_fetch.settings import COMMIT, Source
-from sluice_fetch.snapshot import HubFile
+from sluice_fetch.snapshot import CONFIG_FILE, HubFile, Snapshot
 
 TIMEOUT_SECONDS: Final = 20.0
+MAX_CONFIG_BYTES: Final = 1 << 20
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -60,6 +62,28 @@ def content(source: Source, commit: str, file: HubFile, offset: int) -> Iterator
     ):
         hf_raise_for_status(response)
         yield Content(response)
+
+
+def config(source: Source, found: Snapshot) -> dict[str, Any]:
+    """The commit's config.json.
+
+    Raises:
+        NotAModelError: it is none. And see `from_hub`.
+    """
+    file = next(each for each in found.files if each.name == CONFIG_FILE)
+    body = b""
+    with content(source, found.commit, file, 0) as answer:
+        for chunk in answer.chunks():
+            body += chunk
+            if len(body) > MAX_CONFIG_BYTES:
+                raise NotAModelError(f"{file.name}: more than {MAX_CONFIG_BYTES} bytes")
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise NotAModelError(f"{file.name} of {source}: no JSON object")
+    return parsed
 
 
 class Content:

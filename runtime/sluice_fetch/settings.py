@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice_fetch.errors import InvalidConfigError
+from sluice_fetch.errors import InvalidConfigError, TokenMissingError
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -36,6 +36,7 @@ def source(uri: str, revision: str, endpoint: str, token_file: Path | None) -> S
 
     Raises:
         InvalidConfigError: names the setting, its value and what is allowed.
+        TokenMissingError: the token's file is not there yet.
     """
     scheme, _, repository = uri.partition("://")
     if scheme != "hf" or not _REPOSITORY.fullmatch(repository):
@@ -55,6 +56,8 @@ def source(uri: str, revision: str, endpoint: str, token_file: Path | None) -> S
 def _token(file: Path) -> str:
     try:
         token = file.read_text().strip()
+    except FileNotFoundError:
+        raise TokenMissingError(f"--token-file: there is no {file}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"--token-file: cannot read {file}: {error}") from None
     if not token.isascii() or not token.isprintable() or not token:

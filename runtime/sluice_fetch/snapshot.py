@@ -10,9 +10,10 @@ from typing import Final
 from sluice_fetch.errors import NotAModelError
 
 WEIGHTS: Final = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+CONFIG_FILE: Final = "config.json"
 OTHERS: Final = frozenset(
     {
-        "config.json",
+        CONFIG_FILE,
         "generation_config.json",
         "model.safetensors.index.json",
         "tokenizer.json",
@@ -21,7 +22,7 @@ OTHERS: Final = frozenset(
         "chat_template.jinja",
     }
 )
-REQUIRED: Final = ("config.json", "tokenizer.json")
+REQUIRED: Final = (CONFIG_FILE, "tokenizer.json")
 
 
 @dataclass(frozen=True)

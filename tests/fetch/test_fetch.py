@@ -85,10 +85,41 @@ def test_resolving_only_prints_the_commit_and_fetches_nothing(
     message = tmp_path / "termination"
     message.touch()
     monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(message))
+    config = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": True}
+    config |= {"max_position_embeddings": 512, "torch_dtype": 7}
+    hub.files["config.json"] = json.dumps(config).encode()
     assert Run(hub, tmp_path, "--resolve-only").code == 0
     assert [line["commit"] for line in Run.lines(capsys)] == [COMMIT]
-    assert json.loads(message.read_bytes()) == {"reason": "ModelResolved", "message": COMMIT}
-    assert len(hub.requests) == 1
+    told = json.loads(message.read_bytes())
+    assert told["reason"] == "ModelResolved"
+    assert json.loads(told["message"]) == {
+        "architecture": "Qwen3ForCausalLM",
+        "layers": 2,
+        "kvHeads": 2,
+        "headDim": 16,
+        "contextTokens": 512,
+        "commit": COMMIT,
+        "bytes": sum(map(len, needed_of(hub).values())),
+    }
+    assert len(hub.requests) == 2
+
+
+@pytest.mark.parametrize("config", [b"[]", b"{", b" " * (1 << 20) + b"{}"])
+def test_a_config_that_is_none_is_refused_when_it_is_resolved(
+    config: bytes, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.files["config.json"] = config
+    assert Run(hub, tmp_path, "--resolve-only").code == EXIT_REFUSED
+    assert Run.lines(capsys)[-1]["reason"] == "NotAModel"
+
+
+def test_a_token_whose_file_is_not_there_yet_is_worth_another_start(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(hub, tmp_path, "--token-file", str(tmp_path / "later"))
+    assert (run.code, hub.requests) == (EXIT_TRANSIENT, [])
+    assert Run.lines(capsys)[-1]["reason"] == "TokenMissing"
 
 
 def test_the_token_goes_to_the_hub_and_to_no_other_host(hub: Hub, tmp_path: Path) -> None:

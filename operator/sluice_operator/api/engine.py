@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -11,7 +11,16 @@ from sluice_contract.config import NAMES_ONCE, EngineSettings, ModelRef
 from sluice_contract.left_out import words_when_left_out
 from sluice_contract.sizing import GENERAL
 
-from sluice_operator.api.base import ApiModel, Image, Rule, SecretKeyRef, add_rules, left_out
+from sluice_operator.api.base import (
+    ApiModel,
+    DnsName,
+    Image,
+    Quantity,
+    Rule,
+    SecretKeyRef,
+    add_rules,
+    left_out,
+)
 
 MODEL_URI: Final = (
     "hf://[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*"
@@ -27,6 +36,46 @@ _LAST_OF_URI: Final = (
     "self.uri.substring(self.uri.lastIndexOf('/', size(self.uri) - 2) + 1).replace('/', '')"
 )
 _PAGE = GENERAL["page_size"]
+
+
+class CacheSpec(ApiModel):
+    """A volume that keeps a downloaded model for all engines."""
+
+    claim: DnsName | None = Field(
+        default=None,
+        description="PersistentVolumeClaim of this namespace, which outlives the service and may "
+        "be shared with others.",
+    )
+    size: Quantity | None = Field(
+        default=None,
+        description="Size of a claim NAME-model that the operator makes, and that goes with the "
+        "service.",
+    )
+    storage_class: DnsName | None = Field(
+        default=None,
+        json_schema_extra=left_out("the cluster's default"),
+        description="StorageClass of the claim that the operator makes.",
+    )
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] | None = Field(
+        default=None,
+        json_schema_extra=left_out("ReadWriteMany"),
+        description="Of the claim that the operator makes. ReadWriteOnce: all engines have to be "
+        "on one node.",
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            "has(self.claim) != has(self.size)",
+            lambda c: (c.claim is None) != (c.size is None),
+            "claim or size, and not both",
+        ),
+        Rule(
+            "!has(self.claim) || !(has(self.storageClass) || has(self.accessMode))",
+            lambda c: c.claim is None or (c.storage_class is None and c.access_mode is None),
+            "storageClass and accessMode only with size",
+            "claim",
+        ),
+    )
 
 
 class ModelSpec(ModelRef, ApiModel):
@@ -49,6 +98,18 @@ class ModelSpec(ModelRef, ApiModel):
     token_secret_ref: SecretKeyRef | None = Field(
         default=None, description="Token for downloading, mounted as a file. Only with hf://."
     )
+    cache: CacheSpec | None = Field(
+        default=None,
+        description="Where a downloaded model is kept. Left out: each engine downloads it at its "
+        "start into the storage of its node.",
+    )
+    refresh: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Any text; another one resolves the revision anew, and tries again what had "
+        "failed. Until then a moved branch or tag changes nothing.",
+    )
 
     RULES: ClassVar = (
         Rule(
@@ -61,8 +122,8 @@ class ModelSpec(ModelRef, ApiModel):
         Rule(
             f"self.uri.matches('^({MODEL_URI})$')",
             lambda s: re.fullmatch(MODEL_URI, s.uri) is not None,
-            "pvc://claim/path, file:///path, dummy://name (hf://org/name and oci://image "
-            "are not implemented yet)",
+            "hf://org/name, pvc://claim/path, file:///path, dummy://name (oci://image is not "
+            "implemented yet)",
             "uri",
         ),
         Rule(
@@ -82,6 +143,18 @@ class ModelSpec(ModelRef, ApiModel):
             lambda s: s.token_secret_ref is None or s.uri.startswith("hf://"),
             "only with an hf:// model",
             "tokenSecretRef",
+        ),
+        Rule(
+            "!has(self.cache) || self.uri.startsWith('hf://')",
+            lambda s: s.cache is None or s.uri.startswith("hf://"),
+            "only with an hf:// model",
+            "cache",
+        ),
+        Rule(
+            "!has(self.refresh) || self.uri.startsWith('hf://')",
+            lambda s: s.refresh is None or s.uri.startswith("hf://"),
+            "only with an hf:// model",
+            "refresh",
         ),
     )
 

@@ -22,7 +22,7 @@ from sluice_operator.api.base import (
 )
 
 RESERVED_ENV: Final = ("POD_IP", "POD_NAME", "POD_NAMESPACE")
-RESERVED_VOLUMES: Final = ("config", "handover", "model", "shm", "tmp")
+RESERVED_VOLUMES: Final = ("config", "handover", "hub-token", "model", "shm", "tmp")
 RESERVED_MOUNTS: Final = ("/etc/sluice", "/mnt/model", "/dev/shm", "/tmp")  # noqa: S108
 
 

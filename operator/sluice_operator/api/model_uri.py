@@ -1,6 +1,6 @@
 """Where a model comes from, and what the engine is told instead.
 
-Understands the URI alone; whether the model is there, the engine finds out.
+Understands the URI alone; whether the model is there, others find out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Final
 from sluice_operator.api.engine import ModelSpec
 
 CLAIM_MOUNT: Final = "/mnt/model"
-SERVED_SCHEMES: Final = ("file", "dummy", "pvc")
+SERVED_SCHEMES: Final = ("file", "dummy", "pvc", "hf")
+HUB: Final = "hf"
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,21 @@ def scheme_of(uri: str) -> str:
 
 
 def model_source(model: ModelSpec) -> ModelSource:
-    """The source of a model whose scheme is one of `SERVED_SCHEMES`."""
+    """The source of a model whose scheme is one of `SERVED_SCHEMES`; that of a hub is pinned: its
+    revision is a commit, and its cache a claim."""
     scheme, _, rest = model.uri.partition("://")
     assert scheme in SERVED_SCHEMES, f"{scheme} is refused before"
+    if scheme == HUB:
+        claim = model.cache.claim if model.cache else None
+        return ModelSource(f"file://{_snapshot(rest, model.revision)}", model.served_name, claim)
     if scheme != "pvc":
         return ModelSource(model.uri, model.served_name)
     claim, _, path = rest.strip("/").partition("/")
     engine_uri = f"file://{CLAIM_MOUNT}/{path}".rstrip("/")
     return ModelSource(engine_uri, model.served_name, claim)
+
+
+def _snapshot(repository: str, commit: str | None) -> str:
+    """The folder of a commit, in the layout of Hugging Face's cache."""
+    assert commit is not None, "a revision is resolved before"
+    return f"{CLAIM_MOUNT}/models--{repository.replace('/', '--')}/snapshots/{commit}"

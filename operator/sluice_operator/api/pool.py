@@ -21,6 +21,7 @@ from sluice_operator.api.base import (
     ResourceName,
     Resources,
     Rule,
+    SecretKeyRef,
     list_map,
 )
 from sluice_operator.api.pools import AcceleratorSpec
@@ -38,6 +39,18 @@ class RevisionShare(ApiModel):
 
     name: DnsLabel = Field(description="Name of the revision.")
     replicas: int = Field(ge=0, le=1000, description="Engines of the revision.")
+
+
+class ModelFetch(ApiModel):
+    """What each engine downloads before it starts."""
+
+    image: Image = Field(description="Image of the fetcher.")
+    endpoint: str = Field(max_length=512, description="Hub, or a mirror of one.")
+    uri: str = Field(max_length=1024, description="Repository, as hf://org/name.")
+    commit: str = Field(max_length=64, description="Commit to download.")
+    token_secret_ref: SecretKeyRef | None = Field(
+        default=None, description="Token, mounted as a file into the fetching container alone."
+    )
 
 
 class EnginePoolSpec(ApiModel):
@@ -71,6 +84,9 @@ class EnginePoolSpec(ApiModel):
     model_claim: DnsName | None = Field(
         default=None,
         description="PersistentVolumeClaim with the model, mounted read-only at /mnt/model.",
+    )
+    fetch: ModelFetch | None = Field(
+        default=None, description="Download of the model by each engine, to /mnt/model."
     )
     drain_seconds: int = Field(
         ge=0, le=86_400, description="How long streams may finish after SIGTERM, in seconds."

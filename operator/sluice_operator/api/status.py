@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import Field
+from sluice_contract.model_facts import ModelFacts
 
 from sluice_operator.api.base import ATOMIC, ApiModel, list_map
 
@@ -119,6 +120,21 @@ class ScalingStatus(ApiModel):
     )
 
 
+class ModelStatus(ModelFacts):
+    """A hub's model as it was resolved: the same for every pool and every later pod."""
+
+    uri: str = Field(description="What was resolved.")
+    revision: str = Field(description="Branch, tag or commit that was asked for.")
+    refresh: str | None = Field(
+        default=None, description="The spec's refresh when it was resolved."
+    )
+    commit: str = Field(description="Commit that the revision was.")
+    bytes: int = Field(description="Size of the files that an engine reads.")
+    claim: str | None = Field(
+        default=None, description="PersistentVolumeClaim that has all of the commit."
+    )
+
+
 class InferenceServiceStatus(ApiModel):
     """What the operator has seen and done."""
 
@@ -143,6 +159,9 @@ class InferenceServiceStatus(ApiModel):
         description="Where the OpenAI API answers; with /v1 it is the base URL of clients.",
     )
     conditions: list[Condition] | None = _conditions()
+    model: ModelStatus | None = Field(
+        default=None, description="The hub's model that was resolved last."
+    )
     pools: PoolSummaries | None = Field(default=None, description="The pools in numbers.")
     resolved: ResolvedSettings | None = Field(
         default=None,

@@ -29,6 +29,7 @@ from sluice_operator.api.environment import EnvVar, Volume, VolumeMount
 from sluice_operator.api.scheduling import Affinity, Toleration, TopologySpread
 
 ENGINE_CONTAINER: Final = "engine"
+FETCH_CONTAINER: Final = "fetch-model"
 
 
 class ContainerPort(ApiModel):
@@ -69,9 +70,9 @@ class Sidecar(ApiModel):
 
     RULES: ClassVar = (
         Rule(
-            f"self.name != '{ENGINE_CONTAINER}'",
-            lambda s: s.name != ENGINE_CONTAINER,
-            f"all but {ENGINE_CONTAINER}, the operator's container",
+            f"!(self.name in ['{ENGINE_CONTAINER}', '{FETCH_CONTAINER}'])",
+            lambda s: s.name not in (ENGINE_CONTAINER, FETCH_CONTAINER),
+            f"all but {ENGINE_CONTAINER} and {FETCH_CONTAINER}, the operator's containers",
             "name",
         ),
     )

@@ -18,6 +18,9 @@ ROLLING_OUT: Final = "RollingOut"
 """The former revision still serves."""
 ROLLOUT_HALTED: Final = "RolloutHalted"
 """Of Progressing: what is new fails, and what was there before serves on."""
+RESOLVING: Final = "ResolvingModel"
+FETCHING: Final = "FetchingModel"
+"""Engines are made once the model is there."""
 PAUSED: Final = "Paused"
 EDITED: Final = "Edited"
 """Somebody has edited a pool, and its service has not reverted that yet."""
@@ -28,8 +31,11 @@ PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
 """As Deployments call it."""
 
 HEALTHY: Final = frozenset(
-    {ALL_READY, SCALED_TO_ZERO, APPLYING, STARTING, ROLLING_OUT, PAUSED, EDITED}
-)
+    {
+        ALL_READY, SCALED_TO_ZERO, APPLYING, STARTING, ROLLING_OUT, PAUSED, EDITED, RESOLVING,
+        FETCHING,
+    }
+)  # fmt: skip
 """Expected in normal operation; all others cause a warning event. (The event about an edit is
 recorded when it is reverted.)"""
 STALLING: Final = frozenset({APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED})

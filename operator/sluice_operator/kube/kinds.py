@@ -36,6 +36,8 @@ DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
 CONTROLLER_REVISION: Final = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+JOB: Final = Kind("batch/v1", "Job", "jobs")
+PERSISTENT_VOLUME_CLAIM: Final = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POD_DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 POD_MONITOR: Final = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
@@ -43,7 +45,7 @@ PROMETHEUS_RULE: Final = Kind("monitoring.coreos.com/v1", "PrometheusRule", "pro
 
 SERVICE_CHILDREN: Final = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, DEPLOYMENT, POD_DISRUPTION_BUDGET,
-    NETWORK_POLICY, ENGINE_POOL, CONTROLLER_REVISION,
+    NETWORK_POLICY, PERSISTENT_VOLUME_CLAIM, JOB, ENGINE_POOL, CONTROLLER_REVISION,
 )  # fmt: skip
 """Kinds an InferenceService's plan applies or prunes."""
 OPTIONAL_CHILDREN: Final = (POD_MONITOR, PROMETHEUS_RULE)

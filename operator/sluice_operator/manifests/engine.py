@@ -22,6 +22,7 @@ from sluice_operator.manifests.accounts import engine_account
 from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.deployments import deployment_with, restart_mark
 from sluice_operator.manifests.digest import digest
+from sluice_operator.manifests.fetching import MODEL_VOLUME, init_container, token_volumes
 from sluice_operator.manifests.handover import handover_mounts, handover_volumes
 from sluice_operator.manifests.metadata import (
     ENGINE,
@@ -46,9 +47,11 @@ BOOTSTRAP: Final = "bootstrap"
 STARTUP_PERIOD_SECONDS: Final = 2
 PROGRESS_SLACK_SECONDS: Final = 120
 """For scheduling and pulling the image, beyond the time the engine may take to start."""
+FETCH_SECONDS: Final = 6 * 3600
+"""For downloading the model, where each engine does."""
 
 PROCESS_FIELDS: Final = (
-    "image", "configRef", "modelClaim", "handoverSecret", "bootstrapPort", "drainSeconds",
+    "image", "configRef", "modelClaim", "fetch", "handoverSecret", "bootstrapPort", "drainSeconds",
     "accelerator", "resources", "rdmaResource",
 )  # fmt: skip
 PROCESS_TEMPLATE_FIELDS: Final = (
@@ -57,7 +60,9 @@ PROCESS_TEMPLATE_FIELDS: Final = (
 
 PINNED: Final = f"{labels.GROUP}/pinned"
 """Annotation of a Deployment: its `PINNED_FIELDS` as JSON."""
-PINNED_FIELDS: Final = ("inputs", "image", "configRef", "drainSeconds", "startupSeconds")
+PINNED_FIELDS: Final = (
+    "inputs", "image", "configRef", "drainSeconds", "startupSeconds", "fetch",
+)  # fmt: skip
 """What has a default in each release of the operator, and the inputs it was decided for."""
 
 
@@ -86,12 +91,14 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
     head["metadata"]["labels"] |= mark
     template = spec.template or PodTemplate()
     ours = child_labels(spec.service_name, ENGINE, spec.role) | mark
+    if spec.fetch is not None:
+        ours |= {labels.FETCHES: "true"}
     pod_metadata: Manifest = {"labels": (template.labels or {}) | ours}
     if annotations := (template.annotations or {}) | restart_mark(spec.restarted_at):
         pod_metadata["annotations"] = annotations
     deployment = {
         "revisionHistoryLimit": 2,
-        "progressDeadlineSeconds": spec.startup_seconds + PROGRESS_SLACK_SECONDS,
+        "progressDeadlineSeconds": _progress_deadline_seconds(spec),
         "strategy": {
             "type": "RollingUpdate",
             "rollingUpdate": _room(spec),
@@ -101,6 +108,11 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
     }
     head["metadata"]["annotations"] = {PINNED: _json(pinned_fields(spec))}
     return deployment_with(head | {"spec": deployment}, spec.replicas, _inputs(spec))
+
+
+def _progress_deadline_seconds(spec: EnginePoolSpec) -> int:
+    fetching = FETCH_SECONDS if spec.fetch is not None else 0
+    return spec.startup_seconds + PROGRESS_SLACK_SECONDS + fetching
 
 
 def _room(spec: EnginePoolSpec) -> dict[str, int]:
@@ -126,7 +138,8 @@ def _inputs(spec: EnginePoolSpec) -> str:
 
 def _pod(spec: EnginePoolSpec, template: PodTemplate, selector: dict[str, str]) -> Manifest:
     sidecars = [_sidecar(sidecar) for sidecar in template.sidecars or ()]
-    first = [_sidecar(container) for container in template.init_containers or ()]
+    first = [init_container(spec.fetch)] if spec.fetch else []
+    first += [_sidecar(container) for container in template.init_containers or ()]
     group = {} if template.fs_group is None else {"fsGroup": template.fs_group}
     pod: Manifest = {
         "serviceAccountName": engine_account(spec.service_name),
@@ -227,24 +240,32 @@ def _security(spec: EnginePoolSpec) -> Manifest:
 
 
 def _volumes(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
-    claim = {"name": "model", "persistentVolumeClaim": {"claimName": spec.model_claim}}
     return [
         config_volume(spec.config_ref.name),
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        *([claim] if spec.model_claim else []),
+        *_model_volumes(spec),
         *handover_volumes(spec.handover_secret),
         *(volume.to_json_dict() for volume in template.volumes or ()),
     ]
 
 
+def _model_volumes(spec: EnginePoolSpec) -> list[Manifest]:
+    if spec.fetch is not None:
+        own = {"name": MODEL_VOLUME, "emptyDir": {}}
+        return [own, *token_volumes(spec.fetch.token_secret_ref)]
+    if spec.model_claim is None:
+        return []
+    return [{"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": spec.model_claim}}]
+
+
 def _mounts(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
-    claim = {"name": "model", "mountPath": CLAIM_MOUNT, "readOnly": True}
+    model = {"name": MODEL_VOLUME, "mountPath": CLAIM_MOUNT, "readOnly": True}
     return [
         config_mount(),
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
-        *([claim] if spec.model_claim else []),
+        *([model] if spec.model_claim or spec.fetch else []),
         *handover_mounts(spec.handover_secret),
         *(mount.to_json_dict() for mount in template.volume_mounts or ()),
     ]

@@ -72,16 +72,16 @@ def router_policy(
     name: only its ports, which are counted behind its Service. `collector`: the port to which they
     send spans, in monitoring."""
     ingress = [
-        {"ports": [_port(ports.ROUTER_HTTP)]},
+        {"ports": [policy_port(ports.ROUTER_HTTP)]},
         {
             "from": [_monitoring(), _operator(operator_namespace)],
-            "ports": [_port(ports.ROUTER_METRICS)],
+            "ports": [policy_port(ports.ROUTER_METRICS)],
         },
     ]
     egress = [
-        {"to": [_pods(owner, ENGINE)], "ports": [_port(ports.ENGINE_HTTP)]},
-        _DNS,
-        {"ports": [_port(port) for port in api_server_ports]},
+        {"to": [_pods(owner, ENGINE)], "ports": [policy_port(ports.ENGINE_HTTP)]},
+        DNS,
+        {"ports": [policy_port(port) for port in api_server_ports]},
         *_to_collector(collector),
     ]
     return _policy(owner, ROUTER, ingress, egress)
@@ -91,16 +91,16 @@ def engine_policy(owner: Owner, operator_namespace: str, collector: int | None =
     """Routers, monitoring and the operator, which asks what they compute on, may connect to the
     engines, and engines to nothing but the `collector` of spans, if there is one."""
     callers = [_pods(owner, ROUTER), _monitoring(), _operator(operator_namespace)]
-    ingress = [{"from": callers, "ports": [_port(ports.ENGINE_HTTP)]}]
-    egress = [_DNS, *_to_collector(collector)] if collector else []
+    ingress = [{"from": callers, "ports": [policy_port(ports.ENGINE_HTTP)]}]
+    egress = [DNS, *_to_collector(collector)] if collector else []
     return _policy(owner, ENGINE, ingress, egress)
 
 
 def handover_policies(owner: Owner, bootstrap_ports: tuple[int, ...]) -> tuple[Manifest, ...]:
     """Decode engines may ask prefill engines of the same service for the KV cache; the ports that
     carry it are open between the two, in both directions."""
-    asks = [_port(port) for port in bootstrap_ports]
-    carries = _port(ports.KV_TRANSFER_MIN) | {"endPort": ports.KV_TRANSFER_MAX}
+    asks = [policy_port(port) for port in bootstrap_ports]
+    carries = policy_port(ports.KV_TRANSFER_MIN) | {"endPort": ports.KV_TRANSFER_MAX}
     of_prefill, of_decode = (_pool_pods(owner, role) for role in (Role.PREFILL, Role.DECODE))
     return (
         _pool_policy(
@@ -146,7 +146,7 @@ def _policy(
 
 
 def _to_collector(port: int | None) -> list[Manifest]:
-    return [{"to": [_monitoring()], "ports": [_port(port)]}] if port else []
+    return [{"to": [_monitoring()], "ports": [policy_port(port)]}] if port else []
 
 
 def _monitoring() -> Manifest:
@@ -166,9 +166,10 @@ def _pods(owner: Owner, component: str) -> Manifest:
     return {"podSelector": {"matchLabels": wanted}}
 
 
-def _port(number: int, protocol: str = "TCP") -> Manifest:
+def policy_port(number: int, protocol: str = "TCP") -> Manifest:
+    """A port in a policy."""
     return {"port": number, "protocol": protocol}
 
 
-_DNS: Final[Manifest] = {"ports": [_port(53, "UDP"), _port(53)]}
+DNS: Final[Manifest] = {"ports": [policy_port(53, "UDP"), policy_port(53)]}
 """Anybody who answers there."""

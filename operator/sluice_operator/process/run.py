@@ -243,7 +243,12 @@ def _dispatcher(
         images,
         parts.nodes,
         parts.optional_kinds,
-        Installation(settings.api_server_ports, settings.pod_namespace, settings.runbook_url_base),
+        Installation(
+            settings.api_server_ports,
+            settings.pod_namespace,
+            settings.runbook_url_base,
+            settings.hub_endpoint,
+        ),
     )
     pools = PoolObserver(reader, AcceleratorReports(fetch_over_http, clock))
     reconciles: dict[str, Reconcile] = {

@@ -14,6 +14,7 @@ from sluice_contract.base import ConfigError
 
 from sluice_operator.log import Format
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
+from sluice_operator.manifests.fetching import HUB_ENDPOINT
 from sluice_operator.service.observe import API_SERVER_PORTS
 
 PREFIX: Final = "SLUICE_"
@@ -51,6 +52,8 @@ class Settings(BaseModel):
     on itself, behind its Service."""
     runbook_url_base: str = Field(default=RUNBOOK_URL_BASE, pattern=r"^https?://[^\s/]\S*$")
     """Where the files of docs/runbooks are: `runbook_url` of alerts is this and the file's name."""
+    hub_endpoint: str = Field(default=HUB_ENDPOINT, pattern=r"^https?://[^/\s]+(/[^\s?#]*)?$")
+    """The hub of `hf://` models, or a mirror of it."""
     workers: int = Field(default=8, ge=1, le=256)
     """How many reconciles may run at once."""
     resync_seconds: float = Field(default=600.0, ge=0.1)

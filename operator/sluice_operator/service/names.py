@@ -5,14 +5,17 @@ Pure. The names of ConfigMaps are hashes of their content, which nobody else's o
 
 from __future__ import annotations
 
+from sluice_contract import labels
 from sluice_contract.labels import Role
 
+from sluice_operator.api.model_uri import HUB, scheme_of
 from sluice_operator.api.service import roles_of
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     ENGINE_POOL,
     NETWORK_POLICY,
+    PERSISTENT_VOLUME_CLAIM,
     POD_DISRUPTION_BUDGET,
     POD_MONITOR,
     PROMETHEUS_RULE,
@@ -24,12 +27,14 @@ from sluice_operator.kube.kinds import (
     Manifest,
     of_kind,
 )
+from sluice_operator.manifests.fetching import claim_name, fetch_name
 from sluice_operator.manifests.metadata import ENGINE, ROUTER
 from sluice_operator.manifests.pods import mounted_config_maps
 from sluice_operator.manifests.slo_rules import rule_name
 
 Name = tuple[Kind, str]
 
+_OF_FETCHERS = (SERVICE_ACCOUNT, NETWORK_POLICY)
 _OF_ENGINES = (SERVICE_ACCOUNT, NETWORK_POLICY)
 _OF_ROUTERS = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, DEPLOYMENT, POD_DISRUPTION_BUDGET,
@@ -50,6 +55,7 @@ def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozense
             *((kind, f"{name}-{ROUTER}") for kind in (*_OF_ROUTERS, *monitors)),
             *((kind, f"{name}-{role}") for role in roles for kind in pool_kinds),
             *((kind, rule_name(name)) for kind in _of_promises(service) & set(optional_kinds)),
+            *_of_a_fetched_model(service),
         )
     )
 
@@ -60,6 +66,35 @@ def config_maps_in_use(children: tuple[Manifest, ...]) -> frozenset[Name]:
     for deployment in of_kind(children, DEPLOYMENT):
         found |= mounted_config_maps(deployment)
     return frozenset((CONFIG_MAP, name) for name in found)
+
+
+def downloads_in_use(children: tuple[Manifest, ...]) -> frozenset[Name]:
+    """The claims that pods of live Deployments mount, and the policies that let pods download."""
+    found: set[Name] = set()
+    for deployment in of_kind(children, DEPLOYMENT):
+        template = deployment["spec"]["template"]
+        marks = template["metadata"].get("labels") or {}
+        if labels.FETCHES in marks:
+            found.add((NETWORK_POLICY, fetch_name(marks.get(labels.SERVICE, ""))))
+        for volume in template["spec"].get("volumes") or ():
+            if claim := volume.get("persistentVolumeClaim"):
+                found.add((PERSISTENT_VOLUME_CLAIM, claim["claimName"]))
+    return frozenset(found)
+
+
+def fetches(service: Manifest) -> bool:
+    """Whether a service's model is downloaded from a hub."""
+    uri = ((service.get("spec") or {}).get("model") or {}).get("uri", "")
+    return scheme_of(str(uri)) == HUB
+
+
+def _of_a_fetched_model(service: Manifest) -> frozenset[Name]:
+    if not fetches(service):
+        return frozenset()
+    name = service["metadata"]["name"]
+    cache = service["spec"]["model"].get("cache") or {}
+    claim = {(PERSISTENT_VOLUME_CLAIM, claim_name(name))} if "size" in cache else set()
+    return frozenset({(kind, fetch_name(name)) for kind in _OF_FETCHERS} | claim)
 
 
 def _of_promises(service: Manifest) -> frozenset[Kind]:

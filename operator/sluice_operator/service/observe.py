@@ -29,8 +29,9 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
 )
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
+from sluice_operator.manifests.fetching import HUB_ENDPOINT
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
-from sluice_operator.service.names import Name, child_names, config_maps_in_use
+from sluice_operator.service.names import Name, child_names, config_maps_in_use, fetches
 
 API_SERVER_PORTS: Final = (443, 6443)
 """Where an API server usually listens. Elsewhere, the operator is told."""
@@ -64,6 +65,8 @@ class Installation:
     """From where the operator may read the routers' load."""
     runbook_url_base: str = RUNBOOK_URL_BASE
     """Where alerts lead."""
+    hub_endpoint: str = HUB_ENDPOINT
+    """Where models of `hf://` are downloaded from."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class ServiceObserved:
     engines: tuple[Manifest, ...] = ()
     """Engine pods with the service's label, of every role and revision; only of a service with a
     GPU budget, which they count against."""
+    fetchers: tuple[Manifest, ...] = ()
+    """Pods of the Jobs that bring the model; only of a service whose model is downloaded."""
     nodes: tuple[Manifest, ...] | None = None
     """None when the operator may not read nodes."""
     name_conflicts: tuple[Manifest, ...] = ()
@@ -115,10 +120,11 @@ class ServiceObserver:
         selector = f"{labels.SERVICE}={key.name}"
         routers = f"{selector},{labels.ROLE}={labels.ROUTER_ROLE}"
         optional = await self.optional_kinds.served()
-        children, pods, engines, nodes = await asyncio.gather(
+        children, pods, engines, fetchers, nodes = await asyncio.gather(
             self.reader.list_kinds((*SERVICE_CHILDREN, *optional), key.namespace, selector),
             self.reader.list_objects(POD, key.namespace, routers),
             self._engines(service, selector),
+            self._fetchers(service, selector),
             self.nodes.list(),
         )
         names = child_names(service, optional)
@@ -132,6 +138,7 @@ class ServiceObserver:
             children,
             pods,
             engines,
+            fetchers,
             nodes,
             conflicts,
             optional_kinds=optional,
@@ -144,6 +151,13 @@ class ServiceObserver:
         namespace, roles = service["metadata"]["namespace"], set(labels.Role)
         found = await self.reader.list_objects(POD, namespace, selector)
         return tuple(pod for pod in found if pod["metadata"]["labels"].get(labels.ROLE) in roles)
+
+    async def _fetchers(self, service: Manifest, selector: str) -> tuple[Manifest, ...]:
+        if not fetches(service):
+            return ()
+        of_jobs = f"{selector},{labels.ROLE}={labels.FETCH_ROLE}"
+        namespace = service["metadata"]["namespace"]
+        return await self.reader.list_objects(POD, namespace, of_jobs)
 
     async def _unlabelled(
         self, service: Manifest, children: tuple[Manifest, ...], names: Iterable[Name]

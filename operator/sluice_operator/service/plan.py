@@ -21,6 +21,7 @@ from sluice_operator.conditions import reasons
 from sluice_operator.kube.kinds import (
     ENGINE_POOL,
     INFERENCE_SERVICE,
+    JOB,
     OPTIONAL_CHILDREN,
     POD_MONITOR,
     PROMETHEUS_RULE,
@@ -28,6 +29,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
     Reference,
     controller_uid,
+    is_being_deleted,
     of_kind,
     reference_to,
 )
@@ -44,6 +46,8 @@ from sluice_operator.manifests.network import (
     router_policy,
 )
 from sluice_operator.manifests.slo_rules import prometheus_rule
+from sluice_operator.model.delivery import NO_DELIVERY, Delivery
+from sluice_operator.model.pinned import pinned
 from sluice_operator.service.budget import plan_within, pod_surges
 from sluice_operator.service.handover import key_secrets, policies
 from sluice_operator.service.held_gpus import budget_of
@@ -55,7 +59,8 @@ from sluice_operator.service.mode_switch import (
     former_pools,
     plan_former,
 )
-from sluice_operator.service.names import config_maps_in_use
+from sluice_operator.service.model import delivery_of
+from sluice_operator.service.names import downloads_in_use, config_maps_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import (
     created,
@@ -102,6 +107,8 @@ class ServicePlan(Plan):
 
     spec: InferenceServiceSpec | None = None
     """None when the spec cannot be read."""
+    delivery: Delivery = NO_DELIVERY
+    """How far the model is on its way; while it is awaited, nothing else is planned."""
     pools: tuple[PlannedPool, ...] = ()
     router: Manifest | None = None
     """The routers' Deployment."""
@@ -122,17 +129,20 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
         return ServicePlan()
     check = partial(contradictions, observed)
     try:
-        spec = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
+        given = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
     except InvalidSpecError as error:
         return ServicePlan(refusal=joined(invalid(error, check)))
+    spec = pinned(given, service)
     if found := validation_errors(spec, check):
         return ServicePlan(refusal=joined(found), spec=spec)
-    if spec.paused:
-        plan = _desired(observed, spec)
-        return _paused(plan)
-    if observed.name_conflicts:
+    if observed.name_conflicts and not spec.paused:
         return ServicePlan(refusal=_name_taken(observed.name_conflicts), spec=spec)
-    return _desired(observed, spec)
+    top = owner(INFERENCE_SERVICE, service, service["metadata"]["name"])
+    delivery = delivery_of(observed, top, given.model)
+    if delivery.refusal is not None:
+        return ServicePlan(refusal=delivery.refusal, spec=spec, delivery=delivery)
+    plan = (_awaiting if delivery.waiting else _desired)(observed, top, spec, delivery)
+    return _paused(plan) if spec.paused else plan
 
 
 def _paused(plan: ServicePlan) -> ServicePlan:
@@ -140,8 +150,24 @@ def _paused(plan: ServicePlan) -> ServicePlan:
     return replace(nothing, paused=True)
 
 
-def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePlan:
-    top = owner(INFERENCE_SERVICE, observed.service, observed.service["metadata"]["name"])
+def _awaiting(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, delivery: Delivery
+) -> ServicePlan:
+    """Brings the model. Whatever serves another one meanwhile stays as it is."""
+    wanted = {identity(manifest) for manifest in delivery.manifests}
+    prune = tuple(
+        reference_to(job, SERVICE_CHILDREN)
+        for job in of_kind(observed.children, JOB)
+        if _is_pruned(observed, job) and identity(job) not in wanted
+    )
+    events = (*created(observed.children, delivery.manifests), *delivery.events)
+    apply = delivery.manifests
+    return ServicePlan(apply=apply, prune=prune, events=events, spec=spec, delivery=delivery)
+
+
+def _desired(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, delivery: Delivery
+) -> ServicePlan:
     resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
     states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
     strategy = plan_in_place if spec.replaces_in_place else plan_rollout
@@ -157,7 +183,7 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
     before = former_pools(observed, spec)
     router = plan_router(observed, top, spec, waits=bool(before) and are_awaited(states))
     former = plan_former(observed, before, router)
-    apply = _children(observed, top, spec, router, pools)
+    apply = (*delivery.manifests, *_children(observed, top, spec, router, pools))
     history = plan_history(observed, top)
     prune = _left_over(observed, apply, former, history)
     wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}
@@ -182,6 +208,7 @@ def _desired(observed: ServiceObserved, spec: InferenceServiceSpec) -> ServicePl
         prune=prune,
         events=events,
         spec=spec,
+        delivery=delivery,
         pools=pools,
         router=router.deployment,
         rollout=rollout,
@@ -252,8 +279,8 @@ def _pool(top: Owner, resolved: ResolvedPool, shares: Shares, pod_surge: int | N
 def _left_over(
     observed: ServiceObserved, apply: Iterable[Manifest], former: Former, history: History
 ) -> tuple[Reference, ...]:
-    """What this service controls and no longer wants, nor needs for now. A ConfigMap stays while
-    anything that stays mounts it."""
+    """What this service controls and no longer wants, nor needs for now. A ConfigMap or a claim
+    stays while anything that stays mounts it, and the way to a hub while engines download."""
     uid = observed.service["metadata"].get("uid")
     wanted = {identity(manifest) for manifest in apply}
     going = {
@@ -266,16 +293,22 @@ def _left_over(
         for child in observed.children
         if not going & {child["metadata"].get("uid"), controller_uid(child)}
     )
-    mounted = {(kind.kind, name) for kind, name in config_maps_in_use(stays)}
+    in_use = config_maps_in_use(stays) | downloads_in_use(stays)
+    mounted = {(kind.kind, name) for kind, name in in_use}
     return tuple(
         reference_to(child, (*SERVICE_CHILDREN, *OPTIONAL_CHILDREN))
         for child in observed.children
-        if uid is not None
-        and controller_uid(child) == uid
+        if _is_pruned(observed, child)
         and identity(child) not in wanted | mounted
-        and not (former.has(child) or history.has(child))
-        and not child["metadata"].get("deletionTimestamp")
+        and not former.has(child)
+        and not history.has(child)
     )
+
+
+def _is_pruned(observed: ServiceObserved, child: Manifest) -> bool:
+    """Whether a child that is not wanted is the service's to remove."""
+    uid = observed.service["metadata"].get("uid")
+    return uid is not None and controller_uid(child) == uid and not is_being_deleted(child)
 
 
 def _name_taken(conflicts: tuple[Manifest, ...]) -> Refusal:

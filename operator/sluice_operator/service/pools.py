@@ -24,6 +24,8 @@ from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import engine_config_map
 from sluice_operator.manifests.engine_pool import pool_spec
 from sluice_operator.manifests.metadata import Owner
+from sluice_operator.model.delivery import pod_fetch
+from sluice_operator.service.model import fetcher_of
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import Pin, engine_inputs, pinned_spec
 from sluice_operator.service.replicas import Replicas, plan_replicas
@@ -72,7 +74,9 @@ def resolve_pool(
     config, image = _config_map(top, role, file), _default_image(observed, spec, role, pin)
     replicas = plan_replicas(spec, role, _live(observed, role))
     name = config["metadata"]["name"]
+    fetch = pod_fetch(spec.model, fetcher_of(observed))
     fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
+    fresh = fresh.model_copy(update={"fetch": fetch})
     if pin is None:
         return ResolvedPool(fresh, accelerator, file.settings, config, replicas)
     kept = EngineFile(pin.settings, pin.text)
@@ -199,6 +203,10 @@ def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]
     kept = pinned_spec(fresh, pin)
     names = ("image", "handover_secret", "drain_seconds", "startup_seconds")
     pairs = [(to_camel(name), getattr(kept, name), getattr(fresh, name)) for name in names]
+    if kept.fetch and fresh.fetch:
+        for name in ("image", "endpoint"):
+            pair = (f"fetch.{name}", getattr(kept.fetch, name), getattr(fresh.fetch, name))
+            pairs.append(pair)
     before, after = resolved_values(pin.settings), resolved_values(file.settings)
     for name in sorted(before.keys() | after.keys()):
         pairs.append((to_camel(name), before.get(name), after.get(name)))

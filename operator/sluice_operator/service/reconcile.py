@@ -27,8 +27,9 @@ NAME_CONFLICT_SECONDS: Final = 5.0
 DRAINING_SECONDS: Final = 5.0
 """Pods whose pool has gone concern no other object: whether they have left has to be looked at."""
 
-NOTABLE: Final = frozenset({reasons.ROLLING_OUT})
-"""A roll-out's start is an event on the service too, and not on its pools alone."""
+NOTABLE: Final = frozenset({reasons.ROLLING_OUT, reasons.RESOLVING, reasons.FETCHING})
+"""A roll-out's start is an event on the service too, and not on its pools alone; so is what engines
+wait for before they are made."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class ServiceReconcile:
             plan = plan_service(observed)
         live = observed.service
         outcome = await self.executor.carry_out(live, plan, observed.children)
-        if plan.refusal is None:  # of one that is refused, what was accepted before stays in use
+        if plan.refusal is None and plan.delivery.waiting is None:
+            # Otherwise what was accepted before stays in use.
             self.autoscaling.service_seen(key, scaled_service(observed, plan))
         told = self.autoscaling.told(key)
         status = service_status(observed, plan, self.clock.now(), outcome.refused, told)

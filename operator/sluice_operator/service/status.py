@@ -35,6 +35,7 @@ from sluice_operator.conditions.conditions import (
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, Kind, Manifest, of_kind
 from sluice_operator.manifests.metadata import is_current
+from sluice_operator.model.pinned import is_fetched
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.in_place import (
     facts_in_place,
@@ -70,7 +71,6 @@ from sluice_operator.service.verified import (
     first_unverified,
     with_missing_node,
 )
-from sluice_operator.validation.refusal import Refusal
 
 _JUDGED_BY_A_PLAN = (ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE, PRIORITIES_COUNT)
 
@@ -89,9 +89,9 @@ def service_status(
         return dict(before)
     generation = observed.service["metadata"].get("generation", 0)
     applied = before.get("appliedGeneration")
-    if plan.refusal is not None:
+    if plan.refusal is not None or plan.delivery.waiting is not None:
         kept = facts_in_place(observed)
-        checks = _refused(observed, plan.refusal, still_in_use(observed, applied))
+        checks = _in_place(observed, plan, still_in_use(observed, applied), refused)
     else:
         kept = _facts(observed, plan)
         obstacle = apply_failed(refused, before, generation) if refused else None
@@ -109,7 +109,17 @@ def service_status(
         status["appliedGeneration"] = applied
     found = conditions(before.get("conditions") or (), checks, generation, now)
     scaling = scaling_status(before, plan, told)
-    return status | kept | _rollout(plan, before) | scaling | {"conditions": found}
+    parts = kept | _model(plan, before) | _rollout(plan, before) | scaling
+    return status | parts | {"conditions": found}
+
+
+def _model(plan: ServicePlan, before: Manifest) -> Manifest:
+    """The model that was resolved last; forgotten with a spec whose model needs no resolving."""
+    if plan.delivery.status is not None:
+        return {"model": plan.delivery.status.to_json_dict()}
+    if plan.spec is not None and not is_fetched(plan.spec.model):
+        return {}
+    return {"model": before["model"]} if "model" in before else {}
 
 
 def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:
@@ -149,19 +159,46 @@ def _summary(observed: ServiceObserved, pool: PlannedPool) -> Manifest:
     return pool_summary(live, pool.replicas, pool.accelerator.text)
 
 
-def _refused(observed: ServiceObserved, refusal: Refusal, in_use: str) -> dict[str, Check]:
-    why = Check("False", refusal.reason, refusal.message + in_use)
+def _in_place(
+    observed: ServiceObserved, plan: ServicePlan, in_use: str, refused: ApiError | None
+) -> dict[str, Check]:
+    """The checks where nothing is planned for what serves: the spec is refused, or its model is on
+    its way."""
+    why, model = _obstacle(observed, plan, refused)
+    why = replace(why, message=why.message + in_use)
     parts = parts_in_place(observed)
     ready = {kind: part.ready for kind, part in parts.items()}
+    serving = serves((front_in_place(observed), *ready.values(), paired_in_place(observed)), why)
+    if plan.refusal is not None or why.reason in reasons.STALLING:
+        stalled, progressing = replace(why, status="True"), why
+    else:
+        stalled = not_stalled({UPDATED: why})
+        progressing = why if plan.paused else replace(why, status="True")
     return {
-        READY: serves((front_in_place(observed), *ready.values(), paired_in_place(observed)), why),
+        READY: serving,
         UPDATED: why,
-        PROGRESSING: why,
+        PROGRESSING: progressing,
         **ready,
         **other_checks_in_place(observed, _JUDGED_BY_A_PLAN),
-        RECONCILING: why,
-        STALLED: replace(why, status="True"),
+        **({MODEL_AVAILABLE: model} if model else {}),
+        RECONCILING: progressing,
+        STALLED: stalled,
     }
+
+
+def _obstacle(
+    observed: ServiceObserved, plan: ServicePlan, refused: ApiError | None
+) -> tuple[Check, Check | None]:
+    """Why the spec is not carried out, and what that says of the model, if anything."""
+    if plan.refusal is not None:
+        why = Check("False", plan.refusal.reason, plan.refusal.message)
+        return why, why if plan.delivery.refusal else None
+    model = plan.delivery.waiting
+    assert model is not None
+    if refused is not None:
+        metadata, before = observed.service["metadata"], observed.service.get("status") or {}
+        return apply_failed(refused, before, metadata.get("generation", 0)), model
+    return (_waiting(plan) if plan.paused else model), model
 
 
 def _checks(

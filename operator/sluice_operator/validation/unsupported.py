@@ -37,7 +37,7 @@ ROWS: Final = (
         "spec.model.uri",
         lambda s: scheme_of(s.model.uri) not in SERVED_SCHEMES,
         lambda s: s.model.uri,
-        "file:///path, pvc://claim/path or dummy://name",
+        "hf://org/name, file:///path, pvc://claim/path or dummy://name",
     ),
     Unsupported(
         "spec.slo",

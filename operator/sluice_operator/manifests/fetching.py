@@ -1,0 +1,196 @@
+"""What downloads a model: the container that does, its Job, volume, account and NetworkPolicy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from sluice_contract import labels
+from sluice_contract.labels import FETCH_ROLE
+
+from sluice_operator.api.base import SecretKeyRef
+from sluice_operator.api.engine import CacheSpec
+from sluice_operator.api.model_uri import CLAIM_MOUNT
+from sluice_operator.api.pool import ModelFetch
+from sluice_operator.api.template import FETCH_CONTAINER
+from sluice_operator.kube.kinds import (
+    JOB,
+    NETWORK_POLICY,
+    PERSISTENT_VOLUME_CLAIM,
+    SERVICE_ACCOUNT,
+    Manifest,
+)
+from sluice_operator.manifests.digest import digest
+from sluice_operator.manifests.metadata import Owner, child_labels
+from sluice_operator.manifests.network import DNS, policy_port
+from sluice_operator.manifests.pods import CONTAINER_SECURITY, POD_SECURITY
+
+HUB_ENDPOINT: Final = "https://huggingface.co"
+FETCH: Final = FETCH_ROLE
+"""Component of all that is made here."""
+MODEL_VOLUME: Final = "model"
+GROUP_ID: Final = 65532
+"""Of the image's user: a claim's files belong to it."""
+EXIT_REFUSED: Final = 2
+"""The fetcher's exit code where starting again does not help."""
+RETRIES: Final = 30
+"""Starts of a Job whose pods fail for reasons that may pass: some two and a half hours."""
+TOKEN_FOLDER: Final = "/etc/sluice/hub"  # noqa: S105
+TOKEN_FILE: Final = f"{TOKEN_FOLDER}/token"
+RESOURCES: Final[Manifest] = {
+    "requests": {"cpu": "100m", "memory": "128Mi"},
+    "limits": {"memory": "1Gi"},
+}
+HTTPS: Final = 443
+"""Where hubs keep large files, wherever the hub itself is."""
+
+
+@dataclass(frozen=True)
+class FetchTask:
+    """What one Job does."""
+
+    name: str
+    """`resolve` or `fetch`."""
+    image: str
+    arguments: tuple[str, ...]
+    token: SecretKeyRef | None
+    refresh: str | None
+    """Another value is another Job."""
+    claim: str | None = None
+    """Volume that is written to."""
+
+
+def resolve_arguments(endpoint: str, uri: str, revision: str) -> tuple[str, ...]:
+    """Of a container that tells what a revision is."""
+    return ("--uri", uri, "--revision", revision, "--endpoint", endpoint, "--resolve-only")
+
+
+def fetch_arguments(endpoint: str, uri: str, commit: str) -> tuple[str, ...]:
+    """Of a container that downloads a commit to `CLAIM_MOUNT`."""
+    return ("--uri", uri, "--revision", commit, "--endpoint", endpoint, "--cache", CLAIM_MOUNT)
+
+
+def fetch_account(owner: Owner) -> Manifest:
+    """The ServiceAccount of Jobs; without a token, and without rights."""
+    head = owner.child(SERVICE_ACCOUNT, fetch_name(owner.service), FETCH, FETCH_ROLE)
+    return head | {"automountServiceAccountToken": False}
+
+
+def fetch_policy(owner: Owner, endpoint: str) -> Manifest:
+    """Pods that download may reach DNS, and the ports of the hub at `endpoint` and of where it
+    keeps files, whose addresses a policy cannot know. Nobody may connect to them."""
+    url = urlsplit(endpoint)
+    ports = {url.port or (HTTPS if url.scheme == "https" else 80), HTTPS}
+    selected = {labels.SERVICE: owner.service, labels.FETCHES: "true"}
+    return owner.child(NETWORK_POLICY, fetch_name(owner.service), FETCH, FETCH_ROLE) | {
+        "spec": {
+            "podSelector": {"matchLabels": selected},
+            "policyTypes": ["Ingress", "Egress"],
+            "egress": [DNS, {"ports": [policy_port(port) for port in sorted(ports)]}],
+        }
+    }
+
+
+def fetch_name(service: str) -> str:
+    """Name of the ServiceAccount and the NetworkPolicy."""
+    return f"{service}-{FETCH}"
+
+
+def claim_name(service: str) -> str:
+    """Name of the claim that the operator makes."""
+    return f"{service}-model"
+
+
+def model_claim(owner: Owner, cache: CacheSpec) -> Manifest:
+    """The claim of a cache that names none."""
+    assert cache.size is not None
+    spec: Manifest = {
+        "accessModes": [cache.access_mode or "ReadWriteMany"],
+        "resources": {"requests": {"storage": cache.size}},
+    }
+    if cache.storage_class is not None:
+        spec["storageClassName"] = cache.storage_class
+    name = claim_name(owner.service)
+    return owner.child(PERSISTENT_VOLUME_CLAIM, name, FETCH, FETCH_ROLE) | {"spec": spec}
+
+
+def fetch_job(owner: Owner, task: FetchTask) -> Manifest:
+    """A Job that tries again what may pass, and gives up at once what does not. Its name is a hash
+    of its content, which cannot be changed."""
+    name = f"{owner.service}-{task.name}"
+    marks = child_labels(owner.service, FETCH, FETCH_ROLE) | {labels.FETCHES: "true"}
+    refused = {"containerName": FETCH_CONTAINER, "operator": "In", "values": [EXIT_REFUSED]}
+    disrupted = {"type": "DisruptionTarget", "status": "True"}
+    spec = {
+        "backoffLimit": RETRIES,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": refused},
+                {"action": "Ignore", "onPodConditions": [disrupted]},
+            ]
+        },
+        "template": {"metadata": {"labels": marks}, "spec": _pod(owner.service, task)},
+    }
+    name = f"{name}-{digest([spec, task.refresh])}"
+    return owner.child(JOB, name, FETCH, FETCH_ROLE) | {"spec": spec}
+
+
+def _pod(service: str, task: FetchTask) -> Manifest:
+    container = fetch_container(task.image, task.arguments, task.token)
+    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}, *token_volumes(task.token)]
+    if task.claim is not None:
+        claim = {"claimName": task.claim}
+        volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
+        container["volumeMounts"].append(_model_mount())
+    group = {"fsGroup": GROUP_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+    return {
+        "restartPolicy": "Never",
+        "serviceAccountName": fetch_name(service),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY | (group if task.claim else {}),
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def init_container(fetch: ModelFetch) -> Manifest:
+    """What downloads the model into an engine's own volume before it starts."""
+    arguments = fetch_arguments(fetch.endpoint, fetch.uri, fetch.commit)
+    container = fetch_container(fetch.image, arguments, fetch.token_secret_ref)
+    container["volumeMounts"].append(_model_mount())
+    return container
+
+
+def fetch_container(image: str, arguments: tuple[str, ...], token: SecretKeyRef | None) -> Manifest:
+    """The container alone, with `/tmp` of the pod and the token."""
+    given = ("--token-file", TOKEN_FILE) if token else ()
+    mount = {"name": "hub-token", "mountPath": TOKEN_FOLDER, "readOnly": True}
+    return {
+        "name": FETCH_CONTAINER,
+        "image": image,
+        "args": [*arguments, *given],
+        "resources": RESOURCES,
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            *([mount] if token else []),
+        ],
+    }
+
+
+def token_volumes(token: SecretKeyRef | None) -> list[Manifest]:
+    """The volume with the token's file. A Secret that is not there yet is no reason to wait in
+    silence: the fetcher names it, and is started again."""
+    if token is None:
+        return []
+    items = [{"key": token.key, "path": "token"}]
+    secret = {"secretName": token.name, "optional": True, "items": items}
+    return [{"name": "hub-token", "secret": secret}]
+
+
+def _model_mount() -> Manifest:
+    return {"name": MODEL_VOLUME, "mountPath": CLAIM_MOUNT}

@@ -1,0 +1,1 @@
+"""How a model gets to the engines: resolved, downloaded, and when engines may be made of it."""

@@ -1,0 +1,206 @@
+"""How a hub's model gets to the engines: resolved once, downloaded once where there is a cache, and
+only then are engines made of it. Pure.
+
+What was resolved stands in status; the next reconcile acts on it, so that nothing is made of a
+commit that is not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pydantic import ValidationError
+from sluice_contract.model_facts import ResolvedModel
+from sluice_contract.supported import ARCHITECTURES
+from sluice_contract.termination import MODEL_FETCHED, MODEL_RESOLVED
+
+from sluice_operator.api.conditions import Check
+from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.pool import ModelFetch
+from sluice_operator.api.status import ModelStatus
+from sluice_operator.apply.plan import Event
+from sluice_operator.conditions.reasons import FETCHING, RESOLVING
+from sluice_operator.kube.kinds import JOB, Manifest, of_kind
+from sluice_operator.manifests.fetching import (
+    FetchTask,
+    fetch_account,
+    fetch_arguments,
+    fetch_job,
+    fetch_policy,
+    model_claim,
+    resolve_arguments,
+)
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.model.jobs import Done, Failed, Lost, Outcome, Running, outcome_of
+from sluice_operator.model.pinned import asked, claim_of, is_fetched, pin_of
+from sluice_operator.validation.refusal import INVALID, Refusal
+
+PLACE: Final = "spec.model.uri"
+UNSUPPORTED_ARCHITECTURE: Final = "UnsupportedArchitecture"
+GB: Final = 1e9
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """What models are fetched with, and from where."""
+
+    image: str
+    endpoint: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is of a service, as far as its model is concerned."""
+
+    service: Manifest
+    children: tuple[Manifest, ...]
+    pods: tuple[Manifest, ...]
+    """Those of its Jobs."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """How far a model is on its way to the engines."""
+
+    manifests: tuple[Manifest, ...] = ()
+    """What the delivery needs, to be applied in this order."""
+    waiting: Check | None = None
+    """Set: no engine can be made of the model yet."""
+    refusal: Refusal | None = None
+    """Set: only a person helps."""
+    status: ModelStatus | None = None
+    """What is known of the model from now on; None: as before."""
+    events: tuple[Event, ...] = ()
+
+
+NO_DELIVERY: Final = Delivery()
+"""Of a model that is where engines run, or in a volume."""
+
+
+def plan_delivery(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> Delivery:
+    """The delivery of the model that the spec names."""
+    if not is_fetched(model):
+        return NO_DELIVERY
+    if not fetcher.image:
+        allowed = "a model that is not fetched, as SLUICE_FETCH_IMAGE of the operator is not set"
+        message = f"{PLACE}: {model.uri} is not allowed; allowed: {allowed}"
+        return Delivery(refusal=Refusal(INVALID, PLACE, message))
+    pin = pin_of(seen.service, model)
+    always = tuple(_always(top, model, fetcher))
+    if pin is None:
+        found = _resolve(seen, top, model, fetcher)
+    elif refusal := _unsupported(pin):
+        found = Delivery(refusal=refusal)
+    elif (claim := claim_of(top.service, model)) in (None, pin.claim):
+        found = Delivery()
+    else:
+        found = _download(seen, top, model, fetcher, replace_claim(pin, claim))
+    return replace(found, manifests=(*always, *found.manifests))
+
+
+def pod_fetch(model: ModelSpec, fetcher: Fetcher) -> ModelFetch | None:
+    """What each engine downloads itself of a pinned model: one without a cache."""
+    if not is_fetched(model) or model.cache is not None:
+        return None
+    assert model.revision is not None
+    return ModelFetch(
+        image=fetcher.image,
+        endpoint=fetcher.endpoint,
+        uri=model.uri,
+        commit=model.revision,
+        token_secret_ref=model.token_secret_ref,
+    )
+
+
+def replace_claim(pin: ModelStatus, claim: str | None) -> ModelStatus:
+    """`pin`, of which `claim` has everything."""
+    return pin.model_copy(update={"claim": claim})
+
+
+def _always(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
+    yield fetch_account(top)
+    yield fetch_policy(top, fetcher.endpoint)
+    if model.cache is not None and model.cache.size is not None:
+        yield model_claim(top, model.cache)
+
+
+def _resolve(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> Delivery:
+    uri, revision, refresh = asked(model)
+    arguments = resolve_arguments(fetcher.endpoint, uri, revision)
+    task = FetchTask("resolve", fetcher.image, arguments, model.token_secret_ref, refresh)
+    job, what = fetch_job(top, task), f"{uri} at {revision}"
+    outcome = _outcome(seen, job, MODEL_RESOLVED)
+    if not isinstance(outcome, Done):
+        text = f"{what} is resolved to a commit."
+        return _undone(job, outcome, Check("False", RESOLVING, text))
+    try:
+        told = ResolvedModel.model_validate_json(outcome.message, extra="ignore")
+    except ValidationError:
+        message = f"the fetcher's answer is not understood: {outcome.message[:256]}"
+        return Delivery((job,), refusal=_refusal("FetcherMismatch", what, message))
+    status = ModelStatus(uri=uri, revision=revision, refresh=refresh, **told.model_dump())
+    text = f"{what} is commit {told.commit}, {_gb(told.bytes)}."
+    event = Event("Normal", "ModelResolved", text)
+    return Delivery((job,), Check("False", RESOLVING, text), status=status, events=(event,))
+
+
+def _download(
+    seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher, wanted: ModelStatus
+) -> Delivery:
+    arguments = fetch_arguments(fetcher.endpoint, wanted.uri, wanted.commit)
+    task = FetchTask(
+        "fetch",
+        fetcher.image,
+        arguments,
+        model.token_secret_ref,
+        model.refresh,
+        wanted.claim,
+    )
+    job = fetch_job(top, task)
+    what = f"commit {wanted.commit} of {wanted.uri} to claim {wanted.claim}"
+    outcome = _outcome(seen, job, MODEL_FETCHED)
+    if not isinstance(outcome, Done):
+        text = f"{_gb(wanted.bytes)}: {what}."
+        return _undone(job, outcome, Check("False", FETCHING, text))
+    event = Event("Normal", "ModelFetched", f"{what}: complete and verified.")
+    done = Check("False", FETCHING, f"{what}: complete and verified.")
+    return Delivery((job,), done, status=wanted, events=(event,))
+
+
+def _outcome(seen: Seen, job: Manifest, succeeds_with: str) -> Outcome:
+    name = job["metadata"]["name"]
+    live = next(
+        (each for each in of_kind(seen.children, JOB) if each["metadata"]["name"] == name), None
+    )
+    return outcome_of(live, seen.pods, succeeds_with)
+
+
+def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
+    """A Job that is to go on, or has failed. One whose outcome is lost goes, and is made again."""
+    if isinstance(outcome, Failed):
+        return Delivery((job,), refusal=_refusal(outcome.reason, "", outcome.message))
+    if isinstance(outcome, Lost):
+        return Delivery(waiting=progress)
+    if isinstance(outcome, Running) and outcome.reason:
+        return Delivery((job,), Check("False", outcome.reason, outcome.message))
+    return Delivery((job,), progress)
+
+
+def _unsupported(pin: ModelStatus) -> Refusal | None:
+    if pin.architecture in ARCHITECTURES:
+        return None
+    named = pin.architecture or "none that is named"
+    allowed = f"allowed: {', '.join(ARCHITECTURES)}"
+    message = f"architecture {named} of commit {pin.commit} is not allowed; {allowed}"
+    return _refusal(UNSUPPORTED_ARCHITECTURE, pin.uri, message)
+
+
+def _refusal(reason: str, what: str, message: str) -> Refusal:
+    head = f"{what}: " if what else ""
+    return Refusal(reason, PLACE, f"{PLACE}: {head}{message}")
+
+
+def _gb(count: int) -> str:
+    return f"{count / GB:.1f} GB"

@@ -1,0 +1,111 @@
+"""What came of a Job that resolves or downloads a model: read from its pods. Pure.
+
+The pods' termination messages say it all; the Job itself only whether it has given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from sluice_contract.termination import TerminationMessage
+
+from sluice_operator.api.template import FETCH_CONTAINER
+from sluice_operator.conditions.pods import first_failure
+from sluice_operator.kube.kinds import Manifest, controller_uid
+from sluice_operator.manifests.fetching import EXIT_REFUSED
+
+
+@dataclass(frozen=True)
+class Done:
+    """It has ended well."""
+
+    message: str
+    """What it was to find out."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """It will not be tried again."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Running:
+    """It is tried, or tried again."""
+
+    reason: str = ""
+    """What keeps it from its end; empty: nothing is known to."""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """It has ended well, but nobody knows any more with what."""
+
+
+Outcome = Done | Failed | Running | Lost
+
+
+def outcome_of(job: Manifest | None, pods: Iterable[Manifest], succeeds_with: str) -> Outcome:
+    """The outcome of the live `job`; `pods`: those that may be its own; `succeeds_with`: the reason
+    of its termination message."""
+    if job is None:
+        return Running()
+    own = [pod for pod in pods if controller_uid(pod) == job["metadata"].get("uid")]
+    ended = sorted(_ended(own), key=lambda each: str(each.get("finishedAt") or ""))
+    told = [(each.get("exitCode"), _message(each)) for each in ended]
+    for code, message in told:
+        if code == 0 and message.reason == succeeds_with:
+            return Done(message.message)
+    if any(code == EXIT_REFUSED for code, _ in told):
+        message = next(message for code, message in told if code == EXIT_REFUSED)
+        return Failed(message.reason, message.message)
+    last = told[-1][1] if told else None
+    if _has(job, "Failed"):
+        return Failed(last.reason, f"{last.message}; given up") if last else _given_up(job)
+    if _has(job, "Complete"):
+        return Lost()
+    if failure := first_failure(own):
+        return Running(failure.reason, str(failure))
+    if last:
+        again = f"{last.message}; tried again (failed {len(told)} times)"
+        return Running(last.reason, again)
+    return Running()
+
+
+def _given_up(job: Manifest) -> Failed:
+    found = _condition(job, "Failed")
+    return Failed(str(found.get("reason", "JobFailed")), str(found.get("message", "")))
+
+
+def _ended(pods: Iterable[Manifest]) -> Iterator[dict[str, Any]]:
+    for pod in pods:
+        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+            ended = (container.get("state") or {}).get("terminated")
+            if container["name"] == FETCH_CONTAINER and ended:
+                yield ended
+
+
+def _message(ended: dict[str, Any]) -> TerminationMessage:
+    text = str(ended.get("message") or "")
+    try:
+        return TerminationMessage.model_validate_json(text)
+    except ValidationError:
+        line = " ".join(text.split())[-1024:]
+        code = f"exited with code {ended.get('exitCode')}"
+        reason = str(ended.get("reason") or "Error")
+        return TerminationMessage(reason=reason, message=f"{code}: {line}" if line else code)
+
+
+def _has(job: Manifest, kind: str) -> bool:
+    return _condition(job, kind).get("status") == "True"
+
+
+def _condition(job: Manifest, kind: str) -> dict[str, Any]:
+    found = (job.get("status") or {}).get("conditions") or ()
+    return next((each for each in found if each["type"] == kind), {})

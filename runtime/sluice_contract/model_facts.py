@@ -1,0 +1,68 @@
+"""What a hub and its config.json say of a model before anything is downloaded.
+
+The fetcher leaves it as the message of its termination, the operator shows it in status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import Field
+
+from sluice_contract.base import ContractModel
+
+MAX_WORD: Final = 128
+MAX_COUNT: Final = 1 << 53
+"""Larger numbers are not kept exactly by every reader of JSON."""
+
+
+class ModelFacts(ContractModel):
+    """From config.json; None where it does not say so."""
+
+    architecture: str | None = Field(
+        default=None, max_length=MAX_WORD, description="Architecture, e.g. Qwen3ForCausalLM."
+    )
+    layers: int | None = Field(default=None, ge=1, description="Layers.")
+    kv_heads: int | None = Field(default=None, ge=1, description="Heads of keys and values.")
+    head_dim: int | None = Field(default=None, ge=1, description="Numbers in one head.")
+    dtype: str | None = Field(
+        default=None, max_length=MAX_WORD, description="Type of the weights, e.g. bfloat16."
+    )
+    context_tokens: int | None = Field(
+        default=None, ge=1, description="Positions that the model was made for."
+    )
+
+
+class ResolvedModel(ModelFacts):
+    """A revision, resolved."""
+
+    commit: str = Field(pattern="^[0-9a-f]{40}$", description="Commit that the revision is.")
+    bytes: int = Field(ge=0, description="Size of the files that an engine reads.")
+
+
+def facts_of(config: Mapping[str, Any]) -> ModelFacts:
+    """The facts in a config.json of transformers' form. What is not as it should be is left to the
+    engine to refuse."""
+    heads = _count(config.get("num_attention_heads"))
+    hidden = _count(config.get("hidden_size"))
+    share = _count(hidden // heads) if hidden and heads else None
+    named = config.get("architectures")
+    return ModelFacts(
+        architecture=_word(named[0]) if isinstance(named, list) and named else None,
+        layers=_count(config.get("num_hidden_layers")),
+        kv_heads=_count(config.get("num_key_value_heads")) or heads,
+        head_dim=_count(config.get("head_dim")) or share,
+        dtype=_word(config.get("dtype") or config.get("torch_dtype")),
+        context_tokens=_count(config.get("max_position_embeddings")),
+    )
+
+
+def _count(value: object) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 < value < MAX_COUNT else None
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) and len(value) <= MAX_WORD else None
