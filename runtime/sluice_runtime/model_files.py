@@ -85,7 +85,7 @@ def resolve(uri: str) -> ModelFiles:
         return ModelFiles(uri, None, DUMMIES[rest], {})
     raise ModelLoadError(
         f"model.uri: {uri!r} is not allowed; allowed: a plain path, file:///path, {_dummy_uris()}"
-        " (hf://, pvc:// and oci:// are not implemented yet)"
+        " (hf:// and pvc:// are for InferenceServices, whose engines get a folder)"
     )
 
 

@@ -57,7 +57,7 @@ def test_every_field_of_a_crd_is_told_with_its_description(page: str) -> None:
 
 def test_a_refused_field_says_what_is_allowed_so_far() -> None:
     spec = {
-        "model": {"uri": "hf://a/b"}, "mode": "Disaggregated", "slo": {"percentile": 90},
+        "model": {"uri": "oci://a/b"}, "mode": "Disaggregated", "slo": {"percentile": 90},
         "engine": {"tensorParallelSize": 2, "cudaGraphMaxBatch": 8, "kvCacheDtype": "float32",
                    },
     }  # fmt: skip

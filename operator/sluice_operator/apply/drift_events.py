@@ -23,6 +23,7 @@ POOL_FIELDS: Final = {
     "spec.image": "spec.engine.image",
     "spec.configRef": "spec.engine or spec.model",
     "spec.modelClaim": "spec.model.uri",
+    "spec.fetch": "spec.model",
     "spec.bootstrapPort": "spec.engine.kvTransfer.bootstrapPort",
     "spec.drainSeconds": "spec.engine.drainSeconds",
     "spec.startupSeconds": "spec.engine.startupSeconds",

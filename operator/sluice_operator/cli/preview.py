@@ -18,6 +18,7 @@ from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.slo_rules import slo_groups
+from sluice_operator.model.pinned import assumed_pin, is_fetched
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
@@ -62,6 +63,8 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
         mode="json", by_alias=True, exclude_none=True, exclude_unset=True
     )
     service = {**document, "metadata": metadata, "spec": stored | {"paused": False}}
+    if is_fetched(parsed.spec.model):
+        service["status"] = {"model": assumed_pin(metadata["name"], parsed.spec.model)}
     plan = plan_service(ServiceObserved(service, images, nodes=nodes))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
     return Preview(service, plan, pools)
@@ -166,6 +169,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     assert plan.spec is not None
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
     yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
+    yield from _model(plan)
     yield from _promise(plan)
     if transfer := _kv_transfer(plan):
         yield ""
@@ -191,6 +195,18 @@ def _lines(shown: Preview) -> Iterator[str]:
     objects = _objects(shown)
     yield f"{len(objects)} objects:"
     yield from table((item["kind"], item["name"]) for item in objects)
+
+
+def _model(plan: ServicePlan) -> Iterator[str]:
+    """How a hub's model gets to the engines."""
+    model = plan.spec.model if plan.spec else None
+    if model is None or not is_fetched(model):
+        return
+    yield f"  Its revision is resolved to a commit when it is applied; {model.revision} is assumed"
+    if model.cache is not None:
+        yield f"  here. A Job downloads it to claim {model.cache.claim} before there are engines."
+    else:
+        yield "  here. Each engine downloads it at its start; spec.model.cache: once for all."
 
 
 def _unknown_product(pool: PlannedPool) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from pydantic import ValidationError
+from sluice_contract.supported import ARCHITECTURES
 
 from sluice_operator.api.engine import CacheSpec, ModelSpec
 from sluice_operator.api.model_uri import HUB, scheme_of
@@ -14,6 +16,7 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.fetching import claim_name
 
 DEFAULT_REVISION: Final = "main"
+UNKNOWN_COMMIT: Final = "0" * 40
 
 
 def is_fetched(model: ModelSpec) -> bool:
@@ -59,3 +62,18 @@ def pinned(spec: InferenceServiceSpec, service: Manifest) -> InferenceServiceSpe
         "cache": CacheSpec(claim=claim) if claim else None,
     }
     return spec.model_copy(update={"model": model.model_copy(update=update)})
+
+
+def assumed_pin(service: str, model: ModelSpec) -> Manifest:
+    """The status of a model that nobody has resolved: for previews."""
+    uri, revision, refresh = asked(model)
+    commit = revision if re.fullmatch("[0-9a-f]{40}", revision) else UNKNOWN_COMMIT
+    return ModelStatus(
+        uri=uri,
+        revision=revision,
+        refresh=refresh,
+        commit=commit,
+        bytes=0,
+        claim=claim_of(service, model),
+        architecture=ARCHITECTURES[0],
+    ).to_json_dict()

@@ -63,21 +63,21 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
         {"model": {"uri": "s3://x"}, "engine": {"chunkSize": 10, "kvPoolTokens": 1000}},
         "invalid InferenceService",
         [
-            'spec.model.uri: "s3://x" is not allowed; allowed: pvc://claim/path, file:///path',
+            'spec.model.uri: "s3://x" is not allowed; allowed: hf://org/name, pvc://claim/path',
             f"spec.engine.chunkSize: 10 is not allowed; allowed: {PAGE}",
             KV_POOL,
         ],
     ),
     (
         {
-            "model": {"uri": "hf://a/b"},
+            "model": {"uri": "oci://a/b"},
             "slo": {"percentile": 90},
             "engine": {"kvPoolTokens": 1000, "tensorParallelSize": 2},
         },
         "invalid InferenceService",
         [
             KV_POOL,
-            'spec.model.uri: "hf://a/b" is not implemented yet; allowed: file:///path',
+            'spec.model.uri: "oci://a/b" is not implemented yet; allowed: hf://org/name',
             "spec.slo: this field is not implemented yet; allowed: a promise: ttft",
             "spec.engine.tensorParallelSize: 2 is not allowed; allowed: 1 without",
         ],

@@ -206,11 +206,6 @@ def test_the_command_prints_yaml_with_a_line_for_each_flag(
 @pytest.mark.parametrize(
     ("engine", "given", "note"),
     [
-        (
-            "vllm",
-            "serve Qwen/Qwen3-8B",
-            "model.uri: hf:// is not implemented yet; allowed: file://",
-        ),
         ("vllm", "--max-num-seqs 8", "model.uri: no flag names it; an InferenceService needs it"),
         (
             "sglang",

@@ -57,6 +57,8 @@ EDITS: Final[dict[str, Any]] = {
     "model.name": "chatty",
     "model.revision": "main",
     "model.tokenSecretRef": {"name": "hf", "key": "token"},
+    "model.cache": {"claim": "models"},
+    "model.refresh": "2",
     "mode": "Disaggregated",
     "slo.ttftMilliseconds": 900,
     "slo.itlMilliseconds": 40,
@@ -116,6 +118,8 @@ EDITS: Final[dict[str, Any]] = {
 ONLY_WITH: Final = {
     "model.revision": "hf://",
     "model.tokenSecretRef": "hf://",
+    "model.cache": "hf://",
+    "model.refresh": "hf://",
     "pools.prefill": "mode",
     "pools.decode": "mode",
     "engine.kvTransfer": "mode",

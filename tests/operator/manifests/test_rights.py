@@ -21,6 +21,7 @@ from sluice_operator.manifests.metadata import owner
 from tests.operator.examples import complete_plan, pool_plan, service, service_plan
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
+CACHED = {"model": {"uri": "hf://org/name", "cache": {"size": "1Gi"}}}
 READ = {"get", "list", "watch"}
 WRITE = {"create", "patch", "delete"}
 ROLE_FILES = {
@@ -55,7 +56,7 @@ def _group(api_version: str) -> str:
 
 def test_whatever_a_plan_applies_may_be_applied_and_pruned(rules: list[dict[str, Any]]) -> None:
     kinds = {kind.kind: kind for kind in (*SERVICE_CHILDREN, *POOL_CHILDREN)}
-    for manifest in (*service_plan().apply, *pool_plan().apply):
+    for manifest in (*service_plan().apply, *service_plan(CACHED).apply, *pool_plan().apply):
         kind = kinds[manifest["kind"]]
         assert _verbs(rules, _group(kind.api_version), kind.plural) == READ | WRITE, kind.kind
 
@@ -66,7 +67,7 @@ def test_optional_kinds_may_be_applied_and_pruned(rules: list[dict[str, Any]]) -
 
 
 def test_every_kind_that_children_can_be_is_written_by_some_plan() -> None:
-    plans = (service_plan(), complete_plan(), pool_plan())
+    plans = (service_plan(), service_plan(CACHED), complete_plan(), pool_plan())
     applied = {manifest["kind"] for plan in plans for manifest in plan.apply}
     assert applied == {kind.kind for kind in SERVICE_CHILDREN}
 

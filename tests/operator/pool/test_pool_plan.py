@@ -54,6 +54,9 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
     "image": {"image": "other:1"},
     "configuration": {"configRef": {"name": "chat-mixed-0123456789"}},
     "claim": {"modelClaim": "models"},
+    "download": {
+        "fetch": {"image": "fetch:1", "endpoint": "https://a", "uri": "hf://a/b", "commit": "c"}
+    },
     "key": {"handoverSecret": "other-handover"},
     "port": {"bootstrapPort": 9000},
     "draining": {"drainSeconds": 7},

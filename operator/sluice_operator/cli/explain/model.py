@@ -1,4 +1,4 @@
-"""A model that this version cannot fetch yet is explained all the same: as if it were on a claim.
+"""A model that this version cannot deliver yet is explained all the same: as if it were on a claim.
 
 Sizes and what pays do not depend on where the files come from.
 """
@@ -13,7 +13,6 @@ from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.model_uri import SERVED_SCHEMES, scheme_of
 
 STAND_IN: Final = "pvc://model"
-OF_A_HUB: Final = frozenset({"revision", "tokenSecretRef"})
 
 
 def explainable(document: Any) -> tuple[Any, str | None]:
@@ -26,8 +25,7 @@ def explainable(document: Any) -> tuple[Any, str | None]:
     if not isinstance(model, Mapping) or (uri := _for_later(model)) is None:
         return document, None
     name = model.get("name") or uri.rstrip("/").rpartition("/")[2]
-    kept = {key: value for key, value in model.items() if key not in OF_A_HUB}
-    changed = {**spec, "model": {**kept, "uri": STAND_IN, "name": name}}
+    changed = {**spec, "model": {**model, "uri": STAND_IN, "name": name}}
     return {**document, "spec": changed}, uri
 
 

@@ -1,0 +1,321 @@
+"""A service whose model is on a hub, reconcile by reconcile: each plan is carried out by hand, and
+its status is what the next one starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from sluice_contract.supported import ARCHITECTURES
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.plan import ServicePlan, plan_service
+from sluice_operator.service.status import service_status
+from sluice_runtime.model.spec import ARCHITECTURES as SERVED
+
+from tests.operator.examples import IMAGES, NOW, live, of, service, service_observed
+from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
+
+HUB: Manifest = {"uri": "hf://Qwen/Qwen3-8B"}
+CACHED: Manifest = HUB | {"cache": {"size": "20Gi"}}
+OTHER_COMMIT = "decade" * 6 + "4567"
+
+
+@dataclass
+class World:
+    """One service and what there is of it."""
+
+    spec: Manifest
+    generation: int = 1
+    status: Manifest = field(default_factory=dict)
+    children: dict[tuple[str, str], Manifest] = field(default_factory=dict)
+    pods: list[Manifest] = field(default_factory=list)
+    uids: int = 0
+
+    def reconcile(self) -> ServicePlan:
+        """Plans, carries out and reports once."""
+        item = service(self.spec, generation=self.generation) | {"status": self.status}
+        observed = service_observed(item, self.children.values(), fetchers=tuple(self.pods))
+        plan = plan_service(observed)
+        for manifest in plan.apply:
+            self._apply(manifest)
+        for reference in plan.prune:
+            del self.children[reference.kind.kind, reference.name]
+        self.status = service_status(replace(observed, service=item), plan, NOW)
+        return plan
+
+    def _apply(self, manifest: Manifest) -> None:
+        key = (manifest["kind"], manifest["metadata"]["name"])
+        known = self.children.get(key)
+        self.uids += known is None
+        uid = known["metadata"]["uid"] if known else f"uid-{self.uids}"
+        self.children[key] = live(manifest, uid=uid)
+
+    def edit(self, **model: Any) -> None:
+        self.generation += 1
+        self.spec = self.spec | {"model": self.spec["model"] | model}
+
+    def job(self) -> Manifest:
+        return of(self.children.values(), "Job")
+
+    def ends(self, code: int, message: str) -> None:
+        """The Job's next pod ends."""
+        self.pods.append(ended_pod(self.job(), code, message, len(self.pods)))
+
+    def kinds(self) -> set[str]:
+        return {kind for kind, _ in self.children}
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = find(self.status, kind)
+        assert found is not None, kind
+        return found["status"], found["reason"]
+
+    def revisions(self) -> dict[str, str]:
+        pools = (c for (kind, _), c in self.children.items() if kind == "EnginePool")
+        return {p["spec"]["role"]: p["spec"]["revisions"][0]["name"] for p in pools}
+
+
+def _resolved(**model: Any) -> World:
+    """A world whose model is resolved, and whose status says so."""
+    world = World({"model": HUB | model})
+    world.reconcile()
+    world.ends(0, resolved())
+    world.reconcile()
+    return world
+
+
+def _served() -> World:
+    world = _resolved()
+    world.reconcile()
+    assert world.revisions()
+    return world
+
+
+def _arguments(container: Manifest) -> dict[str, str]:
+    args = container["args"]
+    pairs = zip(args, [*args[1:], ""], strict=True)
+    return {name: value for name, value in pairs if name.startswith("--")}
+
+
+def test_a_revision_is_resolved_before_anything_else_is_made() -> None:
+    world = World({"model": HUB | {"tokenSecretRef": {"name": "hub", "key": "t"}}})
+    plan = world.reconcile()
+    assert world.kinds() == {"ServiceAccount", "NetworkPolicy", "Job"}
+    pod = world.job()["spec"]["template"]["spec"]
+    given = _arguments(pod["containers"][0])
+    assert given["--revision"] == "main"
+    assert {"--resolve-only", "--token-file"} <= given.keys()
+    assert pod["containers"][0]["image"] == IMAGES.fetch
+    assert pod["automountServiceAccountToken"] is False
+    told = ("False", "ResolvingModel")
+    kinds = ("Ready", "Updated", "ModelAvailable")
+    assert [world.condition(kind) for kind in kinds] == [told] * 3
+    assert world.condition("Reconciling") == ("True", "ResolvingModel")
+    assert world.condition("Stalled")[0] == "False"
+    assert [event.reason for event in plan.events] == ["Created"]
+    assert world.reconcile().events == (), "nothing more to say while it runs"
+
+
+def test_the_commit_is_recorded_before_anything_is_made_of_it() -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    world.ends(0, resolved())
+    plan = world.reconcile()
+    assert "EnginePool" not in world.kinds()
+    assert [event.reason for event in plan.events] == ["ModelResolved"]
+    assert world.status["model"] == {
+        "uri": HUB["uri"], "revision": "main", "commit": COMMIT, "bytes": 16_400_000_000,
+        "architecture": "Qwen3ForCausalLM", "layers": 36, "kvHeads": 8, "headDim": 128,
+        "dtype": "bfloat16", "contextTokens": 40960,
+    }  # fmt: skip
+    world.reconcile()
+    assert {"EnginePool", "Deployment", "Service"} <= world.kinds()
+    assert "Job" not in world.kinds(), "what is recorded needs no witness"
+
+
+def test_without_a_cache_each_engine_downloads_that_commit_itself() -> None:
+    world = _served()
+    pool = of(world.children.values(), "EnginePool")
+    assert pool["spec"]["fetch"] == {
+        "image": IMAGES.fetch, "endpoint": "https://huggingface.co", "uri": HUB["uri"],
+        "commit": COMMIT,
+    }  # fmt: skip
+    assert "modelClaim" not in pool["spec"]
+
+
+def test_two_pools_share_one_download_to_a_claim() -> None:
+    world = World({"model": CACHED, "mode": "Disaggregated"})
+    world.reconcile()
+    claim = of(world.children.values(), "PersistentVolumeClaim")
+    assert claim["spec"]["resources"]["requests"] == {"storage": "20Gi"}
+    world.ends(0, resolved())
+    world.reconcile()
+    world.reconcile()
+    assert "EnginePool" not in world.kinds()
+    assert world.condition("ModelAvailable") == ("False", "FetchingModel")
+    pod = world.job()["spec"]["template"]["spec"]
+    assert _arguments(pod["containers"][0])["--revision"] == COMMIT
+    mounted = {v["name"]: v.get("persistentVolumeClaim") for v in pod["volumes"]}
+    assert mounted["model"] == {"claimName": "chat-model"}
+    world.ends(0, said("ModelFetched", COMMIT))
+    plan = world.reconcile()
+    assert [event.reason for event in plan.events] == ["ModelFetched"]
+    world.reconcile()
+    pools = [c for (kind, _), c in world.children.items() if kind == "EnginePool"]
+    assert [p["spec"]["modelClaim"] for p in pools] == ["chat-model"] * 2
+    assert not any("fetch" in p["spec"] for p in pools)
+    assert {"Job"} & world.kinds() == set()
+    assert {"PersistentVolumeClaim"} <= world.kinds()
+
+
+def test_a_named_claim_is_the_users_own() -> None:
+    world = World({"model": HUB | {"cache": {"claim": "models"}}})
+    world.reconcile()
+    assert "PersistentVolumeClaim" not in world.kinds()
+
+
+FAILURES = ["RepositoryNotFound", "RevisionNotFound", "AccessDenied", "NotAModel"]
+
+
+@pytest.mark.parametrize("reason", FAILURES)
+def test_a_failure_is_named_and_stays_until_the_spec_changes(reason: str) -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    failed = world.job()["metadata"]["name"]
+    world.ends(2, said(reason, "why it failed"))
+    plan = world.reconcile()
+    assert plan.apply == plan.prune == (), "the Job stays as it is: nothing is tried again"
+    for kind in ("Ready", "Updated", "ModelAvailable"):
+        assert world.condition(kind) == ("False", reason)
+    assert world.condition("Stalled") == ("True", reason)
+    assert "why it failed" in (find(world.status, "Ready") or {})["message"]
+    before = world.status
+    world.reconcile()
+    assert world.status == before
+    world.edit(refresh="2")
+    world.reconcile()
+    assert world.job()["metadata"]["name"] != failed
+    assert world.condition("Updated") == ("False", "ResolvingModel")
+
+
+def test_what_may_pass_is_named_and_tried_again() -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    world.ends(1, said("HubUnreachable", "no connection"))
+    world.reconcile()
+    assert world.condition("ModelAvailable") == ("False", "HubUnreachable")
+    assert world.condition("Stalled")[0] == "False"
+    world.ends(0, resolved())
+    world.reconcile()
+    assert world.status["model"]["commit"] == COMMIT
+
+
+def test_a_job_that_has_given_up_is_a_failure() -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    world.ends(1, said("HubUnreachable", "no connection"))
+    job = world.job()
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": "BackoffLimit"}]}
+    world.reconcile()
+    assert world.condition("Stalled") == ("True", "HubUnreachable")
+
+
+def test_a_job_whose_pods_are_gone_is_made_again() -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    world.job()["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    world.reconcile()
+    assert "Job" not in world.kinds()
+    world.reconcile()
+    assert "Job" in world.kinds()
+
+
+def test_an_architecture_that_no_engine_has_is_refused_before_the_download() -> None:
+    world = World({"model": CACHED})
+    world.reconcile()
+    world.ends(0, resolved(architecture="MambaForCausalLM"))
+    world.reconcile()
+    world.reconcile()
+    assert world.condition("ModelAvailable") == ("False", "UnsupportedArchitecture")
+    message = (find(world.status, "Ready") or {})["message"]
+    assert all(name in message for name in ("MambaForCausalLM", *ARCHITECTURES))
+
+
+def test_the_operator_knows_the_engines_architectures() -> None:
+    assert set(ARCHITECTURES) == set(SERVED), "both are to change together"
+
+
+def test_a_moved_branch_changes_nothing_until_a_refresh_is_asked_for() -> None:
+    world = _served()
+    world.edit(name="another")
+    world.reconcile()
+    assert world.status["model"]["commit"] == COMMIT
+    assert "Job" not in world.kinds()
+    world.edit(refresh="now")
+    world.reconcile()
+    world.ends(0, resolved(commit=OTHER_COMMIT))
+    world.reconcile()
+    world.reconcile()
+    assert world.status["model"]["commit"] == OTHER_COMMIT
+    assert OTHER_COMMIT in world.children["EnginePool", "chat-mixed"]["spec"]["fetch"]["commit"]
+
+
+def test_a_refresh_that_finds_the_same_commit_restarts_nothing() -> None:
+    world = _served()
+    before = world.children["EnginePool", "chat-mixed"]
+    world.edit(refresh="now")
+    world.reconcile()
+    world.ends(0, resolved())
+    world.reconcile()
+    world.reconcile()
+    assert world.status["model"]["refresh"] == "now"
+    assert world.children["EnginePool", "chat-mixed"]["spec"] == before["spec"]
+
+
+def test_what_serves_stays_while_another_model_is_on_its_way_or_fails() -> None:
+    world = _served()
+    before = dict(world.children)
+    world.edit(uri="hf://Qwen/Wrong")
+    world.reconcile()
+    assert before.items() <= world.children.items()
+    assert world.condition("Updated") == ("False", "ResolvingModel")
+    world.ends(2, said("RepositoryNotFound", "does not exist"))
+    world.reconcile()
+    assert before.items() <= world.children.items()
+    assert world.status["model"]["commit"] == COMMIT
+    world.edit(uri=HUB["uri"])
+    plan = world.reconcile()
+    assert world.children.keys() == before.keys(), "the commit of before is still recorded"
+    assert plan.pools
+
+
+def test_a_larger_claim_restarts_nothing() -> None:
+    world = World({"model": CACHED})
+    world.reconcile()
+    world.ends(0, resolved())
+    world.reconcile()
+    world.reconcile()
+    world.ends(0, said("ModelFetched", COMMIT))
+    world.reconcile()
+    world.reconcile()
+    before = world.children["EnginePool", "chat-mixed"]["spec"]
+    world.edit(cache={"size": "40Gi"})
+    world.reconcile()
+    assert world.children["EnginePool", "chat-mixed"]["spec"] == before
+    claim = world.children["PersistentVolumeClaim", "chat-model"]
+    assert claim["spec"]["resources"]["requests"] == {"storage": "40Gi"}
+
+
+def test_a_paused_service_resolves_nothing() -> None:
+    world = World({"model": HUB, "paused": True})
+    plan = world.reconcile()
+    assert plan.apply == ()
+    assert world.condition("Updated") == ("False", "Paused")
+
+
+def test_without_an_image_that_fetches_a_hub_is_refused() -> None:
+    observed = service_observed(service({"model": HUB}))
+    plan = plan_service(replace(observed, images=replace(IMAGES, fetch="")))
+    assert plan.refusal is not None
+    assert "SLUICE_FETCH_IMAGE" in plan.refusal.message
