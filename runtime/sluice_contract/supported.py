@@ -70,7 +70,12 @@ def allowed_so_far() -> dict[str, str]:
     return {key: "; ".join(row.allowed for row in ROWS if row.key == key) for key in keys}
 
 
-ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES: Final = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
 """By the names in config.json: the operator refuses others before they are downloaded. The engine's
 own table is the runtime's `model/spec.py`."""
 

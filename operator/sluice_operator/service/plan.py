@@ -60,7 +60,7 @@ from sluice_operator.service.mode_switch import (
     plan_former,
 )
 from sluice_operator.service.model import delivery_of
-from sluice_operator.service.names import downloads_in_use, config_maps_in_use
+from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import (
     created,
