@@ -91,15 +91,6 @@ def unsupported(settings: EngineSettings, *, on_cpus: bool = True) -> Iterator[C
             yield ConfigError(row.key, _value(settings, row.key), row.allowed)
 
 
-def ranks_refusal(role: Role, ranks: int) -> ConfigError | None:
-    """Why engines of this role cannot have so many ranks, if so: each rank holds its heads of a
-    page, and only whole pages are handed over."""
-    if role is Role.MIXED or ranks == 1:
-        return None
-    allowed = f"1 in role {role} (several ranks hand nothing over yet), or role mixed"
-    return ConfigError("tensorParallelSize", ranks, allowed)
-
-
 def _value(settings: ContractModel, key: str) -> object:
     """The value at a key, of which each part is spelled as outside."""
     value: object = settings

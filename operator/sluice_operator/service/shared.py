@@ -71,8 +71,11 @@ def unlike(spec: InferenceServiceSpec, found: Mapping[Role, Settings]) -> Iterat
 def _unlike(
     spec: InferenceServiceSpec, found: Mapping[Role, Settings], name: str, pool: Role, beside: Role
 ) -> Refusal:
-    key = to_camel(name)
-    place = f"spec.pools.{pool}.engine" if _sets(spec, pool, name) else "spec.engine"
+    place, key = "spec.engine", to_camel(name)
+    if _sets(spec, pool, name):
+        place = f"spec.pools.{pool}.engine"
+    elif name == "tensor_parallel_size":
+        place, key = f"spec.pools.{pool}.accelerator", "count"
     ours, theirs = (shown_json(found[role][name].value) for role in (pool, beside))
     text = f"{place}.{key}: {ours} in pool {pool} is not allowed beside {theirs} in pool {beside}"
     reason = "allowed: the same in both, which hand each other the KV cache"

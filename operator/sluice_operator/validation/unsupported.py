@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_contract.http_errors import shown_json
-from sluice_contract.supported import ranks_refusal, unsupported
+from sluice_contract.supported import unsupported
 
-from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.model_uri import SERVED_SCHEMES, scheme_of
 from sluice_operator.api.service import InferenceServiceSpec
@@ -66,10 +65,6 @@ def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         pool, path = spec.pool(role), f"spec.pools.{role}"
         for error in unsupported(pool.engine or EngineSpec(), on_cpus=pool.accelerator is None):
             yield Refusal(NOT_IMPLEMENTED, f"{path}.engine.{error.key}", f"{path}.engine.{error}")
-        if refused := ranks_refusal(role, gpu_count(pool.accelerator) or 1):
-            field = f"{path}.accelerator.count"
-            message = f"{field}: {refused.value} is not allowed; allowed: {refused.allowed}"
-            yield Refusal(NOT_IMPLEMENTED, field, message)
 
 
 def _refusal(field: str, value: object, allowed: str) -> Refusal:

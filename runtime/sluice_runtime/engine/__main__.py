@@ -11,7 +11,7 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from sluice_runtime.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine
-    from sluice_runtime.scheduler.batch import Batch
+    from sluice_runtime.parallel.joined import JoinedRanks
 
 EXIT_STARTUP = 2
 """The configuration, the weights or the memory are at fault: a restart will not help."""
@@ -80,8 +80,7 @@ class Ends:
     wakeup: Wakeup
     stops: Sequence[int]
     """Signals that have come."""
-    announce: Callable[[Batch], None] | None
-    """Tells other ranks of each step, if there are any."""
+    ranks: JoinedRanks
 
 
 def read_config(path: Path, accelerator_json: str | None) -> EngineConfig:
@@ -133,7 +132,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
         with joined_ranks(config) as ranks:
             engine = build_engine(config, files, processes=processes, group=ranks.group)
             with closing(engine.runner):
-                _run(config, engine, key, Ends(link, wakeup, stops, ranks.announce))
+                _run(config, engine, key, Ends(link, wakeup, stops, ranks))
 
 
 def _run(config: EngineConfig, engine: Engine, key: bytes, ends: Ends) -> None:
@@ -142,13 +141,13 @@ def _run(config: EngineConfig, engine: Engine, key: bytes, ends: Ends) -> None:
     from sluice_runtime.engine.loop import EngineLoop
     from sluice_runtime.engine.prepare import prepare
 
-    page_size, link = engine.settings.page_size, ends.link
+    page_size, link, ranks = engine.settings.page_size, ends.link, ends.ranks
     prepare(config, engine)
     logger.info(startup_line(engine.sizes()))
     ready = engine.ready(epoch=secrets.token_hex(8))
     with (
-        started_role(config, engine, key, ready, ends.wakeup.set) as started,
-        closing(engine.executor(overlap=bool(config.overlap), announce=ends.announce)) as executor,
+        started_role(config, engine, key, ready, ends.wakeup.set, ranks.copiers) as started,
+        closing(engine.executor(overlap=bool(config.overlap), announce=ranks.announce)) as executor,
     ):
         link.send(started.ready)
         loop = EngineLoop(

@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.prefill_link import ClientSettings
 from sluice_runtime.handover.prefill_role import PrefillRole
 from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
+from sluice_runtime.handover.transfer.backend import TransferError
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.messages import EngineReady
 from sluice_runtime.spans import recorder
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine
     from sluice_runtime.engine.pool_transport import PoolTransport
     from sluice_runtime.handover.transfer.backend import TransferBackend
+    from sluice_runtime.parallel.processes import Socket
 
     Connect = Callable[[PagePool, TransferBackend], PoolTransport]
 
@@ -58,10 +60,11 @@ def started_role(
     key: bytes,
     ready: EngineReady,
     wake: Callable[[], None],
+    copiers: Sequence[Socket] = (),
     connect: Connect | None = None,
 ) -> Iterator[Started]:
     """The engine's role, with its threads until the end. `key`: the service's; `wake`: ends the
-    loop's wait; `connect`: in place of how pages of the pool's device are reached.
+    loop's wait; `copiers`: see `transport_of`; `connect`: in place of it.
 
     Raises:
         StartupError: one line that names key, value and what is allowed.
@@ -74,7 +77,11 @@ def started_role(
     with ExitStack() as stack:
         record = stack.enter_context(recorder(config, "engine"))
         backend = stack.enter_context(_backend(kv))
-        transport = _transport(config, kv, engine.pool, backend, connect)
+        connect = connect or _connect(config, kv, copiers)
+        try:
+            transport = connect(engine.pool, backend)
+        except TransferError as error:
+            raise StartupError(f"kvTransfer.backend: {kv.backend}: {error}") from error
         parts = _Parts(config, kv, engine, key, ready, backend, transport, wake, record)
         yield compose(parts, stack)
 
@@ -117,23 +124,11 @@ def _backend(kv: KvTransfer) -> Iterator[TransferBackend]:
         yield backend
 
 
-def _transport(
-    config: EngineConfig,
-    kv: KvTransfer,
-    pool: PagePool,
-    backend: TransferBackend,
-    connect: Connect | None,
-) -> PoolTransport:
-    from sluice_runtime.engine.pool_transport import DECODE_BLOCKS, PREFILL_BLOCKS, host_or_device
-    from sluice_runtime.handover.transfer.backend import TransferError
+def _connect(config: EngineConfig, kv: KvTransfer, copiers: Sequence[Socket]) -> Connect:
+    from sluice_runtime.engine.pool_transport import DECODE_BLOCKS, PREFILL_BLOCKS, transport_of
 
     blocks = PREFILL_BLOCKS if config.role is EngineRole.PREFILL else DECODE_BLOCKS
-    try:
-        if connect is not None:
-            return connect(pool, backend)
-        return host_or_device(pool, backend, kv.protocol, blocks)
-    except TransferError as error:
-        raise StartupError(f"kvTransfer.backend: {kv.backend}: {error}") from error
+    return partial(transport_of, protocol=kv.protocol, blocks=blocks, copiers=copiers)
 
 
 def _prefill(parts: _Parts, stack: ExitStack) -> Started:
@@ -162,16 +157,15 @@ def _prefill(parts: _Parts, stack: ExitStack) -> Started:
 
 
 def _decode(parts: _Parts, stack: ExitStack) -> Started:
-    from sluice_runtime.handover.page_reads import LocalPages, PageReads
+    from sluice_runtime.handover.page_reads import PageReads
     from sluice_runtime.handover.transfer.reader import PageReader
 
-    engine, pool = parts.engine, parts.engine.pool
+    engine, local = parts.engine, parts.transport.local
     limits = HandoverLimits()
     reader = stack.enter_context(closing(PageReader(parts.transport.landing(), parts.wake)))
-    local = LocalPages(pool.address, pool.page_bytes)
     pages = PageReads(reader, local, limits.transfer_seconds, parts.wake)
     name = os.environ.get("POD_NAME") or socket.gethostname()
-    us = DecodeIdentity(**parts.identity, name=name, page_bytes=pool.page_bytes)  # type: ignore[arg-type]
+    us = DecodeIdentity(**parts.identity, name=name, page_bytes=local.page_bytes)  # type: ignore[arg-type]
     client = DecodeClient(
         us, parts.wake, ClientSettings(), time.time, partial(secrets.token_hex, 16)
     )

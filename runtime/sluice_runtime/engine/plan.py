@@ -14,7 +14,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, SloTargets
 from sluice_contract.labels import Role
 from sluice_contract.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
-from sluice_contract.supported import ranks_refusal, unsupported
+from sluice_contract.supported import unsupported
 
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
 from sluice_runtime.grammar.compile.pool import MAX_PROCESSES
@@ -89,10 +89,7 @@ def resolved(config: EngineConfig) -> EngineConfig:
         settings = resolve_settings(config, accelerator, config.slo)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
-    complete = apply_resolved(config, settings)
-    if refused := ranks_refusal(complete.role, complete.tensor_parallel_size or 1):
-        raise InvalidConfigError(str(refused))
-    return complete
+    return apply_resolved(config, settings)
 
 
 def context_length(config: EngineConfig, model_tokens: int) -> int:

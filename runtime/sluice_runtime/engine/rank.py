@@ -15,18 +15,21 @@ import sys
 from collections import deque
 from contextlib import closing
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from sluice_contract.config import EngineConfig, read_engine_config
+from sluice_contract.labels import Role
 
 from sluice_runtime import exits
 from sluice_runtime.engine.host import set_library_variables
 from sluice_runtime.errors import StartupError
 from sluice_runtime.model_files import resolve_model
-from sluice_runtime.parallel.processes import CONFIG, MEETING, steps_for
+from sluice_runtime.parallel.processes import CONFIG, MEETING, copies_for, steps_for
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.runner import LaunchedStep
+    from sluice_runtime.kv.pool import PagePool
 
 logger = logging.getLogger("sluice.engine")
 
@@ -83,11 +86,26 @@ def _follow(config: EngineConfig, folder: Path, rank: int) -> None:
         engine = build_engine(config, files, group=group)
         with closing(engine.runner):
             prepare(config, engine)
+            if config.role is not Role.MIXED:
+                copier = (engine.pool, folder, rank, size)
+                Thread(target=_copy, args=copier, name="kv-copies", daemon=True).start()
             launched: deque[LaunchedStep] = deque()
             for batch in steps_for(folder, rank):
                 launched.append(engine.runner.launch(batch))
                 if len(launched) > _AHEAD:
                     launched.popleft().land()
+
+
+def _copy(pool: PagePool, folder: Path, rank: int, ranks: int) -> None:
+    """In a thread of its own, beside the steps; the process ends with it."""
+    from sluice_runtime.parallel.page_copies import copy_pages
+
+    try:
+        with copies_for(folder, rank) as asked:
+            copy_pages(pool, asked, rank, ranks)
+    except Exception:
+        logger.exception("copies of pages failed")
+        os._exit(exits.FAILED)
 
 
 if __name__ == "__main__":

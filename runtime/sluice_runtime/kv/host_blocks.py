@@ -8,11 +8,12 @@ first. Knows neither transfers nor requests; who has which block is its users' a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
 
@@ -21,6 +22,34 @@ BLOCK_BYTES: Final = 64 << 20
 
 Range = tuple[int, int]
 """First byte in the pool, and how many."""
+Move = tuple[int, int, int]
+"""First byte of the host's memory, first byte in the pool, how many."""
+
+
+class PoolCopies:
+    """Copies between a pool and memory of the host, beside the steps; from any thread."""
+
+    def __init__(self, pool: PagePool, host: Tensor) -> None:
+        """`host`: [byte]; pinned, or copies from and to a GPU are slow and wait for each other."""
+        # [byte]
+        self._pool = pool.data.view(-1).view(torch.uint8)
+        self._host = host
+        # A stream of its own: copies wait for no step, and no step for them.
+        self._stream: torch.cuda.Stream | None = None
+        if pool.data.device.type == "cuda":
+            self._stream = torch.cuda.Stream(pool.data.device)  # type: ignore[no-untyped-call]
+
+    def copy(self, moves: Iterable[Move], *, to_pool: bool) -> None:
+        """Returns when all is copied; what was launched on the device and not waited for may be
+        missing."""
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            for at, first, length in moves:
+                assert 0 <= first < first + length <= self._pool.numel(), "outside of the pool"
+                host, device = self._host[at : at + length], self._pool[first : first + length]
+                to, source = (device, host) if to_pool else (host, device)
+                to.copy_(source, non_blocking=True)
+        if self._stream is not None:
+            self._stream.synchronize()
 
 
 class HostBlocks:
@@ -28,18 +57,12 @@ class HostBlocks:
 
     def __init__(self, pool: PagePool, blocks: int, block_bytes: int = BLOCK_BYTES) -> None:
         self.blocks = blocks
+        self.page_bytes = pool.page_bytes
         self.block_pages = max(1, block_bytes // pool.page_bytes)
         self.block_bytes = self.block_pages * pool.page_bytes
-        device = pool.data.device
-        # [byte], the memory of the pool and ours.
-        self._pool = pool.data.view(-1).view(torch.uint8)
-        self._host = torch.empty(
-            blocks * self.block_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"
-        )
-        # A stream of its own: copies wait for no step, and no step for them.
-        self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        on_gpu = pool.data.device.type == "cuda"
+        self._host = torch.empty(blocks * self.block_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        self._copies = PoolCopies(pool, self._host)
 
     @property
     def address(self) -> int:
@@ -56,21 +79,16 @@ class HostBlocks:
     def to_host(self, block: int, ranges: Sequence[Range]) -> None:
         """Copies ranges of the pool into a block, one behind the other. Returns when they are
         there; what was launched on the device and not waited for may be missing."""
-        self._copy(block, ranges, to_device=False)
+        self._copies.copy(self._moves(block, ranges), to_pool=False)
 
     def to_device(self, block: int, ranges: Sequence[Range]) -> None:
         """Copies what a block begins with into ranges of the pool. Returns when it is there."""
-        self._copy(block, ranges, to_device=True)
+        self._copies.copy(self._moves(block, ranges), to_pool=True)
 
-    def _copy(self, block: int, ranges: Sequence[Range], *, to_device: bool) -> None:
-        at = block * self.block_bytes
-        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            for first, length in ranges:
-                assert 0 <= first < first + length <= self._pool.numel(), "outside of the pool"
-                host, device = self._host[at : at + length], self._pool[first : first + length]
-                to, source = (device, host) if to_device else (host, device)
-                to.copy_(source, non_blocking=True)
-                at += length
+    def _moves(self, block: int, ranges: Sequence[Range]) -> list[Move]:
+        at, moves = block * self.block_bytes, list[Move]()
+        for first, length in ranges:
+            moves.append((at, first, length))
+            at += length
         assert at <= (block + 1) * self.block_bytes, "more than a block"
-        if self._stream is not None:
-            self._stream.synchronize()
+        return moves

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig
 
 from sluice_runtime.engine.device import place_of
+from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.parallel.group import SOLO, Group, joined_group
-from sluice_runtime.parallel.processes import OnDeath, end_process, started_ranks
+from sluice_runtime.parallel.processes import OnDeath, Socket, end_process, started_ranks
 from sluice_runtime.scheduler.batch import Batch
 
 
@@ -21,19 +24,28 @@ class JoinedRanks:
     group: Group
     announce: Callable[[Batch], None] | None
     """Tells them of each step that is launched, in order; None: there are no others."""
+    copiers: Sequence[Socket] = ()
+    """As of `Ranks`."""
 
 
 @contextmanager
 def joined_ranks(config: EngineConfig, on_death: OnDeath = end_process) -> Iterator[JoinedRanks]:
-    """As many as `tensorParallelSize` of a resolved configuration, this process included."""
+    """As many as `tensorParallelSize` of a resolved configuration, this process included.
+
+    Raises:
+        InvalidConfigError: there are fewer GPUs.
+    """
     size = config.tensor_parallel_size or 1
     if size == 1:
         yield JoinedRanks(SOLO, None)
         return
     place = place_of(config.accelerator)
+    if place.type == "cuda" and (there := torch.cuda.device_count()) < size:
+        allowed = f"at most {there}, the GPUs that this process can use"
+        raise InvalidConfigError(str(ConfigError("tensorParallelSize", size, allowed)))
     with (
         started_ranks(config, on_death) as ranks,
         joined_group(0, size, place, ranks.meeting) as group,
     ):
-        yield JoinedRanks(group, ranks.announce)
+        yield JoinedRanks(group, ranks.announce, ranks.copiers)
         ranks.announce(None)  # before the group is left, which waits for all to leave

@@ -33,6 +33,7 @@ _END_SECONDS: Final = 5.0
 """In which all ranks end by themselves once they are told to; after an error here nobody tells
 them, and they wait for this one."""
 
+Socket = zmq.Socket[bytes]
 OnDeath = Callable[[str], None]
 """Called from another thread with what happened to a rank; does not return in production."""
 
@@ -46,8 +47,10 @@ class StepMessage(msgspec.Struct, frozen=True):
 class Ranks:
     """The running processes of ranks 1 and up."""
 
-    def __init__(self, folder: Path, sockets: Sequence[zmq.Socket[bytes]]) -> None:
+    def __init__(self, folder: Path, sockets: Sequence[Socket], copiers: Sequence[Socket]) -> None:
         self.meeting = folder / MEETING
+        self.copiers = copiers
+        """A REQ socket to each, for whoever copies pages; see `copies_for`."""
         self._sockets = sockets
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -73,8 +76,11 @@ def started_ranks(config: EngineConfig, on_death: OnDeath = end_process) -> Iter
     ending = threading.Event()
     running: list[subprocess.Popen[bytes]] = []
     try:
-        sockets = [_connected(context, folder, rank) for rank in range(1, size)]
-        ranks = Ranks(folder, sockets)
+        steps, copiers = (
+            [_connected(context, kind, end(folder, rank)) for rank in range(1, size)]
+            for kind, end in ((zmq.PUSH, _steps_end), (zmq.REQ, _copies_end))
+        )
+        ranks = Ranks(folder, steps, copiers)
         for rank in range(1, size):
             running.append(_started(folder, rank))
             name = f"rank {rank} of {size}"
@@ -93,22 +99,32 @@ def steps_for(folder: Path, rank: int) -> Iterator[Batch]:
     decoder = msgspec.msgpack.Decoder(StepMessage)
     with zmq.Context(io_threads=1) as context, context.socket(zmq.PULL) as socket:
         socket.set_hwm(0)
-        socket.bind(_endpoint(folder, rank))
+        socket.bind(_steps_end(folder, rank))
         while (batch := decoder.decode(socket.recv()).batch) is not None:
             yield batch
 
 
-def _endpoint(folder: Path, rank: int) -> str:
+@contextmanager
+def copies_for(folder: Path, rank: int) -> Iterator[Socket]:
+    """In a rank's process: the REP socket for what rank 0 asks to be copied."""
+    with zmq.Context(io_threads=1) as context, context.socket(zmq.REP) as socket:
+        socket.bind(_copies_end(folder, rank))
+        yield socket
+
+
+def _steps_end(folder: Path, rank: int) -> str:
     return f"ipc://{folder}/rank-{rank}.sock"
 
 
-def _connected(
-    context: zmq.Context[zmq.Socket[bytes]], folder: Path, rank: int
-) -> zmq.Socket[bytes]:
+def _copies_end(folder: Path, rank: int) -> str:
+    return f"ipc://{folder}/copies-{rank}.sock"
+
+
+def _connected(context: zmq.Context[Socket], kind: int, endpoint: str) -> Socket:
     """Its end that connects keeps messages until the rank is there."""
-    socket = context.socket(zmq.PUSH)
+    socket = context.socket(kind)
     socket.set_hwm(0)
-    socket.connect(_endpoint(folder, rank))
+    socket.connect(endpoint)
     return socket
 
 

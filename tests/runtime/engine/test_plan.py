@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from sluice_contract.config import EngineConfig
-from sluice_contract.labels import Role
 from sluice_runtime.engine.plan import (
     GrammarRoom,
     HostBytes,
@@ -128,7 +127,6 @@ def test_chunking_off_is_none_in_the_schedulers_settings() -> None:
     ("settings", "key"),
     [
         ({"tensorParallelSize": 2}, "tensorParallelSize"),
-        ({"role": Role.DECODE, "accelerator": {"count": 2}}, "tensorParallelSize: 2"),
         ({"schedulingPolicy": "lpm", "prefixCache": False}, "schedulingPolicy"),
         ({"chunkSize": 8, "pageSize": 16}, "chunkSize"),
     ],

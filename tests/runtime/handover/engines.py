@@ -21,6 +21,7 @@ from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.pool_transport import PoolTransport, staged
+from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.handover.transfer.backend import TransferBackend
 from sluice_runtime.handover.transfer.reader import WORKERS
 from sluice_runtime.kv.host_blocks import HostBlocks
@@ -35,6 +36,7 @@ from sluice_runtime.messages import (
     TokenDelta,
 )
 from sluice_runtime.model_files import resolve
+from sluice_runtime.parallel.joined import joined_ranks
 from sluice_runtime.wakeup import Wakeup
 
 from tests.runtime.harness import engine_config
@@ -116,26 +118,32 @@ class RunningEngine:
 @contextmanager
 def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[RunningEngine]:
     """With page checks when it ends: nothing is held by anybody. `staged`: the pool counts as a
-    device's, whose pages come and go through a few blocks of three pages."""
+    device's, whose pages come and go through a few blocks of three pages. `ranks`: processes that
+    share each layer; one engine of several a process."""
     overlap, port = settings.pop("overlap", False), settings.pop("bootstrap_port", 0)
     connect = through_blocks if settings.pop("staged", False) else None
-    model = settings.pop("model", "dummy://qwen3-tiny")
+    model, size = settings.pop("model", "dummy://qwen3-tiny"), settings.pop("ranks", 1)
     config = resolved(engine_config(model, role=Role(role), **settings))
+    config = settled = config.model_copy(update={"tensor_parallel_size": size})
     if role != "mixed":
         kv = KvTransfer(backend=backend).model_copy(update={"bootstrap_port": port})
-        config = config.model_copy(update={"kv_transfer": kv})
+        config = settled.model_copy(update={"kv_transfer": kv})
     hooks = EngineHooks(poison_freed_pages=True)
     link = ThreadLink()
-    engine = build_engine(config, resolve(config.model.uri), hooks)
     stop = threading.Event()
     with ExitStack() as stack:
+        ranks = stack.enter_context(joined_ranks(settled))
+        engine = build_engine(config, resolve(config.model.uri), hooks, group=ranks.group)
+        if size > 1:  # as the others do
+            prepare(config, engine)
         stack.enter_context(closing(engine.grammar_processes))
+        ready, wake = engine.ready(f"epoch-{role}"), link.wakeup.set
         started = stack.enter_context(
-            started_role(
-                config, engine, KEY, engine.ready(f"epoch-{role}"), link.wakeup.set, connect
-            )
+            started_role(config, engine, KEY, ready, wake, ranks.copiers, connect)
         )
-        executor = stack.enter_context(closing(engine.executor(overlap=overlap)))
+        executor = stack.enter_context(
+            closing(engine.executor(overlap=overlap, announce=ranks.announce))
+        )
         loop = EngineLoop(
             link,
             engine.scheduler,

@@ -1,0 +1,152 @@
+"""Pages of an engine of several ranks, in blocks of host memory that all of them share.
+
+Each rank holds its heads of every page. In a block a page is that of rank 0, followed by that of
+rank 1, and so on; each rank copies its own part when rank 0 asks for it. So rank 0 hands pages
+over as if the pool was one whose pages have the parts of all. Knows neither transfers nor requests.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+from torch import Tensor
+
+from sluice_runtime.kv.host_blocks import BLOCK_BYTES, Move, PoolCopies, Range
+from sluice_runtime.kv.pool import PagePool
+
+Socket = zmq.Socket[bytes]
+
+
+class SharedBlocks(msgspec.Struct, frozen=True, tag=True):
+    """From rank 0, first of all."""
+
+    path: str
+    size_bytes: int
+
+
+class CopyPages(msgspec.Struct, frozen=True, tag=True):
+    """From rank 0: copy your part of these pages of your pool, which are one behind the other in
+    the blocks. Answered with an empty message when it is done."""
+
+    first: int
+    """Number in the blocks of the first of them."""
+    page_ids: tuple[int, ...]
+    to_pool: bool
+    """Else from it."""
+
+
+class RankBlocks:
+    """Rank 0's view of the blocks: as `HostBlocks`, over a pool whose pages have the parts of all
+    ranks. Every method may be called from any thread."""
+
+    def __init__(
+        self, pool: PagePool, blocks: int, others: Sequence[Socket], block_bytes: int = BLOCK_BYTES
+    ) -> None:
+        """`others`: a REQ socket to each of the other ranks, in order; from now on ours."""
+        ranks = len(others) + 1
+        self.page_bytes = ranks * pool.page_bytes
+        self.blocks = blocks
+        self.block_pages = max(1, block_bytes // self.page_bytes)
+        self.block_bytes = self.block_pages * self.page_bytes
+        self.size_bytes = blocks * self.block_bytes
+        self._memory = os.memfd_create("sluice-handover")
+        os.ftruncate(self._memory, self.size_bytes)
+        shared = SharedBlocks(f"/proc/{os.getpid()}/fd/{self._memory}", self.size_bytes)
+        self._part = _Part(pool, shared, 0, ranks)
+        self._others = others
+        self._lock = threading.Lock()
+        """Around the sockets: one copy at a time."""
+        self._encoder = msgspec.msgpack.Encoder()
+        self._ask(shared)
+        self._hear()
+
+    @property
+    def address(self) -> int:
+        """Of block 0; the others follow without a gap."""
+        return self._part.host.data_ptr()
+
+    def address_of(self, block: int) -> int:
+        return self.address + block * self.block_bytes
+
+    def to_host(self, block: int, ranges: Sequence[Range]) -> None:
+        """As of `HostBlocks`; ranges are whole pages."""
+        self._copy(block, ranges, to_pool=False)
+
+    def to_device(self, block: int, ranges: Sequence[Range]) -> None:
+        """As of `HostBlocks`; ranges are whole pages."""
+        self._copy(block, ranges, to_pool=True)
+
+    def _copy(self, block: int, ranges: Sequence[Range], *, to_pool: bool) -> None:
+        size = self.page_bytes
+        assert all(first % size == 0 == length % size for first, length in ranges), "whole pages"
+        pages = [
+            page
+            for first, length in ranges
+            for page in range(first // size, (first + length) // size)
+        ]
+        assert len(pages) <= self.block_pages, "more than a block"
+        wanted = CopyPages(block * self.block_pages, tuple(pages), to_pool)
+        with self._lock:
+            self._ask(wanted)
+            self._part.copy(wanted)
+            self._hear()
+
+    def _ask(self, message: SharedBlocks | CopyPages) -> None:
+        for other in self._others:
+            other.send(self._encoder.encode(message))
+
+    def _hear(self) -> None:
+        """A rank that cannot answer ends, and this process with it."""
+        for other in self._others:
+            other.recv()
+
+
+class _Part:
+    """One rank's part of all pages in the blocks."""
+
+    def __init__(self, pool: PagePool, shared: SharedBlocks, rank: int, ranks: int) -> None:
+        self.host = _mapped(shared)
+        if pool.data.device.type == "cuda":
+            _pin(self.host)
+        self._copies = PoolCopies(pool, self.host)
+        self._page_bytes = pool.page_bytes
+        self._rank, self._ranks = rank, ranks
+
+    def copy(self, wanted: CopyPages) -> None:
+        size = self._page_bytes
+        moves: list[Move] = [
+            ((number * self._ranks + self._rank) * size, page * size, size)
+            for number, page in enumerate(wanted.page_ids, wanted.first)
+        ]
+        self._copies.copy(moves, to_pool=wanted.to_pool)
+
+
+def copy_pages(pool: PagePool, asked: Socket, rank: int, ranks: int) -> None:
+    """In a rank's process after the first: does what rank 0 asks for, and does not return."""
+    decoder = msgspec.msgpack.Decoder(SharedBlocks | CopyPages)
+    shared = decoder.decode(asked.recv())
+    assert isinstance(shared, SharedBlocks), "copies begin with the memory"
+    part = _Part(pool, shared, rank, ranks)
+    asked.send(b"")
+    while isinstance(wanted := decoder.decode(asked.recv()), CopyPages):
+        part.copy(wanted)
+        asked.send(b"")
+
+
+def _mapped(shared: SharedBlocks) -> Tensor:
+    """[byte]"""
+    with Path(shared.path).open("r+b") as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), shared.size_bytes), dtype=torch.uint8)
+
+
+def _pin(host: Tensor) -> None:
+    """As long as the process lives."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(runtime.cudaHostRegister(host.data_ptr(), host.numel(), 0))

@@ -1,0 +1,86 @@
+"""Ranks copy their parts of pages into blocks that they share, and out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+import zmq
+from sluice_runtime.handover.transfer.registered import memory_at
+from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.parallel.page_copies import RankBlocks, copy_pages
+
+PAGES, RANKS = 12, 3
+NO_MESSAGE = b"\xc0"
+"""Ends a rank's thread."""
+
+
+@contextmanager
+def ranks(pools: list[PagePool], blocks: int, block_pages: int) -> Iterator[RankBlocks]:
+    """Ranks after the first are threads here."""
+    context = zmq.Context()
+    asking, threads = list[zmq.Socket[bytes]](), list[Thread]()
+    for rank, pool in enumerate(pools[1:], 1):
+        asked = context.socket(zmq.REP)
+        asked.bind(f"inproc://copies-{rank}")
+        asking.append(context.socket(zmq.REQ))
+        asking[-1].connect(f"inproc://copies-{rank}")
+        threads.append(Thread(target=_serve, args=(pool, asked, rank)))
+        threads[-1].start()
+    try:
+        yield RankBlocks(pools[0], blocks, asking, block_pages * RANKS * pools[0].page_bytes)
+    finally:
+        for socket, thread in zip(asking, threads, strict=True):
+            socket.send(NO_MESSAGE)
+            thread.join()
+        context.destroy(linger=0)
+
+
+def _serve(pool: PagePool, asked: zmq.Socket[bytes], rank: int) -> None:
+    with suppress(Exception), asked:
+        copy_pages(pool, asked, rank, RANKS)
+
+
+def pools(seed: int) -> list[PagePool]:
+    found = [PagePool(KvShape(2, 1, 8, torch.float32), PAGES, 4) for _ in range(RANKS)]
+    for rank, pool in enumerate(found):
+        pool.data.normal_(generator=torch.Generator().manual_seed(100 * seed + rank))
+    return found
+
+
+def part(pool: PagePool, page: int) -> bytes:
+    return pool.data[page].numpy().tobytes()
+
+
+def test_a_page_in_a_block_is_the_parts_of_all_ranks() -> None:
+    theirs = pools(1)
+    with ranks(theirs, blocks=2, block_pages=4) as blocks:
+        assert blocks.page_bytes == RANKS * theirs[0].page_bytes
+        size = blocks.page_bytes
+        blocks.to_host(1, [(7 * size, 2 * size), (2 * size, size)])
+        found = bytes(memory_at(blocks.address_of(1), 3 * size))
+    assert found == b"".join(part(pool, page) for page in (7, 8, 2) for pool in theirs)
+
+
+def test_what_a_block_holds_gets_into_the_pools_of_all_ranks_and_nowhere_else() -> None:
+    ours, before = pools(2), pools(2)
+    draw = np.random.default_rng(3)
+    with ranks(ours, blocks=2, block_pages=4) as blocks:
+        size = blocks.page_bytes
+        sent = draw.bytes(2 * size)
+        memory_at(blocks.address_of(1), 2 * size)[:] = sent
+        blocks.to_device(1, [(9 * size, size), (0, size)])
+        with pytest.raises(AssertionError, match="more than a block"):
+            blocks.to_device(0, [(0, 5 * size)])
+    own = ours[0].page_bytes
+    for rank, pool in enumerate(ours):
+        for page in range(PAGES):
+            wanted = part(before[rank], page)
+            if page in (9, 0):
+                at = (0 if page == 9 else size) + rank * own
+                wanted = sent[at : at + own]
+            assert part(pool, page) == wanted
