@@ -37,6 +37,16 @@ DUMMIES: Final[Mapping[str, Mapping[str, Any]]] = {
     | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1e6},
     "qwen2-tiny": _DUMMY_COMMON
     | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6},
+    "qwen3-moe-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "rope_theta": 1e6,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
     "llama-tiny": _DUMMY_COMMON
     | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 1e4},
     "mistral-tiny": _DUMMY_COMMON

@@ -44,14 +44,25 @@ class ModelBytes:
     def weights(self) -> int:
         spec, ranks = self.spec, self.ranks
         heads = (spec.heads + spec.kv_heads) * spec.head_dim
-        matrices = (2 * heads + 3 * spec.intermediate_size) * spec.hidden_size // ranks
+        attention = 2 * heads * spec.hidden_size // ranks
         norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.variant.qk_norm else 0)
         outputs = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // ranks
         biases = outputs if spec.variant.qkv_bias else 0
         table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
         tables = table if spec.tied_embeddings else 2 * table
-        values = spec.layers * (matrices + norms + biases) + tables + spec.hidden_size
+        values = spec.layers * (attention + norms + biases) + self._mlps + tables + spec.hidden_size
         return values * self.itemsize
+
+    @property
+    def _mlps(self) -> int:
+        """Values of the feed-forward parts of all layers."""
+        spec, experts = self.spec, self.spec.experts
+        row = 3 * spec.hidden_size // self.ranks
+        if experts is None:
+            return spec.layers * row * spec.intermediate_size
+        sparse = len(experts.layers)
+        each = experts.count * (row * experts.width + spec.hidden_size)
+        return (spec.layers - sparse) * row * spec.intermediate_size + sparse * each
 
     @property
     def token(self) -> int:
@@ -64,6 +75,12 @@ class ModelBytes:
         layer holds at once beside the residual stream, then logits and sampling."""
         spec = self.spec
         feed_forward = 4 * spec.intermediate_size // self.ranks + 3 * spec.hidden_size
+        if (experts := spec.experts) is not None:
+            # Each token once for each of its experts; and what the router chooses, in float32.
+            hidden, width = spec.hidden_size, experts.width // self.ranks
+            copies = experts.active * max(2 * hidden, hidden + 2 * width, 4 * width)
+            chosen = 4 * experts.count + 16 * experts.active
+            feed_forward = max(feed_forward, copies + chosen + 3 * hidden)
         heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // self.ranks
         attention = 3 * heads + 3 * spec.hidden_size
         # A norm that is no single kernel computes in float32.
@@ -79,8 +96,8 @@ class ModelBytes:
     def wider(self) -> Iterator[ModelBytes]:
         """Over more ranks, as far as its layers can be divided."""
         for ranks in (2, 4, 8):
-            parts = self.spec.kv_heads % ranks, self.spec.intermediate_size % ranks
-            if self.ranks < ranks <= MAX_RANKS and not any(parts):
+            uneven = any(part % ranks for part in self.spec.shared_sizes.values())
+            if self.ranks < ranks <= MAX_RANKS and not uneven:
                 yield self.over(ranks)
 
 

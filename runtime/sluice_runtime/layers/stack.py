@@ -6,6 +6,7 @@ Shapes: n tokens of a step, flat over all rows; h hidden size; d head dimension;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -15,6 +16,28 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.token_layout import TokenLayout
 from sluice_runtime.parallel.group import SOLO, Group
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """Of a gated feed-forward part."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True)
+class ExpertsWeights:
+    """Of a feed-forward part of experts."""
+
+    router: Tensor
+    """[experts, h]."""
+    experts: Sequence[MlpWeights]
+    active: int
+    """Experts that compute a token."""
+    renormalised: bool
+    """Whether the shares of these add up to 1."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +54,7 @@ class LayerWeights:
     """[d] for each query head, [d] for each key head; None where the variant has none."""
     output: Tensor
     mlp_norm: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    mlp: MlpWeights | ExpertsWeights
 
 
 @dataclass(frozen=True)
@@ -48,6 +69,8 @@ class LayerShape:
     """The ranks that share each layer."""
     qkv_bias: bool = False
     """Whether queries, keys and values have biases."""
+    experts: bool = False
+    """Whether a layer has experts."""
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,17 @@ from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import Attention
+from sluice_runtime.layers.experts import Activation, experts
 from sluice_runtime.layers.linear import Linear, linear
 from sluice_runtime.layers.norm import HeadNorm
 from sluice_runtime.layers.rope import Angles
-from sluice_runtime.layers.stack import LayerShape, LayerWeights, PagedStep
+from sluice_runtime.layers.stack import (
+    ExpertsWeights,
+    LayerShape,
+    LayerWeights,
+    MlpWeights,
+    PagedStep,
+)
 from sluice_runtime.layers.token_layout import TokenLayout
 from sluice_runtime.parallel.group import Group
 
@@ -41,8 +48,7 @@ class _Layer:
     head_norm: HeadNorm | None
     output: Linear
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Linear
 
 
 class PlainStack:
@@ -51,7 +57,10 @@ class PlainStack:
     def __init__(
         self, layers: Iterable[LayerWeights], shape: LayerShape, operators: Operators
     ) -> None:
-        self._layers = [_layer(index, weights, shape) for index, weights in enumerate(layers)]
+        self._layers = [
+            _layer(index, weights, shape, operators.silu_and_multiply)
+            for index, weights in enumerate(layers)
+        ]
         self._shape = shape
         self._operators = operators
 
@@ -68,7 +77,7 @@ class PlainStack:
                 normed = parts.add_rms_norm(x, delta, weight, eps)
             delta = self._attend(layer, normed, attention)
             normed = parts.add_rms_norm(x, delta, layer.mlp_norm, eps)
-            delta = layer.down(parts.silu_and_multiply(layer.gate_up(normed)))
+            delta = layer.mlp(normed)
         return x if delta is None else x.add_(delta)
 
     def first_layer(self) -> Self:
@@ -83,23 +92,28 @@ class PlainStack:
         return layer.output(attention.attend(layer.index, qkv, layer.head_norm).flatten(1))
 
 
-def _layer(index: int, weights: LayerWeights, shape: LayerShape) -> _Layer:
+def _layer(index: int, weights: LayerWeights, shape: LayerShape, activation: Activation) -> _Layer:
     qkv_bias = None if weights.qkv_biases is None else torch.cat(weights.qkv_biases)
     return _Layer(
         index=index,
         attention_norm=weights.attention_norm,
         qkv=linear(torch.cat((weights.query, weights.key, weights.value)), qkv_bias),
         head_norm=head_norm(weights, shape),
-        output=_summed(weights.output, shape.group),
+        output=_summed(linear(weights.output), shape.group),
         mlp_norm=weights.mlp_norm,
-        gate_up=linear(torch.cat((weights.gate, weights.up))),
-        down=_summed(weights.down, shape.group),
+        mlp=_summed(_mlp(weights.mlp, activation), shape.group),
     )
 
 
-def _summed(weight: Tensor, group: Group) -> Linear:
-    """Of a matrix whose inputs the ranks share: all of them have the sum of their products."""
-    multiply = linear(weight)
+def _mlp(weights: MlpWeights | ExpertsWeights, activation: Activation) -> Linear:
+    if isinstance(weights, ExpertsWeights):
+        return experts(weights, activation)
+    gate_up, down = linear(torch.cat((weights.gate, weights.up))), linear(weights.down)
+    return lambda x: down(activation(gate_up(x)))
+
+
+def _summed(multiply: Linear, group: Group) -> Linear:
+    """Of a product whose inputs the ranks share: all of them have the sum of theirs."""
     if group.size == 1:
         return multiply
     return lambda x: group.sum(multiply(x))

@@ -15,7 +15,7 @@ from sluice_kernels import native
 from torch import Tensor
 
 from sluice_runtime.layers.linear import pack
-from sluice_runtime.layers.stack import LayerShape, LayerWeights, PagedStep
+from sluice_runtime.layers.stack import LayerShape, LayerWeights, MlpWeights, PagedStep
 from sluice_runtime.layers.stack_plain import head_norm
 
 _NORMS: Final = 2
@@ -78,8 +78,10 @@ def _shards(weights: LayerWeights, shards: int) -> Iterator[Tensor]:
     def rows(*matrices: Tensor) -> Tensor:
         return torch.cat([matrix.tensor_split(shards)[shard] for matrix in matrices])
 
+    mlp = weights.mlp
+    assert isinstance(mlp, MlpWeights), "layers with experts have a PlainStack"
     for shard in range(shards):
         yield rows(weights.query, weights.key, weights.value)
         yield weights.output.tensor_split(shards, dim=1)[shard]
-        yield rows(weights.gate, weights.up)
-        yield weights.down.tensor_split(shards, dim=1)[shard]
+        yield rows(mlp.gate, mlp.up)
+        yield mlp.down.tensor_split(shards, dim=1)[shard]

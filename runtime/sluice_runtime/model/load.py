@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +18,7 @@ from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.backend import Backend, choose_backend
 from sluice_runtime.layers.linear import linear
 from sluice_runtime.layers.rope import inverse_frequencies
-from sluice_runtime.layers.stack import LayerShape, LayerWeights
+from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.load_progress import LoadProgress
 from sluice_runtime.model.shard import Shape, Shard, Split
@@ -39,13 +40,15 @@ SPLITS: Final[Mapping[str, Split]] = {
     "k_proj": Split.ROWS,
     "v_proj": Split.ROWS,
     "o_proj": Split.COLUMNS,
+    "gate": Split.NONE,
     "gate_proj": Split.ROWS,
     "up_proj": Split.ROWS,
     "down_proj": Split.COLUMNS,
     "lm_head": Split.ROWS,
 }
 """Matrices by the last part of their names, divided as Megatron-LM does: a rank has whole heads, a
-share of the feed-forward part and a share of the vocabulary. Norms every rank has whole."""
+share of the feed-forward part, of each expert too, and a share of the vocabulary. Norms and routers
+every rank has whole."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +102,11 @@ def load_model(
 
 def check_division(spec: ModelSpec, ranks: int) -> None:
     """Raises InvalidConfigError where so many ranks cannot share the layers evenly."""
-    parts = spec.kv_heads, spec.intermediate_size
-    if any(part % ranks for part in parts):
-        sizes = [n for n in range(1, spec.kv_heads + 1) if not any(part % n for part in parts)]
-        allowed = (
-            f"one of {', '.join(map(str, sizes))}, by which the model's {spec.kv_heads} key heads "
-            f"and intermediate_size {spec.intermediate_size} can be divided"
-        )
+    parts = spec.shared_sizes
+    if any(part % ranks for part in parts.values()):
+        sizes = [n for n in range(1, spec.kv_heads + 1) if not math.gcd(*parts.values()) % n]
+        named = " and ".join(f"{key} {part}" for key, part in parts.items())
+        allowed = f"one of {', '.join(map(str, sizes))}, by which the model's {named} are divided"
         raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
 
 
@@ -156,7 +157,15 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
 
 def _shape(spec: ModelSpec, group: Group) -> LayerShape:
     heads, kv_heads = spec.heads // group.size, spec.kv_heads // group.size
-    return LayerShape(heads, kv_heads, spec.head_dim, spec.norm_eps, group, spec.variant.qkv_bias)
+    return LayerShape(
+        heads,
+        kv_heads,
+        spec.head_dim,
+        spec.norm_eps,
+        group,
+        qkv_bias=spec.variant.qkv_bias,
+        experts=spec.experts is not None,
+    )
 
 
 def _layers(reader: Reader) -> Iterator[LayerWeights]:
@@ -167,7 +176,7 @@ def _layers(reader: Reader) -> Iterator[LayerWeights]:
 
 def _layer(reader: Reader, index: int) -> LayerWeights:
     spec, prefix = reader.spec, f"model.layers.{index}"
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden = spec.hidden_size
     q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
 
     def norm(name: str, size: int) -> Tensor:
@@ -194,9 +203,27 @@ def _layer(reader: Reader, index: int) -> LayerWeights:
         head_norms=(head_norm("q_norm"), head_norm("k_norm")) if spec.variant.qk_norm else None,
         output=matrix("self_attn.o_proj", hidden, q_size),
         mlp_norm=norm("post_attention_layernorm", hidden),
-        gate=matrix("mlp.gate_proj", inner, hidden),
-        up=matrix("mlp.up_proj", inner, hidden),
-        down=matrix("mlp.down_proj", hidden, inner),
+        mlp=_mlp(reader, f"{prefix}.mlp", index),
     )
     reader.weights.settle()
     return layer
+
+
+def _mlp(reader: Reader, prefix: str, layer: int) -> MlpWeights | ExpertsWeights:
+    spec, experts = reader.spec, reader.spec.experts
+
+    def gated(prefix: str, width: int) -> MlpWeights:
+        return MlpWeights(
+            gate=reader.matrix(f"{prefix}.gate_proj", width, spec.hidden_size),
+            up=reader.matrix(f"{prefix}.up_proj", width, spec.hidden_size),
+            down=reader.matrix(f"{prefix}.down_proj", spec.hidden_size, width),
+        )
+
+    if experts is None or layer not in experts.layers:
+        return gated(prefix, spec.intermediate_size)
+    return ExpertsWeights(
+        router=reader.matrix(f"{prefix}.gate", experts.count, spec.hidden_size),
+        experts=[gated(f"{prefix}.experts.{one}", experts.width) for one in range(experts.count)],
+        active=experts.active,
+        renormalised=experts.renormalised,
+    )

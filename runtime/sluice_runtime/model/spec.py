@@ -29,17 +29,35 @@ class Variant:
     """What a missing head_dim means; None: hidden_size / num_attention_heads."""
     window_tokens: int | None = None
     """What a missing sliding_window means, where the key alone turns windows on."""
+    experts: bool = False
+    """Layers have a feed-forward part of experts."""
 
 
 ARCHITECTURES: Final[Mapping[str, Variant]] = {
     "Qwen3ForCausalLM": Variant(qk_norm=True, head_dim=128),
     "Qwen2ForCausalLM": Variant(qkv_bias=True),
+    "Qwen3MoeForCausalLM": Variant(qk_norm=True, experts=True),
     "LlamaForCausalLM": Variant(),
     "MistralForCausalLM": Variant(window_tokens=4096),
 }
 """By the name in config.json's `architectures`."""
 
+_EXPERTS: Final = ("num_experts", "num_local_experts")
+"""Both spellings of their number."""
 DTYPES: Final = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Of those layers whose feed-forward part is made of them."""
+
+    layers: frozenset[int]
+    count: int
+    active: int
+    """Of a token."""
+    width: int
+    renormalised: bool
+    """Whether the shares of a token's experts add up to 1."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +80,16 @@ class ModelSpec:
     tied_embeddings: bool
     dtype: str
     """The checkpoint's."""
+    experts: Experts | None = None
+
+    @property
+    def shared_sizes(self) -> Mapping[str, int]:
+        """What ranks divide among them, by name."""
+        width = {"moe_intermediate_size": self.experts.width} if self.experts else {}
+        return {
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate_size,
+        } | width
 
 
 def spec_from(config: Config) -> ModelSpec:
@@ -72,9 +100,10 @@ def spec_from(config: Config) -> ModelSpec:
     """
     architecture = _architecture(config)
     variant = ARCHITECTURES[architecture]
-    _refuse_unknown_features(config)
+    _refuse_unknown_features(config, variant)
     window = _window(config, variant)
     heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+    layers = _size(config, "num_hidden_layers")
     default_dim = variant.head_dim or hidden // heads
     spec = ModelSpec(
         architecture=architecture,
@@ -82,7 +111,7 @@ def spec_from(config: Config) -> ModelSpec:
         vocabulary_size=_size(config, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=_size(config, "intermediate_size"),
-        layers=_size(config, "num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=_size(config, "num_key_value_heads", heads),
         head_dim=_size(config, "head_dim", default_dim),
@@ -91,6 +120,7 @@ def spec_from(config: Config) -> ModelSpec:
         context_length_tokens=min(_size(config, "max_position_embeddings"), window or sys.maxsize),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=_dtype(config),
+        experts=_experts(config, layers) if variant.experts else None,
     )
     if heads % spec.kv_heads:
         raise _refused("num_key_value_heads", spec.kv_heads, f"a divisor of {heads} heads")
@@ -140,10 +170,10 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
 """Keys that change what a model computes, with the values that are implemented; None always is."""
 
 
-def _refuse_unknown_features(config: Config) -> None:
+def _refuse_unknown_features(config: Config, variant: Variant) -> None:
     _refuse_quantised(config)
     for key, allowed in FEATURES:
-        value = config.get(key)
+        value = None if variant.experts and key in _EXPERTS else config.get(key)
         if value is not None and value not in allowed:
             raise _refused(key, value, " or ".join(["absent", *map(repr, allowed)]))
     for kind in config.get("layer_types") or ():
@@ -161,6 +191,25 @@ def _window(config: Config, variant: Variant) -> int | None:
     if config.get("use_sliding_window") is not False:
         raise _refused("sliding_window", window, "absent, null, or with use_sliding_window false")
     return None
+
+
+def _experts(config: Config, layers: int) -> Experts:
+    key = next((key for key in _EXPERTS if key in config), _EXPERTS[0])
+    count, active = _size(config, key), _size(config, "num_experts_per_tok")
+    if active > count:
+        raise _refused("num_experts_per_tok", active, f"at most {count} ({key})")
+    step, dense = _size(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise _refused("mlp_only_layers", dense, "a list of layers")
+    return Experts(
+        layers=frozenset(
+            layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0
+        ),
+        count=count,
+        active=active,
+        width=_size(config, "moe_intermediate_size"),
+        renormalised=bool(config.get("norm_topk_prob", False)),
+    )
 
 
 def _refuse_quantised(config: Config) -> None:

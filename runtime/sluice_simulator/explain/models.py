@@ -103,6 +103,9 @@ def shape_from(text: str) -> ModelShape:
     config = json.loads(text)
     if not isinstance(config, dict):
         raise ValueError("config.json: allowed is a JSON object")
+    for key in ("num_experts", "num_local_experts"):
+        if value := config.get(key):
+            raise ValueError(f"config.json: {key}: {value!r} is not allowed; allowed: no experts")
     hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
     return ModelShape(
         name=str(config.get("_name_or_path") or config.get("model_type") or "model"),

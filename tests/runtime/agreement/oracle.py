@@ -42,14 +42,31 @@ LLAMA3_ROPE = {
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "num_hidden_layers": 6,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [3],
+    },
     "qwen3": {},
     "qwen2": {},
     "llama": {},
     "mistral": {"sliding_window": None},
 }
-"""What each model_type sets beside SMALL. A kind begins with one of them."""
+"""What each model_type sets beside SMALL. A kind begins with the first that fits."""
 
-KINDS = ("qwen3", "qwen3-untied-sharded", "llama", "llama3-rope-sharded", "qwen2", "mistral")
+KINDS = (
+    "qwen3",
+    "qwen3-untied-sharded",
+    "llama",
+    "llama3-rope-sharded",
+    "qwen2",
+    "mistral",
+    "qwen3_moe",
+)
 
 
 def write_model(folder: Path, kind: str) -> Path:
@@ -77,7 +94,10 @@ class Oracle:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+        # Other ways to compute experts know no float64.
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float64, experts_implementation="eager"
+        ).eval()
         self._known: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}
 
     @torch.inference_mode()

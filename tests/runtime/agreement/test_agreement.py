@@ -28,6 +28,8 @@ SOME = [
     Case("qwen2", page_size=1, chunk_size=16),
     Case("qwen2", backend="torch"),
     Case("mistral", chunk_size=16),
+    Case("qwen3_moe", page_size=1, chunk_size=16),
+    Case("qwen3_moe", chunk_size=-1, mixed=False, backend="torch"),
     Case(prefix_cache=False),
     Case(overlap=True),
     Case(page_size=1, chunk_size=16, mixed=False, overlap=True),

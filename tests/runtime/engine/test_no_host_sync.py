@@ -11,6 +11,7 @@ import torch
 from sluice_runtime.engine.runner import Runner, RunnerSettings
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers import experts
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.messages import Sampling
 from sluice_runtime.model.load import Placement, Reader, build_decoder
@@ -47,8 +48,9 @@ class WeightsWithoutContent:
 
 
 @contextmanager
-def runner_of(dtype: torch.dtype = torch.bfloat16) -> Iterator[Runner]:
-    spec: ModelSpec = spec_from(resolve("dummy://qwen3-tiny").config)
+def runner_of(model: str = "dummy://qwen3-tiny") -> Iterator[Runner]:
+    spec: ModelSpec = spec_from(resolve(model).config)
+    dtype = torch.bfloat16
     size = spec.vocabulary_size
     with fake_tensors():
         reader = Reader(spec, WeightsWithoutContent(), dtype, Placement(GPU))
@@ -121,9 +123,20 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_steps_are_launched_without_waiting(name: str) -> None:
     """A prompt, two more, decode rows, a chunk beside them, rows that change and one resumed."""
-    asked = ASKED[name]
+    check_that_nothing_is_waited_for(ASKED[name])
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_experts_are_computed_without_waiting(
+    grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "can_group", lambda weight: grouped)
+    check_that_nothing_is_waited_for(ASKED["greedy"], "dummy://qwen3-moe-tiny")
+
+
+def check_that_nothing_is_waited_for(asked: Asked, model: str = "dummy://qwen3-tiny") -> None:
     scores = {"logprobs": asked.logprobs, "prompt_logprobs": asked.prompt_logprobs}
-    with runner_of() as runner:
+    with runner_of(model) as runner:
         batches = [
             added(0, 9, asked.sampling, **scores),
             added(1, 3, asked.sampling, **scores),

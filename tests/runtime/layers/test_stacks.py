@@ -12,7 +12,7 @@ from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.backend import NATIVE, TORCH
 from sluice_runtime.layers.linear import linear
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
-from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights, PagedStep
+from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights, MlpWeights, PagedStep
 from sluice_runtime.layers.stack_plain import PlainStack
 from sluice_runtime.layers.stack_sharded import ShardedStack
 from torch import Tensor
@@ -50,9 +50,9 @@ def layers(
             head_norms=(norm(DIM), norm(DIM)) if head_norms else None,
             output=drawn(HIDDEN, HEADS * DIM),
             mlp_norm=norm(HIDDEN),
-            gate=drawn(inner, HIDDEN),
-            up=drawn(inner, HIDDEN),
-            down=drawn(HIDDEN, inner),
+            mlp=MlpWeights(
+                gate=drawn(inner, HIDDEN), up=drawn(inner, HIDDEN), down=drawn(HIDDEN, inner)
+            ),
         )
         for _ in range(LAYERS)
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.rope import Llama3Scaling, Rope
-from sluice_runtime.model.spec import spec_from
+from sluice_runtime.model.spec import Experts, spec_from
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -31,6 +31,13 @@ MISTRAL = {
     **{key: value for key, value in QWEN3.items() if "window" not in key},
     "architectures": ["MistralForCausalLM"],
     "max_position_embeddings": 32_768,
+}
+MOE = {
+    **QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -71,6 +78,24 @@ def test_a_missing_head_dim_means_what_the_architecture_says() -> None:
     assert spec_from(LLAMA | {"head_dim": 24}).head_dim == 24
 
 
+@pytest.mark.parametrize(
+    ("changed", "layers"),
+    [
+        ({}, {0, 1, 2, 3, 4, 5}),
+        ({"decoder_sparse_step": 2}, {1, 3, 5}),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [0, 3]}, {1, 5}),
+    ],
+)
+def test_which_layers_have_experts(changed: dict[str, Any], layers: set[int]) -> None:
+    spec = spec_from(MOE | {"num_hidden_layers": 6} | changed)
+    assert spec.experts == Experts(frozenset(layers), 8, 2, 32, renormalised=False)
+
+
+def test_both_spellings_of_the_number_of_experts() -> None:
+    renamed = {key: value for key, value in MOE.items() if key != "num_experts"}
+    assert spec_from(renamed | {"num_local_experts": 8}) == spec_from(MOE)
+
+
 def test_a_window_that_is_turned_off_bounds_nothing() -> None:
     assert spec_from(QWEN2).context_length_tokens == 512
     assert spec_from(MISTRAL | {"sliding_window": None}).context_length_tokens == 32_768
@@ -90,6 +115,10 @@ def test_a_window_is_the_longest_context() -> None:
         ({"architectures": ["MambaForCausalLM"]}, ["architectures", "Mamba", "Qwen3ForCausalLM"]),
         ({"architectures": None}, ["architectures", "LlamaForCausalLM", "MistralForCausalLM"]),
         (QWEN2 | {"use_sliding_window": True}, ["use_sliding_window", "True"]),
+        (MOE | {"num_experts_per_tok": 9}, ["num_experts_per_tok", "9", "at most 8"]),
+        (MOE | {"num_experts": 0}, ["num_experts", "0"]),
+        (MOE | {"mlp_only_layers": "1"}, ["mlp_only_layers", "'1'", "a list"]),
+        ({"num_experts": 8}, ["num_experts", "8"]),
         (MISTRAL | {"sliding_window": 0}, ["sliding_window", "0", "from 1"]),
         ({"use_sliding_window": True}, ["use_sliding_window", "True"]),
         ({"use_sliding_window": None, "sliding_window": 4096}, ["sliding_window", "4096"]),

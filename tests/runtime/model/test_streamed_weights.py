@@ -179,7 +179,7 @@ class Recorded(RandomWeights):
         return self.tensors[name]
 
 
-@pytest.mark.parametrize("name", ["qwen3-tiny", "qwen2-tiny"])
+@pytest.mark.parametrize("name", ["qwen3-tiny", "qwen2-tiny", "qwen3-moe-tiny"])
 def test_a_streamed_model_computes_what_a_mapped_one_does(name: str, tmp_path: Path) -> None:
     spec = spec_from(DUMMIES[name])
 

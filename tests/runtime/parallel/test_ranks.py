@@ -69,7 +69,13 @@ def first_of_two(config: EngineConfig, ranks: JoinedRanks, hooks: EngineHooks) -
 
 
 @pytest.mark.parametrize(
-    ("name", "overlap"), [("qwen3-tiny", False), ("qwen3-tiny", True), ("qwen2-tiny", False)]
+    ("name", "overlap"),
+    [
+        ("qwen3-tiny", False),
+        ("qwen3-tiny", True),
+        ("qwen2-tiny", False),
+        ("qwen3-moe-tiny", False),
+    ],
 )
 def test_two_ranks_answer_as_one(name: str, overlap: bool) -> None:
     model = f"dummy://{name}"

@@ -50,6 +50,8 @@ def test_a_config_json_gives_a_shape_or_names_the_key() -> None:
         shape_from(json.dumps(config | {"vocab_size": None}))
     with pytest.raises(ValueError, match="JSON object"):
         shape_from("[]")
+    with pytest.raises(ValueError, match="num_experts: 8 is not allowed"):
+        shape_from(json.dumps(config | {"num_experts": 8}))
 
 
 def test_the_limits_of_a_h200_are_those_of_its_preset() -> None:

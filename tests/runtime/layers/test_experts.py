@@ -1,0 +1,100 @@
+"""All ways to compute experts agree with a token after the other, whoever chose whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from sluice_runtime.layers.experts import (
+    EveryExpert,
+    SortedExperts,
+    chosen,
+    experts,
+    in_one_call,
+    looped,
+)
+from sluice_runtime.layers.linear import Linear
+from sluice_runtime.layers.mlp import silu_and_multiply
+from sluice_runtime.layers.stack import ExpertsWeights, MlpWeights
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+HIDDEN, WIDTH, COUNT, ACTIVE = 32, 16, 6, 2
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture
+def draw() -> Iterator[Callable[..., Tensor]]:
+    torch.manual_seed(3)
+    return lambda *shape: torch.randn(shape) * shape[-1] ** -0.5
+
+
+def weights_of(
+    draw: Callable[..., Tensor], dtype: torch.dtype, renormalised: bool
+) -> ExpertsWeights:
+    def matrix(*shape: int) -> Tensor:
+        return draw(*shape).to(dtype)
+
+    parts = [
+        MlpWeights(matrix(WIDTH, HIDDEN), matrix(WIDTH, HIDDEN), matrix(HIDDEN, WIDTH))
+        for _ in range(COUNT)
+    ]
+    return ExpertsWeights(matrix(COUNT, HIDDEN) * 4, parts, ACTIVE, renormalised)
+
+
+def one_by_one(x: Tensor, weights: ExpertsWeights) -> Tensor:
+    """In float64, from the choice that the router makes."""
+    choice, rows = chosen(x, weights), []
+    for token, best, shares in zip(x.double(), choice.experts, choice.shares, strict=True):
+        parts = [weights.experts[int(one)] for one in best]
+        made = [
+            (silu(linear(token, p.gate.double())) * linear(token, p.up.double()))
+            @ p.down.double().T
+            for p in parts
+        ]
+        rows.append(sum(share.double() * one for share, one in zip(shares, made, strict=True)))
+    return torch.stack(rows)  # type: ignore[arg-type]
+
+
+def sorted_by(group: Callable[[list[Tensor]], object]) -> Callable[[ExpertsWeights], Linear]:
+    def make(weights: ExpertsWeights) -> Linear:
+        gate_up, down = joined(weights)
+        return SortedExperts(weights, group(gate_up), group(down), silu_and_multiply)  # type: ignore[arg-type]
+
+    return make
+
+
+def joined(weights: ExpertsWeights) -> tuple[list[Tensor], list[Tensor]]:
+    parts = weights.experts
+    return [torch.cat((one.gate, one.up)) for one in parts], [one.down for one in parts]
+
+
+WAYS: dict[str, Callable[[ExpertsWeights], Linear]] = {
+    "as on this device": lambda weights: experts(weights, silu_and_multiply),
+    "looped": sorted_by(looped),
+    "in one call": sorted_by(in_one_call),
+    "every expert": lambda weights: EveryExpert(weights, *joined(weights), silu_and_multiply),
+}
+
+
+@pytest.mark.parametrize("renormalised", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ways_agree(
+    way: str, dtype: torch.dtype, renormalised: bool, draw: Callable[..., Tensor]
+) -> None:
+    weights = weights_of(draw, dtype, renormalised)
+    for tokens in (1, 2, 37):
+        x = draw(tokens, HIDDEN).to(dtype) * 6
+        wanted = one_by_one(x, weights)
+        made = WAYS[way](weights)(x)
+        assert made.dtype is dtype
+        assert (made - wanted).norm() <= TOLERANCE[dtype] * wanted.norm()
+
+
+def test_shares_add_up_to_one_only_where_they_are_renormalised(draw: Callable[..., Tensor]) -> None:
+    x = draw(5, HIDDEN)
+    for renormalised in (True, False):
+        choice = chosen(x, weights_of(draw, torch.float32, renormalised))
+        assert torch.allclose(choice.shares.sum(-1), torch.ones(5)) == renormalised
