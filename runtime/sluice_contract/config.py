@@ -74,6 +74,24 @@ class ModelRef(ContractModel):
         return (self.served_name, *(self.aliases or ()))
 
 
+class AdapterRef(ContractModel):
+    """A LoRA adapter of the model."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=256,
+        description="What a request names as its `model` to be answered with this adapter.",
+    )
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Where it is: the path of a folder, or file:///path, in PEFT's format.",
+    )
+
+
+DEFAULT_MAX_LORAS_PER_BATCH: Final = 8
+MAX_ADAPTERS: Final = 256
+
 RDMA_RESOURCE: Final = "rdma/hca_shared_devices_a"
 """As in the sample configuration of the RDMA shared device plugin."""
 RdmaResource = Annotated[
@@ -217,6 +235,19 @@ class EngineSettings(ContractModel):
         description="With schedulingPolicy priority: a request sends back running ones whose "
         "priority is lower by more than this.",
     )
+    max_loras_per_batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Most adapters whose requests run at once; requests of others wait. Each takes "
+        "memory of the device, used or not. Not read without adapters.",
+    )
+    max_lora_rank: int | None = Field(
+        default=None,
+        ge=1,
+        le=512,
+        description="Largest rank of an adapter. Not read without adapters.",
+    )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="Threads that compute on CPUs."
     )
@@ -303,6 +334,11 @@ class EngineConfig(EngineSettings):
     """The engine's file. Only `model.uri` must be given; unknown keys are refused."""
 
     model: ModelRef
+    adapters: tuple[AdapterRef, ...] = Field(
+        default=(),
+        max_length=MAX_ADAPTERS,
+        description="LoRA adapters that are served beside the model.",
+    )
     role: Role = Role.MIXED
     server: ServerSettings = ServerSettings()
     slo: SloTargets | None = None
@@ -337,6 +373,14 @@ class EngineConfig(EngineSettings):
         if len(set(value.served_names)) < len(value.served_names):
             raise ValueError(NAMES_ONCE)
         return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [*self.model.served_names, *(adapter.name for adapter in self.adapters)]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise ValueError(f"adapters whose names differ; {name!r} is there twice")
+        return self
 
     @field_validator("chunk_size")
     @classmethod

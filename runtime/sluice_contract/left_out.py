@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from sluice_contract.accelerators import CPU, GENERAL_MEMORY_FRACTION
+from sluice_contract.config import DEFAULT_MAX_LORAS_PER_BATCH
 from sluice_contract.sizing import GENERAL
 
 BY_ACCELERATOR: Final[Mapping[str, str]] = {
@@ -24,6 +25,8 @@ FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
     "context_length": "the model's",
     "kv_pool_tokens": "by memoryFraction",
     "min_prefill_tokens": "pageSize",
+    "max_loras_per_batch": str(DEFAULT_MAX_LORAS_PER_BATCH),
+    "max_lora_rank": "the largest of the adapters",
     "strict_requests": "false",
     "threads": "the container's processors",
     "tool_call_format": "by the chat template",

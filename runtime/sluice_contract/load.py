@@ -5,6 +5,8 @@ Cheap to make, read by the router (least loaded) and the autoscaler. Prometheus 
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ContractModel
 from sluice_contract.kv_fingerprint import KvFingerprint
@@ -69,6 +71,8 @@ class LoadReport(ContractModel):
     those that the prefix cache held. The three are absent in reports of older engines."""
     generated_tokens_total: int | None = None
     finished_requests_total: int | None = None
+    adapters: dict[str, str] = Field(default_factory=dict)
+    """Of the adapters that are loaded: by name, a key that is equal where their files are."""
 
     @property
     def requests(self) -> int:

@@ -52,6 +52,8 @@ class _Body(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
+    model: msgspec.Raw = msgspec.Raw()
+    """Adapters share nothing that is cached."""
 
 
 class _Message(msgspec.Struct):
@@ -74,10 +76,15 @@ def affinity_of(routing_key: str | None, body: bytes, tenant: str = "") -> Affin
         return _affinity("SamePrefix", [tenant.encode(), body[start : start + MESSAGE_BYTES]])
     try:
         found = _body.decode(body)
-        pieces = [tenant.encode(), bytes(found.cache_salt), *_beginning(found)]
+        pieces = [
+            tenant.encode(),
+            bytes(found.cache_salt),
+            bytes(found.model),
+            *_beginning(found),
+        ]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None  # the engine says what is wrong with it
-    return _affinity("SamePrefix", pieces) if len(pieces) > 2 else None
+    return _affinity("SamePrefix", pieces) if len(pieces) > 3 else None
 
 
 def preferred(affinity: Affinity, engines: Iterable[EngineState]) -> EngineState:

@@ -107,13 +107,15 @@ class Routes:
         try:
             headers = edge.request_headers(request.headers, request[ID], request[TRACE])
             async with self._parts.lifecycle.request():
-                progress = None if body is None else await self._read(request, body)
+                progress, model = None, None
                 tenant, affinity = request.get(TENANT), None
                 if body is not None:
+                    asked = await _read_body(request, body)
+                    progress, model = self._progress(asked, body), asked.model
                     routing_key = headers.get(ROUTING_KEY_HEADER)
                     affinity = affinity_of(routing_key, body.content, tenant or "")
                 path = request.rel_url.raw_path
-                call = Call(request.method, path, headers, body, progress, affinity, tenant)
+                call = Call(request.method, path, headers, body, progress, affinity, tenant, model)
                 on_reply = partial(self._begun, request)
                 return await self._answers.run(call, relay, on_reply)
         except RouterError as error:
@@ -122,13 +124,12 @@ class Routes:
                 request[REFUSAL] = error_in(error.body).words
             return await relay.fail(error)
 
-    async def _read(self, request: web.Request, body: Body) -> Progress | None:
-        """Read the body; the progress of its answer, if that may be resumed."""
-        streams = await _read_body(request, body)
+    def _progress(self, asked: edge.Asked, body: Body) -> Progress | None:
+        """That of the answer, if it may be resumed."""
         form = self._parts.private_form
         if form is None:
             return None
-        return Progress(form.draw_seed(), streams=streams, grow=body.grow)
+        return Progress(form.draw_seed(), streams=asked.streams, grow=body.grow)
 
     def _begun(self, request: web.Request, reply: Reply) -> None:
         if ENGINE not in request:
@@ -139,8 +140,8 @@ class Routes:
             request[REFUSAL] = error_in(reply.first).words
 
 
-async def _read_body(request: web.Request, body: Body) -> bool:
-    """Read and check the body; whether it asks for a stream of events.
+async def _read_body(request: web.Request, body: Body) -> edge.Asked:
+    """Read and check the body.
 
     Raises:
         RouterError: it cannot be served, or not now.

@@ -67,6 +67,8 @@ class Call:
     """Of its prompt or its session."""
     tenant: str | None = None
     """Whose it is, if engines are to know."""
+    model: str | None = None
+    """The model or adapter that it names."""
 
 
 class Reply:

@@ -4,9 +4,9 @@ A request is retried before the first byte of an answer; after it, an answer in 
 resumed, with the same history. After a connection error, 502 or 503 (draining, not ready) the
 engine gets no requests for a moment; after 429 (queue full), or a 503 for want of memory or of a
 grammar, it does. Where the prompt's engine failed, it is that one which gets none. An engine that
-refuses our signature gets the request as the client sent it. Every other answer is passed on. When
-two attempts have failed in a way that the request may have caused, there is no third. Knows nothing
-of the client's connection.
+refuses our signature gets the request as the client sent it. Requests for an adapter go to engines
+that report it. Every other answer is passed on. When two attempts have failed in a way that the
+request may have caused, there is no third. Knows nothing of the client's connection.
 """
 
 from __future__ import annotations
@@ -162,6 +162,9 @@ class Dispatcher:
             if all(one.endpoint.role is Role.PREFILL for one in engines):
                 message = "no engine serves the model, as it was served when the answer began"
                 return TargetChoice(None, "NoneGoesOn", message)
+        if call.model is not None:
+            # Where none has such an adapter, it is the model, or an engine says what there is.
+            engines = tuple(one for one in engines if one.has_adapter(call.model)) or engines
         for left_out in history.left_out():
             choice = self._choose(
                 engines, now, left_out, generates=generates, affinity=call.affinity

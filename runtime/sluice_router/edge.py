@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from sluice_contract import http_errors
@@ -43,6 +43,7 @@ DROPPED_RESPONSE_HEADERS: Final = frozenset(
 INTERNAL_FIELDS: Final = frozenset({"rid", "room", "epoch", "data_parallel_rank"})
 INTERNAL_PREFIXES: Final = ("bootstrap_", "disagg_", "kv_", "room_", "sluice_")
 
+_TEXT: Final = msgspec.json.Decoder(str)
 _BODY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -101,9 +102,17 @@ def response_headers(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if name.lower() not in dropped}
 
 
-def check_body(body: bytes) -> bool:
-    """Refuse a body that is no JSON object or that carries a field of the router's own; whether it
-    asks for a stream of events.
+class Asked(NamedTuple):
+    """What the router reads of a body."""
+
+    streams: bool
+    """Whether a stream of events is asked for."""
+    model: str | None
+    """The model or adapter that it names."""
+
+
+def check_body(body: bytes) -> Asked:
+    """Refuse a body that is no JSON object or that carries a field of the router's own.
 
     Raises:
         BadRequestError: 400, naming the field.
@@ -116,4 +125,12 @@ def check_body(body: bytes) -> bool:
         if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
             message = f"{name}: not allowed in a request; it is set by the service itself"
             raise BadRequestError(Mistake(400, "internal_field", message), name)
-    return "stream" in fields and bytes(fields["stream"]) == b"true"
+    streams = "stream" in fields and bytes(fields["stream"]) == b"true"
+    return Asked(streams, _text(fields["model"]) if "model" in fields else None)
+
+
+def _text(value: msgspec.Raw) -> str | None:
+    try:
+        return _TEXT.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None  # the engine says what is wrong with it

@@ -102,6 +102,10 @@ class EngineState:
         takes = self.received is not None and self.received.report.private_calls
         return takes and self.refused_private_seconds is None
 
+    def has_adapter(self, name: str) -> bool:
+        """Whether its last report had an adapter of this name."""
+        return self.received is not None and name in self.received.report.adapters
+
     def ends_answers_of(self, identity: str) -> bool:
         """Whether it can have a part in an answer that an engine with this identity began."""
         if self.endpoint.role is Role.PREFILL:

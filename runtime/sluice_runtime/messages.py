@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from sluice_contract.trace import trace_id
 
-PROTOCOL_VERSION: Final = 16
+PROTOCOL_VERSION: Final = 17
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -139,6 +139,9 @@ class Generate(Message, frozen=True):
     """What another engine generated of the answer. It goes on as one that was retracted:
     `max_tokens`, penalties and `min_tokens` count these, and neither they nor the prompt's logprobs
     are delivered."""
+
+    adapter: str = ""
+    """Key of the adapter that the tokens are generated with; empty: of none."""
 
     traceparent: str = ""
     """W3C's, of the client's request; the same in every engine that has part in it."""
@@ -286,6 +289,14 @@ class Heartbeat(Message, frozen=True):
     load: Load
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter that requests may name."""
+
+    name: str
+    key: str
+    """Its name and a digest of its files: equal in engines whose answers with it are equal."""
+
+
 class EngineReady(Message, frozen=True):
     """Engine → API: the model is loaded. First message of the engine."""
 
@@ -304,6 +315,7 @@ class EngineReady(Message, frozen=True):
     """Of a prefill engine: where decode engines connect."""
     pid: int = 0
     """Of the engine process; 0 where it is a thread."""
+    adapters: list[LoadedAdapter] = []
 
 
 class EngineFailed(Message, frozen=True):

@@ -113,16 +113,16 @@ def resolve_model(model: ModelRef) -> ModelFiles:
     return files
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
-    """The JSON object in a model file; raises ModelLoadError naming the file."""
+def read_json(path: Path, key: str = "model.uri") -> Mapping[str, Any]:
+    """The JSON object in a file that `key` led to; raises ModelLoadError naming both."""
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
-        raise ModelLoadError(f"model.uri: cannot read {path}: {error.strerror}") from None
+        raise ModelLoadError(f"{key}: cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise ModelLoadError(f"model.uri: {path} is not JSON: {error}") from None
+        raise ModelLoadError(f"{key}: {path} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ModelLoadError(f"model.uri: {path} holds {type(value).__name__}; allowed: an object")
+        raise ModelLoadError(f"{key}: {path} holds {type(value).__name__}; allowed: an object")
     return value
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from sluice_contract.config import EngineConfig
+from sluice_contract.config import DEFAULT_MAX_LORAS_PER_BATCH, EngineConfig
 
 from sluice_runtime.engine import host
+from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, step_device
 from sluice_runtime.engine.device_memory import DeviceMemory, device_memory
 from sluice_runtime.engine.device_plan import check_weights
@@ -41,7 +42,9 @@ from sluice_runtime.grammar.processes import GrammarProcesses, grammar_processes
 from sluice_runtime.grammar.vocabulary import unusable
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
-from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady
+from sluice_runtime.layers.adapters import SlotShape
+from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady, LoadedAdapter
+from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.load import Placement, load_model
 from sluice_runtime.model.spec import spec_from
@@ -84,6 +87,7 @@ class Engine:
     model: Decoder
     weights: str
     """`weights_digest` of its model."""
+    adapters: list[LoadedAdapter]
     available_bytes: int
 
     def ready(self, epoch: str) -> EngineReady:
@@ -101,6 +105,7 @@ class Engine:
             kv_dtype=_name(self.model.dtype),
             weights=self.weights,
             pid=os.getpid(),
+            adapters=self.adapters,
         )
 
     def executor(
@@ -144,12 +149,17 @@ def build_engine(
     gpu_memory = hooks.device_memory or device_memory(device.place)
     host.keep_freed_memory()
     torch.set_num_threads(config.threads or processors())
-    model = _loaded(config, files, Placement(device.place, group), gpu_memory)
-    context = context_length(config, model.spec.context_length_tokens)
+    context = context_length(config, spec_from(files.config).context_length_tokens)
+    placement = Placement(device.place, group, _slots(config, context))
+    model = _loaded(config, files, placement, gpu_memory)
     loaded = LoadedModel(config, model, context)
     vocabulary, rows = model.spec.vocabulary_size, config.max_running_requests or 1
     processes = processes or processes_of(config, files, vocabulary)
     matchers = Matchers(vocabulary, processes.mask_workers)
+    adapters, loaded_adapters = None, list[LoadedAdapter]()
+    if model.adapters is not None:
+        adapters = AdapterTable(model.adapters, placement.shard, rows, device)
+        loaded_adapters = adapters.load(config.adapters)
 
     def pool_of(shape: KvShape, pages: int) -> PagePool:
         return PagePool(shape, pages, config.page_size or 1, device.place)
@@ -157,7 +167,7 @@ def build_engine(
     def runner_over(pool: PagePool) -> Runner:
         with allocation("sampling", f"{rows} rows of {vocabulary} tokens", "maxRunningRequests"):
             sizes = RunnerSettings(rows, context)
-            return Runner(model, pool, sizes, matchers, device, hooks.on_logits)
+            return Runner(model, pool, sizes, matchers, device, hooks.on_logits, adapters)
 
     if gpu_memory is not None:
         pages = pages_in_device_memory(loaded, gpu_memory, pool_of, runner_over)
@@ -176,9 +186,11 @@ def build_engine(
     allocator = PageAllocator(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
+    scheduler = Scheduler(settings, allocator)
+    scheduler.take_adapters(adapter.key for adapter in loaded_adapters)
     return Engine(
         settings=settings,
-        scheduler=Scheduler(settings, allocator),
+        scheduler=scheduler,
         runner=runner,
         device=device,
         pool=pool,
@@ -186,6 +198,7 @@ def build_engine(
         grammar_processes=processes,
         model=model,
         weights=weights_digest(files, config.seed, _name(model.dtype)),
+        adapters=loaded_adapters,
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
 
@@ -200,6 +213,20 @@ def _loaded(
     with allocation("model weights", "more memory", "the size of the model"):
         backend = config.attention_backend or "auto"
         return load_model(files, dtype, config.seed, backend, placement)
+
+
+def _slots(config: EngineConfig, context_tokens: int) -> SlotShape | None:
+    """For the adapters of one step; None: there are none."""
+    if not config.adapters:
+        return None
+    folders = [adapter_folder(adapter.uri) for adapter in config.adapters]
+    rank = config.max_lora_rank or max(read_adapter_config(folder).rank for folder in folders)
+    step_tokens = max(config.max_prefill_tokens or 0, context_tokens)
+    return SlotShape(
+        config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,
+        rank,
+        step_tokens + (config.max_running_requests or 1),
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

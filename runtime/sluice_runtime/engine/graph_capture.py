@@ -37,6 +37,8 @@ def capture_graphs(
     with allocation("CUDA graphs", wanted, SETTING):
         graphs = DecodeGraphs(pool, model.spec.hidden_size, batches)
         wrappers = model.backend.graph_wrappers(pool, heads)
+        if model.adapters is not None:
+            model.adapters.use_all()
         graphs.capture(model.hidden, wrappers.of, begin_capture())
     engine.runner.replay(graphs)
     _log.info("CUDA graphs: %s", wanted)

@@ -11,7 +11,7 @@ from typing import Final
 
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig, SloTargets
+from sluice_contract.config import DEFAULT_MAX_LORAS_PER_BATCH, EngineConfig, SloTargets
 from sluice_contract.labels import Role
 from sluice_contract.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
 from sluice_contract.supported import unsupported
@@ -191,6 +191,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         conservativeness=config.schedule_conservativeness or 1.0,
         report_chunks=config.role is Role.PREFILL,
         target=_target(config.slo),
+        max_adapters=config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,
         ttft_seconds=_ttft_seconds(config.slo),
     )
 

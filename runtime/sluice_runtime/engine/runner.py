@@ -17,6 +17,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, Fetched
 from sluice_runtime.engine.graphs import DecodeGraphs
 from sluice_runtime.engine.inputs import HostInputs, StepInputs, host_inputs, step_inputs
@@ -72,12 +73,14 @@ class Runner:
         matchers: Matchers,
         device: Device,
         on_logits: OnLogits | None = None,
+        adapters: AdapterTable | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
         self._matchers = matchers
         self._device = device
         self._on_logits = on_logits
+        self._adapters = adapters
         max_pages = -(-settings.context_length_tokens // pool.page_size)
         clears_pages = model.backend.reads_whole_pages
         self._rows = RowTable(settings.rows, max_pages, pool, device, clears_pages=clears_pages)
@@ -96,6 +99,8 @@ class Runner:
         before the one before it has landed; one whose rows have grammars lands it itself, between
         forward pass and sampling, since masks depend on its tokens."""
         self._rows.apply(batch)
+        if self._adapters is not None:
+            self._adapters.apply(batch)
         self._matchers.follow(batch)
         host = host_inputs(batch, self._rows)
         wanted = (
@@ -140,6 +145,8 @@ class Runner:
         if batch.mode is ForwardMode.IDLE:
             return partial(SampledTokens, batch.step)
         inputs = step_inputs(host, self._rows, self._device)
+        if self._adapters is not None:
+            self._adapters.use(host)
         hidden = self._hidden(inputs)
         prompts = self._sampling.logprobs.read(batch, hidden, self._model.logits)
         tokens, logprobs = self._sample(batch, host, inputs, hidden)

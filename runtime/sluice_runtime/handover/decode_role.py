@@ -154,7 +154,7 @@ class DecodeRole:
 
     def plan(self, now: float) -> None:
         """Asks for the prompts of requests that get pages now."""
-        for given in self._scheduler.next_preallocations():
+        for given in self._scheduler.next_preallocations(now):
             self._open(self._awaiting.pop(given.request_id), given, now)
 
     def computed(self, chunks: Iterable[FinishedChunk]) -> None:

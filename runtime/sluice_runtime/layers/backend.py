@@ -66,7 +66,8 @@ def _native_layers(layers: Iterable[LayerWeights], shape: LayerShape) -> LayerSt
     """A shard for each thread if the heads can be divided evenly, no other rank has some, and the
     kernel knows all parts of a layer."""
     threads = torch.get_num_threads()
-    if shape.kv_heads % threads or shape.group.size > 1 or shape.qkv_bias or shape.experts:
+    more = shape.qkv_bias or shape.experts or shape.adapters is not None
+    if shape.kv_heads % threads or shape.group.size > 1 or more:
         return PlainStack(layers, shape, _NATIVE)
     return ShardedStack(layers, shape, threads)
 

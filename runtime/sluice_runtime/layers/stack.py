@@ -13,6 +13,7 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.token_layout import TokenLayout
 from sluice_runtime.parallel.group import SOLO, Group
@@ -71,6 +72,8 @@ class LayerShape:
     """Whether queries, keys and values have biases."""
     experts: bool = False
     """Whether a layer has experts."""
+    adapters: AdapterBank | None = None
+    """What may be added to its matrices."""
 
 
 @dataclass(frozen=True)

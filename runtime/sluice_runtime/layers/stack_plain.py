@@ -92,23 +92,32 @@ class PlainStack:
         return layer.output(attention.attend(layer.index, qkv, layer.head_norm).flatten(1))
 
 
+_Matrix = Callable[..., Linear]
+"""(bias, one or several weights [out, in] by field) → their product, joined in this order."""
+
+
 def _layer(index: int, weights: LayerWeights, shape: LayerShape, activation: Activation) -> _Layer:
+    def matrix(bias: Tensor | None = None, **joined: Tensor) -> Linear:
+        parts, bank = tuple(joined.values()), shape.adapters
+        multiply = linear(torch.cat(parts) if len(parts) > 1 else parts[0], bias)
+        return multiply if bank is None else bank.adapted(multiply, index, joined)
+
     qkv_bias = None if weights.qkv_biases is None else torch.cat(weights.qkv_biases)
     return _Layer(
         index=index,
         attention_norm=weights.attention_norm,
-        qkv=linear(torch.cat((weights.query, weights.key, weights.value)), qkv_bias),
+        qkv=matrix(qkv_bias, query=weights.query, key=weights.key, value=weights.value),
         head_norm=head_norm(weights, shape),
-        output=_summed(linear(weights.output), shape.group),
+        output=_summed(matrix(output=weights.output), shape.group),
         mlp_norm=weights.mlp_norm,
-        mlp=_summed(_mlp(weights.mlp, activation), shape.group),
+        mlp=_summed(_mlp(weights.mlp, activation, matrix), shape.group),
     )
 
 
-def _mlp(weights: MlpWeights | ExpertsWeights, activation: Activation) -> Linear:
+def _mlp(weights: MlpWeights | ExpertsWeights, activation: Activation, matrix: _Matrix) -> Linear:
     if isinstance(weights, ExpertsWeights):
         return experts(weights, activation)
-    gate_up, down = linear(torch.cat((weights.gate, weights.up))), linear(weights.down)
+    gate_up, down = matrix(gate=weights.gate, up=weights.up), matrix(down=weights.down)
     return lambda x: down(activation(gate_up(x)))
 
 

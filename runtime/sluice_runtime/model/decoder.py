@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.backend import Backend
 from sluice_runtime.layers.linear import Linear
 from sluice_runtime.layers.rope import angles_of
@@ -36,6 +37,8 @@ class Decoder:
     backend: Backend
     group: Group = SOLO
     """The ranks that compute the model together: all call `hidden` and `logits`."""
+    adapters: AdapterBank | None = None
+    """What its matrices may have added; None: it takes no adapters."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import CPU
+from sluice_runtime.layers.adapters import AdapterBank, SlotShape
 from sluice_runtime.layers.backend import Backend, choose_backend
 from sluice_runtime.layers.linear import linear
 from sluice_runtime.layers.rope import inverse_frequencies
@@ -57,6 +58,8 @@ class Placement:
 
     device: torch.device = CPU
     group: Group = SOLO
+    slots: SlotShape | None = None
+    """For adapters; None: there will be none."""
 
     @property
     def shard(self) -> Shard:
@@ -141,7 +144,9 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
     spec, weights, device = reader.spec, reader.weights, reader.placement.device
     vocabulary, hidden = spec.vocabulary_size, spec.hidden_size
     embedding = reader.matrix("model.embed_tokens", vocabulary, hidden)
-    layers = backend.layers(_layers(reader), _shape(spec, reader.placement.group))
+    slots = reader.placement.slots
+    bank = AdapterBank(slots, reader.dtype, device) if slots else None
+    layers = backend.layers(_layers(reader), _shape(spec, reader.placement.group, bank))
     norm = reader.norm("model.norm", hidden)
     head = embedding if spec.tied_embeddings else reader.matrix("lm_head", vocabulary, hidden)
     weights.settle()
@@ -151,11 +156,19 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
         )
     frequencies = inverse_frequencies(spec.rope, spec.head_dim).to(device)
     return Decoder(
-        spec, embedding, layers, norm, linear(head), frequencies, backend, reader.placement.group
+        spec,
+        embedding,
+        layers,
+        norm,
+        linear(head),
+        frequencies,
+        backend,
+        reader.placement.group,
+        bank,
     )
 
 
-def _shape(spec: ModelSpec, group: Group) -> LayerShape:
+def _shape(spec: ModelSpec, group: Group, bank: AdapterBank | None) -> LayerShape:
     heads, kv_heads = spec.heads // group.size, spec.kv_heads // group.size
     return LayerShape(
         heads,
@@ -165,6 +178,7 @@ def _shape(spec: ModelSpec, group: Group) -> LayerShape:
         group,
         qkv_bias=spec.variant.qkv_bias,
         experts=spec.experts is not None,
+        adapters=bank,
     )
 
 

@@ -22,6 +22,7 @@ from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple
 
+from sluice_runtime.scheduler.adapter_room import AdapterRoom
 from sluice_runtime.scheduler.chunk_budget import ChunkBudget
 from sluice_runtime.scheduler.lock_costs import Locking
 from sluice_runtime.scheduler.new_token_ratio import expected_tokens, reserved_tokens
@@ -261,13 +262,15 @@ def plan_prefill(
     waiting: Iterable[Request],
     match: Callable[[Request], Match],
     computing: BeingComputed,
+    adapters: AdapterRoom,
 ) -> PrefillPlan:
     """The waiting in order until one does not fit, and the request that was cut with what is kept
     for it. Whoever is too long to be computed beside that is passed over: it waits for its end, and
     nobody's going ahead delays that by more than its share. Those whose prefix is being computed
-    are passed over too: in a step or two they find it."""
+    are passed over too: in a step or two they find it. And so are those whose adapter has no room.
+    """
     adder.make_way(continuing)
-    result = adder.closed or _admit_waiting(adder, waiting, match, computing)
+    result = adder.closed or _admit_waiting(adder, waiting, match, computing, adapters)
     adder.add_kept(continuing)
     return adder.plan(result)
 
@@ -277,11 +280,12 @@ def _admit_waiting(
     waiting: Iterable[Request],
     match: Callable[[Request], Match],
     computing: BeingComputed,
+    adapters: AdapterRoom,
 ) -> AdmitResult:
     """The last answer that was got."""
     result, passed_over = AdmitResult.CONTINUE, 0
     for request in islice(waiting, MAX_LOOKED_AT):
-        if computing.covers_alike(request):
+        if computing.covers_alike(request) or not adapters.admits(request):
             continue
         found = match(request)
         if computing.covers(request, found):
@@ -289,6 +293,7 @@ def _admit_waiting(
         result = adder.add(request, found)
         if result is AdmitResult.CONTINUE:
             computing.add(request)
+            adapters.add(request)
         elif result is AdmitResult.TOO_LONG and passed_over < MAX_PASSED_OVER:
             passed_over += 1
         else:

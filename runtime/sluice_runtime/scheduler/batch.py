@@ -52,6 +52,8 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     It decodes from `last_token` on, without an extend step; of the two `PagesAppended` that it may
     have in this batch, the first has these tokens."""
     last_token: int = NO_TOKEN
+    adapter: str = ""
+    """Key of the adapter that all of its tokens are computed with; empty: none."""
 
 
 class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):

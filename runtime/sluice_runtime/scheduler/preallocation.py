@@ -7,9 +7,9 @@ neither who computes a prompt nor how it arrives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
+from sluice_runtime.scheduler.adapter_room import AdapterRoom
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.lock_costs import Locking
 from sluice_runtime.scheduler.pages import pages_for
@@ -28,24 +28,29 @@ class Preallocations:
 
     def __init__(self, settings: SchedulerSettings, table: RequestTable, kv: KvAllocator) -> None:
         self._page_size = settings.page_size
+        self._max_adapters = settings.max_adapters
         self._table = table
         self._kv = kv
 
-    def take(self) -> list[Preallocated]:
+    def take(self, now: float) -> list[Preallocated]:
         """Gives rows and pages to as many as there are any for; one that does not fit is not
-        overtaken."""
+        overtaken, but for one whose adapter has no room."""
         waiting = self._table.awaiting_pages
         retracted = any(request.output_tokens for request in self._table.waiting)
         if retracted or not (waiting and self._kv.free_rows):
             return []
         given: list[Preallocated] = []
         reserved = self._reserved_tokens()
+        adapters = AdapterRoom(self._max_adapters, self._table.active(), now)
         for request in list(waiting.values()):
+            if not adapters.admits(request):
+                continue
             match = self._kv.match(request)
             own = _reserved_tokens(request)
             if not self._fits(request, match, reserved + own):
                 break
             reserved += own
+            adapters.add(request)
             given.append(self._take(request, match))
         return given
 
@@ -63,18 +68,11 @@ class Preallocations:
             return False
         pages = pages_for(len(request.token_ids) + 1, self._page_size) - match.pages
         left = self._kv.available_pages - pages - Locking().cost(match)
-        alone = next(self._active(), None) is None
+        alone = next(self._table.active(), None) is None
         return left >= 0 and (alone or left * self._page_size >= reserved_tokens)
 
-    def _active(self) -> Iterator[Request]:
-        """Those that hold pages and will want more."""
-        yield from self._table.running
-        yield from self._table.preallocated.values()
-        if self._table.prefilling is not None:
-            yield self._table.prefilling
-
     def _reserved_tokens(self) -> int:
-        return sum(map(_reserved_tokens, self._active()))
+        return sum(map(_reserved_tokens, self._table.active()))
 
 
 def _reserved_tokens(request: Request) -> int:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from sluice_runtime.scheduler.adapter_room import AdapterRoom
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
     PrefillAdder,
@@ -69,7 +70,8 @@ class PrefillPlanner:
             return PrefillPlan(reason="DecodeTurn")
         order = self.in_order(now) if admits else ()
         computing = self._computing(launched)
-        return plan_prefill(self._adder(), prefilling, order, self._kv.match, computing)
+        adapters = self._adapters(now)
+        return plan_prefill(self._adder(), prefilling, order, self._kv.match, computing, adapters)
 
     def mix_decode(self, plan: PrefillPlan) -> bool:
         """Whether the rows that decode share the step with these prompts."""
@@ -85,6 +87,8 @@ class PrefillPlanner:
         head, room = next(self.in_order(now)), self._room()
         match = self._kv.match(head)
         if self._computing(launched).covers(head, match):
+            return RetractionPlan()
+        if not self._adapters(now).admits(head):
             return RetractionPlan()
         settings, ratio = self._settings, self._ratio.value
         return plan_preemption(head, match, running, room, settings, ratio, self._opened)
@@ -145,6 +149,10 @@ class PrefillPlanner:
         adder = self._adder_in(room)
         adder.make_way(self._table.prefilling)
         return adder
+
+    def _adapters(self, now: float) -> AdapterRoom:
+        """Beside those of the requests that have rows."""
+        return AdapterRoom(self._settings.max_adapters, self._table.active(), now)
 
     def _room(self) -> Room:
         return room_beside(

@@ -2,7 +2,7 @@
 
 A node has one or more pages that follow its parent's; children differ in their first page. Tokens
 are bytes, four an id, so that an edge is compared by one `memcmp`. Above the prefixes stand
-namespaces, which share nothing: a tenant's salt is one, an adapter will be.
+namespaces, which share nothing: a tenant's salt and an adapter make one.
 
 `match` only reads. A `Lock` keeps its path from being evicted; `extend` lets a locked path grow and
 says which of the pages given were in the tree already. Knows no request, and no free list: pages

@@ -57,6 +57,8 @@ class Request:
     routing_key: str = ""
     waiting_since_seconds: float = 0.0
     """When it joined the queue: its arrival, or its last retraction."""
+    adapter: str = ""
+    """As in `Generate`."""
     namespace: tuple[str, ...] = ("",)
     """Requests share cached prefixes within one only."""
     key: bytes = b""
@@ -157,7 +159,8 @@ def request_from(message: Generate, max_tokens: int) -> Request:
         priority=message.priority,
         routing_key=message.routing_key,
         waiting_since_seconds=message.arrival_seconds,
-        namespace=(message.cache_salt,),
+        adapter=message.adapter,
+        namespace=(message.cache_salt, message.adapter),
         key=key_of(message.token_ids),
         logprobs=message.logprobs,
         prompt_logprobs=-1 if message.generated_ids else message.prompt_logprobs,
@@ -215,6 +218,7 @@ def row_added(request: Request) -> RowAdded:
         prompt_logprobs=request.prompt_logprobs,
         computed_tokens=request.computed_tokens if request.phase is Phase.RUNNING else 0,
         last_token=request.token_ids[-1] if request.phase is Phase.RUNNING else NO_TOKEN,
+        adapter=request.adapter,
     )
 
 

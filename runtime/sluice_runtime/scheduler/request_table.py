@@ -66,6 +66,13 @@ class RequestTable:
     def requests(self) -> Collection[Request]:
         return self._requests.values()
 
+    def active(self) -> Iterator[Request]:
+        """Those that have rows."""
+        yield from self.running
+        yield from self.preallocated.values()
+        if self.prefilling is not None:
+            yield self.prefilling
+
     def get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 

@@ -14,13 +14,14 @@ and whatever needs to know it waits for the results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from sluice_runtime.messages import FinishReason, Generate, Refusal, TokenDelta
+from sluice_runtime.scheduler.adapter_room import adapter_refusal
 from sluice_runtime.scheduler.admission import PrefillItem, PrefillPlan
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledRow, SampledTokens
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
@@ -82,6 +83,7 @@ class Scheduler:
         """Of which the runner has not been told yet."""
         self._pending: dict[int, PendingStep] = {}
         self._deltas: list[TokenDelta] = []
+        self._adapters: frozenset[str] = frozenset()
         self._finished_chunks: list[FinishedChunk] = []
         self._step = 0
         self._steps: Counter[str] = Counter({mode.value: 0 for mode in ForwardMode})
@@ -112,11 +114,15 @@ class Scheduler:
         if not self._settled(message, request):
             self._table.add_remote(request)
 
-    def next_preallocations(self) -> list[Preallocated]:
+    def next_preallocations(self, now: float) -> list[Preallocated]:
         """Gives rows and pages to those that were added by `add_remote`, as far as there are any;
         each then waits for `resume`."""
         self._drop_aborted()
-        return self._preallocations.take()
+        return self._preallocations.take(now)
+
+    def take_adapters(self, keys: Iterable[str]) -> None:
+        """From now on requests with these adapters are taken, and with no others."""
+        self._adapters = frozenset(keys)
 
     def abort(self, request_id: str) -> None:
         """The next batch drops the request, wherever it is; unknown ids are ignored."""
@@ -267,6 +273,8 @@ class Scheduler:
         kind: Refusal | None = None
         if not (error := self._refusal(message)):
             error, kind = self._shrunk(len(message.token_ids)), "unavailable"
+        if not error:
+            error = adapter_refusal(message.adapter, self._adapters)
         if not error:
             error, kind = queue_full(self._settings, len(self._table)), "overloaded"
         if error:

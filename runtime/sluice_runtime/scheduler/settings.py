@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice_contract.config import DEFAULT_MAX_LORAS_PER_BATCH
+
 from sluice_runtime.scheduler.limits import Limits
 
 
@@ -47,5 +49,7 @@ class SchedulerSettings:
     """Whether `process` returns the chunks of prompts that a step has finished."""
     target: StepTarget | None = None
     """Decides the budget of each step; None: it is chunk_size."""
+    max_adapters: int = DEFAULT_MAX_LORAS_PER_BATCH
+    """Most adapters of the requests that have rows."""
     ttft_seconds: float | None = None
     """Promised time to the first token; the policy slack only."""

@@ -40,7 +40,6 @@ from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.answers import Chunks, Envelope, Shape, Usage, is_light, whole
 from sluice_runtime.server.body import read_body, refuse_heavy, routing_key_of, traceparent_of
 from sluice_runtime.server.choice import BegunChoice
-from sluice_runtime.server.failures import ModelNotFoundError
 from sluice_runtime.server.generation import Caller, Generator
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.private_answers import streamed, whole_at_end
@@ -178,6 +177,7 @@ class Answerer:
             envelope = self._envelope(route, None)
             planner = replace(planner, unix_seconds=envelope.created_unix)
             asked, ignored = self._parsed(route, planner, body, signed.tenant)
+            planner = self._adapted(planner, asked)
             choices = [
                 BegunChoice(generator.reader(plan, envelope.response_id))
                 for plan in route.plan(planner, asked)
@@ -188,12 +188,13 @@ class Answerer:
         begun_unix = envelope.created_unix
         planner = replace(planner, draw_seed=lambda: head.seed, unix_seconds=begun_unix)
         asked, ignored = self._parsed(route, planner, body, signed.tenant)
+        planner = self._adapted(planner, asked)
         plans = route.plan(planner, asked)
         prompts = [plan.prompt_ids for plan in plans[:: asked.choices]]
         start = AnswerStart(
             envelope.response_id,
             envelope.created_unix,
-            prompt_hash(prompts),
+            prompt_hash(prompts, planner.adapter),
             [plan.max_tokens for plan in plans],
             sum(map(len, prompts)),
             self._service.answer_identity(),
@@ -213,12 +214,13 @@ class Answerer:
         identity = self._service.identity
         refuse_heavy(route.kind, body, planner.limits.request_tokens)
         asked, ignored = parse_request(route.kind, body, strict=identity.strict_requests)
-        name = asked.requested_model
-        if name is not None and name not in identity.names:
-            raise ModelNotFoundError(name, identity.names)
         unread = planner.unread_options(asked, strict=identity.strict_requests)
         named = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored + unread]
         return of_tenant(asked, tenant), named
+
+    def _adapted(self, planner: Planner, asked: GenerationRequest) -> Planner:
+        """For what the request names as its model, which may be an adapter."""
+        return replace(planner, adapter=self._service.adapter_key(asked.requested_model))
 
     async def _respond(
         self,

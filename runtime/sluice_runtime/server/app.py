@@ -20,7 +20,7 @@ from sluice_runtime.server import response_models as answers
 from sluice_runtime.server.answering import Answerer, Route
 from sluice_runtime.server.answers import ChatShape, CompletionShape, GenerateShape
 from sluice_runtime.server.body import read_body, refuse_heavy
-from sluice_runtime.server.failures import ModelNotFoundError, install_error_handlers
+from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.gate import GateMiddleware
 from sluice_runtime.server.health import draw_token
 from sluice_runtime.server.metrics import CONTENT_TYPE
@@ -116,7 +116,7 @@ def _models(service: Service) -> APIRouter:
 
     @router.get("/v1/models", response_model=answers.ModelList)
     async def models() -> Response:
-        names = service.identity.names
+        names = (*service.identity.names, *service.adapters)
         return JSONResponse({"object": "list", "data": [_model(service, name) for name in names]})
 
     @router.get(
@@ -127,8 +127,7 @@ def _models(service: Service) -> APIRouter:
     )
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in service.identity.names:
-            raise ModelNotFoundError(name, service.identity.names)
+        service.adapter_key(name)
         return JSONResponse(_model(service, name))
 
     return router
@@ -212,11 +211,13 @@ def _abort_request(given: bytes) -> AbortRequest:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    engine = service.client.ready
+    """Of the model, by one of its names, or of one of its adapters."""
+    engine, identity = service.client.ready, service.identity
     return {
         "id": name,
         "object": "model",
         "created": service.identity.started_unix,
         "owned_by": "sluice",
         "max_model_len": engine.context_length_tokens if engine else None,
+        "parent": None if name in identity.names else identity.model,
     }

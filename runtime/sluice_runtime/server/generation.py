@@ -107,6 +107,7 @@ class Generator:
             logprobs=plan.logprobs,
             prompt_logprobs=plan.engine_prompt_logprobs,
             cache_salt=plan.cache_salt,
+            adapter=plan.adapter,
             prefill=caller.prefill,
             traceparent=caller.traceparent,
             generated_ids=list(choice.ids),

@@ -66,6 +66,8 @@ class ChoicePlan:
     reading: CallReading | None = None
     """How tool calls are parsed; None: there are none."""
     cache_salt: str = ""
+    adapter: str = ""
+    """Key of the adapter that it is generated with, if any."""
     logprobs: int = -1
     """Number of top logprobs for each token; -1: no logprobs at all."""
     prompt_logprobs: int = -1
@@ -132,6 +134,8 @@ class Planner:
     """Returns 63 random bits, for requests without a seed."""
     unix_seconds: float
     """When the answer began: a chat template may write the date."""
+    adapter: str = ""
+    """As in `ChoicePlan`."""
 
     def plan_completion(self, request: CompletionRequest) -> list[ChoicePlan]:
         """`n` plans for each prompt, in order.
@@ -287,6 +291,7 @@ class Planner:
             grammar=grammar,
             reading=tools.reading if tools else None,
             cache_salt=request.cache_salt or "",
+            adapter=self.adapter,
             logprobs=request.output_logprobs,
             prompt_logprobs=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
             special_texts={}

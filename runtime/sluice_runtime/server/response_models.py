@@ -226,13 +226,15 @@ class Generation(AnswerBase):
 
 
 class ModelAnswer(ResponseModel):
-    """A model that is served."""
+    """A model that is served, or an adapter of it."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: Literal["sluice"]
     max_model_len: int | None
+    parent: str | None
+    """Of an adapter: the model."""
 
 
 class ModelList(ResponseModel):

@@ -54,9 +54,9 @@ def opened_call(digest: str, body: bytes, max_client_bytes: int) -> tuple[CallHe
     return head, client_body
 
 
-def prompt_hash(prompts: Sequence[Sequence[int]]) -> str:
-    """Of token ids."""
-    digest = hashlib.sha256()
+def prompt_hash(prompts: Sequence[Sequence[int]], adapter: str = "") -> str:
+    """Of token ids, and of the adapter that goes on with them."""
+    digest = hashlib.sha256(adapter.encode())
     for prompt in prompts:
         digest.update(array("Q", [len(prompt), *prompt]).tobytes())
     return digest.hexdigest()

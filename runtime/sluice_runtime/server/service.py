@@ -25,6 +25,7 @@ from sluice_runtime.messages import EngineReady, HandoverLoad
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.answer_identity import answer_identity
 from sluice_runtime.server.engine_client import EngineClient
+from sluice_runtime.server.failures import ModelNotFoundError
 from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.generation import Generator
 from sluice_runtime.server.metrics import EngineMetrics
@@ -114,6 +115,25 @@ class Service:
             and not self.gate.closed
         )
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Keys of the adapters that requests may name, by name."""
+        ready = self.client.ready
+        return {adapter.name: adapter.key for adapter in ready.adapters} if ready else {}
+
+    def adapter_key(self, model: str | None) -> str:
+        """What a request that names this model is generated with; empty: the model alone.
+
+        Raises:
+            ModelNotFoundError: it is neither a name of the model nor an adapter of it.
+        """
+        names, adapters = self.identity.names, self.adapters
+        if model is None or model in names:
+            return ""
+        if model not in adapters:
+            raise ModelNotFoundError(model, (*names, *adapters))
+        return adapters[model]
+
     def planner(self) -> Planner:
         """The planner for the loaded model; raises UnavailableError while it loads."""
         text, engine = self.text, self.client.ready
@@ -188,6 +208,7 @@ class Service:
             prompt_tokens_total=load.prompt_tokens,
             generated_tokens_total=load.generated_tokens,
             finished_requests_total=load.finished_requests,
+            adapters=self.adapters,
         )
 
 

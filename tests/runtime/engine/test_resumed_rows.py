@@ -32,7 +32,7 @@ def test_it_decodes_without_a_forward_before(prompt_tokens: int, sampling: Sampl
     expected, pages = prefilled_and_answered(first, asked)
 
     second.scheduler.add_remote(asked)
-    (room,) = second.scheduler.next_preallocations()
+    (room,) = second.scheduler.next_preallocations(0.0)
     data = second.runner._pool.data
     data[list(room.page_ids)] = pages
     second.scheduler.resume("a", (expected[0], None, None), 0, 0.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sluice_runtime.messages import Sampling
+from sluice_runtime.scheduler.adapter_room import AdapterRoom
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
     PrefillAdder,
@@ -69,7 +70,8 @@ def plan(
     budget = ChunkBudget(settings.chunk_size, "Fixed", "", beginning_weight)
     adder = PrefillAdder(settings, room(**of_room), ratio, budget)
     computing = BeingComputed(settings, [])
-    return plan_prefill(adder, continuing, requests, lambda _: cached(0), computing)
+    adapters = AdapterRoom(settings.max_adapters, (), 0.0)
+    return plan_prefill(adder, continuing, requests, lambda _: cached(0), computing, adapters)
 
 
 def taken(made: PrefillPlan) -> list[tuple[int, int, bool]]:

@@ -70,7 +70,7 @@ class Handover:
                 scheduler.flush_cache()
 
     def give(self) -> None:
-        for room in self.bench.scheduler.next_preallocations():
+        for room in self.bench.scheduler.next_preallocations(0.0):
             self.coming[room.request_id] = (self.asked[room.request_id], room)
 
     def arrive(self, name: str) -> None:
@@ -180,15 +180,15 @@ def test_the_last_running_request_waits_for_pages_that_others_hold_and_will_give
     bench.step()
     coming = request("b", [1] * 500, 1)
     bench.scheduler.add_remote(coming)
-    (room,) = bench.scheduler.next_preallocations()
+    (room,) = bench.scheduler.next_preallocations(0.0)
     bench.run()
     status = bench.scheduler.status()
     assert (status.retractions, status.queued_requests) == (1, 1)
     assert 512 < len(bench.answers["a"]) < 900
     bench.scheduler.add_remote(request("c", 4, 1))
-    assert not bench.scheduler.next_preallocations(), "whoever was retracted goes first"
+    assert not bench.scheduler.next_preallocations(0.0), "whoever was retracted goes first"
     arrive(bench, coming, room)
     bench.run()
     assert bench.answers["a"] == answer_to(range(15), 900)
     assert bench.scheduler.status().retractions == 1
-    assert len(bench.scheduler.next_preallocations()) == 1
+    assert len(bench.scheduler.next_preallocations(0.0)) == 1

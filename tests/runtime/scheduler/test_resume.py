@@ -19,7 +19,7 @@ def prompt_of(number: int, length: int) -> list[int]:
 def preallocate(bench: Bench, asked: Generate) -> Preallocated | None:
     """The pages of one request, if there are any now."""
     bench.scheduler.add_remote(asked)
-    rooms = bench.scheduler.next_preallocations()
+    rooms = bench.scheduler.next_preallocations(0.0)
     return next((room for room in rooms if room.request_id == asked.request_id), None)
 
 
@@ -65,7 +65,7 @@ def test_what_has_no_room_now_has_it_later_in_the_order_of_arrival() -> None:
     assert preallocate(bench, request("c", 1, 1)) is None, "it would overtake"
     assert bench.scheduler.status().awaiting_pages == 2
     bench.scheduler.abort("a")
-    assert [room.request_id for room in bench.scheduler.next_preallocations()] == ["b", "c"]
+    assert [room.request_id for room in bench.scheduler.next_preallocations(0.0)] == ["b", "c"]
 
 
 def test_tokens_are_kept_free_for_those_that_are_active_as_far_as_they_may_want_them() -> None:

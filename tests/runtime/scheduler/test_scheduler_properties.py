@@ -15,6 +15,7 @@ from sluice_runtime.scheduler.policies import POLICIES
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
 
+ADAPTERS = ("sql", "poems", "legal")
 SIZES = st.fixed_dictionaries(
     {
         "page_size": st.sampled_from([1, 4, 16]),
@@ -30,6 +31,7 @@ SIZES = st.fixed_dictionaries(
         "overlap": st.booleans(),
         "policy": st.sampled_from(["fcfs", "priority", *sorted(POLICIES)]),
         "threshold": st.sampled_from([0, 10]),
+        "adapters": st.integers(1, 3),
     }
 )
 
@@ -57,8 +59,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             eviction=sizes["eviction"],
             policy=sizes["policy"],
             priority_threshold=sizes["threshold"],
+            max_adapters=sizes["adapters"],
         )
         self.bench = Bench(built, order, overlap=sizes["overlap"])
+        self.bench.scheduler.take_adapters(ADAPTERS)
         self.prompts: dict[str, list[int]] = {}
         self.generated: dict[str, int] = {}
         """Tokens of the answer that another engine generated."""
@@ -76,6 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "cache_salt": st.sampled_from(["", "", "other"]),
                 "priority": st.sampled_from([0, 0, 5, 20]),
                 "routing_key": st.sampled_from(["", "a", "b"]),
+                "adapter": st.sampled_from(["", "", *ADAPTERS]),
             }
         ),
     )
@@ -136,6 +141,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def every_page_has_one_owner(self) -> None:
         self.bench.scheduler.check_integrity()
+
+    @invariant()
+    def few_adapters_run_at_once(self) -> None:
+        active = self.bench.scheduler._table.active()
+        found = {request.adapter for request in active} - {""}
+        assert len(found) <= self.bench.settings.max_adapters
 
     @invariant()
     def answers_do_not_depend_on_batching(self) -> None:

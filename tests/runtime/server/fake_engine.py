@@ -23,6 +23,7 @@ from sluice_runtime.messages import (
     Generate,
     Heartbeat,
     Load,
+    LoadedAdapter,
     Refusal,
     StepResult,
     ToApi,
@@ -40,6 +41,7 @@ MOST_RUNNING = 4
 MOST_QUEUED = 8
 QUEUE_SECONDS = 0.25
 """What the engine says that every request waited."""
+ADAPTER, ADAPTER_KEY = "poems", "poems@01"
 READY = EngineReady(
     protocol_version=PROTOCOL_VERSION,
     epoch="e1",
@@ -50,6 +52,7 @@ READY = EngineReady(
     max_queued_requests=MOST_QUEUED,
     vocabulary_size=259,
     kv_dtype="float32",
+    adapters=[LoadedAdapter(ADAPTER, ADAPTER_KEY)],
 )
 
 

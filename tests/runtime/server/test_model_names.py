@@ -16,6 +16,7 @@ from sluice_contract.cors import Cors
 from sluice_runtime.server.app import make_app
 
 from tests.runtime.server.conftest import MODEL, Server
+from tests.runtime.server.fake_engine import ADAPTER
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,7 +39,7 @@ async def client(module_server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_every_name_is_listed_and_found(client: openai.AsyncOpenAI) -> None:
-    assert [model.id async for model in client.models.list()] == [MODEL, ALIAS]
+    assert [model.id async for model in client.models.list()] == [MODEL, ALIAS, ADAPTER]
     assert (await client.models.retrieve(ALIAS)).id == ALIAS
 
 

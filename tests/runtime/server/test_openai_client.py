@@ -12,6 +12,7 @@ from sluice_runtime.messages import Abort, Generate
 from sluice_runtime.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
+from tests.runtime.server.fake_engine import ADAPTER
 from tests.runtime.server.test_openapi import document
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -215,7 +216,7 @@ async def test_an_omitted_max_tokens_is_16_in_completions_and_all_there_is_room_
 
 async def test_models_are_listed(server: Server) -> None:
     models = await server.openai.models.list()
-    assert [model.id for model in models.data] == [MODEL]
+    assert [model.id for model in models.data] == [MODEL, ADAPTER]
     assert (await server.openai.models.retrieve(MODEL)).id == MODEL
     with pytest.raises(openai.NotFoundError):
         await server.openai.models.retrieve("other")

@@ -1,0 +1,84 @@
+"""The adapters of an engine: which are loaded, which row has which, which are in slots.
+
+An adapter that was read stays in the host's memory, and is copied into a slot of the device when a
+row of a step has it: that of the adapter that was used least recently, but for those of the same
+step, which the scheduler keeps few enough. Knows no layer and no file format.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+from sluice_contract.config import AdapterRef
+
+from sluice_runtime.engine.device import Device
+from sluice_runtime.engine.inputs import HostInputs
+from sluice_runtime.layers.adapters import NO_SLOT, AdapterBank
+from sluice_runtime.messages import LoadedAdapter
+from sluice_runtime.model.adapters import Adapter, adapter_folder, adapter_key, read_adapter
+from sluice_runtime.model.shard import Shard
+from sluice_runtime.scheduler.batch import Batch
+
+
+class AdapterTable:
+    """One rank's adapters."""
+
+    def __init__(self, bank: AdapterBank, shard: Shard, rows: int, device: Device) -> None:
+        self._bank = bank
+        self._shard = shard
+        self._device = device
+        self._loaded: dict[str, Adapter] = {}
+        """By key."""
+        self._rows: list[str] = [""] * rows
+        """The key of each row's adapter, or nothing."""
+        self._slots: OrderedDict[str, int] = OrderedDict()
+        """By key, those used least recently first."""
+
+    def load(self, refs: Iterable[AdapterRef]) -> list[LoadedAdapter]:
+        """Reads adapters into the host's memory.
+
+        Raises:
+            ModelLoadError: one cannot be used; one line that says why.
+        """
+        loaded = []
+        for ref in refs:
+            folder = adapter_folder(ref.uri)
+            key = adapter_key(ref.name, folder)
+            self._loaded[key] = read_adapter(folder, self._bank, self._shard)
+            loaded.append(LoadedAdapter(ref.name, key))
+        return loaded
+
+    def apply(self, batch: Batch) -> None:
+        """Takes in which rows have gone and come."""
+        for row in batch.dropped_rows:
+            self._rows[row] = ""
+        for added in batch.added_rows:
+            self._rows[added.row] = added.adapter
+
+    def use(self, host: HostInputs) -> None:
+        """The next forward pass adds to each token what its row's adapter adds."""
+        keys = [self._rows[row] for row in host.rows.rows]
+        wanted = dict.fromkeys(filter(None, keys))
+        if not wanted:
+            self._bank.use_none()
+            return
+        for key in wanted:
+            if key in self._slots:
+                self._slots.move_to_end(key)
+        for key in wanted:
+            if key not in self._slots:
+                self._take_slot(key, len(wanted))
+        by_row = np.array([self._slots[key] if key else NO_SLOT for key in keys], np.int64)
+        (slots,) = self._device.upload((by_row.repeat(np.diff(host.rows.begins)),))
+        self._bank.use(slots, 1 + max(self._slots[key] for key in wanted))
+
+    def _take_slot(self, key: str, wanted: int) -> None:
+        assert wanted <= self._bank.shape.slots, f"{wanted} adapters in one step"
+        if len(self._slots) < self._bank.shape.slots:
+            slot = len(self._slots)
+        else:
+            _, slot = self._slots.popitem(last=False)
+        self._bank.place(slot, self._loaded[key].pairs)
+        self._slots[key] = slot

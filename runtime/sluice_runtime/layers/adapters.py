@@ -1,0 +1,142 @@
+"""Low-rank additions to matrices (LoRA): y = x W^T + (x A^T) B^T, with the A and B of each token's
+own adapter.
+
+The adapters of a step lie in slots, padded to one rank. The product with A is computed for all
+tokens and slots, and set to zero where a slot is not the token's, before the product with B. So no
+shape depends on which tokens use what, nothing is read back from a device, and graphs can be
+captured; it costs little, since slots x rank is small beside the width of a matrix. Knows no file
+and no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from sluice_runtime.layers.linear import Linear
+
+NO_SLOT: Final = -1
+"""Of a token without an adapter."""
+
+
+class Place(NamedTuple):
+    """A matrix of the checkpoint: a field of `layers.stack.LayerWeights`, and of which layer."""
+
+    layer: int
+    field: str
+
+
+class Pair(NamedTuple):
+    """Of one adapter and one matrix: this rank's part, scaled."""
+
+    a: Tensor
+    """[r, in]."""
+    b: Tensor
+    """[out, r]."""
+
+
+@dataclass(frozen=True)
+class SlotShape:
+    """Sizes of the slots."""
+
+    slots: int
+    rank: int
+    max_tokens: int
+    """Of a step."""
+
+
+class AdapterBank:
+    """The slots of all matrices of a model."""
+
+    def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        self.used = shape.slots
+        """Slots that the step computes: the first ones. 0: no token has an adapter."""
+        self.foreign = torch.ones((shape.max_tokens, shape.slots), dtype=torch.bool, device=device)
+        """Whether a slot is not that of a token of the step."""
+        self._numbers = torch.arange(shape.slots, device=device)
+        self._parts: dict[Place, tuple[AdaptedLinear, int]] = {}
+
+    def adapted(self, multiply: Linear, layer: int, weights: Mapping[str, Tensor]) -> Linear:
+        """`multiply` and what adapters add to it; it is the product with `weights` [out, in], by
+        field, joined in this order."""
+        linear = AdaptedLinear(multiply, self, [tuple(w.shape) for w in weights.values()])
+        for index, field in enumerate(weights):
+            self._parts[Place(layer, field)] = linear, index
+        return linear
+
+    def shapes(self) -> Iterator[tuple[Place, tuple[int, int]]]:
+        """Every matrix that takes adapters, with this rank's [out, in]."""
+        for place, (linear, part) in self._parts.items():
+            yield place, linear.shapes[part]
+
+    def place(self, slot: int, pairs: Mapping[Place, Pair]) -> None:
+        """From the next step on the slot has this adapter; matrices that it leaves out it does not
+        change."""
+        for place, (linear, part) in self._parts.items():
+            linear.place(slot, part, pairs.get(place))
+
+    def use(self, slots: Tensor, used: int) -> None:
+        """The slot of each token of the next step, or NO_SLOT: [n]. All are below `used`."""
+        self.used = used
+        torch.ne(slots[:, None], self._numbers, out=self.foreign[: len(slots)])
+
+    def use_none(self) -> None:
+        """No token of the next step has an adapter."""
+        self.used = 0
+
+    def use_all(self) -> None:
+        """Steps compute all slots, whatever tokens have: as it must be in a captured graph."""
+        self.used = self.shape.slots
+
+
+class AdaptedLinear:
+    """See `layers.linear.Linear`: one or several matrices of a checkpoint, joined."""
+
+    def __init__(
+        self, multiply: Linear, bank: AdapterBank, shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        slots, rank = bank.shape.slots, bank.shape.rank
+        self.shapes = [(out, width) for out, width in shapes]
+        self._multiply = multiply
+        self._bank = bank
+        width = self.shapes[0][1]
+        self._a = torch.zeros(
+            (slots, len(shapes), rank, width), dtype=bank.dtype, device=bank.device
+        )
+        self._b = [
+            torch.zeros((slots, rank, out), dtype=bank.dtype, device=bank.device)
+            for out, _ in self.shapes
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, in] → [n, out]."""
+        y, used = self._multiply(x), self._bank.used
+        if not used:
+            return y
+        n, parts, rank = len(x), len(self._b), self._bank.shape.rank
+        inner = F.linear(x, self._a[:used].flatten(0, 2)).view(n, used, parts, rank)
+        inner.masked_fill_(self._bank.foreign[:n, :used, None, None], 0)
+        begin = 0
+        for part, b in enumerate(self._b):
+            end = begin + b.shape[2]
+            y[:, begin:end].addmm_(inner[:, :, part].flatten(1), b[:used].flatten(0, 1))
+            begin = end
+        return y
+
+    def place(self, slot: int, part: int, pair: Pair | None) -> None:
+        """See `AdapterBank.place`."""
+        a, b = self._a[slot, part], self._b[part][slot]
+        rank = 0 if pair is None else len(pair.a)
+        a[rank:].zero_()
+        b[rank:].zero_()
+        if pair is not None:
+            a[:rank].copy_(pair.a, non_blocking=True)
+            b[:rank].copy_(pair.b.T, non_blocking=True)

@@ -1,0 +1,225 @@
+"""Reads a LoRA adapter in PEFT's format: adapter_config.json and adapter_model.safetensors.
+
+Taken are low-rank pairs of the projections of attention and feed-forward part; whatever else an
+adapter may have changes what it computes and is refused by its key. The format:
+https://huggingface.co/docs/peft/main/en/developer_guides/checkpoint. Knows no request.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.layers.adapters import AdapterBank, Pair, Place
+from sluice_runtime.model.shard import Shard, Split
+from sluice_runtime.model_files import read_json
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+
+FIELDS: Final[Mapping[str, tuple[str, Split]]] = {
+    "self_attn.q_proj": ("query", Split.ROWS),
+    "self_attn.k_proj": ("key", Split.ROWS),
+    "self_attn.v_proj": ("value", Split.ROWS),
+    "self_attn.o_proj": ("output", Split.COLUMNS),
+    "mlp.gate_proj": ("gate", Split.ROWS),
+    "mlp.up_proj": ("up", Split.ROWS),
+    "mlp.down_proj": ("down", Split.COLUMNS),
+}
+"""By their names in checkpoints: the field of `LayerWeights`, and how ranks divide it."""
+
+FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
+    ("peft_type", ("LORA",)),
+    ("bias", ("none",)),
+    ("use_dora", (False,)),
+    ("use_qalora", (False,)),
+    ("use_bdlora", (False,)),
+    ("lora_bias", (False,)),
+    ("init_lora_weights", (True, False, "gaussian", "orthogonal", "eva")),
+    ("fan_in_fan_out", (False,)),
+    ("modules_to_save", ([],)),
+    ("trainable_token_indices", ()),
+    ("target_parameters", ([],)),
+    ("layer_replication", ()),
+    ("alora_invocation_tokens", ()),
+    ("arrow_config", ()),
+    ("rank_pattern", ({},)),
+    ("alpha_pattern", ({},)),
+)
+"""Keys that change what an adapter computes, with the values that are implemented; None always
+is."""
+
+_NAME: Final = re.compile(
+    r"base_model\.model\.model\.layers\.(?P<layer>\d+)\."
+    r"(?P<matrix>\w+\.\w+)\.lora_(?P<side>[AB])\.weight"
+)
+_DIGEST_BYTES: Final = 8
+_BLOCK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One that was read: this rank's part, in the host's memory."""
+
+    rank: int
+    pairs: Mapping[Place, Pair]
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What adapter_config.json says."""
+
+    rank: int
+    scale: float
+    """By which the product of A and B is multiplied."""
+
+
+def adapter_folder(uri: str) -> Path:
+    """The folder behind a plain path or `file:///path`.
+
+    Raises:
+        ModelLoadError: it is no folder, or another kind of URI.
+    """
+    scheme, separator, rest = uri.partition("://")
+    folder = Path(rest if separator else uri)
+    if (separator and scheme != "file") or not folder.is_dir():
+        raise ModelLoadError(f"adapters: uri: {uri!r} is no folder; allowed: one in PEFT's format")
+    return folder
+
+
+def adapter_key(name: str, folder: Path) -> str:
+    """Its name and a digest of its files: equal keys, equal answers.
+
+    Raises:
+        ModelLoadError: a file cannot be read.
+    """
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for path in (folder / CONFIG, folder / WEIGHTS):
+        try:
+            with path.open("rb") as file:
+                digest.update(str(path.stat().st_size).encode() + b"\n")
+                while block := file.read(_BLOCK_BYTES):
+                    digest.update(block)
+        except OSError as error:
+            raise ModelLoadError(f"adapters: {path} cannot be read: {error.strerror}") from None
+    return f"{name}@{digest.hexdigest()}"
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """adapter_config.json.
+
+    Raises:
+        ModelLoadError: names the key, its value and what is allowed.
+    """
+    path = folder / CONFIG
+    config = read_json(path, "adapters")
+    for key, allowed in FEATURES:
+        value = config.get(key)
+        if value is not None and value not in allowed:
+            words = " or ".join(["absent", *map(repr, allowed)])
+            raise _refused(path, key, value, words)
+    rank = _number(path, config, "r")
+    if rank != int(rank):
+        raise _refused(path, "r", rank, "a whole number from 1")
+    root = math.sqrt(rank) if config.get("use_rslora") else rank
+    return AdapterConfig(int(rank), _number(path, config, "lora_alpha") / root)
+
+
+def read_adapter(folder: Path, bank: AdapterBank, shard: Shard) -> Adapter:
+    """The part of `shard`, in the type and for the matrices of `bank`.
+
+    Raises:
+        ModelLoadError: one line with file, key or tensor, value and what is allowed.
+    """
+    config = read_adapter_config(folder)
+    if config.rank > bank.shape.rank:
+        allowed = f"at most {bank.shape.rank} (maxLoraRank)"
+        raise _refused(folder / CONFIG, "r", config.rank, allowed)
+    path = folder / WEIGHTS
+    try:
+        with safe_open(path, framework="pt") as file:
+            return Adapter(config.rank, dict(_pairs(path, file, config, bank, shard)))
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"adapters: {path} cannot be read: {error}") from None
+
+
+def _pairs(
+    path: Path, file: Any, config: AdapterConfig, bank: AdapterBank, shard: Shard
+) -> Iterator[tuple[Place, Pair]]:
+    names, shapes = set(file.keys()), dict(bank.shapes())
+    pinned = bank.device.type != "cpu"
+    for name in sorted(names):
+        place, split, side = _place(path, name)
+        if place not in shapes:
+            raise ModelLoadError(f"adapters: {path}: tensor {name}: the model has no such matrix")
+        other = name.replace(f"lora_{side}.", f"lora_{'B' if side == 'A' else 'A'}.")
+        if other not in names:
+            raise ModelLoadError(f"adapters: {path}: tensor {other} is missing")
+        if side == "B":
+            continue
+        a_shape, b_shape = _whole_shapes(shapes[place], split, config.rank, shard.size)
+        a, b = _read(path, file, name, a_shape), _read(path, file, other, b_shape)
+        # Of a matrix divided by its outputs a rank has all of A, else all of B.
+        part_a = shard.part(a_shape, Split.NONE if split is Split.ROWS else Split.COLUMNS)
+        part_b = shard.part(b_shape, Split.ROWS if split is Split.ROWS else Split.NONE)
+        a = a.narrow(part_a.dim, part_a.begin, part_a.length)
+        b = b.narrow(part_b.dim, part_b.begin, part_b.length) * config.scale
+        pair = Pair(a.to(bank.dtype).contiguous(), b.to(bank.dtype).contiguous())
+        if not all(bool(factor.isfinite().all()) for factor in pair):
+            # Not even a product with zero would keep it out of the other rows of a step.
+            raise ModelLoadError(f"adapters: {path}: tensor {name} or its B is not finite")
+        yield place, Pair(*(factor.pin_memory() for factor in pair)) if pinned else pair
+
+
+def _place(path: Path, name: str) -> tuple[Place, Split, str]:
+    """Which matrix a tensor belongs to, how ranks divide that, and whether it is A or B."""
+    found = _NAME.fullmatch(name)
+    if found is None or found["matrix"] not in FIELDS:
+        raise ModelLoadError(
+            f"adapters: {path}: tensor {name} is not allowed; allowed: lora_A and lora_B of "
+            + ", ".join(FIELDS)
+        )
+    field, split = FIELDS[found["matrix"]]
+    return Place(int(found["layer"]), field), split, found["side"]
+
+
+def _whole_shapes(
+    own: tuple[int, int], split: Split, rank: int, ranks: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of A and B, for a matrix of which this rank has `own` [out, in]."""
+    out, width = own
+    if split is Split.ROWS:
+        return (rank, width), (out * ranks, rank)
+    return (rank, width * ranks), (out, rank)
+
+
+def _read(path: Path, file: Any, name: str, shape: tuple[int, int]) -> Tensor:
+    """In float32."""
+    tensor: Tensor = file.get_tensor(name)
+    if tuple(tensor.shape) != shape:
+        raise ModelLoadError(
+            f"adapters: {path}: tensor {name} has shape {list(tensor.shape)}; the model and r want "
+            f"{list(shape)}"
+        )
+    return tensor.to(torch.float32)
+
+
+def _number(path: Path, config: Mapping[str, Any], key: str) -> float:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise _refused(path, key, value, "a number above 0")
+    return float(value)
+
+
+def _refused(path: Path, key: str, value: object, allowed: str) -> ModelLoadError:
+    return ModelLoadError(f"adapters: {path}: {key}: {value!r} is not allowed; allowed: {allowed}")

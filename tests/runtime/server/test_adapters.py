@@ -1,0 +1,45 @@
+"""Adapters are models of the API: listed, named in requests and in answers."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_runtime.messages import Generate
+
+from tests.runtime.server.conftest import MODEL, Server
+from tests.runtime.server.fake_engine import ADAPTER, ADAPTER_KEY
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize(("model", "adapter"), [(ADAPTER, ADAPTER_KEY), (MODEL, "")])
+async def test_a_request_names_an_adapter_as_its_model(
+    server: Server, model: str, adapter: str
+) -> None:
+    answer = await server.http.post("/v1/completions", json={"prompt": "abc", "model": model})
+    assert answer.json()["model"] == model
+    assert [m.adapter for m in server.engine.heard if isinstance(m, Generate)] == [adapter]
+
+
+async def test_a_stream_names_its_adapter(server: Server) -> None:
+    stream = await server.openai.chat.completions.create(
+        model=ADAPTER, messages=[{"role": "user", "content": "a"}], stream=True
+    )
+    assert {chunk.model async for chunk in stream} == {ADAPTER}
+
+
+async def test_adapters_are_listed_behind_their_model(server: Server) -> None:
+    listed = (await server.http.get("/v1/models")).json()["data"]
+    assert [(one["id"], one["parent"]) for one in listed] == [(MODEL, None), (ADAPTER, MODEL)]
+    assert (await server.http.get(f"/v1/models/{ADAPTER}")).json() == listed[1]
+
+
+async def test_a_name_that_nobody_has_is_not_found(server: Server) -> None:
+    answer = await server.http.post("/v1/completions", json={"prompt": "abc", "model": "prose"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == (
+        "model: 'prose' is not served here; allowed: 'echo', 'poems'"
+    )
+
+
+async def test_the_load_report_has_their_keys(server: Server) -> None:
+    assert (await server.http.get("/load")).json()["adapters"] == {ADAPTER: ADAPTER_KEY}
