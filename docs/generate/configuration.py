@@ -33,6 +33,7 @@ from sluice_operator.api.schema import inlined_schema
 from sluice_runtime.model_files import DUMMIES
 from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.server.reasoning.formats import FORMS
 from sluice_runtime.server.tools.formats import FORMATS
 
 from docs.generate.fields import Notes, key_table, sections_of
@@ -88,7 +89,7 @@ CONTRADICTIONS: Final[tuple[Mapping[str, Any], ...]] = (
 
 
 BY_GPU: Final = ("chunkSize", "cudaGraphMaxBatch", "maxRunningRequests", "memoryFraction")
-VALUES: Final = ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat")
+VALUES: Final = ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat", "reasoningFormat")
 
 
 def configuration_page() -> str:
@@ -98,6 +99,8 @@ def configuration_page() -> str:
     lines += [MORE, ""]
     lines += _values("prefixEvictionPolicy", _said(EVICTIONS))
     lines += _values("toolCallFormat", _families())
+    forms: dict[str, str] = {form.name: form.families for form in FORMS}
+    lines += _values("reasoningFormat", {**forms, "none": "reasoning stays in the answer's text"})
     lines += _values("dummy://", {f"dummy://{name}": _architecture(name) for name in DUMMIES})
     lines += _by_accelerator()
     return "\n".join(lines).rstrip("\n") + "\n"

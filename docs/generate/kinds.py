@@ -27,7 +27,7 @@ OPENING: Final = (
 )  # fmt: skip
 EXPLAINED: Final = {
     name: f"configuration.md#{name.lower()}"
-    for name in ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat")
+    for name in ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat", "reasoningFormat")
 }
 
 SERVICE_HEAD: Final = """\

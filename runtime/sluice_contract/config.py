@@ -34,6 +34,7 @@ ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 MAX_ALIASES: Final = 16
 NAMES_ONCE: Final = "aliases each once, and other than the model's name"
 ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
+ReasoningFormat = Literal["deepseek-r1", "mistral", "none", "qwen3"]
 
 
 class ModelRef(ContractModel):
@@ -255,6 +256,11 @@ class EngineSettings(ContractModel):
         default=None,
         description="How the model writes tool calls; its chat template tells, if it is of a known "
         "family.",
+    )
+    reasoning_format: ReasoningFormat | None = Field(
+        default=None,
+        description="How the model writes the reasoning before its answer, which chats then have "
+        "apart from it (reasoning_content); its chat template tells, if it is of a known family.",
     )
     grammar_compile_seconds: float | None = Field(
         default=None,

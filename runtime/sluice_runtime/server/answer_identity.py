@@ -17,8 +17,8 @@ from sluice_runtime.server.prompts import ModelText
 
 def answer_identity(fingerprint: KvFingerprint, served_name: str, text: ModelText) -> str:
     """Opaque, of all that the next tokens and their text depend on besides the request: the model
-    and its type, its tokenizer, its sampling defaults, how it writes tool calls, and its name in
-    answers. Not of the shape of KV pages."""
+    and its type, its tokenizer, its sampling defaults, how it writes tool calls and reasoning,
+    and its name in answers. Not of the shape of KV pages."""
     facts = (
         served_name,
         fingerprint.model,
@@ -29,5 +29,6 @@ def answer_identity(fingerprint: KvFingerprint, served_name: str, text: ModelTex
         astuple(text.defaults),
         text.tool_format.name if text.tool_format is not None else None,
         text.formless is None,
+        text.reasoning_form.name if text.reasoning_form is not None else None,
     )
     return hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).hexdigest()

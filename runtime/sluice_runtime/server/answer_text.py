@@ -43,6 +43,8 @@ class Piece:
     """The ids of all `tokens`; None when not requested."""
     prompt_ids: Sequence[int] | None = None
     """Ids of the prompt, on the first piece; None when not requested."""
+    reasoning: str = ""
+    """What the model thinks before it answers; not in `text`."""
     calls: tuple[CallPart, ...] = ()
     """Parts of tool calls; their source text is not in `text`."""
     drawn_ids: tuple[int, ...] = ()
@@ -58,6 +60,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     return replace(
         pieces[0],
         text="".join([piece.text for piece in pieces]),
+        reasoning="".join([piece.reasoning for piece in pieces]),
         tokens=sum(piece.tokens for piece in pieces),
         finish_reason=pieces[-1].finish_reason,
         token_ids=tuple(chain.from_iterable(piece.token_ids for piece in pieces)),

@@ -119,6 +119,9 @@ class ChatShape:
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+            message["content"] = answer.text or None
         if answer.calls:
             message["content"] = answer.text or None
             message["tool_calls"] = [_call(call) for call in answer.calls]
@@ -126,6 +129,8 @@ class ChatShape:
 
     def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
         delta: dict[str, Any] = {"role": "assistant", "content": piece.text} if first else {}
+        if piece.reasoning:
+            delta["reasoning_content"] = piece.reasoning
         if piece.text:
             delta["content"] = piece.text
         if piece.calls:
@@ -194,8 +199,9 @@ class Chunks:
         """The chunk for a piece; None when there is nothing to send."""
         self.usage.add(piece)
         first = piece.index not in self._begun
-        content = piece.text or piece.scores or piece.calls or piece.prompt_scores
-        if not (content or piece.returned_ids or piece.finish_reason):
+        content = piece.text or piece.reasoning or piece.calls
+        told = piece.scores or piece.prompt_scores or piece.returned_ids
+        if not (content or told or piece.finish_reason):
             return None
         choices = [self.shape.chunk_choice(piece, first=first)]
         more = {} if self._begun or not self.shape.one_prompt else _prompt_ids(piece)

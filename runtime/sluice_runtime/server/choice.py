@@ -1,4 +1,4 @@
-"""One choice from token deltas to pieces, with its tool calls parsed.
+"""One choice from token deltas to pieces, with its reasoning and its tool calls parsed.
 
 Pure: a reader that another engine's ids are replayed in is where that engine's was.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from sluice_runtime.messages import FinishReason, TokenDelta, TokenLogprob
 from sluice_runtime.server.answer_text import AnswerText, Piece
 from sluice_runtime.server.prompts import ChoicePlan
+from sluice_runtime.server.reasoning.parser import ReasoningParser
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.calls import CallParser, whole_calls
 from sluice_runtime.tokenizer import Tokenizer
@@ -24,11 +25,14 @@ class ChoiceReader:
     ) -> None:
         self.plan = plan
         self._text = AnswerText(plan, tokenizer, texts)
+        self._reasoning = plan.reasoning.parser() if plan.reasoning else None
         self._parser = plan.reading.parser(answer) if plan.reading else None
 
     def push(self, delta: TokenDelta) -> Piece:
         """The piece for this delta; the one with a finish reason is the last."""
         piece = self._text.push(delta)
+        if self._reasoning is not None:
+            piece = _with_reasoning(piece, self._reasoning)
         return piece if self._parser is None else _with_calls(piece, self._parser)
 
 
@@ -104,6 +108,18 @@ def _end(plan: ChoicePlan, ids: Sequence[int]) -> FinishReason | None:
     if ids[-1] in plan.stop_token_ids:
         return "stop"
     return "length" if len(ids) >= plan.max_tokens else None
+
+
+def _with_reasoning(piece: Piece, parser: ReasoningParser) -> Piece:
+    """The piece with its reasoning parted from its text."""
+    parts = [parser.push(piece.text)]
+    if piece.finish_reason is not None:
+        parts.append(parser.finish())
+    return replace(
+        piece,
+        text="".join([part.text for part in parts]),
+        reasoning="".join([part.reasoning for part in parts]),
+    )
 
 
 def _with_calls(piece: Piece, parser: CallParser) -> Piece:

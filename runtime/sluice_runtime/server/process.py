@@ -33,6 +33,7 @@ from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.listener import HttpServer, listen, url_of
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText
+from sluice_runtime.server.reasoning.formats import form_of
 from sluice_runtime.server.sampling_plan import defaults_from
 from sluice_runtime.server.service import Clocks, Identity, Service
 from sluice_runtime.server.tools.formats import format_of
@@ -138,8 +139,16 @@ def _model_text(config: EngineConfig) -> ModelText:
         _log.warning(
             "the model's chat template shows no tools: a request's tools are not shown to it"
         )
-    digest = tokenizer_digest(files)
-    return ModelText(load_tokenizer(files), template, defaults, form, _formless(files), digest)
+    reasoning = form_of(template.source if template else "", config.reasoning_format)
+    return ModelText(
+        load_tokenizer(files),
+        template,
+        defaults,
+        form,
+        _formless(files),
+        tokenizer_digest(files),
+        reasoning,
+    )
 
 
 def _formless(files: ModelFiles) -> str | None:

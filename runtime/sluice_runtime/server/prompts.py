@@ -27,6 +27,7 @@ from sluice_runtime.server.protocol import (
     GenerateRequest,
     GenerationRequest,
 )
+from sluice_runtime.server.reasoning.formats import AnswerReasoning, ReasoningForm
 from sluice_runtime.server.request_model import MAX_IGNORED_FIELDS
 from sluice_runtime.server.sampling_plan import (
     Defaults,
@@ -65,6 +66,8 @@ class ChoicePlan:
     grammar: Grammar | None = None
     reading: CallReading | None = None
     """How tool calls are parsed; None: there are none."""
+    reasoning: AnswerReasoning | None = None
+    """How reasoning is parted from the answer; None: there is none."""
     cache_salt: str = ""
     adapter: str = ""
     """Key of the adapter that it is generated with, if any."""
@@ -80,7 +83,10 @@ class ChoicePlan:
     @property
     def shown_tokens(self) -> Mapping[int, str]:
         """Special tokens that are decoded as text, with their text."""
-        return self.special_texts or ({} if self.reading is None else self.reading.shown_tokens)
+        if self.special_texts:
+            return self.special_texts
+        calls = {} if self.reading is None else self.reading.shown_tokens
+        return {**calls, **({} if self.reasoning is None else self.reasoning.shown_tokens)}
 
     @property
     def engine_prompt_logprobs(self) -> int:
@@ -111,6 +117,8 @@ class ModelText:
     """Why structured output is not available; None: it is."""
     tokenizer_digest: str = ""
     """Tells its tokenizer apart from others."""
+    reasoning_form: ReasoningForm | None = None
+    """How the model writes its reasoning, if known."""
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -175,7 +183,19 @@ class Planner:
             add_generation_prompt=request.add_generation_prompt is not False,
         )
         ids = self._encoded(request, prompt, "messages")
-        return self._plans(request, [Prompt(ids)], "messages", tools)
+        plans = self._plans(request, [Prompt(ids)], "messages", tools)
+        reasoning = self._reasoning(prompt, plans[0].grammar, tools)
+        return [replace(plan, reasoning=reasoning) for plan in plans]
+
+    def _reasoning(
+        self, prompt: str, grammar: Grammar | None, tools: ToolPlan | None
+    ) -> AnswerReasoning | None:
+        """None with a form, to which an answer is held from its first token."""
+        form, calls = self.text.reasoning_form, tools.reading if tools else None
+        free = calls is not None and not (calls.calls_only or calls.calls_or_format)
+        if form is None or not (grammar is None or free):
+            return None
+        return form.of_answer(prompt, self.text.tokenizer.special_id)
 
     def unread_options(self, request: GenerationRequest, *, strict: bool) -> list[str]:
         """Names in `chat_template_kwargs` that the model's chat template does not read.

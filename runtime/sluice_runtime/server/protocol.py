@@ -237,6 +237,8 @@ class ChatMessage(NotImplementedMessageFields):
     tool_call_id: str | None = None
     refusal: str | None = None
     """An assistant's refusal; not shown to the model."""
+    reasoning_content: str | None = None
+    """What an assistant thought before; the chat template decides whether the model sees it."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> ChatMessage:
@@ -257,6 +259,8 @@ class ChatMessage(NotImplementedMessageFields):
             message["name"] = self.name
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
         if self.tool_calls is not None:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message

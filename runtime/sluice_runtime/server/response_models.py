@@ -153,6 +153,8 @@ class Message(ResponseModel):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str = ""
+    """What the model thought before; absent where it did not."""
     refusal: None
     tool_calls: list[CallAnswer] = []
 
@@ -184,6 +186,7 @@ class Delta(ResponseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    reasoning_content: str = ""
     tool_calls: list[CallDelta] = []
 
 

@@ -16,9 +16,10 @@ LABEL = "^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 ENGINE_KEYS = (
     "attentionBackend, chunkSize, contextLength, cudaGraphMaxBatch, drainSeconds, dtype, "
     "grammarCompileBytes, grammarCompileSeconds, image, kvCacheDtype, kvPoolTokens, kvTransfer, "
-    "maxPrefillTokens, maxQueuedRequests, maxRunningRequests, memoryFraction, minPrefillTokens, "
+    "maxLoraRank, maxLorasPerBatch, maxPrefillTokens, maxQueuedRequests, maxRunningRequests, "
+    "memoryFraction, minPrefillTokens, "
     "mixedChunk, overlap, pageSize, prefixCache, prefixEvictionPolicy, priorityThreshold, "
-    "scheduleConservativeness, schedulingPolicy, startupSeconds, strictRequests, "
+    "reasoningFormat, scheduleConservativeness, schedulingPolicy, startupSeconds, strictRequests, "
     "tensorParallelSize, threads, toolCallFormat"
 )
 POLICIES = '"lru", "lfu", "fifo" or "slru"'
@@ -106,7 +107,7 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "spec.pools.mixed.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
     ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "
      "chunkSize? allowed: chunkSize, mixedChunk, tensorParallelSize, pageSize, kvTransfer "
-     "and 25 more"),
+     "and 28 more"),
     ({"engine": {"tempo": None}}, f"spec.engine.tempo: unknown field; allowed: {ENGINE_KEYS}"),
 ]  # fmt: skip
 

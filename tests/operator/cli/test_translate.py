@@ -70,6 +70,7 @@ SGLANG = {
     "--max-total-tokens 4096": {"engine": {"kvPoolTokens": 4096}},
     "--disaggregation-mode decode": {"mode": "Disaggregated"},
     "--disaggregation-mode null": {"mode": "Mixed"},
+    "--reasoning-parser qwen3-thinking": {"engine": {"reasoningFormat": "qwen3"}},
     "--tool-call-parser qwen25": {"engine": {"toolCallFormat": "hermes"}},
     "--disaggregation-ib-device mlx5_0": {
         "engine": {"kvTransfer": {"device": "mlx5_0", "protocol": "rdma"}}

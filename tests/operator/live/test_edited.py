@@ -87,6 +87,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.threads": 2,
     "engine.strictRequests": True,
     "engine.toolCallFormat": "mistral",
+    "engine.reasoningFormat": "none",
     "engine.grammarCompileSeconds": 20,
     "engine.grammarCompileBytes": 1073741824,
     "engine.kvTransfer": {"backend": "TCP"},

@@ -11,6 +11,7 @@ from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_runtime.model_files import ModelFiles
 from sluice_runtime.server.answer_identity import answer_identity
 from sluice_runtime.server.prompts import ModelText
+from sluice_runtime.server.reasoning.formats import form_of
 from sluice_runtime.server.sampling_plan import Defaults
 from sluice_runtime.server.tools.formats import format_of
 from sluice_runtime.tokenizer import ByteTokenizer, tokenizer_digest
@@ -46,6 +47,7 @@ def test_another_model_is_another(changed: dict[str, Any]) -> None:
         {"defaults": Defaults((257,), 0.7)},
         {"tokenizer_digest": "u"},
         {"tool_format": format_of("", "hermes")},
+        {"reasoning_form": form_of("", "qwen3")},
         {"formless": "bytes"},
     ],
 )

@@ -17,6 +17,7 @@ from sluice_runtime.server.answers import ChatShape, Chunks, Envelope, Usage
 from sluice_runtime.server.choice import BegunChoice, ChoiceReader, Drawn, replay
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.protocol import StreamOptions
+from sluice_runtime.server.reasoning.formats import form_of
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import (
     HERMES,
@@ -43,7 +44,12 @@ PARTS = [
     '[TOOL_CALLS]f[ARGS]{"x": "é"}',
     '{"name": "f", "parameters": {"x": "é"}}; ',
     '<|python_tag|>{"name": "f", "parameters": {}}',
+    "<think>",
+    "</think>",
 ]
+THINKING = form_of("", "qwen3")
+assert THINKING is not None
+REASONING = [None, *(THINKING.of_answer(prompt, {}.get) for prompt in ("", "<think>"))]
 FORMATS = [None, HERMES, QWEN3_CODER, MISTRAL, MISTRAL_NAMED, LLAMA3]
 
 Step = tuple[tuple[int, ...], FinishReason | None]
@@ -68,7 +74,7 @@ class Sent:
         options = StreamOptions(include_usage=True)
         envelope = Envelope("chatcmpl-1", 1, "m")
         self.chunks = Chunks(ChatShape(), envelope, Usage([2], 1), options)
-        self.text, self.roles, self.reasons = "", 0, []  # type: ignore[var-annotated]
+        self.text, self.reasoning, self.roles, self.reasons = "", "", 0, []  # type: ignore[var-annotated]
         self.calls: dict[int, dict[str, Any]] = {}
         self.scores: list[Any] = []
         self.ids: list[int] = []
@@ -87,6 +93,7 @@ class Sent:
         delta = choice["delta"]
         self.roles += "role" in delta
         self.text += delta.get("content") or ""
+        self.reasoning += delta.get("reasoning_content") or ""
         for part in delta.get("tool_calls", ()):
             function = part["function"]
             known = self.calls.setdefault(part["index"], {"arguments": ""})
@@ -127,6 +134,7 @@ def test_before_and_after_are_the_whole(form: ToolFormat | None, data: st.DataOb
         "stops": data.draw(st.sampled_from([[], ["END"], ["END", "🙂"]])),
         "keeps_stop": data.draw(st.booleans()),
         "min_tokens": data.draw(st.sampled_from([0, 8])),
+        "reasoning": data.draw(st.sampled_from(REASONING)),
     }
     borders = sorted(data.draw(st.sets(st.integers(1, len(tokens)), max_size=9)) - {len(tokens)})
     spans = list(pairwise([0, *borders, len(tokens)]))
@@ -154,6 +162,7 @@ def test_before_and_after_are_the_whole(form: ToolFormat | None, data: st.DataOb
 
 def check_joined(before: Sent, after: Sent, whole: Sent) -> None:
     assert before.text + after.text == whole.text
+    assert before.reasoning + after.reasoning == whole.reasoning
     assert before.roles + after.roles == whole.roles == 1
     assert before.reasons + after.reasons == whole.reasons
     assert before.scores + after.scores == whole.scores

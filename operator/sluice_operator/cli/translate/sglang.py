@@ -112,6 +112,12 @@ FLAGS: Final = (
         number,
     ),
     Flag(
+        ("reasoning-parser",),
+        "engine.reasoningFormat",
+        "how the model writes its reasoning; found out from its chat template when left out",
+        one_of({"deepseek-r1": "deepseek-r1", "qwen3": "qwen3", "qwen3-thinking": "qwen3"}),
+    ),
+    Flag(
         ("tool-call-parser",),
         "engine.toolCallFormat",
         "how the model writes tool calls; found out from its chat template when left out",

@@ -59,6 +59,12 @@ FLAGS: Final = (
             }
         ),
     ),
+    Flag(
+        ("reasoning-parser",),
+        "engine.reasoningFormat",
+        "how the model writes its reasoning; found out from its chat template when left out",
+        one_of({"deepseek_r1": "deepseek-r1", "mistral": "mistral", "qwen3": "qwen3"}),
+    ),
     switch(
         "enable-auto-tool-choice",
         "",

@@ -1,0 +1,1 @@
+"""The reasoning of models that think before they answer, apart from the answer."""

@@ -1,0 +1,65 @@
+"""Parts growing text into reasoning and what follows it.
+
+Pure; knows no tokens. White space around the reasoning belongs to neither.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sluice_runtime.server.tools.source import Reading, Source
+
+
+class Parted(NamedTuple):
+    """What a piece of text is."""
+
+    reasoning: str
+    text: str
+
+
+class ReasoningParser:
+    """Parts one answer. `begun`: the reasoning has begun before the answer, or needs no marker."""
+
+    def __init__(self, begin: str, end: str, *, begun: bool) -> None:
+        self._source = Source()
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+        self._reading = self._read(begin, end, begun)
+
+    def push(self, text: str) -> Parted:
+        """What more text surely is."""
+        self._source.add(text)
+        return self._read_on()
+
+    def finish(self) -> Parted:
+        """What was held back until the end."""
+        self._source.ended = True
+        return self._read_on()
+
+    def _read_on(self) -> Parted:
+        next(self._reading, None)
+        parted = Parted("".join(self._reasoning), "".join(self._text))
+        self._reasoning.clear()
+        self._text.clear()
+        return parted
+
+    def _read(self, begin: str, end: str, begun: bool) -> Reading[None]:
+        source = self._source
+        yield from source.skip_space()
+        marked = yield from source.take(begin)
+        if marked or begun:
+            yield from source.skip_space()
+            source.mark()
+            if (yield from source.until([end], self._reasoning.append)) is None:
+                rest = source.rest()  # white space, or what might have become the marker
+                self._reasoning.append(rest if rest.strip() else "")
+                return
+            source.mark()
+            yield from source.skip_space()
+            source.mark()
+        while True:
+            source.advance(len(source.rest()))
+            self._text.append(source.since_mark())
+            if source.ended:
+                return
+            yield

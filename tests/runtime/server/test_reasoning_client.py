@@ -1,0 +1,112 @@
+"""Reasoning through HTTP, whole and streamed. The engine answers with the prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jinja2
+import jsonschema
+import pytest
+from sluice_runtime.chat_template import ChatTemplate
+from sluice_runtime.server.reasoning.formats import form_of
+from sluice_runtime.server.tools.formats import HERMES
+
+from tests.runtime.server.conftest import MODEL, Server
+from tests.runtime.server.test_openapi import document
+from tests.runtime.server.test_tools_client import WEATHER, user
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SOURCE = (
+    "{% for m in messages %}{{ m.content }}{{ m.reasoning_content }}{% endfor %}"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+THOUGHT = "<think>\nWhat is 1 + 1? Thrée, nö.\n</think>\n\n"
+FORM = {"type": "json_schema", "json_schema": {"name": "r", "schema": {"type": "object"}}}
+
+
+@pytest.fixture
+def thinking(server: Server) -> Iterator[Server]:
+    """The server, with a model that thinks."""
+    text = server.service.text
+    assert text is not None
+    options = frozenset({"enable_thinking"})
+    template = ChatTemplate(jinja2.Template(SOURCE), {}, SOURCE, options=options)
+    server.service.text = replace(
+        text, template=template, tool_format=HERMES, reasoning_form=form_of(SOURCE)
+    )
+    yield server
+    server.service.text = text
+
+
+async def message(server: Server, content: str, **fields: Any) -> dict[str, Any]:
+    """Of an answer that is not streamed."""
+    body = {"model": MODEL, "messages": user(content), **fields}
+    answer = (await server.http.post("/v1/chat/completions", json=body)).json()
+    jsonschema.validate(answer, {**document(), "$ref": "#/components/schemas/ChatCompletion"})
+    found: dict[str, Any] = answer["choices"][0]["message"]
+    return found
+
+
+async def test_reasoning_comes_beside_the_answer(thinking: Server) -> None:
+    found = await message(thinking, THOUGHT + "Two.")
+    assert found["reasoning_content"] == "What is 1 + 1? Thrée, nö."
+    assert found["content"] == "Two."
+
+
+async def test_an_answer_without_reasoning_has_no_such_field(thinking: Server) -> None:
+    found = await message(thinking, "Two.")
+    assert "reasoning_content" not in found
+    assert found["content"] == "Two."
+
+
+async def test_an_answer_cut_inside_its_reasoning_has_no_content(thinking: Server) -> None:
+    found = await message(thinking, THOUGHT + "Two.", max_tokens=19)
+    assert found["reasoning_content"] == "What is 1 +"
+    assert found["content"] is None
+
+
+async def test_a_stream_tells_reasoning_and_answer_apart(thinking: Server) -> None:
+    body = {"model": MODEL, "messages": user(THOUGHT + "Two."), "stream": True}
+    response = await thinking.http.post("/v1/chat/completions", json=body)
+    *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    described = {**document(), "$ref": "#/components/schemas/ChatCompletionChunk"}
+    deltas = []
+    for event in map(json.loads, events):
+        jsonschema.validate(event, described)
+        deltas.append(event["choices"][0]["delta"])
+    told = [delta.get("reasoning_content", "") for delta in deltas]
+    assert "".join(told) == "What is 1 + 1? Thrée, nö."
+    assert sum(map(bool, told)) > 5
+    assert "".join(delta.get("content", "") for delta in deltas) == "Two."
+
+
+async def test_calls_are_read_behind_the_reasoning_only(thinking: Server) -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+    found = await message(thinking, f"<think>Or {call}</think>{call}", tools=[WEATHER])
+    assert found["reasoning_content"] == f"Or {call}"
+    assert len(found["tool_calls"]) == 1
+    assert found["content"] is None
+
+
+async def test_a_template_that_ends_the_reasoning_leaves_none(thinking: Server) -> None:
+    asked = {"chat_template_kwargs": {"enable_thinking": False}}
+    found = await message(thinking, "<think>a", **asked)
+    assert found["content"] == "<think>a<think>\n\n</think>\n\n"
+
+
+async def test_an_answer_in_a_form_is_no_reasoning(thinking: Server) -> None:
+    found = await message(thinking, THOUGHT + "{}", response_format=FORM)
+    assert found["content"] == THOUGHT + "{}"
+
+
+async def test_the_reasoning_of_earlier_turns_reaches_the_template(thinking: Server) -> None:
+    turn = {"role": "assistant", "content": "b", "reasoning_content": "c"}
+    messages = [*user("a"), turn, *user("d")]
+    body = {"model": MODEL, "messages": messages}
+    answer = (await thinking.http.post("/v1/chat/completions", json=body)).json()
+    assert answer["choices"][0]["message"]["content"] == "abcd"
