@@ -75,7 +75,7 @@ def _build(names: Sequence[str], builder: Builder, context: Path) -> dict[str, s
     tags = {image.name: tag(image, base, context) for image in images}
     for image in images:
         if not builder.has(tags[image.name]):
-            from_image = {"ENGINE": tags[image.on]} if image.on else {"BASE": base}
+            from_image = {"ENGINE": tags[image.on]} if image.on in tags else {"BASE": base}
             arguments = from_image | dict(image.arguments)
             with Step(f"Building the image {image.name}") as step:
                 builder.build(image, context, tags[image.name], arguments, step.detail)

@@ -16,6 +16,8 @@ from e2e.cluster.errors import ClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG_DIGITS = 12
+# What an image starts from that has nothing but its own files.
+SCRATCH = "scratch"
 # The "registry" of images that were never pushed.
 LOCAL = "localhost/"
 # COPY of files of the tree; `--from` copies from another stage, which is hashed already.
@@ -25,7 +27,7 @@ COPY = re.compile(r"^COPY (?!--from)(?P<sources>.+) \S+$", re.MULTILINE)
 @dataclass(frozen=True)
 class Image:
     """One Dockerfile, or a variant of one by its build arguments. `on` names the image of ours that
-    it starts from, "" for the base image."""
+    it starts from, or SCRATCH; "" for the base image."""
 
     name: str
     on: str = ""
@@ -48,6 +50,7 @@ IMAGES: Mapping[str, Image] = {
         Image("router"),
         Image("operator"),
         Image("fetch"),
+        Image("model-sample", on=SCRATCH),
     )
 }
 
@@ -71,13 +74,13 @@ def _down_from(name: str) -> Iterator[Image]:
     while name:
         image = IMAGES[name]
         yield image
-        name = image.on
+        name = image.on.removeprefix(SCRATCH)
 
 
 def tag(image: Image, base: str, root: Path) -> str:
     """localhost/sluice-NAME:HASH, the hash over the Dockerfile, what it copies and its base."""
     dockerfile = root / image.dockerfile
-    foundation = tag(IMAGES[image.on], base, root) if image.on else base
+    foundation = tag(IMAGES[image.on], base, root) if image.on in IMAGES else image.on or base
     digest = hashlib.sha256(foundation.encode() + b"\0")
     for key, value in image.arguments:
         digest.update(f"{key}={value}\0".encode())

@@ -8,6 +8,7 @@ not in here: it comes from the Downward API.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -67,7 +68,10 @@ class ModelRef(ContractModel):
     @property
     def served_name(self) -> str:
         """The name clients use."""
-        return self.name or self.uri.rstrip("/").rpartition("/")[2]
+        last = self.uri.rstrip("/").rpartition("/")[2]
+        if self.uri.startswith("oci://"):
+            last = re.split("[:@]", last)[0]
+        return self.name or last
 
     @property
     def served_names(self) -> tuple[str, ...]:

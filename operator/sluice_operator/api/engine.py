@@ -25,7 +25,8 @@ from sluice_operator.api.base import (
 MODEL_URI: Final = (
     "hf://[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*"
     "|pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?(/[^/:]+)*/?"
-    "|oci://[^ ]+"
+    r"|oci://[A-Za-z0-9][-.A-Za-z0-9]*(:[0-9]+)?(/[a-z0-9][-._a-z0-9]*)+"
+    r"(:[A-Za-z0-9_][-._A-Za-z0-9]*)?(@sha256:[0-9a-f]{64})?"
     "|file://(/[^/:]+)+/?"
     "|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
 )
@@ -34,6 +35,7 @@ STARTUP_SECONDS: Final = 600
 
 _LAST_OF_URI: Final = (
     "self.uri.substring(self.uri.lastIndexOf('/', size(self.uri) - 2) + 1).replace('/', '')"
+    ".split(':')[0].split('@sha256')[0]"
 )
 _PAGE = GENERAL["page_size"]
 
@@ -84,9 +86,9 @@ class ModelSpec(ModelRef, ApiModel):
     uri: str = Field(
         max_length=1024,
         description="Where the weights are: hf://org/name, pvc://claim/path (a volume of this "
-        "namespace), oci://image, file:///path (in the engine's image or a mounted volume), or "
-        "dummy://name for random weights. Its last part is what clients call the model, unless "
-        "name says otherwise.",
+        "namespace), oci://registry/repository:tag, file:///path (in the engine's image or a "
+        "mounted volume), or dummy://name for random weights. Its last part is what clients call "
+        "the model, unless name says otherwise.",
     )
     name: str | None = Field(
         default=None,
@@ -122,8 +124,8 @@ class ModelSpec(ModelRef, ApiModel):
         Rule(
             f"self.uri.matches('^({MODEL_URI})$')",
             lambda s: re.fullmatch(MODEL_URI, s.uri) is not None,
-            "hf://org/name, pvc://claim/path, file:///path, dummy://name (oci://image is not "
-            "implemented yet)",
+            "hf://org/name, pvc://claim/path, oci://registry/repository:tag, file:///path, "
+            "dummy://name",
             "uri",
         ),
         Rule(

@@ -22,8 +22,13 @@ from sluice_operator.api.base import (
 )
 
 RESERVED_ENV: Final = ("POD_IP", "POD_NAME", "POD_NAMESPACE")
-RESERVED_VOLUMES: Final = ("config", "handover", "hub-token", "model", "shm", "tmp")
-RESERVED_MOUNTS: Final = ("/etc/sluice", "/mnt/model", "/dev/shm", "/tmp")  # noqa: S108
+COPIER_VOLUME: Final = "model-copier"
+IMAGE_VOLUME: Final = "model-image"
+IMAGE_MOUNT: Final = "/mnt/model-image"
+RESERVED_VOLUMES: Final = (
+    "config", "handover", "hub-token", "model", COPIER_VOLUME, IMAGE_VOLUME, "shm", "tmp",
+)  # fmt: skip
+RESERVED_MOUNTS: Final = ("/etc/sluice", "/mnt/model", IMAGE_MOUNT, "/dev/shm", "/tmp")  # noqa: S108
 
 
 def _cel_list(values: tuple[str, ...]) -> str:

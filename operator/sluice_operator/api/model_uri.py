@@ -11,8 +11,9 @@ from typing import Final
 from sluice_operator.api.engine import ModelSpec
 
 CLAIM_MOUNT: Final = "/mnt/model"
-SERVED_SCHEMES: Final = ("file", "dummy", "pvc", "hf")
+SERVED_SCHEMES: Final = ("file", "dummy", "pvc", "hf", "oci")
 HUB: Final = "hf"
+IMAGE: Final = "oci"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def model_source(model: ModelSpec) -> ModelSource:
     if scheme == HUB:
         claim = model.cache.claim if model.cache else None
         return ModelSource(f"file://{_snapshot(rest, model.revision)}", model.served_name, claim)
+    if scheme == IMAGE:
+        return ModelSource(f"file://{CLAIM_MOUNT}", model.served_name)
     if scheme != "pvc":
         return ModelSource(model.uri, model.served_name)
     claim, _, path = rest.strip("/").partition("/")

@@ -53,6 +53,16 @@ class ModelFetch(ApiModel):
     )
 
 
+class ModelImage(ApiModel):
+    """The image that a model is in."""
+
+    reference: Image = Field(description="The model's image.")
+    copier: Image = Field(description="Image of what copies or links its files.")
+    mounted: bool | None = Field(
+        default=None, description="True: mounted as a volume. Left out: its files are copied."
+    )
+
+
 class EnginePoolSpec(ApiModel):
     """What one pool of engines should be."""
 
@@ -87,6 +97,9 @@ class EnginePoolSpec(ApiModel):
     )
     fetch: ModelFetch | None = Field(
         default=None, description="Download of the model by each engine, to /mnt/model."
+    )
+    model_image: ModelImage | None = Field(
+        default=None, description="Image that has the model, whose files appear at /mnt/model."
     )
     drain_seconds: int = Field(
         ge=0, le=86_400, description="How long streams may finish after SIGTERM, in seconds."

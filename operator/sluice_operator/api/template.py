@@ -30,6 +30,12 @@ from sluice_operator.api.scheduling import Affinity, Toleration, TopologySpread
 
 ENGINE_CONTAINER: Final = "engine"
 FETCH_CONTAINER: Final = "fetch-model"
+COPIER_CONTAINER: Final = "model-copier"
+COPY_CONTAINER: Final = "copy-model"
+LINK_CONTAINER: Final = "link-model"
+RESERVED_CONTAINERS: Final = (
+    ENGINE_CONTAINER, FETCH_CONTAINER, COPIER_CONTAINER, COPY_CONTAINER, LINK_CONTAINER,
+)  # fmt: skip
 
 
 class ContainerPort(ApiModel):
@@ -70,9 +76,9 @@ class Sidecar(ApiModel):
 
     RULES: ClassVar = (
         Rule(
-            f"!(self.name in ['{ENGINE_CONTAINER}', '{FETCH_CONTAINER}'])",
-            lambda s: s.name not in (ENGINE_CONTAINER, FETCH_CONTAINER),
-            f"all but {ENGINE_CONTAINER} and {FETCH_CONTAINER}, the operator's containers",
+            f"!(self.name in {list(RESERVED_CONTAINERS)})",
+            lambda s: s.name not in RESERVED_CONTAINERS,
+            f"all but {', '.join(RESERVED_CONTAINERS)}, the operator's containers",
             "name",
         ),
     )

@@ -24,6 +24,7 @@ POOL_FIELDS: Final = {
     "spec.configRef": "spec.engine or spec.model",
     "spec.modelClaim": "spec.model.uri",
     "spec.fetch": "spec.model",
+    "spec.modelImage": "spec.model.uri",
     "spec.bootstrapPort": "spec.engine.kvTransfer.bootstrapPort",
     "spec.drainSeconds": "spec.engine.drainSeconds",
     "spec.startupSeconds": "spec.engine.startupSeconds",

@@ -23,7 +23,7 @@ START_REASONS: Final = frozenset(
 )
 DIED_REASONS: Final = frozenset({"EngineDied", "ApiProcessDied"})
 """A process was ended from outside, as far as the other one knows; kubelet may know more."""
-MODEL_REASONS: Final = frozenset({"ModelLoadFailed"})
+MODEL_REASONS: Final = frozenset({"ModelLoadFailed", "NotAModel"})
 UNSCHEDULABLE: Final = "Unschedulable"
 ACCELERATOR_MISSING: Final = "AcceleratorMissing"
 """An engine found no GPU that it can use."""
@@ -202,7 +202,10 @@ def _termination_message(ended: dict[str, Any]) -> TerminationMessage | None:
 
 
 def _containers(pod: Manifest) -> list[dict[str, Any]]:
-    return (pod.get("status") or {}).get("containerStatuses") or []
+    """In the order in which they run: the others start when the first ones have ended."""
+    status = pod.get("status") or {}
+    first, then = status.get("initContainerStatuses"), status.get("containerStatuses")
+    return [*(first or ()), *(then or ())]
 
 
 def _condition(pod: Manifest, kind: str) -> dict[str, Any]:

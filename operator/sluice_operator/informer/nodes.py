@@ -154,11 +154,13 @@ def _one(change: NodeChange | None) -> Iterator[NodeChange]:
 
 
 def _relevant(node: Manifest) -> Manifest:
-    """What decides where a pod can run."""
+    """What decides where a pod can run, and what its volumes may be."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     metadata = node["metadata"]
+    runtime = (status.get("nodeInfo") or {}).get("containerRuntimeVersion")
+    info = {"nodeInfo": {"containerRuntimeVersion": runtime}} if runtime else {}
     return {
         "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
         "spec": {key: spec[key] for key in ("taints", "unschedulable") if key in spec},
-        "status": {"allocatable": status.get("allocatable") or {}},
+        "status": {"allocatable": status.get("allocatable") or {}} | info,
     }

@@ -30,6 +30,11 @@ from sluice_operator.manifests.metadata import (
     child_labels,
     selector_labels,
 )
+from sluice_operator.manifests.model_image import (
+    image_init_containers,
+    image_mount,
+    image_volumes,
+)
 from sluice_operator.manifests.pods import (
     CONFIG_FOLDER,
     CONTAINER_SECURITY,
@@ -48,11 +53,11 @@ STARTUP_PERIOD_SECONDS: Final = 2
 PROGRESS_SLACK_SECONDS: Final = 120
 """For scheduling and pulling the image, beyond the time the engine may take to start."""
 FETCH_SECONDS: Final = 6 * 3600
-"""For downloading the model, where each engine does."""
+"""For bringing the model, where each pod does."""
 
 PROCESS_FIELDS: Final = (
-    "image", "configRef", "modelClaim", "fetch", "handoverSecret", "bootstrapPort", "drainSeconds",
-    "accelerator", "resources", "rdmaResource",
+    "image", "configRef", "modelClaim", "fetch", "modelImage", "handoverSecret", "bootstrapPort",
+    "drainSeconds", "accelerator", "resources", "rdmaResource",
 )  # fmt: skip
 PROCESS_TEMPLATE_FIELDS: Final = (
     "env", "volumes", "volumeMounts", "sidecars", "initContainers", "runtimeClassName", "fsGroup",
@@ -61,7 +66,7 @@ PROCESS_TEMPLATE_FIELDS: Final = (
 PINNED: Final = f"{labels.GROUP}/pinned"
 """Annotation of a Deployment: its `PINNED_FIELDS` as JSON."""
 PINNED_FIELDS: Final = (
-    "inputs", "image", "configRef", "drainSeconds", "startupSeconds", "fetch",
+    "inputs", "image", "configRef", "drainSeconds", "startupSeconds", "fetch", "modelImage",
 )  # fmt: skip
 """What has a default in each release of the operator, and the inputs it was decided for."""
 
@@ -111,7 +116,7 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
 
 
 def _progress_deadline_seconds(spec: EnginePoolSpec) -> int:
-    fetching = FETCH_SECONDS if spec.fetch is not None else 0
+    fetching = FETCH_SECONDS if spec.fetch or spec.model_image else 0
     return spec.startup_seconds + PROGRESS_SLACK_SECONDS + fetching
 
 
@@ -138,8 +143,8 @@ def _inputs(spec: EnginePoolSpec) -> str:
 
 def _pod(spec: EnginePoolSpec, template: PodTemplate, selector: dict[str, str]) -> Manifest:
     sidecars = [_sidecar(sidecar) for sidecar in template.sidecars or ()]
-    first = [init_container(spec.fetch)] if spec.fetch else []
-    first += [_sidecar(container) for container in template.init_containers or ()]
+    own = [_sidecar(container) for container in template.init_containers or ()]
+    first = [*_bringing(spec), *own]
     group = {} if template.fs_group is None else {"fsGroup": template.fs_group}
     pod: Manifest = {
         "serviceAccountName": engine_account(spec.service_name),
@@ -153,6 +158,13 @@ def _pod(spec: EnginePoolSpec, template: PodTemplate, selector: dict[str, str]) 
         "volumes": _volumes(spec, template),
     }
     return pod | _scheduling(spec, template)
+
+
+def _bringing(spec: EnginePoolSpec) -> list[Manifest]:
+    """What brings the model into the pod."""
+    if spec.fetch is not None:
+        return [init_container(spec.fetch)]
+    return image_init_containers(spec.model_image) if spec.model_image else []
 
 
 def _revision_variable() -> Manifest:
@@ -254,6 +266,8 @@ def _model_volumes(spec: EnginePoolSpec) -> list[Manifest]:
     if spec.fetch is not None:
         own = {"name": MODEL_VOLUME, "emptyDir": {}}
         return [own, *token_volumes(spec.fetch.token_secret_ref)]
+    if spec.model_image is not None:
+        return image_volumes(spec.model_image)
     if spec.model_claim is None:
         return []
     return [{"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": spec.model_claim}}]
@@ -265,7 +279,8 @@ def _mounts(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         config_mount(),
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
-        *([model] if spec.model_claim or spec.fetch else []),
+        *([model] if spec.model_claim or spec.fetch or spec.model_image else []),
+        *([image_mount()] if spec.model_image and spec.model_image.mounted else []),
         *handover_mounts(spec.handover_secret),
         *(mount.to_json_dict() for mount in template.volume_mounts or ()),
     ]

@@ -33,6 +33,7 @@ from sluice_operator.manifests.fetching import (
     resolve_arguments,
 )
 from sluice_operator.manifests.metadata import Owner
+from sluice_operator.model.image import image_refusal
 from sluice_operator.model.jobs import Done, Failed, Lost, Outcome, Running, outcome_of
 from sluice_operator.model.pinned import asked, claim_of, is_fetched, pin_of
 from sluice_operator.validation.refusal import INVALID, Refusal
@@ -82,7 +83,7 @@ NO_DELIVERY: Final = Delivery()
 def plan_delivery(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> Delivery:
     """The delivery of the model that the spec names."""
     if not is_fetched(model):
-        return NO_DELIVERY
+        return Delivery(refusal=image_refusal(model, fetcher.image))
     if not fetcher.image:
         allowed = "a model that is not fetched, as SLUICE_FETCH_IMAGE of the operator is not set"
         message = f"{PLACE}: {model.uri} is not allowed; allowed: {allowed}"

@@ -25,6 +25,7 @@ from sluice_operator.clock import Clock
 from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
 from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
+from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import RECONCILED, Key
 from sluice_operator.informer.nodes import Nodes, NodeWatch
 from sluice_operator.informer.optional_kinds import OptionalKinds
@@ -243,6 +244,7 @@ def _dispatcher(
         images,
         parts.nodes,
         parts.optional_kinds,
+        ImageVolumes(parts.client, clock, settings.pod_namespace),
         Installation(
             settings.api_server_ports,
             settings.pod_namespace,

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.pool import ModelImage
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.model.delivery import Delivery, Fetcher, Seen, plan_delivery
+from sluice_operator.model.image import model_image, nodes_mount_images
 from sluice_operator.service.observe import ServiceObserved
 
 
 def fetcher_of(observed: ServiceObserved) -> Fetcher:
     """What models are fetched with."""
     return Fetcher(observed.images.fetch, observed.installation.hub_endpoint)
+
+
+def model_image_of(observed: ServiceObserved, model: ModelSpec) -> ModelImage | None:
+    """What each engine is given of a model that is an image."""
+    mounted = observed.accepts_image_volumes and nodes_mount_images(observed.nodes)
+    return model_image(model, observed.images.fetch, mounted=mounted)
 
 
 def delivery_of(observed: ServiceObserved, top: Owner, model: ModelSpec) -> Delivery:

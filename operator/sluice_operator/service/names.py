@@ -8,7 +8,7 @@ from __future__ import annotations
 from sluice_contract import labels
 from sluice_contract.labels import Role
 
-from sluice_operator.api.model_uri import HUB, scheme_of
+from sluice_operator.api.model_uri import HUB, IMAGE, scheme_of
 from sluice_operator.api.service import roles_of
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
@@ -86,6 +86,12 @@ def fetches(service: Manifest) -> bool:
     """Whether a service's model is downloaded from a hub."""
     uri = ((service.get("spec") or {}).get("model") or {}).get("uri", "")
     return scheme_of(str(uri)) == HUB
+
+
+def has_model_image(service: Manifest) -> bool:
+    """Whether a service's model is an image."""
+    uri = ((service.get("spec") or {}).get("model") or {}).get("uri", "")
+    return scheme_of(str(uri)) == IMAGE
 
 
 def _of_a_fetched_model(service: Manifest) -> frozenset[Name]:

@@ -15,6 +15,7 @@ from sluice_contract import labels
 
 from sluice_operator.accelerators.wanted import is_nvidia
 from sluice_operator.api.pools import AcceleratorSpec
+from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.optional_kinds import OptionalKinds
@@ -31,7 +32,13 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.manifests.fetching import HUB_ENDPOINT
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
-from sluice_operator.service.names import Name, child_names, config_maps_in_use, fetches
+from sluice_operator.service.names import (
+    Name,
+    child_names,
+    config_maps_in_use,
+    fetches,
+    has_model_image,
+)
 
 API_SERVER_PORTS: Final = (443, 6443)
 """Where an API server usually listens. Elsewhere, the operator is told."""
@@ -96,6 +103,8 @@ class ServiceObserved:
     optional_kinds: tuple[Kind, ...] = ()
     """Those of `OPTIONAL_CHILDREN` that the cluster has."""
     installation: Installation = Installation()
+    accepts_image_volumes: bool = False
+    """Whether pods may mount images; only asked for a service whose model is one."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ class ServiceObserver:
     images: Images
     nodes: Nodes
     optional_kinds: OptionalKinds
+    image_volumes: ImageVolumes
     installation: Installation = Installation()
 
     def certain(self) -> ServiceObserver:
@@ -127,6 +137,7 @@ class ServiceObserver:
             self._fetchers(service, selector),
             self.nodes.list(),
         )
+        mounts = has_model_image(service) and await self.image_volumes.accepted()
         names = child_names(service, optional)
         children, conflicts = await self._unlabelled(service, children, names)
         # A lost EnginePool says which ConfigMaps are in use.
@@ -143,6 +154,7 @@ class ServiceObserver:
             conflicts,
             optional_kinds=optional,
             installation=self.installation,
+            accepts_image_volumes=mounts,
         )
 
     async def _engines(self, service: Manifest, selector: str) -> tuple[Manifest, ...]:

@@ -25,7 +25,7 @@ from sluice_operator.manifests.config_map import engine_config_map
 from sluice_operator.manifests.engine_pool import pool_spec
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.model.delivery import pod_fetch
-from sluice_operator.service.model import fetcher_of
+from sluice_operator.service.model import fetcher_of, model_image_of
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import Pin, engine_inputs, pinned_spec
 from sluice_operator.service.replicas import Replicas, plan_replicas
@@ -76,7 +76,8 @@ def resolve_pool(
     name = config["metadata"]["name"]
     fetch = pod_fetch(spec.model, fetcher_of(observed))
     fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
-    fresh = fresh.model_copy(update={"fetch": fetch})
+    image_of_model = model_image_of(observed, spec.model)
+    fresh = fresh.model_copy(update={"fetch": fetch, "model_image": image_of_model})
     if pin is None:
         return ResolvedPool(fresh, accelerator, file.settings, config, replicas)
     kept = EngineFile(pin.settings, pin.text)
@@ -207,6 +208,10 @@ def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]
         for name in ("image", "endpoint"):
             pair = (f"fetch.{name}", getattr(kept.fetch, name), getattr(fresh.fetch, name))
             pairs.append(pair)
+    if kept.model_image and fresh.model_image:
+        for name in ("copier", "mounted"):
+            old, new = getattr(kept.model_image, name), getattr(fresh.model_image, name)
+            pairs.append((f"modelImage.{name}", old, new))
     before, after = resolved_values(pin.settings), resolved_values(file.settings)
     for name in sorted(before.keys() | after.keys()):
         pairs.append((to_camel(name), before.get(name), after.get(name)))

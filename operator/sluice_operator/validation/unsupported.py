@@ -14,7 +14,6 @@ from sluice_contract.http_errors import shown_json
 from sluice_contract.supported import unsupported
 
 from sluice_operator.api.engine import EngineSpec
-from sluice_operator.api.model_uri import SERVED_SCHEMES, scheme_of
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.validation.refusal import Refusal
 
@@ -32,12 +31,6 @@ class Unsupported:
 
 
 ROWS: Final = (
-    Unsupported(
-        "spec.model.uri",
-        lambda s: scheme_of(s.model.uri) not in SERVED_SCHEMES,
-        lambda s: s.model.uri,
-        "hf://org/name, file:///path, pvc://claim/path or dummy://name",
-    ),
     Unsupported(
         "spec.slo",
         lambda s: (

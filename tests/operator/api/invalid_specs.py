@@ -36,6 +36,13 @@ INVALID: dict[str, Invalid] = {
     "unknown scheme": Invalid({"model": {"uri": "s3://b/m"}}, "spec.model.uri", "hf://org/name"),
     "plain path": Invalid({"model": {"uri": "/models/m"}}, "spec.model.uri", "file:///path"),
     "climbing path": Invalid({"model": {"uri": "pvc://c/../m"}}, "spec.model.uri", "'..'"),
+    "an image without a repository": Invalid(
+        {"model": {"uri": "oci://r"}}, "spec.model.uri", "oci://"
+    ),
+    "a digest that is none": Invalid({"model": {"uri": "oci://r/m@sha256:1"}}, "spec.model.uri"),
+    "the repository as an alias": Invalid(
+        {"model": {"uri": "oci://r/m:1", "aliases": ["m"]}}, "spec.model.aliases"
+    ),
     "revision of a file": Invalid(
         {"model": {"uri": "file:///m", "revision": "main"}}, "spec.model.revision", "hf://"
     ),

@@ -14,6 +14,7 @@ from sluice_operator.api.model_uri import ModelSource, model_source
         ("file:///models/a/b", ModelSource("file:///models/a/b", "b")),
         ("pvc://claim/a/b", ModelSource("file:///mnt/model/a/b", "b", "claim")),
         ("pvc://claim/a/", ModelSource("file:///mnt/model/a", "a", "claim")),
+        ("oci://r.example:5000/a/b:1@sha256:" + "0" * 64, ModelSource("file:///mnt/model", "b")),
         ("pvc://claim", ModelSource("file:///mnt/model", "claim", "claim")),
     ],
 )

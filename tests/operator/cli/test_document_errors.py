@@ -70,14 +70,12 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
     ),
     (
         {
-            "model": {"uri": "oci://a/b"},
             "slo": {"percentile": 90},
             "engine": {"kvPoolTokens": 1000, "tensorParallelSize": 2},
         },
         "invalid InferenceService",
         [
             KV_POOL,
-            'spec.model.uri: "oci://a/b" is not implemented yet; allowed: hf://org/name',
             "spec.slo: this field is not implemented yet; allowed: a promise: ttft",
             "spec.engine.tensorParallelSize: 2 is not allowed; allowed: 1 without",
         ],

@@ -27,6 +27,16 @@ def _ended(**terminated: Any) -> dict[str, Any]:
 DIED = TerminationMessage(reason="EngineDied", message="ended by SIGKILL (out of memory?)")
 TOLD = TerminationMessage(reason="ModelLoadFailed", message="model.safetensors: truncated")
 
+NO_MODEL = TerminationMessage(reason="NotAModel", message="no config.json in the image")
+
+
+def _init(**state: Any) -> dict[str, Any]:
+    """An init container beside an engine that waits for it."""
+    first = {"name": "copy-model", "image": "model:1", "ready": False, **state}
+    waiting = {"waiting": {"reason": "PodInitializing"}}
+    return {"initContainerStatuses": [first], **_container(state=waiting)}
+
+
 FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
     "unschedulable": (
         {
@@ -49,6 +59,19 @@ FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
         _container(state={"waiting": {"reason": "ImagePullBackOff"}}),
         "ImagePullBackOff",
         "sluice/engine:1",
+    ),
+    "image of a model": (
+        _init(state={"waiting": {"reason": "ErrImagePull", "message": "no model:1"}}),
+        "ImagePullBackOff",
+        "no model:1",
+    ),
+    "image without a model, which waits": (
+        _init(
+            state={"running": {}},
+            lastState={"terminated": {"exitCode": 2, "message": NO_MODEL.to_bytes().decode()}},
+        ),
+        "NotAModel",
+        "no config.json",
     ),
     "image name": (
         _container(state={"waiting": {"reason": "InvalidImageName"}}), "InvalidImageName", "",

@@ -13,6 +13,7 @@ from sluice_operator.apply.events import EVENT
 from sluice_operator.apply.executor import executor
 from sluice_operator.clock import SystemClock
 from sluice_operator.informer.dispatch import Reconcile
+from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.optional_kinds import OptionalKinds
@@ -53,7 +54,11 @@ class Reconciler:
             IMAGES["SLUICE_FETCH_IMAGE"],
         )
         self._services = ServiceObserver(
-            client, images, Nodes(client), OptionalKinds(client, clock)
+            client,
+            images,
+            Nodes(client),
+            OptionalKinds(client, clock),
+            ImageVolumes(client, clock, "default"),
         )
         pools = PoolObserver(client)
         self._writes = executor(client, clock, "test", OperatorMetrics().statuses)

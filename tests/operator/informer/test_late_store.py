@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sluice_contract import labels
 from sluice_operator.apply.executor import executor
+from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.optional_kinds import OptionalKinds
@@ -60,7 +61,8 @@ class LateStore(RuleBasedStateMachine):
         client.written = lambda kind, result: self.objects[kind].put(result) and None
         reader = StoreReader(self.objects, client)
         writes = executor(client, clock, "test", OperatorMetrics().statuses)
-        services = ServiceObserver(reader, IMAGES, Nodes(client), OptionalKinds(client, clock))
+        kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
+        services = ServiceObserver(reader, IMAGES, Nodes(client), kinds, volumes)
         self.service = ServiceReconcile(services, writes, clock)
         self.pool = PoolReconcile(PoolObserver(reader), writes, clock)
         self.api.apply(INFERENCE_SERVICE, service(self.spec(1)) | {"status": {}})

@@ -90,9 +90,9 @@ async def routers_are_silent(cluster: Cluster, namespace: str, router: FakeRoute
 
 
 async def services_are_refused(cluster: Cluster, namespace: str) -> None:
-    """One for its model, one that wants GPUs that no node has."""
+    """One for its promise, one that wants GPUs that no node has."""
     refused = chat(namespace, "refused")
-    refused["spec"]["model"]["uri"] = "oci://a/b"
+    refused["spec"]["slo"] = {"percentile": 90}
     await cluster.create(INFERENCE_SERVICE, refused)
     gpus = {"mixed": {"replicas": 1, "accelerator": {"product": "NVIDIA-H200", "count": 1}}}
     await cluster.create(INFERENCE_SERVICE, chat(namespace, "gpus", pools=gpus))

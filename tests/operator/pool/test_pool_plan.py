@@ -57,6 +57,7 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
     "download": {
         "fetch": {"image": "fetch:1", "endpoint": "https://a", "uri": "hf://a/b", "commit": "c"}
     },
+    "image of the model": {"modelImage": {"reference": "m:1", "copier": "fetch:1"}},
     "key": {"handoverSecret": "other-handover"},
     "port": {"bootstrapPort": 9000},
     "draining": {"drainSeconds": 7},

@@ -11,7 +11,6 @@ from sluice_operator.validation.unsupported import ROWS
 from tests.operator.examples import FULL_SPEC, service, service_observed
 
 REFUSED: dict[str, tuple[Manifest, str]] = {
-    "spec.model.uri": ({"model": {"uri": "oci://registry/qwen"}}, "hf://org/name, file:///path"),
     "spec.slo": (
         {"slo": {"percentile": 90}},
         "a promise: ttftMilliseconds, itlMilliseconds or both",
@@ -68,10 +67,10 @@ def test_the_engines_table_holds_here_too() -> None:
 
 
 def test_everything_refused_is_told_at_once() -> None:
-    both = {"model": {"uri": "oci://a/b"}, "slo": {"percentile": 90}}
+    both = {"engine": {"tensorParallelSize": 2}, "slo": {"percentile": 90}}
     plan = plan_service(service_observed(service(both)))
     assert plan.refusal is not None
-    assert "spec.model.uri" in plan.refusal.message
+    assert "spec.engine.tensorParallelSize" in plan.refusal.message
     assert "spec.slo" in plan.refusal.message
 
 

@@ -1,0 +1,71 @@
+"""Whether the API server lets pods mount images as volumes: found out by a Deployment that it is
+asked to check and not to make.
+
+Asked at most every ten minutes, so that an upgrade of the cluster is noticed. Knows nothing of
+nodes, whose container runtimes have to be able to as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from sluice_operator.clock import Clock
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.errors import RequestError
+from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
+from sluice_operator.log import fields
+
+REFRESH_SECONDS: Final = 600.0
+NAME: Final = "sluice-image-volume-probe"
+
+logger = logging.getLogger(__name__)
+
+
+class ImageVolumes:
+    """What the API server says, asked in `namespace`."""
+
+    def __init__(self, client: ApiClient, clock: Clock, namespace: str) -> None:
+        self._client = client
+        self._clock = clock
+        self._probe = _deployment(namespace)
+        self._lock = asyncio.Lock()
+        self._asked_at: float | None = None
+        self._accepted = False
+
+    async def accepted(self) -> bool:
+        """Whether pods with such volumes are accepted; as before when asking fails, at first no."""
+        async with self._lock:
+            now = self._clock.monotonic()
+            if self._asked_at is None or now - self._asked_at >= REFRESH_SECONDS:
+                try:
+                    self._accepted = await self._client.accepts(DEPLOYMENT, self._probe)
+                except RequestError as error:
+                    logger.warning("image volumes are not known", extra=fields(error=error))
+                self._asked_at = now
+            return self._accepted
+
+
+def _deployment(namespace: str) -> Manifest:
+    """One without pods, restricted, so that no admission refuses it for anything else."""
+    marks = {"app.kubernetes.io/name": NAME}
+    security = {
+        "allowPrivilegeEscalation": False,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {"name": "probe", "image": "probe", "securityContext": security}
+    volume = {"name": "image", "image": {"reference": "probe"}}
+    pod = {"containers": [container], "volumes": [volume]}
+    return {
+        "apiVersion": DEPLOYMENT.api_version,
+        "kind": DEPLOYMENT.kind,
+        "metadata": {"name": NAME, "namespace": namespace},
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": marks},
+            "template": {"metadata": {"labels": marks}, "spec": pod},
+        },
+    }

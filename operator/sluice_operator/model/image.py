@@ -1,0 +1,52 @@
+"""Models of images: who brings them, and by which of two ways. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.model_uri import IMAGE, scheme_of
+from sluice_operator.api.pool import ModelImage
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.validation.refusal import INVALID, Refusal
+
+PLACE: Final = "spec.model.uri"
+FIRST_WITH_VOLUMES: Final = {"containerd": (2, 1), "cri-o": (1, 31)}
+"""Container runtimes that mount images into pods, since which release."""
+
+
+def is_image(model: ModelSpec) -> bool:
+    """Whether a model is in a container image of its own."""
+    return scheme_of(model.uri) == IMAGE
+
+
+def image_refusal(model: ModelSpec, copier: str) -> Refusal | None:
+    """Why nobody can bring the model; None where somebody can, or none is needed."""
+    if not is_image(model) or copier:
+        return None
+    allowed = "a model that is no image, as SLUICE_FETCH_IMAGE of the operator is not set"
+    message = f"{PLACE}: {model.uri} is not allowed; allowed: {allowed}"
+    return Refusal(INVALID, PLACE, message)
+
+
+def model_image(model: ModelSpec, copier: str, *, mounted: bool) -> ModelImage | None:
+    """What each engine of the model is given; None of a model that is no image."""
+    if not is_image(model):
+        return None
+    reference = model.uri.partition("://")[2]
+    return ModelImage(reference=reference, copier=copier, mounted=mounted or None)
+
+
+def nodes_mount_images(nodes: Sequence[Manifest] | None) -> bool:
+    """Whether the container runtime of each node can; unknown is no."""
+    return bool(nodes) and all(map(_mounts_images, nodes or ()))
+
+
+def _mounts_images(node: Manifest) -> bool:
+    info = (node.get("status") or {}).get("nodeInfo") or {}
+    found = re.match(r"([-a-z]+)://v?(\d+)\.(\d+)", info.get("containerRuntimeVersion", ""))
+    if found is None or found[1] not in FIRST_WITH_VOLUMES:
+        return False
+    return (int(found[2]), int(found[3])) >= FIRST_WITH_VOLUMES[found[1]]

@@ -1,0 +1,43 @@
+"""Whether pods may mount images: asked by a Deployment that is not made."""
+
+from __future__ import annotations
+
+import pytest
+from sluice_operator.informer.image_volumes import REFRESH_SECONDS, ImageVolumes
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.transport import Request, Response
+
+from tests.operator.virtual_time import FakeClock
+
+
+class Server:
+    """Accepts the volume, or answers otherwise."""
+
+    def __init__(self) -> None:
+        self.status = 422
+        self.requests: list[Request] = []
+
+    async def send(self, request: Request) -> Response:
+        self.requests.append(request)
+        return Response(self.status, {"message": "must specify a volume type"})
+
+
+async def test_the_server_is_asked_to_write_nothing_and_seldom(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server, clock = Server(), FakeClock()
+    volumes = ImageVolumes(ApiClient(server, lambda verb, plural: None), clock, "sluice-system")
+    assert not await volumes.accepted()
+    assert not await volumes.accepted()
+    (request,) = server.requests
+    assert request.method == "POST"
+    assert request.path == "/apis/apps/v1/namespaces/sluice-system/deployments"
+    assert request.query["dryRun"] == "All"
+    server.status = 201
+    clock.elapsed_seconds += REFRESH_SECONDS
+    assert await volumes.accepted()
+    for status in (403, 503):
+        server.status = status
+        clock.elapsed_seconds += REFRESH_SECONDS
+        assert await volumes.accepted(), "as it was"
+    assert caplog.text.count("image volumes are not known") == 2
