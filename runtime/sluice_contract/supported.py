@@ -75,6 +75,7 @@ ARCHITECTURES: Final = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
 )
 """By the names in config.json: the operator refuses others before they are downloaded. The engine's
 own table is the runtime's `model/spec.py`."""

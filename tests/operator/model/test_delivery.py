@@ -12,7 +12,6 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.status import service_status
-from sluice_runtime.model.spec import ARCHITECTURES as SERVED
 
 from tests.operator.examples import IMAGES, NOW, live, of, service, service_observed
 from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
@@ -240,10 +239,6 @@ def test_an_architecture_that_no_engine_has_is_refused_before_the_download() -> 
     assert world.condition("ModelAvailable") == ("False", "UnsupportedArchitecture")
     message = (find(world.status, "Ready") or {})["message"]
     assert all(name in message for name in ("MambaForCausalLM", *ARCHITECTURES))
-
-
-def test_the_operator_knows_the_engines_architectures() -> None:
-    assert set(ARCHITECTURES) == set(SERVED), "both are to change together"
 
 
 def test_a_moved_branch_changes_nothing_until_a_refresh_is_asked_for() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sluice_contract import supported
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.rope import Llama3Scaling, Rope
-from sluice_runtime.model.spec import Experts, spec_from
+from sluice_runtime.model.spec import ARCHITECTURES, Experts, spec_from
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -69,6 +70,10 @@ def test_both_spellings_of_rope(written: dict[str, Any], rope: Rope) -> None:
 )
 def test_both_spellings_of_dtype(written: dict[str, Any], dtype: str) -> None:
     assert spec_from(QWEN3 | written).dtype == dtype
+
+
+def test_the_operator_lets_through_what_the_engine_has() -> None:
+    assert set(supported.ARCHITECTURES) == set(ARCHITECTURES), "both are to change together"
 
 
 def test_a_missing_head_dim_means_what_the_architecture_says() -> None:
