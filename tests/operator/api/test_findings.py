@@ -18,7 +18,7 @@ ENGINE_KEYS = (
     "grammarCompileBytes, grammarCompileSeconds, image, kvCacheDtype, kvPoolTokens, kvTransfer, "
     "maxLoraRank, maxLorasPerBatch, maxPrefillTokens, maxQueuedRequests, maxRunningRequests, "
     "memoryFraction, minPrefillTokens, mixedChunk, overlap, pageSize, prefixCache, "
-    "prefixEvictionPolicy, priorityThreshold, "
+    "prefixEvictionPolicy, priorityThreshold, reasoningFormat, "
     "scheduleConservativeness, schedulingPolicy, startupSeconds, strictRequests, "
     "tensorParallelSize, threads, toolCallFormat"
 )
@@ -107,7 +107,7 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "spec.pools.mixed.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
     ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "
      "chunkSize? allowed: chunkSize, mixedChunk, tensorParallelSize, pageSize, kvTransfer "
-     "and 27 more"),
+     "and 28 more"),
     ({"engine": {"tempo": None}}, f"spec.engine.tempo: unknown field; allowed: {ENGINE_KEYS}"),
 ]  # fmt: skip
 
