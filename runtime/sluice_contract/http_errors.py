@@ -26,7 +26,7 @@ HEAD_SECONDS: Final = 60.0
 BODY_SECONDS: Final = 60.0
 """Longest time that a body may take to arrive."""
 
-_ROUTES: Final = (["chat", "completions"], ["completions"], ["models"])
+_ROUTES: Final = (["chat", "completions"], ["completions"], ["responses"], ["models"])
 """OpenAI's, below the base URL."""
 _OTHER_TASKS: Final = {
     "embeddings": "makes no embeddings",
@@ -92,7 +92,7 @@ def no_route(path: str) -> Mistake:
     if len(parts) > 1 and parts[0] == "v1" and parts[1] in _OTHER_TASKS:
         message = (
             f"{shown(path)}: this server generates text and {_OTHER_TASKS[parts[1]]}; allowed: "
-            "/v1/chat/completions, /v1/completions"
+            "/v1/chat/completions, /v1/responses, /v1/completions"
         )
         return Mistake(404, "not_found", message)
     meant = next((route for route in _ROUTES if parts[-len(route) :] == route), None)

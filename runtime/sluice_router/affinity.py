@@ -27,9 +27,9 @@ MAX_MESSAGES: Final = 16
 """Messages that are hashed, where the first of a user comes later."""
 
 MAX_PARSED_BYTES: Final = 256 * 1024
-"""Of a longer body the bytes behind `messages` or `prompt` are hashed as they are: parsing takes
-4 µs a KiB."""
-_PROMPT_FIELDS: Final = re.compile(rb'"(?:messages|prompt)"\s*:')
+"""Of a longer body the bytes behind `messages`, `prompt` or `input` are hashed as they are: parsing
+takes 4 µs a KiB."""
+_PROMPT_FIELDS: Final = re.compile(rb'"(?:messages|prompt|input)"\s*:')
 
 AffinityReason = Literal["SamePrefix", "SameSession"]
 
@@ -51,6 +51,8 @@ in its queue, for a prefix that may be cached; a whole one for a session that wa
 class _Body(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
     model: msgspec.Raw = msgspec.Raw()
     """Adapters share nothing that is cached."""
@@ -99,12 +101,19 @@ def preferred(affinity: Affinity, engines: Iterable[EngineState]) -> EngineState
 def _beginning(body: _Body) -> Iterator[bytes]:
     """Of a conversation up to the first message of its user, so that all its turns have the same
     and others with the same system prompt have another."""
-    if len(bytes(body.prompt)) >= MIN_BYTES:
-        yield bytes(body.prompt)[:TEXT_BYTES]
+    instructions, text, turns = map(bytes, (body.instructions, body.prompt, body.messages))
+    if bytes(body.input).startswith(b"["):
+        turns = bytes(body.input)
+    elif body.input:
+        text = bytes(body.input)
+    if len(instructions) + len(text or turns) < MIN_BYTES:
         return
-    if len(bytes(body.messages)) < MIN_BYTES:
+    if instructions:
+        yield instructions[:MESSAGE_BYTES]
+    if text:
+        yield text[:TEXT_BYTES]
         return
-    for message in _messages.decode(body.messages)[:MAX_MESSAGES]:
+    for message in _messages.decode(turns)[:MAX_MESSAGES]:
         yield bytes(message)[:MESSAGE_BYTES]
         if _message.decode(message).role == "user":
             return

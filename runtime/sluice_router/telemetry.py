@@ -30,7 +30,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 Outcome = Literal["complete", "cut", "client_gone"]
 """How an answer ended: whole (also as an error), broken off after its head was sent, or by the
 client, who left or did not read."""
-COMPLETION_ROUTES: Final = ("/v1/completions", "/v1/chat/completions")
+COMPLETION_ROUTES: Final = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 FAILURES: Final[tuple[tuple[str, Outcome], ...]] = (
     ("200", "cut"), ("429", "complete"), ("500", "complete"), ("502", "complete"),
     ("503", "complete"), ("504", "complete"),

@@ -12,6 +12,7 @@ from sluice_runtime.server.protocol import (
     CompletionRequest,
     GenerateRequest,
 )
+from sluice_runtime.server.responses.request import ResponsesRequest
 from sluice_runtime.server.sampling_plan import MAX_SCORED_VALUES
 
 
@@ -19,7 +20,13 @@ def test_the_reference_page_names_every_field_and_every_route() -> None:
     page = Path("docs/reference/api.md").read_text()
     fields = {
         name
-        for kind in (CompletionRequest, ChatRequest, GenerateRequest, AbortRequest)
+        for kind in (
+            CompletionRequest,
+            ChatRequest,
+            ResponsesRequest,
+            GenerateRequest,
+            AbortRequest,
+        )
         for name in kind.model_fields
     }
     assert {name for name in fields if f"`{name}`" not in page} <= {"request_id"}

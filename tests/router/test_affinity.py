@@ -58,9 +58,23 @@ def test_completions_have_the_key_of_their_beginning() -> None:
     assert key({"prompt": list(range(900))}) == key({"prompt": list(range(901))})
 
 
+def test_responses_have_the_key_of_their_instructions_and_first_turns() -> None:
+    instructions = "You are brief. " * 400
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "Hi!"}]
+    first = key({"instructions": instructions, "input": turns[:1]})
+    assert first is not None
+    assert key({"instructions": instructions, "input": turns, "stream": True}) == first
+    assert key({"instructions": "Shout. " * 400, "input": turns}) != first
+    text = key({"instructions": instructions, "input": "hello"})
+    assert text is not None
+    assert text != key({"instructions": instructions, "input": "goodbye"})
+    assert key({"input": "once " * 400}) == key({"input": "once " * 400 + "upon"}) is not None
+
+
 def test_a_short_prompt_prefers_no_engine() -> None:
     assert key({"prompt": "hello"}) is None
     assert key({"messages": [{"role": "user", "content": "hello"}]}) is None
+    assert key({"instructions": "Be brief.", "input": "hello"}) is None
     assert key({}) is None
 
 

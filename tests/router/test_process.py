@@ -80,7 +80,7 @@ async def test_it_streams_and_leaves_on_sigterm_after_the_last_stream(tmp_path: 
     [
         ("{}", "exactly one of discovery and engines is required"),
         ('{"engines": ["ftp://x"]}', r'engines\[0\]: "ftp://x" is not allowed'),
-        ('{"engines": ["http://x"], "extra": 1}', "extra: unknown field; allowed: auth, discov"),
+        ('{"engines": ["http://x"], "extra": 1}', "extra: unknown field; allowed: auth, cors, dis"),
         ('{"engines": ["http://x"], "load": {"staleSeconds": 0}}', "load.staleSeconds: 0"),
         ('{"discovery": {"service": "chat"}}', "discovery: null is not allowed"),
         ("{", r"allowed: a JSON object \(EOF"),

@@ -50,6 +50,19 @@ def test_what_is_held_is_told_and_forgotten() -> None:
     assert sum(grown) < 1000
 
 
+def test_events_may_have_names_and_share_a_comment() -> None:
+    first = comment_line(EventComment(START, c=[(0, [5])])) + b"event: a\ndata: {}\n\n"
+    last = comment_line(EventComment(c=[(0, [6])])) + b"event: c\ndata: {}\n\n"
+    rest = b"event: b\ndata: {}\n\n" + last
+    of_answer = progress([])
+    taken = of_answer.take(first + rest + sse.DONE)
+    named = b"".join(b"event: %c\ndata: {}\n\n" % name for name in b"abc")
+    assert taken.data == named + sse.DONE
+    resume = of_answer.head().resume
+    assert resume is not None
+    assert resume.choices[0].ids == [5, 6]
+
+
 def test_an_error_event_is_not_passed_and_what_came_before_it_is() -> None:
     first = next(iter(events_from(CallHead(SEED))))
     data = event(EventComment(START), b'{"a":1}')

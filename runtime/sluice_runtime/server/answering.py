@@ -37,14 +37,15 @@ from sluice_runtime.errors import (
 )
 from sluice_runtime.messages import PrefillEngine
 from sluice_runtime.server.answer_text import Piece
-from sluice_runtime.server.answers import Chunks, Envelope, Shape, Usage, is_light, whole
+from sluice_runtime.server.answers import Envelope, NamedEvents, Usage, Writer, is_light
 from sluice_runtime.server.body import read_body, refuse_heavy, routing_key_of, traceparent_of
 from sluice_runtime.server.choice import BegunChoice
+from sluice_runtime.server.common_fields import AnsweredRequest
+from sluice_runtime.server.failures import error_body, log_unforeseen
 from sluice_runtime.server.generation import Caller, Generator
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.private_answers import streamed, whole_at_end
 from sluice_runtime.server.prompts import ChoicePlan, Planner
-from sluice_runtime.server.protocol import GenerationRequest
 from sluice_runtime.server.request_span import RequestSpan, request_span
 from sluice_runtime.server.resumption import (
     MAX_HEAD_BYTES,
@@ -58,7 +59,7 @@ from sluice_runtime.server.tenants import of_tenant
 
 _log = logging.getLogger(__name__)
 
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
+RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 EventT = TypeVar("EventT", bound=Event)
 
 _CLIENT_CLOSED_REQUEST: Final = 499
@@ -74,7 +75,7 @@ class Route(Generic[RequestT]):
 
     kind: type[RequestT]
     plan: Callable[[Planner, RequestT], list[ChoicePlan]]
-    shape: Shape
+    writer: Callable[[RequestT, Envelope, Usage], Writer]
     id_prefix: str
 
 
@@ -91,7 +92,7 @@ class Signed(NamedTuple):
 class Planned(NamedTuple):
     """A request that was parsed and planned."""
 
-    asked: GenerationRequest
+    asked: AnsweredRequest
     choices: list[BegunChoice]
     envelope: Envelope
     ignored: list[str]
@@ -152,7 +153,8 @@ class Answerer:
         caller = Caller(arrival_seconds, routing_key, given, signed.prefill, trace)
         running = planned.running
         pieces = self._counted(generator.pieces(planned.choices, caller), running, caller, span)
-        response = await self._respond(route.shape, request, planned, pieces)
+        writer = route.writer(planned.asked, planned.envelope, planned.usage)
+        response = await self._respond(writer, request, planned, pieces)
         response.headers.update(planned.headers)
         return response
 
@@ -218,28 +220,26 @@ class Answerer:
         named = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored + unread]
         return of_tenant(asked, tenant), named
 
-    def _adapted(self, planner: Planner, asked: GenerationRequest) -> Planner:
+    def _adapted(self, planner: Planner, asked: AnsweredRequest) -> Planner:
         """For what the request names as its model, which may be an adapter."""
         return replace(planner, adapter=self._service.adapter_key(asked.requested_model))
 
     async def _respond(
         self,
-        shape: Shape,
+        writer: Writer,
         request: Request,
         planned: Planned,
         pieces: AsyncGenerator[Piece, None],
     ) -> Response:
-        asked, envelope, usage = planned.asked, planned.envelope, planned.usage
-        chunks = Chunks(shape, envelope, usage, asked.stream_options)
-        written = partial(_written, shape, envelope, usage)
+        streams, written = planned.asked.stream, partial(_written, writer)
         if planned.start is not None:
-            if asked.stream:
-                told = streamed(chunks, planned.choices, pieces, planned.start)
+            if streams:
+                told = streamed(writer, planned.choices, pieces, planned.start)
             else:
                 told = whole_at_end(written, planned.choices, pieces, planned.start)
             return await self._streamed(request, told)
-        if asked.stream:
-            return await self._streamed(request, _events(chunks, pieces))
+        if streams:
+            return await self._streamed(request, _events(writer, pieces))
         collected = await until_client_leaves(request.receive, _collected(pieces))
         if collected is None:
             return self._gone()
@@ -314,19 +314,30 @@ async def _collected(pieces: AsyncGenerator[Piece, None]) -> Sequence[Piece]:
         return [piece async for piece in pieces]
 
 
-def _written(shape: Shape, envelope: Envelope, usage: Usage, collected: Sequence[Piece]) -> bytes:
-    return msgspec.json.encode(whole(shape, envelope, usage, collected))
+def _written(writer: Writer, collected: Sequence[Piece]) -> bytes:
+    return msgspec.json.encode(writer.whole(collected))
 
 
 async def _events(
-    chunks: Chunks, pieces: AsyncGenerator[Piece, None]
-) -> AsyncGenerator[dict[str, Any], None]:
-    async with aclosing(pieces):
-        async for piece in pieces:
-            light = is_light([piece])
-            if chunk := chunks.of(piece) if light else await asyncio.to_thread(chunks.of, piece):
-                yield chunk
-    if last := chunks.last():
+    writer: Writer, pieces: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[dict[str, Any] | NamedEvents, None]:
+    begun = False
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                light = is_light([piece])
+                chunk = writer.of(piece) if light else await asyncio.to_thread(writer.of, piece)
+                if chunk:
+                    begun = True
+                    yield chunk
+    except Exception as error:
+        ended = writer.failed(error_body(error)["error"]["message"]) if begun else None
+        if ended is None:
+            raise
+        log_unforeseen(error)
+        yield ended
+        return
+    if last := writer.last():
         yield last
 
 

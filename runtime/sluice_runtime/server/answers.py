@@ -7,15 +7,15 @@ the chunks into events.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from sluice_runtime.server.answer_text import Piece, joined
 from sluice_runtime.server.choice import BegunChoice
-from sluice_runtime.server.protocol import StreamOptions
+from sluice_runtime.server.protocol import GenerationRequest, StreamOptions
 from sluice_runtime.server.token_text import ScoredToken, TokenText
 from sluice_runtime.server.tools.calls import CallPart
 
@@ -185,9 +185,36 @@ def _choice(piece: Piece, logprobs: object, **own: Any) -> dict[str, Any]:
     return choice
 
 
+class NamedEvents(NamedTuple):
+    """Events that are sent together, each under the name that is its `type`."""
+
+    events: tuple[dict[str, Any], ...]
+
+
+class Writer(Protocol):
+    """Writes one answer, streamed or whole; is told of its pieces in order."""
+
+    usage: Usage
+
+    def of(self, piece: Piece) -> dict[str, Any] | NamedEvents | None:
+        """What is sent of a piece; None when there is nothing to send."""
+
+    def passed(self, choice: BegunChoice) -> None:
+        """Takes in what another engine sent of a choice."""
+
+    def last(self) -> dict[str, Any] | NamedEvents | None:
+        """What is sent behind all pieces."""
+
+    def failed(self, message: str) -> NamedEvents | None:
+        """What ends a stream that has begun and cannot go on; None: an error event."""
+
+    def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """The answer that is not streamed, of pieces that this has not been told of."""
+
+
 @dataclass
 class Chunks:
-    """The chunks of one stream; remembers which choices have begun."""
+    """OpenAI's older form, of chunks that all look alike; remembers which choices have begun."""
 
     shape: Shape
     envelope: Envelope
@@ -225,18 +252,24 @@ class Chunks:
             return None
         return self.envelope.around(self.shape.chunk_object, [], usage=self.usage.to_json())
 
+    def failed(self, message: str) -> None:
+        """An error event says it."""
 
-def whole(
-    shape: Shape, envelope: Envelope, usage: Usage, pieces: Iterable[Piece]
-) -> dict[str, Any]:
-    """The response object of an answer that is not streamed."""
-    answers: dict[int, list[Piece]] = {}
-    for piece in pieces:
-        usage.add(piece)
-        answers.setdefault(piece.index, []).append(piece)
-    choices = [shape.whole_choice(joined(answers[index])) for index in sorted(answers)]
-    more = _prompt_ids(answers[0][0]) if shape.one_prompt else {}
-    return envelope.around(shape.whole_object, choices, usage=usage.to_json(), **more)
+    def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """The response object of an answer that is not streamed."""
+        answers: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            self.usage.add(piece)
+            answers.setdefault(piece.index, []).append(piece)
+        choices = [self.shape.whole_choice(joined(answers[index])) for index in sorted(answers)]
+        more = _prompt_ids(answers[0][0]) if self.shape.one_prompt else {}
+        usage = self.usage.to_json()
+        return self.envelope.around(self.shape.whole_object, choices, usage=usage, **more)
+
+
+def chunks_of(shape: Shape) -> Callable[[GenerationRequest, Envelope, Usage], Chunks]:
+    """Makes the writer of a route with this shape."""
+    return lambda asked, envelope, usage: Chunks(shape, envelope, usage, asked.stream_options)
 
 
 def is_light(pieces: Sequence[Piece]) -> bool:

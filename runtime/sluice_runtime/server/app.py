@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.server import response_models as answers
 from sluice_runtime.server.answering import Answerer, Route
-from sluice_runtime.server.answers import ChatShape, CompletionShape, GenerateShape
+from sluice_runtime.server.answers import ChatShape, CompletionShape, GenerateShape, chunks_of
 from sluice_runtime.server.body import read_body, refuse_heavy
 from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.gate import GateMiddleware
@@ -41,11 +41,18 @@ from sluice_runtime.server.protocol import (
     CompletionRequest,
     GenerateRequest,
 )
+from sluice_runtime.server.responses.events import ResponseWriter
+from sluice_runtime.server.responses.models import ResponseAnswer, ResponseEvent
+from sluice_runtime.server.responses.request import ResponsesRequest
+from sluice_runtime.server.responses.translation import plan_response
 from sluice_runtime.server.service import Service
 
-COMPLETIONS: Final = Route(CompletionRequest, Planner.plan_completion, CompletionShape(), "cmpl-")
-CHAT: Final = Route(ChatRequest, Planner.plan_chat, ChatShape(), "chatcmpl-")
-GENERATE: Final = Route(GenerateRequest, Planner.plan_generate, GenerateShape(), "gen-")
+COMPLETIONS: Final = Route(
+    CompletionRequest, Planner.plan_completion, chunks_of(CompletionShape()), "cmpl-"
+)
+CHAT: Final = Route(ChatRequest, Planner.plan_chat, chunks_of(ChatShape()), "chatcmpl-")
+RESPONSES: Final = Route(ResponsesRequest, plan_response, ResponseWriter, "resp_")
+GENERATE: Final = Route(GenerateRequest, Planner.plan_generate, chunks_of(GenerateShape()), "gen-")
 
 _NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -97,6 +104,16 @@ def _generating(service: Service) -> APIRouter:
     )
     async def answer_a_conversation(request: Request) -> Response:
         return await answerer.answer(CHAT, request)
+
+    @router.post(
+        "/v1/responses",
+        response_model=ResponseAnswer,
+        responses=events(ResponseEvent),
+        openapi_extra=body(ResponsesRequest),
+    )
+    async def respond(request: Request) -> Response:
+        """Answers input items without storing anything."""
+        return await answerer.answer(RESPONSES, request)
 
     @router.post(
         "/generate",

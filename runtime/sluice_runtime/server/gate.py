@@ -19,7 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.server.failures import MistakenError, error_response
 
-_WORK_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
+_WORK_PATHS: Final = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate"}
+)
 
 
 class Gate:

@@ -19,6 +19,8 @@ from sluice_runtime.server.protocol import (
     GenerateRequest,
 )
 from sluice_runtime.server.response_models import ChatCompletionChunk, ErrorAnswer
+from sluice_runtime.server.responses.models import ResponseEvent
+from sluice_runtime.server.responses.request import ResponsesRequest
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -29,6 +31,8 @@ _UNKNOWN_TO_FASTAPI: Final[tuple[type[BaseModel], ...]] = (
     CompletionRequest,
     GenerateRequest,
     ChatCompletionChunk,
+    ResponsesRequest,
+    ResponseEvent,
 )
 _ERRORS: Final[dict[int, str]] = {
     400: "The request is at fault; `param` names the field.",
@@ -82,8 +86,8 @@ def document(app: FastAPI) -> dict[str, Any]:
         app.openapi_schema = get_openapi(
             title="Sluice engine",
             version="v1alpha1",
-            description="OpenAI's completions and chat, and Sluice's own routes. Fields that are "
-            "not listed are ignored, and named in X-Sluice-Ignored-Fields.",
+            description="OpenAI's completions, chat and responses, and Sluice's own routes. "
+            "Fields that are not listed are ignored, and named in X-Sluice-Ignored-Fields.",
             routes=app.routes,
             separate_input_output_schemas=False,
         )

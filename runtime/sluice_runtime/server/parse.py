@@ -17,8 +17,8 @@ from sluice_contract.places import known_keys
 from sluice_contract.wording import allowed_words, unknown_field
 
 from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.server.common_fields import AnsweredRequest
 from sluice_runtime.server.failures import MistakenError
-from sluice_runtime.server.protocol import GenerationRequest
 from sluice_runtime.server.request_model import RequestModel, unknown_fields
 from sluice_runtime.server.unused_fields import NotImplementedFields
 
@@ -34,7 +34,7 @@ _NOT_IMPLEMENTED: Final = NotImplementedFields.model_fields.keys()
 _ALTERNATIVE_NAMES: Final = frozenset({"NamedTool", "str"})
 
 ModelT = TypeVar("ModelT", bound=RequestModel)
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
+RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 
 
 class Parsed(NamedTuple, Generic[RequestT]):

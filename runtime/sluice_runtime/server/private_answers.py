@@ -15,7 +15,7 @@ from sluice_contract.private_calls import AnswerStart, EventComment, Score
 
 from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.server.answer_text import Piece
-from sluice_runtime.server.answers import Chunks, is_light
+from sluice_runtime.server.answers import Writer, is_light
 from sluice_runtime.server.choice import BegunChoice
 from sluice_runtime.server.streaming import CommentedEvent
 
@@ -77,21 +77,21 @@ def _score(score: TokenLogprob) -> Score:
 
 
 async def streamed(
-    chunks: Chunks, choices: Sequence[BegunChoice], pieces: Pieces, start: AnswerStart
+    writer: Writer, choices: Sequence[BegunChoice], pieces: Pieces, start: AnswerStart
 ) -> AsyncGenerator[CommentedEvent, None]:
     """The events of an answer that is streamed, from where another engine left it."""
     notes = Notes(start)
     for choice in choices:
-        chunks.passed(choice)
+        writer.passed(choice)
     async with aclosing(_with_begun([p for c in choices for p in c.unsent], pieces)) as all_pieces:
         async for piece in all_pieces:
             notes.add(piece)
             notes.finished(piece)
             light = is_light([piece])
-            chunk = chunks.of(piece) if light else await asyncio.to_thread(chunks.of, piece)
+            chunk = writer.of(piece) if light else await asyncio.to_thread(writer.of, piece)
             if chunk or notes.due:
                 yield CommentedEvent(notes.taken(), chunk)
-    yield CommentedEvent(notes.taken(last=True), chunks.last())
+    yield CommentedEvent(notes.taken(last=True), writer.last())
 
 
 async def whole_at_end(

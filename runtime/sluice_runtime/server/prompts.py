@@ -20,6 +20,7 @@ from sluice_runtime.errors import (
 )
 from sluice_runtime.messages import Grammar, Sampling
 from sluice_runtime.scheduler.limits import Limits, max_new_tokens, refusal
+from sluice_runtime.server.common_fields import AnsweredRequest
 from sluice_runtime.server.prompt_length import end_of, surely_exceeds
 from sluice_runtime.server.protocol import (
     ChatRequest,
@@ -197,16 +198,17 @@ class Planner:
             return None
         return form.of_answer(prompt, self.text.tokenizer.special_id)
 
-    def unread_options(self, request: GenerationRequest, *, strict: bool) -> list[str]:
+    def unread_options(self, request: AnsweredRequest, *, strict: bool) -> list[str]:
         """Names in `chat_template_kwargs` that the model's chat template does not read.
 
         Raises:
             InvalidRequestError: there are some, and `strict` is set.
         """
         template = self.text.template
-        if not isinstance(request, ChatRequest) or template is None:
+        options = getattr(request, "chat_template_kwargs", None)
+        if not options or template is None:
             return []
-        unread = template.unread(request.chat_template_kwargs or {})
+        unread = template.unread(options)
         if strict and unread:
             allowed = ", ".join(sorted(template.options)) or "leaving it out"
             raise InvalidRequestError(

@@ -5,15 +5,18 @@ Fields that are known but not used are in `unused_fields`. Knows nothing of toke
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from sluice_contract.http_errors import shown_json
-from sluice_contract.tenants import MAX_PRIORITY
 
-from sluice_runtime.server.json_within import infinite_at
+from sluice_runtime.server.common_fields import (
+    AnsweredRequest,
+    RequestName,
+    SamplingFields,
+    TemplateOptions,
+)
 from sluice_runtime.server.request_model import RequestModel
 from sluice_runtime.server.structured import StructuredFields
 from sluice_runtime.server.tools.request import MadeCall, ToolFields
@@ -30,58 +33,20 @@ MAX_PROMPT_TOKENS: Final = 2**20
 MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
-MAX_SALT_CHARACTERS: Final = 256
 DEFAULT_COMPLETION_TOKENS: Final = 16
 """Default `max_tokens` of completions, as in OpenAI's API; chats have none."""
 MAX_LOGPROBS: Final = 20
 MAX_COMPLETION_LOGPROBS: Final = 5
-MAX_BIASED_TOKENS: Final = 1024
-MAX_BIAS: Final = 100
-_TOKEN_ID: Final = re.compile("[0-9]{1,9}")
 _INT64: Final = 2**63
 
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-SaltText = Annotated[str, Field(max_length=MAX_SALT_CHARACTERS)]
-RequestName = Annotated[str, Field(min_length=1, max_length=128)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)
 ]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)]
-
-
-def _by_token_id(biases: dict[str, float]) -> dict[str, float]:
-    if not all(_TOKEN_ID.fullmatch(key) for key in biases):
-        raise ValueError("an object whose keys are token ids")
-    if len({int(key) for key in biases}) < len(biases):
-        raise ValueError("an object that has each token id once, however it is spelled")
-    return biases
-
-
-def _few(biases: object) -> object:
-    """Checked before the values, which would each produce a finding."""
-    if isinstance(biases, dict) and len(biases) > MAX_BIASED_TOKENS:
-        raise ValueError(f"an object of at most {MAX_BIASED_TOKENS} items")
-    return biases
-
-
-LogitBias = Annotated[
-    dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
-    Field(max_length=MAX_BIASED_TOKENS),
-    AfterValidator(_by_token_id),
-    BeforeValidator(_few),
-]
-
-
-def _finite(options: dict[str, Any]) -> dict[str, Any]:
-    if infinite_at(options) is not None:
-        raise ValueError("an object without numbers beyond 1.8e308")
-    return options
-
-
-TemplateOptions = Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class StreamOptions(RequestModel):
@@ -95,19 +60,11 @@ class StreamOptions(RequestModel):
     """Accepted; no padding is sent."""
 
 
-class GenerationRequest(StructuredFields, UnusedFields, NotImplementedFields):
+class GenerationRequest(
+    AnsweredRequest, SamplingFields, StructuredFields, UnusedFields, NotImplementedFields
+):
     """Fields of all routes that generate. None: the model's default, else the API's."""
 
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = Field(default=None, ge=-_INT64, lt=_INT64)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
-    logit_bias: LogitBias | None = None
-    """By token id, written as a string."""
     max_tokens: int | None = Field(default=None, ge=1)
     min_tokens: int | None = Field(default=None, ge=0)
     """Stop tokens and stop strings have no effect before so many tokens."""
@@ -117,14 +74,9 @@ class GenerationRequest(StructuredFields, UnusedFields, NotImplementedFields):
     include_stop_str_in_output: bool | None = None
     """Whether the stop string is included in the text."""
     ignore_eos: bool | None = None
-    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    """Larger is more urgent; 0 when left out."""
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     """Number of top logprobs for each token of the prompt."""
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: SaltText | None = None
-    """Cached prefixes are shared only among requests with the same salt."""
     skip_special_tokens: bool | None = None
     """False: special tokens appear in the text, except the one that ended the answer."""
     add_special_tokens: bool | None = None
@@ -135,13 +87,6 @@ class GenerationRequest(StructuredFields, UnusedFields, NotImplementedFields):
     answer."""
     return_token_ids: bool | None = None
     """Whether to return the token ids of prompt and answer."""
-    request_id: RequestName | None = None
-    """The client's name for the request; never used as our own id."""
-
-    @property
-    def requested_model(self) -> str | None:
-        """None: whichever model is served."""
-        return None
 
     @property
     def stops(self) -> Sequence[str]:
@@ -172,7 +117,6 @@ class GenerationRequest(StructuredFields, UnusedFields, NotImplementedFields):
         return False
 
     def contradiction(self) -> tuple[str, str] | None:
-        """A field that contradicts others, and what is allowed."""
         if self.truncate_prompt_tokens == 0:
             return "truncate_prompt_tokens", "0 is not allowed; allowed: 1 or more, or -1"
         if self.stream_options is not None and not self.stream:

@@ -17,6 +17,7 @@ from sluice_contract.private_calls import EventComment, comment_line
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from sluice_runtime.server.answers import NamedEvents
 from sluice_runtime.server.failures import error_body, log_unforeseen
 
 WRITE_SECONDS: Final = 60.0
@@ -37,10 +38,10 @@ class CommentedEvent(NamedTuple):
     """An event of a private call, or only its comment."""
 
     comment: EventComment
-    data: dict[str, Any] | msgspec.Raw | None
+    data: dict[str, Any] | msgspec.Raw | NamedEvents | None
 
 
-Event = dict[str, Any] | CommentedEvent
+Event = dict[str, Any] | NamedEvents | CommentedEvent
 
 
 class EventStream(StreamingResponse):
@@ -145,8 +146,20 @@ async def _send_within(seconds: float, send: Send, message: Any) -> None:
 
 def _event(value: Event) -> bytes:
     if not isinstance(value, CommentedEvent):
-        return _data(value)
-    return comment_line(value.comment) + (b"\n" if value.data is None else _data(value.data))
+        return b"".join(_parts_of(value))
+    comment = comment_line(value.comment)
+    if value.data is None:
+        return comment + b"\n"
+    *before, last = _parts_of(value.data)
+    if value.comment.start is not None:  # before anything that is passed on
+        return comment + b"".join([*before, last])
+    return b"".join(before) + comment + last  # what is told is told of all of them
+
+
+def _parts_of(value: dict[str, Any] | msgspec.Raw | NamedEvents) -> list[bytes]:
+    if not isinstance(value, NamedEvents):
+        return [_data(value)]
+    return [b"event: " + event["type"].encode() + b"\n" + _data(event) for event in value.events]
 
 
 def _data(value: dict[str, Any] | msgspec.Raw) -> bytes:

@@ -11,9 +11,9 @@ from typing import TypeVar
 from sluice_contract.tenants import TenantClaims
 
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.server.protocol import GenerationRequest
+from sluice_runtime.server.common_fields import AnsweredRequest
 
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
+RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 
 
 def of_tenant(asked: RequestT, tenant: TenantClaims | None) -> RequestT:

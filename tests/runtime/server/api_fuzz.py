@@ -76,12 +76,14 @@ def _drawn(cases: st.SearchStrategy[Any], model: str, examples: int) -> list[Any
 def _make_workable(body: dict[str, Any], model: str, kept: set[int]) -> None:
     """A prompt for the model served, with a few of the other fields as they were made up."""
     prompts = [{"role": "user", "content": "hi"}]
-    needed = {"model": model, "prompt": "hi", "messages": prompts, "text": "hi"}
+    needed = {"model": model, "prompt": "hi", "messages": prompts, "input": "hi"}
+    if "input" not in body:
+        needed["text"] = "hi"
     others = sorted(body.keys() - needed.keys() - {"input_ids", "request_id"})
     for number, name in enumerate(others):
         if number not in kept:
             del body[name]
     body.update({name: value for name, value in needed.items() if name in body})
-    if "prompt" not in body and "messages" not in body and "request_id" not in body:
+    if body.keys().isdisjoint({"prompt", "messages", "input", "request_id"}):
         body.pop("input_ids", None)
         body["text"] = "hi"

@@ -28,6 +28,7 @@ ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
         {"model": MODEL, "messages": _USER, "logprobs": True, "top_logprobs": 2},
     ),
     ("post", "/v1/chat/completions", {"model": "other", "messages": _USER}),
+    ("post", "/v1/responses", {"model": MODEL, "input": "a€"}),
     ("get", "/v1/models", None),
     ("get", "/v1/models/{name}", None),
     ("post", "/generate", {"text": "a€", "logprobs": 1, "prompt_logprobs": 0}),

@@ -64,6 +64,7 @@ class SoFar:
         for line in event.split("\n"):
             if line.startswith("data: "):
                 self.passed.append(line.removeprefix("data: "))
+            if not line.startswith(":"):
                 continue
             comment = read_comment(line.encode())
             self.start = self.start or comment.start

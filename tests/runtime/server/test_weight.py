@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server import body as body_module
 from sluice_runtime.server.body import MAX_VALUES, refuse_heavy
+from sluice_runtime.server.common_fields import MAX_BIASED_TOKENS
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.protocol import (
-    MAX_BIASED_TOKENS,
     MAX_PROMPTS,
     ChatRequest,
     CompletionRequest,

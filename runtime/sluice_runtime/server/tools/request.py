@@ -26,6 +26,9 @@ def _json_object(text: str) -> str:
     return text
 
 
+JsonText = Annotated[str, AfterValidator(_json_object)]
+
+
 class Function(RequestModel):
     """A function that the model may call."""
 
@@ -51,7 +54,7 @@ class Tool(RequestModel):
 
 
 class NamedFunction(RequestModel):
-    """`tool_choice.function`."""
+    """A function that is named."""
 
     name: FunctionName
 
@@ -75,7 +78,7 @@ class CalledFunction(RequestModel):
     """`tool_calls[].function` of a message."""
 
     name: FunctionName
-    arguments: Annotated[str, AfterValidator(_json_object)]
+    arguments: JsonText
 
 
 class MadeCall(RequestModel):

@@ -1,0 +1,236 @@
+"""A chat's answer as a response: the events of its stream, and the whole object.
+
+The n-th item has the same id on every engine, so another one can go on with an answer. Pure; knows
+no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from sluice_runtime.server.answer_text import Piece
+from sluice_runtime.server.answers import Envelope, NamedEvents, Usage
+from sluice_runtime.server.choice import BegunChoice
+from sluice_runtime.server.responses.items import CallItem, MessageItem, OutputItem, logprobs_of
+from sluice_runtime.server.responses.request import ResponsesRequest
+from sluice_runtime.server.token_text import ScoredToken
+from sluice_runtime.server.tools.calls import CallPart
+
+Event = dict[str, Any]
+
+_EVENTS_A_TOKEN: Final = 2
+"""Deltas that a token may add: of text, and of a call's arguments. What begins or ends an item is
+counted apart."""
+
+
+class ResponseWriter:
+    """Writes one response; is told of its pieces in order."""
+
+    def __init__(self, asked: ResponsesRequest, envelope: Envelope, usage: Usage) -> None:
+        self._asked = asked
+        self._envelope = envelope
+        self.usage = usage
+        self._items: list[OutputItem] = []
+        self._begun = False
+        self._cut_off = False
+        """Whether the answer ended with `max_output_tokens`."""
+        self._sequence = 0
+
+    def of(self, piece: Piece) -> NamedEvents | None:
+        """The events for a piece; None when there is nothing to send."""
+        self.usage.add(piece)
+        events = [] if self._begun else self._beginning()
+        if piece.text:
+            events += self._text(piece.text, piece.scores or ())
+        for call in piece.calls:
+            events += self._call(call)
+        self._cut_off = self._cut_off or piece.finish_reason == "length"
+        return NamedEvents(tuple(events)) if events else None
+
+    def passed(self, choice: BegunChoice) -> None:
+        """Takes in what another engine sent. Pieces are larger here, so events are fewer: numbers
+        go on from the most that there may have been."""
+        for piece in choice.sent:
+            self.of(piece)
+            self._sequence += _EVENTS_A_TOKEN * piece.tokens
+
+    def last(self) -> NamedEvents:
+        """The events that end the response."""
+        events = [] if self._begun else self._beginning()
+        if not self._items:
+            events += self._open(MessageItem(self._item_id("msg")))
+        events += self._close("incomplete" if self._cut_off else "completed")
+        ended = self._object("incomplete" if self._cut_off else "completed")
+        events.append(self._event(f"response.{ended['status']}", response=ended))
+        return NamedEvents(tuple(events))
+
+    def failed(self, message: str) -> NamedEvents:
+        """The events that end a response which cannot go on."""
+        events = self._close("incomplete")
+        error = {"code": "server_error", "message": message}
+        response = {**self._object("failed"), "error": error}
+        return NamedEvents((*events, self._event("response.failed", response=response)))
+
+    def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """The response that is not streamed."""
+        for piece in pieces:
+            self.of(piece)
+        ended: dict[str, Any] = self.last().events[-1]["response"]
+        return ended
+
+    def _beginning(self) -> list[Event]:
+        self._begun = True
+        response = self._object("in_progress")
+        return [
+            self._event(f"response.{name}", response=response)
+            for name in ("created", "in_progress")
+        ]
+
+    def _text(self, text: str, scores: Sequence[ScoredToken]) -> list[Event]:
+        events: list[Event] = []
+        item = self._current
+        if not isinstance(item, MessageItem):
+            item = MessageItem(self._item_id("msg"))
+            events += [*self._close("completed"), *self._open(item)]
+        item.texts.append(text)
+        item.scores.extend(scores)
+        own = {**self._part_of(item), "delta": text, "logprobs": logprobs_of(scores)}
+        return [*events, self._event("response.output_text.delta", **own)]
+
+    def _call(self, part: CallPart) -> list[Event]:
+        events: list[Event] = []
+        item = self._current
+        if part.call_id is not None:
+            item = CallItem(self._item_id("fc"), part)
+            events += [*self._close("completed"), *self._open(item)]
+        assert isinstance(item, CallItem), "a call's parts come one after the other"
+        if part.arguments:
+            item.texts.append(part.arguments)
+            own = {**self._place(item), "delta": part.arguments}
+            events.append(self._event("response.function_call_arguments.delta", **own))
+        return events
+
+    @property
+    def _current(self) -> OutputItem | None:
+        """The item that is not complete."""
+        last = self._items[-1] if self._items else None
+        return last if last is not None and last.status == "in_progress" else None
+
+    def _open(self, item: OutputItem) -> list[Event]:
+        self._items.append(item)
+        events = [self._item_event("added", item)]
+        if isinstance(item, MessageItem):
+            own = {**self._part_of(item), "part": item.part()}
+            events.append(self._event("response.content_part.added", **own))
+        return events
+
+    def _close(self, status: Any) -> list[Event]:
+        """Ends the item that is not complete, if there is one."""
+        item = self._current
+        if item is None:
+            return []
+        item.status = status
+        if isinstance(item, CallItem):
+            own = {**self._place(item), "name": item.call.name, "arguments": item.arguments}
+            done = [self._event("response.function_call_arguments.done", **own)]
+        else:
+            part, place = item.part(), self._part_of(item)
+            text = {"text": part["text"], "logprobs": part["logprobs"]}
+            done = [
+                self._event("response.output_text.done", **place, **text),
+                self._event("response.content_part.done", **place, part=part),
+            ]
+        return [*done, self._item_event("done", item)]
+
+    def _item_event(self, what: str, item: OutputItem) -> Event:
+        place = {"output_index": len(self._items) - 1}
+        return self._event(f"response.output_item.{what}", **place, item=item.to_json())
+
+    def _place(self, item: OutputItem) -> dict[str, Any]:
+        return {"item_id": item.item_id, "output_index": len(self._items) - 1}
+
+    def _part_of(self, item: MessageItem) -> dict[str, Any]:
+        return {**self._place(item), "content_index": 0}
+
+    def _event(self, kind: str, **own: Any) -> Event:
+        event = {"type": kind, "sequence_number": self._sequence, **own}
+        self._sequence += 1
+        return event
+
+    def _item_id(self, prefix: str) -> str:
+        answer = self._envelope.response_id.partition("_")[2]
+        return f"{prefix}_{answer}_{len(self._items)}"
+
+    def _object(self, status: str) -> dict[str, Any]:
+        return response_object(
+            self._asked,
+            self._envelope,
+            status,
+            [item.to_json() for item in self._items],
+            None if status == "in_progress" else self.usage,
+        )
+
+
+def response_object(
+    asked: ResponsesRequest,
+    envelope: Envelope,
+    status: str,
+    output: list[dict[str, Any]],
+    usage: Usage | None,
+) -> dict[str, Any]:
+    """The response as it is now, with the settings that were asked for."""
+    return {
+        "id": envelope.response_id,
+        "object": "response",
+        "created_at": envelope.created_unix,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "model": envelope.model,
+        "output": output,
+        "previous_response_id": None,
+        "store": False,
+        "truncation": "disabled",
+        "usage": None if usage is None else _usage(usage),
+        **_settings(asked),
+    }
+
+
+def _settings(asked: ResponsesRequest) -> dict[str, Any]:
+    """The fields of the request that its response repeats."""
+    given = asked.model_dump(by_alias=True, exclude_none=True, include=_REPEATED)
+    if asked.tools:
+        given["tools"] = [tool.model_dump() for tool in asked.tools]
+    settings = _UNSET | given
+    settings["text"] = _UNSET["text"] | settings["text"]
+    return settings
+
+
+_UNSET: Final[dict[str, Any]] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "reasoning": None,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": None,
+}
+"""What a response says of fields that were left out."""
+_REPEATED: Final = set(_UNSET)
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    told = usage.to_json()
+    return {
+        "input_tokens": told["prompt_tokens"],
+        "input_tokens_details": told["prompt_tokens_details"],
+        "output_tokens": told["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": told["total_tokens"],
+    }

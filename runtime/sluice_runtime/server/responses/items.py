@@ -1,0 +1,73 @@
+"""The items of a response's output, from pieces of the chat's answer: plain dicts.
+
+Knows neither events nor the response around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sluice_runtime.server.answers import chat_logprobs
+from sluice_runtime.server.token_text import ScoredToken
+from sluice_runtime.server.tools.calls import CallPart
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+@dataclass
+class MessageItem:
+    """Text of the assistant."""
+
+    item_id: str
+    status: Status = "in_progress"
+    texts: list[str] = field(default_factory=list)
+    scores: list[ScoredToken] = field(default_factory=list)
+
+    def part(self) -> dict[str, Any]:
+        """Its only part of content."""
+        text = "".join(self.texts)
+        logprobs = logprobs_of(self.scores)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def to_json(self) -> dict[str, Any]:
+        content = [] if self.status == "in_progress" else [self.part()]
+        own = {"id": self.item_id, "type": "message", "status": self.status}
+        return {**own, "role": "assistant", "content": content}
+
+
+@dataclass
+class CallItem:
+    """A call of a function."""
+
+    item_id: str
+    call: CallPart
+    """Its first part."""
+    status: Status = "in_progress"
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.texts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.item_id,
+            "type": "function_call",
+            "status": self.status,
+            "call_id": self.call.call_id,
+            "name": self.call.name,
+            "arguments": "" if self.status == "in_progress" else self.arguments,
+        }
+
+
+OutputItem = MessageItem | CallItem
+
+
+def logprobs_of(scores: Sequence[ScoredToken]) -> list[Any]:
+    """One object a token, as in a chat; none where they were not asked for."""
+    told = chat_logprobs(scores)
+    assert told is not None
+    content: list[Any] = told["content"]
+    return content

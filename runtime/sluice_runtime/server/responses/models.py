@@ -1,0 +1,131 @@
+"""The answers of `POST /v1/responses` as types, for the OpenAPI document and its tests."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from sluice_runtime.server.response_models import CachedTokens, ResponseModel, TokenLogprobAnswer
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(ResponseModel):
+    """Text of the assistant."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[TokenLogprobAnswer]
+
+
+class OutputMessage(ResponseModel):
+    """What the assistant says."""
+
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class OutputCall(ResponseModel):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ReasoningTokens(ResponseModel):
+    """How many of the answer's tokens are told as reasoning: none."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(ResponseModel):
+    """Token counts of a request."""
+
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
+class ResponseFailure(ResponseModel):
+    """Why a response failed."""
+
+    code: Literal["server_error"]
+    message: str
+
+
+class IncompleteDetails(ResponseModel):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(ResponseModel):
+    """`/v1/responses`, whole. Settings of the request are repeated."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage | OutputCall]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, Any] | None
+    store: Literal[False]
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float | None
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+
+
+class ResponseEvent(ResponseModel):
+    """One event of a streamed response: by `type`, those of its fields that OpenAI's API has."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    sequence_number: int
+    response: ResponseAnswer | None = None
+    item: OutputMessage | OutputCall | None = None
+    part: OutputText | None = None
+    item_id: str = ""
+    output_index: int = 0
+    content_index: int = 0
+    delta: str = ""
+    text: str = ""
+    name: str = ""
+    arguments: str = ""
+    logprobs: list[TokenLogprobAnswer] = Field(default=[])

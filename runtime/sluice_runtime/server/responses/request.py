@@ -1,0 +1,231 @@
+"""The body of `POST /v1/responses`, as types. What needs a store of answers is refused by name.
+
+Knows nothing of chats (see `translation`) and of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, Tag
+from sluice_contract.http_errors import shown_json
+
+from sluice_runtime.server.common_fields import (
+    AnsweredRequest,
+    SamplingFields,
+    TemplateOptions,
+)
+from sluice_runtime.server.protocol import MAX_LOGPROBS, MAX_MESSAGES
+from sluice_runtime.server.request_model import RequestModel
+from sluice_runtime.server.structured import JsonObject
+from sluice_runtime.server.tools.request import MAX_TOOLS, Function, JsonText, NamedFunction
+
+LOGPROBS: Final = "message.output_text.logprobs"
+"""Of `include`: the only entry with an effect."""
+MAX_METADATA: Final = 16
+
+Metadata = Annotated[
+    dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
+]
+
+
+class ContentPart(RequestModel):
+    """One part of a message's content, or of a function's output; only text is understood."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class RefusalPart(RequestModel):
+    """An assistant's refusal; not shown to the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Parts = Annotated[
+    list[
+        Annotated[
+            Annotated[ContentPart, Tag("of text")] | Annotated[RefusalPart, Tag("of a refusal")],
+            Discriminator(lambda part: "of a refusal" if _type(part) == "refusal" else "of text"),
+        ]
+    ],
+    Field(min_length=1, fail_fast=True),
+]
+
+
+class InputMessage(RequestModel):
+    """One turn of a conversation."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Parts
+    id: str | None = None
+    status: str | None = None
+    phase: Any = None
+
+
+class MadeFunctionCall(NamedFunction):
+    """A call that the model made earlier in the conversation."""
+
+    type: Literal["function_call"]
+    call_id: str
+    arguments: JsonText
+    id: str | None = None
+    status: str | None = None
+
+
+class FunctionOutput(RequestModel):
+    """What a function that the model called has returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | Parts
+    id: str | None = None
+    status: str | None = None
+
+
+class EarlierReasoning(RequestModel):
+    """The model's reasoning earlier in the conversation; not shown to it again."""
+
+    type: Literal["reasoning"]
+    summary: Any = None
+    content: Any = None
+    encrypted_content: Any = None
+    id: str | None = None
+    status: str | None = None
+
+
+def _type(value: object) -> object:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+_ITEMS: Final = {
+    "function_call": "a call",
+    "function_call_output": "an output",
+    "reasoning": "reasoning",
+}
+"""By `type`: tags that no refusal shows, since they are no identifiers or end a path."""
+
+
+def _item_tag(item: object) -> str:
+    kind = _type(item)
+    return f"as {_ITEMS.get(kind, 'a message') if isinstance(kind, str) else 'a message'}"
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("as a message")]
+    | Annotated[MadeFunctionCall, Tag("as a call")]
+    | Annotated[FunctionOutput, Tag("as an output")]
+    | Annotated[EarlierReasoning, Tag("as reasoning")],
+    Discriminator(_item_tag),
+]
+
+
+class FunctionTool(Function):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+
+
+class ChosenFunction(NamedFunction):
+    """`tool_choice`, when it names a function."""
+
+    type: Literal["function"]
+
+
+class TextFormat(RequestModel):
+    """`text.format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")] | None = None
+    description: str | None = None
+    schema_: JsonObject | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(RequestModel):
+    """`text`."""
+
+    format: TextFormat | None = None
+    verbosity: Any = None
+
+
+class Reasoning(RequestModel):
+    """`reasoning`."""
+
+    effort: str | None = None
+    """Given to chat templates that read it."""
+    summary: Any = None
+    generate_summary: Any = None
+
+
+class UnusedResponseFields(RequestModel):
+    """Accepted with any value: they do not change the answer."""
+
+    max_tool_calls: Any = None
+    """Of tools that the server runs itself; it has none."""
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
+    """Nothing is stored; the response says so."""
+    stream_options: Any = None
+    user: Any = None
+
+
+class StatefulFields(RequestModel):
+    """Accepted only with a value that has no effect: others need what is not stored here."""
+
+    background: Literal[False] | None = None
+    conversation: None = None
+    previous_response_id: None = None
+    prompt: None = None
+    truncation: Literal["disabled"] | None = None
+
+
+class ResponsesRequest(AnsweredRequest, SamplingFields, UnusedResponseFields, StatefulFields):
+    """`POST /v1/responses`."""
+
+    model: str
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    instructions: str | None = None
+    """A system message before the input."""
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    include: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
+    """Only `message.output_text.logprobs` has an effect."""
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    """Number of top logprobs for each token."""
+    metadata: Metadata | None = None
+    """Returned with the response."""
+    chat_template_kwargs: TemplateOptions | None = None
+    """Variables for the model's chat template."""
+
+    @property
+    def requested_model(self) -> str:
+        return self.model
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer's tokens have logprobs."""
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    def contradiction(self) -> tuple[str, str] | None:
+        form = None if self.text is None else self.text.format
+        if form is None:
+            return None
+        given = form.schema_ is not None
+        if given != (form.type == "json_schema"):
+            is_given = f"{'given' if given else 'required'} with type {shown_json(form.type)}"
+            return "text.format.schema", f'{is_given}; allowed: with type "json_schema" only'
+        if form.type == "json_schema" and form.name is None:
+            return "text.format.name", 'is required with type "json_schema"'
+        return None

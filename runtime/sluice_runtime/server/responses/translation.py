@@ -1,0 +1,131 @@
+"""A request for a response as a request for a chat. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.server.common_fields import SamplingFields
+from sluice_runtime.server.prompts import ChoicePlan, Planner
+from sluice_runtime.server.protocol import ChatRequest
+from sluice_runtime.server.responses.request import (
+    ChosenFunction,
+    ContentPart,
+    EarlierReasoning,
+    FunctionOutput,
+    InputMessage,
+    MadeFunctionCall,
+    RefusalPart,
+    ResponsesRequest,
+    TextFormat,
+)
+
+_SAME: Final = (
+    *SamplingFields.model_fields,
+    "chat_template_kwargs", "model", "parallel_tool_calls", "priority", "cache_salt", "stream",
+)  # fmt: skip
+"""Fields that a chat has, too."""
+_NAMES: Final = (
+    (re.compile(r"\bresponse_format(\.json_schema)?"), "text.format"),
+    (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
+    (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
+    (re.compile(r"^messages\b"), "input"),
+)
+"""Of a chat's fields, and of those that a client of this route has given."""
+
+
+def plan_response(planner: Planner, asked: ResponsesRequest) -> list[ChoicePlan]:
+    """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
+    try:
+        (plan,) = planner.plan_chat(chat_request(asked))
+    except InvalidRequestError as error:
+        param = None if error.param is None else _renamed(error.param)
+        raise type(error)(_renamed(str(error)), param) from None
+    if plan.grammar is None:
+        return [plan]
+    named = msgspec.structs.replace(plan.grammar, field=_renamed(plan.grammar.field))
+    return [replace(plan, grammar=named)]
+
+
+def chat_request(asked: ResponsesRequest) -> ChatRequest:
+    """The chat with the same answer."""
+    chat: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
+    chat |= {
+        "messages": list(_messages(asked)),
+        "max_completion_tokens": asked.max_output_tokens,
+        "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
+    }
+    if asked.wants_logprobs:
+        chat |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
+    if asked.tools:
+        chat["tools"] = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"})}
+            for tool in asked.tools
+        ]
+    chat["tool_choice"] = asked.tool_choice
+    if isinstance(asked.tool_choice, ChosenFunction):
+        named = {"name": asked.tool_choice.name}
+        chat["tool_choice"] = {"type": "function", "function": named}
+    if asked.text is not None and asked.text.format is not None:
+        chat["response_format"] = _format(asked.text.format)
+    return ChatRequest.model_validate(chat)
+
+
+def _format(asked: TextFormat) -> dict[str, Any]:
+    if asked.type != "json_schema":
+        return {"type": asked.type}
+    schema = asked.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _messages(asked: ResponsesRequest) -> Iterator[dict[str, Any]]:
+    """Calls belong to the assistant's message before them, as in one turn of a chat."""
+    if asked.instructions is not None:
+        yield {"role": "system", "content": asked.instructions}
+    if isinstance(asked.input, str):
+        yield {"role": "user", "content": asked.input}
+        return
+    turn: dict[str, Any] | None = None
+    for item in asked.input:
+        if isinstance(item, MadeFunctionCall):
+            turn = turn or {"role": "assistant", "content": None}
+            turn.setdefault("tool_calls", []).append(_call(item))
+            continue
+        if isinstance(item, EarlierReasoning):
+            continue
+        if turn is not None:
+            yield turn
+        message = _message(item)
+        turn = message if message["role"] == "assistant" else None
+        if turn is None:
+            yield message
+    if turn is not None:
+        yield turn
+
+
+def _call(item: MadeFunctionCall) -> dict[str, Any]:
+    function = {"name": item.name, "arguments": item.arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _message(item: InputMessage | FunctionOutput) -> dict[str, Any]:
+    if isinstance(item, FunctionOutput):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+    return {"role": item.role, "content": _text(item.content)}
+
+
+def _text(content: str | Sequence[ContentPart | RefusalPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content if isinstance(part, ContentPart))
+
+
+def _renamed(text: str) -> str:
+    for chat, response in _NAMES:
+        text = chat.sub(response, text)
+    return text
