@@ -20,7 +20,13 @@ from tests.operator.harness.cluster import Cluster
 pytestmark = pytest.mark.apiserver
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-SPECS: dict[str, Manifest] = {"minimal": {}, "full": FULL_SPEC}
+ON_A_HUB: Manifest = {"uri": "hf://org/name", "tokenSecretRef": {"name": "hub", "key": "token"}}
+SPECS: dict[str, Manifest] = {
+    "minimal": {},
+    "full": FULL_SPEC,
+    "from a hub": {"model": ON_A_HUB},
+    "from a volume": {"model": ON_A_HUB | {"cache": {"size": "1Gi"}}},
+}
 CLUSTER_OBJECTS = ("priorityClassName", "runtimeClassName")
 """Admission looks these up, and the test's cluster has none of them."""
 

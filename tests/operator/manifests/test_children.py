@@ -157,3 +157,30 @@ def test_gpus_are_limits_and_bind_the_product() -> None:
         {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"},
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
     ]
+
+
+HUB: Manifest = {"uri": "hf://org/name", "tokenSecretRef": {"name": "hub", "key": "token"}}
+
+
+def _engine(model: Manifest) -> Manifest:
+    manifests = _rendered({"model": model})
+    pods = {pod["metadata"]["labels"].get(labels.ROLE): pod for pod in _pods(manifests)}
+    return pods["mixed"]
+
+
+def test_an_engine_that_downloads_has_the_token_in_that_container_alone() -> None:
+    pod = _engine(HUB)
+    (fetches,), (engine,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    assert "hub-token" in {mount["name"] for mount in fetches["volumeMounts"]}
+    assert "hub-token" not in {mount["name"] for mount in engine["volumeMounts"]}
+    assert fetches["securityContext"] == engine["securityContext"]
+    read_only = {m["name"]: m.get("readOnly", False) for m in engine["volumeMounts"]}
+    assert read_only["model"] is True
+    assert pod["metadata"]["labels"][labels.FETCHES] == "true"
+
+
+def test_an_engine_with_a_volume_has_neither_token_nor_a_way_to_the_hub() -> None:
+    pod = _engine(HUB | {"cache": {"claim": "models"}})
+    assert "initContainers" not in pod["spec"]
+    assert "hub-token" not in {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert labels.FETCHES not in pod["metadata"]["labels"]
