@@ -14,6 +14,8 @@ SERVICE_HTTP: Final = 80
 """The front Service's port."""
 OPERATOR_METRICS: Final = 8080
 OPERATOR_HEALTH: Final = 8081
+FETCH_PROGRESS: Final = 8080
+"""Fetching container of a Job: /progress."""
 BOOTSTRAP: Final = 8998
 """Rendezvous of the KV hand-over on prefill engines."""
 KV_TRANSFER_MIN: Final = 15000

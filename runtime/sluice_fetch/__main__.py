@@ -18,7 +18,8 @@ from typing import Final
 from sluice_contract.termination import MODEL_FETCHED, MODEL_RESOLVED, TerminationMessage
 
 from sluice_fetch.errors import FetchError, TransientError
-from sluice_fetch.fetch import Fetcher
+from sluice_fetch.fetch import Fetcher, Tell
+from sluice_fetch.progress_server import ProgressServer
 from sluice_fetch.retry import Retry
 from sluice_fetch.settings import source
 
@@ -32,7 +33,9 @@ def main(
 ) -> int:
     """Fetch or resolve; the exit code."""
     options = _parse(arguments)
-    fetcher = Fetcher(tell, time.monotonic, Retry(sleep), options.parallel)
+    fetcher = Fetcher(
+        _teller(options.progress_port), time.monotonic, Retry(sleep), options.parallel
+    )
     try:
         wanted = source(options.uri, options.revision, options.endpoint, options.token_file)
         if options.resolve_only:
@@ -45,6 +48,24 @@ def main(
         return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_REFUSED
     leave_message(MODEL_RESOLVED if options.resolve_only else MODEL_FETCHED, outcome)
     return 0
+
+
+def _teller(port: int | None) -> Tell:
+    """`tell`, which also shows progress at `port`. A port that is taken is no reason to fail."""
+    if port is None:
+        return tell
+    try:
+        server = ProgressServer(os.environ.get("POD_IP") or "127.0.0.1", port)
+    except OSError as error:
+        tell("progressNotServed", {"port": port, "message": str(error)})
+        return tell
+
+    def both(event: str, fields: Mapping[str, object]) -> None:
+        tell(event, fields)
+        if event == "progress":
+            server.show(fields)
+
+    return both
 
 
 def tell(event: str, fields: Mapping[str, object]) -> None:
@@ -72,6 +93,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--token-file", type=Path, metavar="FILE")
     parser.add_argument("--parallel", type=int, default=4, choices=range(1, 17), metavar="1…16")
+    parser.add_argument(
+        "--progress-port", type=int, metavar="PORT", help="GET /progress, at $POD_IP or loopback"
+    )
     to = parser.add_mutually_exclusive_group(required=True)
     to.add_argument("--cache", type=Path, metavar="FOLDER", help="Hugging Face's layout")
     to.add_argument("--resolve-only", action="store_true", help="print the commit, fetch nothing")

@@ -89,6 +89,7 @@ class Fetcher:
         blobs = {file.etag: file for file in found.files}.values()
         total = sum(file.size_bytes for file in blobs)
         meter = Meter(total, self.clock, lambda now: self.tell("progress", now.fields()))
+        self.tell("progress", meter.progress().fields())
         stop = threading.Event()
         download = Download(source, found.commit, cache, self.retry, meter, stop)
         largest_first = sorted(blobs, key=lambda file: -file.size_bytes)

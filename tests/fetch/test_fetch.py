@@ -6,11 +6,15 @@ import errno
 import json
 import os
 import shutil
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from huggingface_hub import scan_cache_dir, snapshot_download
+from sluice_contract.fetch_progress import FetchProgress
 from sluice_fetch.__main__ import EXIT_REFUSED, EXIT_TRANSIENT, main
 
 from tests.fetch.conftest import SHARDS
@@ -49,9 +53,32 @@ def test_what_an_engine_reads_is_there_and_nothing_else(
     assert Run(hub, tmp_path).code == 0
     assert snapshot_of(tmp_path) == needed_of(hub)
     lines = Run.lines(capsys)
-    assert [line["event"] for line in lines] == ["resolved", "progress", "complete"]
-    assert lines[0]["commit"] == lines[2]["commit"] == COMMIT
-    assert lines[1]["bytes"] == lines[1]["total"] == lines[0]["total"] > EVERYTHING_BYTES
+    assert [line["event"] for line in lines] == ["resolved", "progress", "progress", "complete"]
+    assert lines[0]["commit"] == lines[3]["commit"] == COMMIT
+    assert [line["bytes"] for line in lines[1:3]] == [0, lines[0]["total"]]
+    assert lines[1]["total"] == lines[2]["total"] == lines[0]["total"] > EVERYTHING_BYTES
+
+
+def test_how_far_a_download_is_can_be_asked(hub: Hub, tmp_path: Path) -> None:
+    hub.stalls_at = 1_000_000
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/progress"
+    command = threading.Thread(target=Run, args=(hub, tmp_path, "--progress-port", str(port)))
+    command.start()
+    try:
+        assert hub.stalled.wait(30)
+        told = FetchProgress.model_validate_json(httpx2.get(url).content)
+    finally:
+        hub.go_on.set()
+        command.join()
+    assert (told.bytes, told.eta_seconds) == (0, None), "as it was told last, at the beginning"
+    assert told.total > EVERYTHING_BYTES
+
+
+def test_a_port_that_is_taken_keeps_nothing_from_being_fetched(hub: Hub, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert Run(hub, tmp_path, "--progress-port", str(taken.getsockname()[1])).code == 0
 
 
 def test_huggingface_hub_reads_the_cache_as_its_own(hub: Hub, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from sluice_contract import labels
+from sluice_contract import labels, ports
 from sluice_contract.labels import FETCH_ROLE
 
 from sluice_operator.api.base import SecretKeyRef
@@ -23,7 +23,7 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.metadata import Owner, child_labels
-from sluice_operator.manifests.network import DNS, policy_port
+from sluice_operator.manifests.network import DNS, operator_pods, policy_port
 from sluice_operator.manifests.pods import CONTAINER_SECURITY, POD_SECURITY
 
 HUB_ENDPOINT: Final = "https://huggingface.co"
@@ -77,17 +77,22 @@ def fetch_account(owner: Owner) -> Manifest:
     return head | {"automountServiceAccountToken": False}
 
 
-def fetch_policy(owner: Owner, endpoint: str) -> Manifest:
+def fetch_policy(owner: Owner, endpoint: str, operator_namespace: str) -> Manifest:
     """Pods that download may reach DNS, and the ports of the hub at `endpoint` and of where it
-    keeps files, whose addresses a policy cannot know. Nobody may connect to them."""
+    keeps files, whose addresses a policy cannot know. The operator may ask how far they are."""
     url = urlsplit(endpoint)
-    ports = {url.port or (HTTPS if url.scheme == "https" else 80), HTTPS}
+    hub = {url.port or (HTTPS if url.scheme == "https" else 80), HTTPS}
+    asks = {
+        "from": [operator_pods(operator_namespace)],
+        "ports": [policy_port(ports.FETCH_PROGRESS)],
+    }
     selected = {labels.SERVICE: owner.service, labels.FETCHES: "true"}
     return owner.child(NETWORK_POLICY, fetch_name(owner.service), FETCH, FETCH_ROLE) | {
         "spec": {
             "podSelector": {"matchLabels": selected},
             "policyTypes": ["Ingress", "Egress"],
-            "egress": [DNS, {"ports": [policy_port(port) for port in sorted(ports)]}],
+            "ingress": [asks],
+            "egress": [DNS, {"ports": [policy_port(port) for port in sorted(hub)]}],
         }
     }
 
@@ -140,6 +145,8 @@ def _pod(service: str, task: FetchTask) -> Manifest:
     container = fetch_container(task.image, task.arguments, task.token)
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}, *token_volumes(task.token)]
     if task.claim is not None:
+        container["args"] += ["--progress-port", str(ports.FETCH_PROGRESS)]
+        container["env"] = [_address()]
         claim = {"claimName": task.claim}
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
         container["volumeMounts"].append(_model_mount())
@@ -153,6 +160,11 @@ def _pod(service: str, task: FetchTask) -> Manifest:
         "containers": [container],
         "volumes": volumes,
     }
+
+
+def _address() -> Manifest:
+    """Where progress is served."""
+    return {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
 def init_container(fetch: ModelFetch) -> Manifest:

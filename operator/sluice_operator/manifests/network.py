@@ -74,7 +74,7 @@ def router_policy(
     ingress = [
         {"ports": [policy_port(ports.ROUTER_HTTP)]},
         {
-            "from": [_monitoring(), _operator(operator_namespace)],
+            "from": [_monitoring(), operator_pods(operator_namespace)],
             "ports": [policy_port(ports.ROUTER_METRICS)],
         },
     ]
@@ -90,7 +90,7 @@ def router_policy(
 def engine_policy(owner: Owner, operator_namespace: str, collector: int | None = None) -> Manifest:
     """Routers, monitoring and the operator, which asks what they compute on, may connect to the
     engines, and engines to nothing but the `collector` of spans, if there is one."""
-    callers = [_pods(owner, ROUTER), _monitoring(), _operator(operator_namespace)]
+    callers = [_pods(owner, ROUTER), _monitoring(), operator_pods(operator_namespace)]
     ingress = [{"from": callers, "ports": [policy_port(ports.ENGINE_HTTP)]}]
     egress = [DNS, *_to_collector(collector)] if collector else []
     return _policy(owner, ENGINE, ingress, egress)
@@ -153,7 +153,7 @@ def _monitoring() -> Manifest:
     return {"namespaceSelector": {"matchLabels": {MONITORING_LABEL: "true"}}}
 
 
-def _operator(namespace: str) -> Manifest:
+def operator_pods(namespace: str) -> Manifest:
     """The operator's pods; every namespace carries its name as a label."""
     return {
         "namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: namespace}},

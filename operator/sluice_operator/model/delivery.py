@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pydantic import ValidationError
+from sluice_contract.fetch_progress import FetchProgress
 from sluice_contract.model_facts import ResolvedModel
 from sluice_contract.supported import ARCHITECTURES
 from sluice_contract.termination import MODEL_FETCHED, MODEL_RESOLVED
@@ -49,6 +50,8 @@ class Fetcher:
 
     image: str
     endpoint: str
+    operator_namespace: str
+    """From where it is asked how far it is."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Seen:
     children: tuple[Manifest, ...]
     pods: tuple[Manifest, ...]
     """Those of its Jobs."""
+    progress: FetchProgress | None = None
+    """How far the download is, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ def replace_claim(pin: ModelStatus, claim: str | None) -> ModelStatus:
 
 def _always(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
     yield fetch_account(top)
-    yield fetch_policy(top, fetcher.endpoint)
+    yield fetch_policy(top, fetcher.endpoint, fetcher.operator_namespace)
     if model.cache is not None and model.cache.size is not None:
         yield model_claim(top, model.cache)
 
@@ -163,7 +168,7 @@ def _download(
     what = f"commit {wanted.commit} of {wanted.uri} to claim {wanted.claim}"
     outcome = _outcome(seen, job, MODEL_FETCHED)
     if not isinstance(outcome, Done):
-        text = f"{_gb(wanted.bytes)}: {what}."
+        text = f"{_so_far(seen.progress) or _gb(wanted.bytes)}: {what}."
         return _undone(job, outcome, Check("False", FETCHING, text))
     event = Event("Normal", "ModelFetched", f"{what}: complete and verified.")
     done = Check("False", FETCHING, f"{what}: complete and verified.")
@@ -201,6 +206,20 @@ def _unsupported(pin: ModelStatus) -> Refusal | None:
 def _refusal(reason: str, what: str, message: str) -> Refusal:
     head = f"{what}: " if what else ""
     return Refusal(reason, PLACE, f"{PLACE}: {head}{message}")
+
+
+def _so_far(progress: FetchProgress | None) -> str:
+    if progress is None:
+        return ""
+    text = f"{progress.bytes / GB:.1f} of {_gb(progress.total)}"
+    if progress.eta_seconds is None:
+        return text
+    speed = f"{progress.bytes_per_second / 1e6:.0f} MB/s"
+    return f"{text} at {speed}, {_time(progress.eta_seconds)} left"
+
+
+def _time(seconds: int) -> str:
+    return f"{seconds} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _gb(count: int) -> str:

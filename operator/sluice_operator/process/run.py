@@ -25,6 +25,7 @@ from sluice_operator.clock import Clock
 from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
 from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
+from sluice_operator.informer.download_progress import DownloadProgress
 from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import RECONCILED, Key
 from sluice_operator.informer.nodes import Nodes, NodeWatch
@@ -251,6 +252,7 @@ def _dispatcher(
             settings.runbook_url_base,
             settings.hub_endpoint,
         ),
+        DownloadProgress(fetch_over_http, clock),
     )
     pools = PoolObserver(reader, AcceleratorReports(fetch_over_http, clock))
     reconciles: dict[str, Reconcile] = {

@@ -12,7 +12,10 @@ from sluice_operator.service.observe import ServiceObserved
 
 def fetcher_of(observed: ServiceObserved) -> Fetcher:
     """What models are fetched with."""
-    return Fetcher(observed.images.fetch, observed.installation.hub_endpoint)
+    installation = observed.installation
+    return Fetcher(
+        observed.images.fetch, installation.hub_endpoint, installation.operator_namespace
+    )
 
 
 def model_image_of(observed: ServiceObserved, model: ModelSpec) -> ModelImage | None:
@@ -23,5 +26,5 @@ def model_image_of(observed: ServiceObserved, model: ModelSpec) -> ModelImage | 
 
 def delivery_of(observed: ServiceObserved, top: Owner, model: ModelSpec) -> Delivery:
     """How far the model, as the spec has it, is on its way."""
-    seen = Seen(observed.service, observed.children, observed.fetchers)
+    seen = Seen(observed.service, observed.children, observed.fetchers, observed.progress)
     return plan_delivery(seen, top, model, fetcher_of(observed))

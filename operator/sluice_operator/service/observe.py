@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_contract import labels
+from sluice_contract.fetch_progress import FetchProgress
 
 from sluice_operator.accelerators.wanted import is_nvidia
 from sluice_operator.api.pools import AcceleratorSpec
+from sluice_operator.informer.download_progress import DownloadProgress
 from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
@@ -95,6 +97,8 @@ class ServiceObserved:
     GPU budget, which they count against."""
     fetchers: tuple[Manifest, ...] = ()
     """Pods of the Jobs that bring the model; only of a service whose model is downloaded."""
+    progress: FetchProgress | None = None
+    """How far they are, where one of them says so."""
     nodes: tuple[Manifest, ...] | None = None
     """None when the operator may not read nodes."""
     name_conflicts: tuple[Manifest, ...] = ()
@@ -117,6 +121,8 @@ class ServiceObserver:
     optional_kinds: OptionalKinds
     image_volumes: ImageVolumes
     installation: Installation = Installation()
+    progress: DownloadProgress | None = None
+    """None: no download is asked how far it is."""
 
     def certain(self) -> ServiceObserver:
         """An observer that reads what is decisive from the API server."""
@@ -138,6 +144,7 @@ class ServiceObserver:
             self.nodes.list(),
         )
         mounts = has_model_image(service) and await self.image_volumes.accepted()
+        progress = await self.progress.of(fetchers) if self.progress else None
         names = child_names(service, optional)
         children, conflicts = await self._unlabelled(service, children, names)
         # A lost EnginePool says which ConfigMaps are in use.
@@ -150,6 +157,7 @@ class ServiceObserver:
             pods,
             engines,
             fetchers,
+            progress,
             nodes,
             conflicts,
             optional_kinds=optional,

@@ -14,6 +14,7 @@ from sluice_operator.apply.plan import takes_away
 from sluice_operator.clock import Clock
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
+from sluice_operator.informer.download_progress import EVERY_SECONDS, is_running
 from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
 from sluice_operator.service.observe import ServiceObserver
@@ -66,4 +67,6 @@ class ServiceReconcile:
         taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN
         if taken:
             return NAME_CONFLICT_SECONDS
+        if plan.delivery.waiting is not None and any(map(is_running, observed.fetchers)):
+            return EVERY_SECONDS
         return DRAINING_SECONDS if plan.former_gpus else None

@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import pytest
 from sluice_contract import labels
+from sluice_operator.cli.preview import preview
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.network import MONITORING_LABEL, NAMESPACE_LABEL
 from sluice_operator.service.observe import Installation
 from sluice_operator.service.plan import plan_service
 
-from tests.operator.examples import service_observed, service_plan
+from tests.operator.api.invalid_specs import document
+from tests.operator.examples import IMAGES, service, service_observed
 
 
 class Place(NamedTuple):
@@ -104,8 +106,40 @@ def test_the_port_that_the_spec_names_is_open_and_the_default_is_not() -> None:
     assert not _flows(spec, DECODE, PREFILL, 8998)
 
 
+HUB: Manifest = {"model": {"uri": "hf://org/name"}}
+FETCHING = Place({labels.SERVICE: "chat", labels.FETCHES: "true"}, {"name": "default"})
+FETCHING_ENGINE = ENGINE._replace(pod={**ENGINE.pod, labels.FETCHES: "true"})
+TO_A_HUB = [
+    (FETCHING, STRANGER, 443, True),
+    (FETCHING, STRANGER, 53, True),
+    (FETCHING_ENGINE, STRANGER, 443, True),
+    (ENGINE, STRANGER, 443, False),
+    (FETCHING, STRANGER, 6443, False),
+    (FETCHING, ENGINE, 8000, False),
+    (OPERATOR, FETCHING, 8080, True),
+    (STRANGER, FETCHING, 8080, False),
+    (STRANGER, FETCHING_ENGINE, 8000, False),
+]
+
+
+@pytest.mark.parametrize(("source", "target", "port", "allowed"), TO_A_HUB)
+def test_only_pods_that_download_reach_a_hub(
+    source: Place, target: Place, port: int, allowed: bool
+) -> None:
+    assert _flows(HUB, source, target, port) is allowed
+
+
+def test_a_mirror_is_reached_at_its_port() -> None:
+    found = Installation(hub_endpoint="http://mirror.example.com:8081/hub")
+    observed = service_observed(service(HUB), installation=found)
+    policies = [m["spec"] for m in plan_service(observed).apply if m["kind"] == "NetworkPolicy"]
+    for port, allowed in ((8081, True), (443, True), (80, False)):
+        assert _passes(policies, FETCHING, STRANGER, port, "egress", "to") is allowed
+
+
 def _flows(spec: Manifest, source: Place, target: Place, port: int) -> bool:
-    policies = [m["spec"] for m in service_plan(spec).apply if m["kind"] == "NetworkPolicy"]
+    manifests = preview(document(spec), IMAGES).manifests
+    policies = [m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"]
     leaves = _passes(policies, source, target, port, "egress", "to")
     arrives = _passes(policies, target, source, port, "ingress", "from")
     return leaves and arrives

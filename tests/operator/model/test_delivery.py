@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from sluice_contract.fetch_progress import FetchProgress
 from sluice_contract.supported import ARCHITECTURES
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
@@ -32,10 +33,12 @@ class World:
     pods: list[Manifest] = field(default_factory=list)
     uids: int = 0
 
-    def reconcile(self) -> ServicePlan:
+    def reconcile(self, progress: FetchProgress | None = None) -> ServicePlan:
         """Plans, carries out and reports once."""
         item = service(self.spec, generation=self.generation) | {"status": self.status}
-        observed = service_observed(item, self.children.values(), fetchers=tuple(self.pods))
+        observed = service_observed(
+            item, self.children.values(), fetchers=tuple(self.pods), progress=progress
+        )
         plan = plan_service(observed)
         for manifest in plan.apply:
             self._apply(manifest)
@@ -157,6 +160,12 @@ def test_two_pools_share_one_download_to_a_claim() -> None:
     assert _arguments(pod["containers"][0])["--revision"] == COMMIT
     mounted = {v["name"]: v.get("persistentVolumeClaim") for v in pod["volumes"]}
     assert mounted["model"] == {"claimName": "chat-model"}
+    progress = FetchProgress(
+        bytes=3_000_000_000, total=16_400_000_000, bytes_per_second=55_000_000, eta_seconds=244
+    )
+    world.reconcile(progress)
+    message = (find(world.status, "ModelAvailable") or {})["message"]
+    assert message.startswith("3.0 of 16.4 GB at 55 MB/s, 4 min left: commit c0ffee")
     world.ends(0, said("ModelFetched", COMMIT))
     plan = world.reconcile()
     assert [event.reason for event in plan.events] == ["ModelFetched"]

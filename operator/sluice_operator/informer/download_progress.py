@@ -1,0 +1,64 @@
+"""How far downloads are: their pods are asked, each at most every few seconds.
+
+Whoever asks more often gets the same answer again, so that showing it is no cause to ask anew. A
+pod that does not answer has none. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+from pydantic import ValidationError
+from sluice_contract import ports
+from sluice_contract.fetch_progress import FetchProgress
+
+from sluice_operator.clock import Clock
+from sluice_operator.informer.accelerator_reports import Fetch
+from sluice_operator.kube.kinds import Manifest
+
+EVERY_SECONDS: Final = 5.0
+MAX_KEPT: Final = 1000
+
+
+class DownloadProgress:
+    """The last answer of each pod."""
+
+    def __init__(self, fetch: Fetch, clock: Clock) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._known: OrderedDict[str, tuple[float, FetchProgress | None]] = OrderedDict()
+
+    async def of(self, pods: Iterable[Manifest]) -> FetchProgress | None:
+        """The progress of the first of `pods` that runs and answers."""
+        for pod in filter(is_running, pods):
+            if (found := await self._of(pod)) is not None:
+                return found
+        return None
+
+    async def _of(self, pod: Manifest) -> FetchProgress | None:
+        uid, now = str(pod["metadata"]["uid"]), self._clock.monotonic()
+        asked_at, known = self._known.get(uid, (None, None))
+        if asked_at is not None and now < asked_at + EVERY_SECONDS:
+            return known
+        found = await self._ask(pod)
+        self._known[uid] = (now, found)
+        self._known.move_to_end(uid)
+        if len(self._known) > MAX_KEPT:
+            self._known.popitem(last=False)
+        return found
+
+    async def _ask(self, pod: Manifest) -> FetchProgress | None:
+        address = pod["status"].get("podIP") or ""
+        host = f"[{address}]" if ":" in address else address
+        try:
+            body = await self._fetch(f"http://{host}:{ports.FETCH_PROGRESS}/progress")
+            return FetchProgress.model_validate_json(body, extra="ignore")
+        except (OSError, TimeoutError, ValidationError, ValueError):
+            return None
+
+
+def is_running(pod: Manifest) -> bool:
+    """Whether the pod's container runs, or is about to."""
+    return (pod.get("status") or {}).get("phase") == "Running"

@@ -1,0 +1,18 @@
+"""How far a download is: what the fetcher answers at `GET /progress`, and the operator shows."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sluice_contract.base import ContractModel
+
+
+class FetchProgress(ContractModel):
+    """Bytes of a commit."""
+
+    bytes: int = Field(ge=0, description="There already, those of earlier tries too.")
+    total: int = Field(ge=0, description="Of all files.")
+    bytes_per_second: int = Field(ge=0, description="Speed of the last thirty seconds.")
+    eta_seconds: int | None = Field(
+        default=None, ge=0, description="Time that is left; absent where nothing came lately."
+    )
