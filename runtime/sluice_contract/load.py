@@ -5,29 +5,38 @@ Cheap to make, read by the router (least loaded) and the autoscaler. Prometheus 
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Final
+
+from pydantic import ConfigDict, Field
 
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ContractModel
 from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 
+MAX_COUNT: Final = 2**53
+"""Far beyond any count, and exact in a float, as which readers compute with it."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
 
 class DisaggregationQueues(ContractModel):
     """Lengths, in requests, of the four hand-over queues; all 0 in the mixed role."""
 
-    bootstrap: int = 0
+    bootstrap: Count = 0
     """Of a prefill engine: rooms whose prompt is not computed; each is queued or running, too."""
-    inflight: int = 0
+    inflight: Count = 0
     """Of a prefill engine: computed, and held for the reader; neither queued nor running."""
-    prealloc: int = 0
+    prealloc: Count = 0
     """Of a decode engine: without pages; queued, too."""
-    transfer: int = 0
+    transfer: Count = 0
     """Of a decode engine: with pages, without the prompt; running, too."""
 
 
 class LoadReport(ContractModel):
-    """One engine's load at `time_seconds`."""
+    """One engine's load at `time_seconds`. NaN and infinity are refused: they would
+    go on to all who read the load of a service."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     role: Role
     epoch: str
@@ -41,15 +50,15 @@ class LoadReport(ContractModel):
     time_seconds: float
     """Unix time at which the engine process made the report."""
     draining: bool
-    queued_requests: int
-    queued_tokens: int
+    queued_requests: Count
+    queued_tokens: Count
     """Prompt tokens not computed yet, of waiting and of partly prefilled requests."""
-    running_requests: int
-    max_running_requests: int
-    kv_pages_total: int
-    kv_pages_free: int
-    kv_pages_evictable: int
-    page_size_tokens: int
+    running_requests: Count
+    max_running_requests: Count
+    kv_pages_total: Count
+    kv_pages_free: Count
+    kv_pages_evictable: Count
+    page_size_tokens: Count
     queues: DisaggregationQueues = DisaggregationQueues()
     bootstrap_port: int | None = None
     """Of a prefill engine: where decode engines connect."""
@@ -66,11 +75,11 @@ class LoadReport(ContractModel):
     """At which prompts are computed while some are; absent when unknown."""
     itl_seconds: float | None = None
     """Mean time between two tokens of an answer in the last ten seconds; absent while none ran."""
-    prompt_tokens_total: int | None = None
+    prompt_tokens_total: Count | None = None
     """Since `epoch` began, as are the next two: tokens of the prompts that were received, without
     those that the prefix cache held. The three are absent in reports of older engines."""
-    generated_tokens_total: int | None = None
-    finished_requests_total: int | None = None
+    generated_tokens_total: Count | None = None
+    finished_requests_total: Count | None = None
     adapters: dict[str, str] = Field(default_factory=dict)
     """Of the adapters that are loaded: by name, a key that is equal where their files are."""
 

@@ -113,6 +113,18 @@ class Connection(web.RequestHandler):
         self._quiet_since = self._loop.time()
         return finished
 
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """A client that has left is no error: its request is counted and logged where it ended."""
+        if isinstance(exc, ConnectionError):
+            raise exc
+        return super().handle_error(request, status, exc, message)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection is over."""
         self._end_head()

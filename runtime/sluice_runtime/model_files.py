@@ -127,8 +127,12 @@ def read_json(path: Path, key: str = "model.uri") -> Mapping[str, Any]:
 
 
 def _from_folder(uri: str, folder: Path) -> ModelFiles:
-    if not folder.is_dir():
-        raise ModelLoadError(f"model.uri: {uri!r} is no folder; allowed: a Hugging Face folder")
+    try:
+        is_folder, why = folder.is_dir(), "is no folder"
+    except OSError as error:
+        is_folder, why = False, f"cannot be read ({error.strerror})"
+    if not is_folder:
+        raise ModelLoadError(f"model.uri: {uri!r} {why}; allowed: a Hugging Face folder")
     config = read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}

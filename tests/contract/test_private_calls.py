@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +89,34 @@ def test_no_signature_of_one_kind_is_good_for_the_other() -> None:
         verified_digest(KEY, prefill, "r1", NOW)
     with pytest.raises(InvalidSignatureError, match="X-Sluice-Prefill: not signed"):
         verified_header(KEY, signed_call(KEY, "r1", b"", NOW), "r1", NOW)
+
+
+HEADER_TEXT = st.text(alphabet=st.characters(max_codepoint=255))
+"""What a header's value may be for an HTTP server."""
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(), below, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(HEADER_TEXT, st.booleans())
+def test_any_header_is_either_signed_or_refused_by_name(value: str, dotted: bool) -> None:
+    forged = f"{value}.{value}" if dotted else value
+    with pytest.raises(InvalidSignatureError):
+        verified_header(KEY, forged, "r", NOW)
+    with pytest.raises(InvalidSignatureError):
+        verified_digest(KEY, forged, "r", NOW)
+
+
+@given(st.binary(max_size=40), JSON)
+def test_any_body_and_any_comment_is_read_or_refused(start: bytes, value: object) -> None:
+    texts = [start] + [
+        json.dumps(each).encode()
+        for each in (value, {"seed": value}, {"seed": 1, "resume": value}, {"c": value})
+    ]
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            split_body(text + b"\n{}")
+        with contextlib.suppress(ValueError):
+            read_comment(b": " + text)

@@ -46,7 +46,9 @@ async def asking(url: str) -> AsyncIterator[asyncio.StreamReader]:
         writer.transport.abort()
 
 
-async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_takes_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(relay, "WRITE_SECONDS", 0.2)
     async with (
         fakes.running_engine(fills_every_buffer) as engine,
@@ -63,6 +65,7 @@ async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.Monke
                 'total{code="499",outcome="client_gone",route="/v1/completions"} 1.0'
                 in await response.text()
             )
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize(

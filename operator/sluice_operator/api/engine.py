@@ -30,6 +30,8 @@ MODEL_URI: Final = (
     "|file://(/[^/:]+)+/?"
     "|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
 )
+MAX_PART: Final = 253
+"""Of a model's URI: a claim's name is no longer, nor is a file's."""
 DRAIN_SECONDS: Final = 120
 STARTUP_SECONDS: Final = 600
 
@@ -132,6 +134,12 @@ class ModelSpec(ModelRef, ApiModel):
             "!self.uri.contains('/../') && !self.uri.endsWith('/..')",
             lambda s: "/../" not in s.uri and not s.uri.endswith("/.."),
             "a path without '..'",
+            "uri",
+        ),
+        Rule(
+            f"self.uri.split('/').all(p, size(p) <= {MAX_PART})",
+            lambda s: max(map(len, s.uri.split("/"))) <= MAX_PART,
+            f"at most {MAX_PART} characters between two slashes",
             "uri",
         ),
         Rule(

@@ -35,6 +35,9 @@ INVALID: dict[str, Invalid] = {
     "empty uri": Invalid({"model": {"uri": ""}}, "spec.model.uri"),
     "unknown scheme": Invalid({"model": {"uri": "s3://b/m"}}, "spec.model.uri", "hf://org/name"),
     "plain path": Invalid({"model": {"uri": "/models/m"}}, "spec.model.uri", "file:///path"),
+    "long part of a path": Invalid(
+        {"model": {"uri": "file:///" + 254 * "a"}}, "spec.model.uri", "253"
+    ),
     "climbing path": Invalid({"model": {"uri": "pvc://c/../m"}}, "spec.model.uri", "'..'"),
     "an image without a repository": Invalid(
         {"model": {"uri": "oci://r"}}, "spec.model.uri", "oci://"

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
+
 import pytest
-from sluice_operator.api.engine import ModelSpec
-from sluice_operator.api.model_uri import ModelSource, model_source
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sluice_contract.config import parse_engine_config
+from sluice_operator.api.engine import MAX_PART, ModelSpec
+from sluice_operator.api.model_uri import CLAIM_MOUNT, ModelSource, model_source
+from sluice_operator.service.plan import plan_service
+
+from tests.operator.examples import service, service_observed
+
+PARTS = st.one_of(
+    st.sampled_from(["", ".", "..", "a", "a" * MAX_PART, "a" * (MAX_PART + 1), "a:b", "\0"]),
+    st.text(max_size=20),
+)
+URIS = st.builds(
+    lambda scheme, parts: scheme + "/".join(parts),
+    st.sampled_from(["file:///", "pvc://", "dummy://", "hf://", "oci://", "s3://", ""]),
+    st.lists(PARTS, max_size=5),
+).filter(lambda uri: len(uri) <= 1024)
 
 
 @pytest.mark.parametrize(
@@ -24,3 +42,22 @@ def test_source_of_a_model(uri: str, source: ModelSource) -> None:
 
 def test_a_given_name_wins() -> None:
     assert model_source(ModelSpec(uri="dummy://tiny", name="big")).served_name == "big"
+
+
+@given(URIS)
+@settings(max_examples=150, deadline=None)
+def test_a_uri_is_refused_or_leads_the_engine_to_where_the_model_is(uri: str) -> None:
+    plan = plan_service(service_observed(service({"model": {"uri": uri}})))
+    if plan.refusal is not None:
+        assert plan.refusal.field.startswith("spec.model")
+        return
+    assert plan.spec is not None
+    if uri.startswith("hf://"):
+        return  # nothing is made before the revision is known
+    (pool,) = plan.pools
+    told = parse_engine_config(pool.config_map["data"]["engine.json"]).model.uri
+    scheme, _, path = told.partition("://")
+    assert scheme in ("file", "dummy")
+    assert ".." not in PurePosixPath(path).parts
+    if uri.startswith("pvc://"):
+        assert PurePosixPath(path).is_relative_to(CLAIM_MOUNT)

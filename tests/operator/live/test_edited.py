@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
+from sluice_operator.api.crd import inference_service_crd
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 
 from tests.operator.harness.cluster import Cluster, condition
@@ -18,9 +17,7 @@ from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest, snapshot
 from tests.operator.harness.scenery import chat, settled
 
-pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
-CRD = Path(__file__).parents[3] / "crds" / "inferenceservices.serving.sluice.dev.yaml"
 
 TEMPLATE: Final[dict[str, Any]] = {
     "annotations": {"a": "b"},
@@ -55,6 +52,7 @@ TEMPLATE: Final[dict[str, Any]] = {
 EDITS: Final[dict[str, Any]] = {
     "model.uri": "dummy://llama-tiny",
     "model.name": "chatty",
+    "model.aliases": ["chat-latest"],
     "model.revision": "main",
     "model.tokenSecretRef": {"name": "hf", "key": "token"},
     "model.cache": {"claim": "models"},
@@ -90,6 +88,8 @@ EDITS: Final[dict[str, Any]] = {
     "engine.reasoningFormat": "none",
     "engine.grammarCompileSeconds": 20,
     "engine.grammarCompileBytes": 1073741824,
+    "engine.maxLorasPerBatch": 2,
+    "engine.maxLoraRank": 8,
     "engine.kvTransfer": {"backend": "TCP"},
     "engine.image": "sluice/engine:other",
     "engine.drainSeconds": 30,
@@ -108,10 +108,12 @@ EDITS: Final[dict[str, Any]] = {
     "autoscaling.provider": "External",
     "rollout.strategy": "InPlace",
     "rollout.upgrade": "2026-01-02",
+    "rollout.restartedAt": "2026-01-02T03:04:05Z",
     "router.replicas": 3,
     "router.image": "sluice/router:other",
     "router.resources": {"limits": {"memory": "512Mi"}},
     "router.auth": {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "maxPriority": 3}]},
+    "router.cors": {"allowedOrigins": ["https://chat.example.com"]},
     "tracing": {"endpoint": "http://collector.monitoring:4318", "sampleRatio": 0.5},
     "paused": True,
 }
@@ -139,9 +141,8 @@ OF_THE_TICK: Final = ("autoscaling.gpuBudget", "autoscaling.target", "autoscalin
 
 def schema_fields() -> Iterator[str]:
     """The fields of the spec, down to where a row of EDITS sets a whole value."""
-    crd = yaml.safe_load(CRD.read_text())
-    version = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    yield from _fields(version["properties"]["spec"], "")
+    version = inference_service_crd()["spec"]["versions"][0]
+    yield from _fields(version["schema"]["openAPIV3Schema"]["properties"]["spec"], "")
 
 
 def _fields(schema: Manifest, at: str) -> Iterator[str]:
@@ -165,6 +166,7 @@ def test_every_field_of_the_schema_has_an_edit() -> None:
     assert set(schema_fields()) == set(EDITS)
 
 
+@pytest.mark.apiserver
 async def test_every_edit_is_carried_out_or_refused_by_name(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
@@ -214,6 +216,7 @@ async def test_every_edit_is_carried_out_or_refused_by_name(
     print(f"{len(carried_out)} edits carried out, {len(refused)} refused")
 
 
+@pytest.mark.apiserver
 async def test_a_setting_that_breaks_the_promise_is_refused_by_name(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
@@ -244,6 +247,7 @@ def _without_spec(found: dict[str, Manifest]) -> dict[str, Manifest]:
     return {**found, "InferenceService chat": {"reasons": reasons}}
 
 
+@pytest.mark.apiserver
 @pytest.mark.parametrize("path", sorted(ONLY_WITH))
 async def test_a_field_out_of_place_is_refused_by_the_api_server(
     cluster: Cluster, namespace: str, path: str
