@@ -59,11 +59,11 @@ this version does not have.
 
 CHANGES: Final = (
     (
-        "`replicas` of a pool, `paused`",
+        "`replicas` of a pool, `router.replicas`, `router.route`, `paused`",
         "no engine restarts; engines that are too many finish their streams first",
     ),
     (
-        "`router`",
+        "the rest of `router`",
         "the routers are replaced one by one; no engine restarts",
     ),
     ("`engine.drainSeconds`", "routers are replaced, and engines by another revision"),

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 from sluice_contract import cors, router_config, spans
-from sluice_operator.api import base
+from sluice_operator.api import base, route
 
 Schema = dict[str, Any]
 
@@ -28,6 +28,10 @@ PATTERNS: Final = {
     _pattern(router_config.EngineUrl): "http://HOST:PORT",
     _pattern(cors.Origin): "'*', http://HOST[:PORT] or https://HOST[:PORT]",
     _pattern(spans.CollectorUrl): "http://HOST:PORT or https://HOST, with or without a path",
+    _pattern(route.PathPrefix): "/, or segments like /team/chat, none of them with a dot first",
+    _pattern(route.Hostname): "host like models.example.com or *.example.com, no port",
+    route.HEADER_NAME: "letters, digits and '-'",
+    route.HEADER_VALUE: "printable characters, no spaces",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "letters, digits and '_', no digit first; at most 128",
 }
 """What a pattern asks for; a new one needs its row, or pages cannot be written."""

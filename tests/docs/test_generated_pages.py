@@ -77,6 +77,7 @@ SAME, ANOTHER = "same revision", "another revision"
     [
         ({"pools": {"mixed": {"replicas": 5}}}, SAME, False, False),
         ({"router": {"image": "another"}}, SAME, False, True),
+        ({"router": {"route": {"parentRefs": [{"name": "public"}]}}}, SAME, False, False),
         ({"engine": {"startupSeconds": 60}}, SAME, True, False),
         ({"engine": {"drainSeconds": 60}}, ANOTHER, True, True),
         ({"engine": {"chunkSize": 64}}, ANOTHER, True, False),

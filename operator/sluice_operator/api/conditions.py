@@ -20,6 +20,8 @@ ACCELERATOR_VERIFIED: Final = "AcceleratorVerified"
 UPGRADE_AVAILABLE: Final = "UpgradeAvailable"
 PRIORITIES_COUNT: Final = "PrioritiesCount"
 """Only of a service whose tenants have priorities."""
+ROUTE_ACCEPTED: Final = "RouteAccepted"
+"""Only of a service with a route: its Gateways lead to it."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from sluice_operator.api.base import (
 )
 from sluice_operator.api.engine import DRAIN_SECONDS, STARTUP_SECONDS, EngineSpec, ModelSpec
 from sluice_operator.api.pools import Pools, PoolSpec
+from sluice_operator.api.route import RouteSpec
 from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo, TracingSpec
 
 MAX_NAME: Final = 40
@@ -110,6 +111,11 @@ class RouterSpec(ApiModel):
     )
     cors: RouterCors | None = Field(
         default=None, description="Which web pages may send requests; left out: none."
+    )
+    route: RouteSpec | None = Field(
+        default=None,
+        description="An HTTPRoute to the service, where the cluster has the Gateway API; left out: "
+        "none.",
     )
 
 

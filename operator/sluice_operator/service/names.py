@@ -14,6 +14,7 @@ from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     ENGINE_POOL,
+    HTTP_ROUTE,
     NETWORK_POLICY,
     PERSISTENT_VOLUME_CLAIM,
     POD_DISRUPTION_BUDGET,
@@ -56,6 +57,7 @@ def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozense
             *((kind, f"{name}-{role}") for role in roles for kind in pool_kinds),
             *((kind, rule_name(name)) for kind in _of_promises(service) & set(optional_kinds)),
             *_of_a_fetched_model(service),
+            *((kind, name) for kind in _of_routes(service) & set(optional_kinds)),
         )
     )
 
@@ -107,6 +109,12 @@ def _of_promises(service: Manifest) -> frozenset[Kind]:
     """Kinds that only a service with an `slo` has children of."""
     promises = (service.get("spec") or {}).get("slo")
     return frozenset() if promises is None else frozenset({PROMETHEUS_RULE})
+
+
+def _of_routes(service: Manifest) -> frozenset[Kind]:
+    """Kinds that only a service with a route has children of."""
+    router = (service.get("spec") or {}).get("router") or {}
+    return frozenset() if router.get("route") is None else frozenset({HTTP_ROUTE})
 
 
 def _roles(service: Manifest) -> tuple[Role, ...]:

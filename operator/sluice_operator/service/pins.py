@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 from sluice_contract.labels import Role
@@ -55,9 +55,13 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     return _hash(spec, {**parts, "pool": pool, "role": role.value})
 
 
+_NOT_THE_PODS: Final = ("replicas", "route")
+"""What a service says of its routers that changes none of their pods."""
+
+
 def router_inputs(spec: InferenceServiceSpec) -> str:
     """Hash of all that a service says of its routers."""
-    router = {k: v for k, v in _given(spec.router).items() if k != "replicas"}
+    router = {k: v for k, v in _given(spec.router).items() if k not in _NOT_THE_PODS}
     given = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
     drain = max(given, default=None)
     parts = {"router": router, "drainSeconds": drain, "mode": spec.mode}

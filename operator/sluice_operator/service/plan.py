@@ -20,6 +20,7 @@ from sluice_operator.apply.plan import Plan
 from sluice_operator.conditions import reasons
 from sluice_operator.kube.kinds import (
     ENGINE_POOL,
+    HTTP_ROUTE,
     INFERENCE_SERVICE,
     JOB,
     OPTIONAL_CHILDREN,
@@ -45,6 +46,7 @@ from sluice_operator.manifests.network import (
     pool_service,
     router_policy,
 )
+from sluice_operator.manifests.route import http_route
 from sluice_operator.manifests.slo_rules import prometheus_rule
 from sluice_operator.model.delivery import NO_DELIVERY, Delivery
 from sluice_operator.model.pinned import pinned
@@ -249,6 +251,7 @@ def _children(
         router.deployment,
         disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),
         *_monitoring(observed, top, spec),
+        *_route(observed, top, spec),
         *(pool.manifest for pool in pools),
     )
 
@@ -260,6 +263,12 @@ def _monitoring(
         yield from pod_monitors(top)
     if PROMETHEUS_RULE in observed.optional_kinds and spec.slo is not None:
         yield prometheus_rule(top, spec.slo, observed.installation.runbook_url_base)
+
+
+def _route(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) -> Iterable[Manifest]:
+    route = spec.router.route if spec.router else None
+    if HTTP_ROUTE in observed.optional_kinds and route is not None:
+        yield http_route(top, route)
 
 
 def _pool(top: Owner, resolved: ResolvedPool, shares: Shares, pod_surge: int | None) -> PlannedPool:

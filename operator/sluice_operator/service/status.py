@@ -16,6 +16,7 @@ from sluice_operator.api.conditions import (
     PROGRESSING,
     READY,
     RECONCILING,
+    ROUTE_ACCEPTED,
     ROUTER_READY,
     SCALING_ACTIVE,
     STALLED,
@@ -64,6 +65,7 @@ from sluice_operator.service.parts import (
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.priorities import priorities_check
 from sluice_operator.service.rollout_in_place import IN_PLACE
+from sluice_operator.service.routed import route_check
 from sluice_operator.service.scaling import scaling_check, scaling_status
 from sluice_operator.service.settings import settings_status
 from sluice_operator.service.verified import (
@@ -72,7 +74,9 @@ from sluice_operator.service.verified import (
     with_missing_node,
 )
 
-_JUDGED_BY_A_PLAN = (ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE, PRIORITIES_COUNT)
+_JUDGED_BY_A_PLAN = (
+    ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE, PRIORITIES_COUNT, ROUTE_ACCEPTED,
+)  # fmt: skip
 
 
 def service_status(
@@ -234,6 +238,7 @@ def _checks(
         SCALING_ACTIVE: scaling_check(observed.service, plan, told),
         UPGRADE_AVAILABLE: _upgrade(plan),
         **({PRIORITIES_COUNT: priorities} if priorities else {}),
+        **({ROUTE_ACCEPTED: routed} if (routed := route_check(observed, plan)) else {}),
         RECONCILING: progressing,
         STALLED: stalled,
     }

@@ -67,6 +67,18 @@ INVALID: dict[str, Invalid] = {
         {"router": {"cors": {"allowedOrigins": ["https://a.example/b"]}}},
         "spec.router.cors.allowedOrigins[0]",
     ),
+    "a route from nowhere": Invalid({"router": {"route": {}}}, "spec.router.route.parentRefs"),
+    "a route without a Gateway": Invalid(
+        {"router": {"route": {"parentRefs": []}}}, "spec.router.route.parentRefs"
+    ),
+    "a route whose path climbs": Invalid(
+        {"router": {"route": {"parentRefs": [{"name": "a"}], "path": "/a/../b"}}},
+        "spec.router.route.path",
+    ),
+    "a route with a port in its host": Invalid(
+        {"router": {"route": {"parentRefs": [{"name": "a"}], "hostnames": ["a.example:80"]}}},
+        "spec.router.route.hostnames[0]",
+    ),
     "unknown mode": Invalid({"mode": "Both"}, "spec.mode"),
     "pools of another mode": Invalid(
         {"mode": "Mixed", "pools": {"prefill": {}, "decode": {}}},

@@ -1,5 +1,5 @@
-"""PodMonitors and PrometheusRules: none where their kinds are not installed; kept like every child
-where they are."""
+"""PodMonitors, PrometheusRules, HTTPRoutes: none where their kinds are not installed; kept like
+every child where they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from sluice_operator.kube.kinds import (
+    HTTP_ROUTE,
     INFERENCE_SERVICE,
     OPTIONAL_CHILDREN,
     POD_MONITOR,
@@ -16,7 +18,8 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 
-from tests.operator.harness.cluster import Cluster
+from e2e.cluster.toolchain.gateway_api import http_route_definition
+from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.proxy import proxying, status
 from tests.operator.harness.rest import comes_to_rest
@@ -32,7 +35,7 @@ NAMES = {"chat-engine", "chat-router"}
 
 @pytest.fixture
 async def optional_kinds(cluster: Cluster) -> AsyncIterator[None]:
-    """Both kinds, with any content."""
+    """Those of monitoring with any content, and the Gateway API's own definition."""
     for kind in OPTIONAL_CHILDREN:
         await cluster.create(DEFINITION, definition(kind))
     for kind in OPTIONAL_CHILDREN:
@@ -46,6 +49,8 @@ async def optional_kinds(cluster: Cluster) -> AsyncIterator[None]:
 
 
 def definition(kind: Kind) -> Manifest:
+    if kind == HTTP_ROUTE:
+        return dict(yaml.safe_load(http_route_definition().read_text()))
     group, _, version = kind.api_version.partition("/")
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     names = {"kind": kind.kind, "plural": kind.plural}
@@ -62,6 +67,16 @@ def definition(kind: Kind) -> Manifest:
             "versions": [served | {"schema": {"openAPIV3Schema": schema}}],
         },
     }
+
+
+def route_is(status: str, reason: str) -> Callable[[State], bool]:
+    """Whether RouteAccepted of the service is so."""
+
+    def check(services: State) -> bool:
+        found = condition(services["chat"], "RouteAccepted")
+        return (found.get("status"), found.get("reason")) == (status, reason)
+
+    return check
 
 
 async def test_without_the_kind_a_service_is_reconciled_all_the_same(
@@ -89,6 +104,31 @@ async def test_where_the_kind_is_installed_its_objects_are_made_and_kept(
     await comes_to_rest(cluster, namespace)
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"slo": None}})
     await cluster.until(PROMETHEUS_RULE, namespace, lambda found: not found)
+
+
+async def test_a_route_is_made_and_kept_and_what_gateways_say_of_it_is_told(
+    cluster: Cluster, namespace: str, optional_kinds: None, start_operator: StartOperator
+) -> None:
+    start_operator()
+    route = {"parentRefs": [{"name": "public"}], "hostnames": ["m.example.com"]}
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, router={"route": route}))
+    found = await cluster.until(HTTP_ROUTE, namespace, lambda found: "chat" in found)
+    await cluster.until(INFERENCE_SERVICE, namespace, route_is("Unknown", "NoAnswer"))
+    await comes_to_rest(cluster, namespace)
+    accepted = {
+        "type": "Accepted", "status": "True", "reason": "Accepted", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": found["chat"]["metadata"]["generation"],
+    }  # fmt: skip
+    parent = {
+        "parentRef": {"name": "public"}, "controllerName": "example.com/c", "conditions": [accepted]
+    }  # fmt: skip
+    status = {"status": {"parents": [parent]}}
+    await cluster.patch(HTTP_ROUTE, namespace, "chat", status, "status")
+    await cluster.until(INFERENCE_SERVICE, namespace, route_is("True", "Accepted"))
+    await comes_to_rest(cluster, namespace)
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"router": None}})
+    await cluster.until(HTTP_ROUTE, namespace, lambda found: not found)
 
 
 async def test_where_its_objects_may_not_be_listed_the_kind_is_as_good_as_absent(

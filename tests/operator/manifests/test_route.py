@@ -1,0 +1,84 @@
+"""HTTPRoutes: what they match, what they take away, and whose they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_operator.kube.kinds import HTTP_ROUTE, POD_MONITOR, Manifest
+from sluice_operator.service.names import child_names
+from sluice_operator.service.plan import plan_service
+
+from tests.operator.examples import pool_plan, service, service_observed, service_plan
+
+PARENTS = [{"name": "public", "namespace": "infra", "sectionName": "https"}]
+
+
+def routed(**route: Any) -> Manifest:
+    """The plan's HTTPRoute."""
+    asked = service({"router": {"route": {"parentRefs": PARENTS, **route}}})
+    plan = plan_service(service_observed(asked, optional_kinds=(HTTP_ROUTE,)))
+    (found,) = (each for each in plan.apply if each["kind"] == HTTP_ROUTE.kind)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("route", "match", "taken_away"),
+    [
+        ({}, {"path": "/chat"}, True),
+        ({"path": "/team/chat"}, {"path": "/team/chat"}, True),
+        ({"path": "/"}, {"path": "/"}, False),
+        ({"header": {}}, {"path": "/", "x-model": "chat"}, False),
+        (
+            {"header": {"name": "model", "value": "qwen"}, "path": "/v"},
+            {"path": "/v", "model": "qwen"},
+            True,
+        ),
+    ],
+    ids=str,
+)
+def test_it_matches_by_path_or_header(
+    route: Manifest, match: dict[str, str], taken_away: bool
+) -> None:
+    (rule,) = routed(**route)["spec"]["rules"]
+    (found,) = rule["matches"]
+    headers = {each["name"]: each["value"] for each in found.get("headers", ())}
+    assert {"path": found["path"]["value"]} | headers == match
+    assert [each["type"] for each in rule.get("filters", ())] == ["URLRewrite"] * taken_away
+
+
+def test_it_leads_from_the_gateways_to_the_services_port_without_a_time_limit() -> None:
+    found = routed(hostnames=["models.example.com"])
+    spec, (rule,) = found["spec"], found["spec"]["rules"]
+    assert spec["parentRefs"][0].items() >= PARENTS[0].items()
+    assert spec["hostnames"] == ["models.example.com"]
+    (backend,) = rule["backendRefs"]
+    (front,) = (
+        each
+        for each in service_plan().apply
+        if (each["kind"], each["metadata"]["name"]) == ("Service", "chat")
+    )
+    assert (backend["name"], backend["port"]) == ("chat", front["spec"]["ports"][0]["port"])
+    assert rule["timeouts"]["request"] == "0s"
+
+
+@pytest.mark.parametrize("kinds", [(), (POD_MONITOR,), (HTTP_ROUTE,)])
+@pytest.mark.parametrize("asked", [False, True])
+def test_it_is_planned_where_the_kind_is_and_it_is_asked_for(
+    kinds: tuple[Any, ...], asked: bool
+) -> None:
+    spec = {"router": {"route": {"parentRefs": PARENTS}}} if asked else {}
+    plan = plan_service(service_observed(service(spec), optional_kinds=kinds))
+    wanted = asked and HTTP_ROUTE in kinds
+    assert ("HTTPRoute" in {each["kind"] for each in plan.apply}) == wanted
+    assert ((HTTP_ROUTE, "chat") in child_names(service(spec), kinds)) == wanted
+
+
+def test_a_route_restarts_nothing() -> None:
+    spec = {"router": {"route": {"parentRefs": PARENTS}}}
+    plans = [service_plan(), service_plan(spec)]
+    before, after = (
+        [each for each in plan.apply if each["kind"] == "Deployment"] for plan in plans
+    )
+    assert before == after
+    assert pool_plan().revision == pool_plan(spec).revision
