@@ -24,6 +24,9 @@ Hostname = Annotated[
     ),
 ]
 
+HeaderName = Annotated[str, StringConstraints(pattern=HEADER_NAME, min_length=1, max_length=256)]
+HeaderValue = Annotated[str, StringConstraints(pattern=HEADER_VALUE, min_length=1, max_length=4096)]
+
 
 class GatewayRef(ApiModel):
     """A Gateway, or one of its listeners."""
@@ -44,13 +47,8 @@ class GatewayRef(ApiModel):
 class RouteHeader(ApiModel):
     """A header that says which model a request is for."""
 
-    name: Annotated[str, StringConstraints(pattern=HEADER_NAME, min_length=1, max_length=256)] = (
-        Field(default=HEADER, description="Name of the header.")
-    )
-    value: (
-        Annotated[str, StringConstraints(pattern=HEADER_VALUE, min_length=1, max_length=4096)]
-        | None
-    ) = Field(
+    name: HeaderName = Field(default=HEADER, description="Name of the header.")
+    value: HeaderValue | None = Field(
         default=None,
         json_schema_extra=left_out("the name of the service"),
         description="What it must be, exactly.",
