@@ -16,6 +16,7 @@ from pydantic import Field, StringConstraints, ValidationError, field_validator,
 
 from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
+from sluice_contract.adapters import AdapterRefs
 from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
 from sluice_contract.cors import Cors
 from sluice_contract.labels import Role
@@ -78,24 +79,6 @@ class ModelRef(ContractModel):
         """The name and the aliases."""
         return (self.served_name, *(self.aliases or ()))
 
-
-class AdapterRef(ContractModel):
-    """A LoRA adapter of the model."""
-
-    name: str = Field(
-        min_length=1,
-        max_length=256,
-        description="What a request names as its `model` to be answered with this adapter.",
-    )
-    uri: str = Field(
-        min_length=1,
-        max_length=1024,
-        description="Where it is: the path of a folder, or file:///path, in PEFT's format.",
-    )
-
-
-DEFAULT_MAX_LORAS_PER_BATCH: Final = 8
-MAX_ADAPTERS: Final = 256
 
 RDMA_RESOURCE: Final = "rdma/hca_shared_devices_a"
 """As in the sample configuration of the RDMA shared device plugin."""
@@ -344,10 +327,18 @@ class EngineConfig(EngineSettings):
     """The engine's file. Only `model.uri` must be given; unknown keys are refused."""
 
     model: ModelRef
-    adapters: tuple[AdapterRef, ...] = Field(
+    adapters: AdapterRefs = Field(
         default=(),
-        max_length=MAX_ADAPTERS,
-        description="LoRA adapters that are served beside the model.",
+        description="LoRA adapters that are served beside the model. An engine does not start "
+        "without one of them.",
+    )
+    adapters_file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="File with further `adapters`, which the engine follows: it loads those that "
+        "come and lets go of others while it serves. One that cannot be loaded is logged, and "
+        "tried again.",
     )
     role: Role = Role.MIXED
     server: ServerSettings = ServerSettings()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from sluice_contract.accelerators import CPU, GENERAL_MEMORY_FRACTION
-from sluice_contract.config import DEFAULT_MAX_LORAS_PER_BATCH
+from sluice_contract.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
 from sluice_contract.sizing import GENERAL
 
 BY_ACCELERATOR: Final[Mapping[str, str]] = {
@@ -26,7 +26,7 @@ FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
     "kv_pool_tokens": "by memoryFraction",
     "min_prefill_tokens": "pageSize",
     "max_loras_per_batch": str(DEFAULT_MAX_LORAS_PER_BATCH),
-    "max_lora_rank": "the largest of the adapters",
+    "max_lora_rank": f"the largest at the start, {LEAST_MAX_LORA_RANK} at least",
     "strict_requests": "false",
     "threads": "the container's processors",
     "tool_call_format": "by the chat template",

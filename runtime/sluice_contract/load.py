@@ -82,6 +82,10 @@ class LoadReport(ContractModel):
     finished_requests_total: Count | None = None
     adapters: dict[str, str] = Field(default_factory=dict)
     """Of the adapters that are loaded: by name, a key that is equal where their files are."""
+    adapters_failed: dict[str, str] = Field(default_factory=dict)
+    """Of the adapters that could not be loaded: by name, why."""
+    adapters_file: str | None = None
+    """`adapters_digest` of the file that the engine has followed, as far as it could."""
 
     @property
     def requests(self) -> int:

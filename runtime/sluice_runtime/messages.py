@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from sluice_contract.trace import trace_id
 
-PROTOCOL_VERSION: Final = 17
+PROTOCOL_VERSION: Final = 18
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -297,6 +297,22 @@ class LoadedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its name and a digest of its files: equal in engines whose answers with it are equal."""
 
 
+class Adapters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What there is of adapters."""
+
+    loaded: list[LoadedAdapter] = []
+    failed: dict[str, str] = {}
+    """Why others are not loaded, by name."""
+    file: str = ""
+    """`adapters_digest` of the followed file that this comes of; empty: of none."""
+
+
+class AdaptersChanged(Message, frozen=True):
+    """Engine → API: requests may name other adapters from now on, or others have failed."""
+
+    adapters: Adapters
+
+
 class EngineReady(Message, frozen=True):
     """Engine → API: the model is loaded. First message of the engine."""
 
@@ -315,7 +331,7 @@ class EngineReady(Message, frozen=True):
     """Of a prefill engine: where decode engines connect."""
     pid: int = 0
     """Of the engine process; 0 where it is a thread."""
-    adapters: list[LoadedAdapter] = []
+    adapters: Adapters = Adapters()
 
 
 class EngineFailed(Message, frozen=True):
@@ -327,4 +343,4 @@ class EngineFailed(Message, frozen=True):
 
 
 ToEngine = ApiReady | Generate | Abort | Credit | FlushCache | Drain
-ToApi = EngineReady | StepResult | Heartbeat | EngineFailed
+ToApi = EngineReady | AdaptersChanged | StepResult | Heartbeat | EngineFailed

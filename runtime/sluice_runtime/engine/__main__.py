@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,8 +157,11 @@ def _run(config: EngineConfig, engine: Engine, key: bytes, ends: Ends) -> None:
             engine.grammars,
             lambda pace: StepLog(page_size, pace),
             role=started.role,
+            adapters=engine.adapters,
         )
-        loop.run(lambda: bool(ends.stops))
+        adapters = engine.adapters
+        with adapters.following(ends.wakeup.set) if adapters else nullcontext():
+            loop.run(lambda: bool(ends.stops))
 
 
 if __name__ == "__main__":

@@ -1,54 +1,57 @@
-"""The adapters of an engine: which are loaded, which row has which, which are in slots.
+"""The adapters of one rank: which row has which, which are in slots.
 
 An adapter that was read stays in the host's memory, and is copied into a slot of the device when a
 row of a step has it: that of the adapter that was used least recently, but for those of the same
-step, which the scheduler keeps few enough. Knows no layer and no file format.
+step, which the scheduler keeps few enough. Ranks after the first read what they need when a row
+first has it. Knows no layer and no file format.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
-from sluice_contract.config import AdapterRef
 
 from sluice_runtime.engine.device import Device
 from sluice_runtime.engine.inputs import HostInputs
 from sluice_runtime.layers.adapters import NO_SLOT, AdapterBank
-from sluice_runtime.messages import LoadedAdapter
-from sluice_runtime.model.adapters import Adapter, adapter_folder, adapter_key, read_adapter
+from sluice_runtime.model.adapters import Adapter, read_adapter
 from sluice_runtime.model.shard import Shard
 from sluice_runtime.scheduler.batch import Batch
 
 
 class AdapterTable:
-    """One rank's adapters."""
+    """One rank's adapters, by key."""
 
     def __init__(self, bank: AdapterBank, shard: Shard, rows: int, device: Device) -> None:
         self._bank = bank
         self._shard = shard
         self._device = device
-        self._loaded: dict[str, Adapter] = {}
-        """By key."""
+        self._kept: dict[str, Adapter] = {}
+        """Until they are forgotten."""
         self._rows: list[str] = [""] * rows
         """The key of each row's adapter, or nothing."""
+        self._folders: dict[str, Path] = {}
+        """Where those of rows are."""
         self._slots: OrderedDict[str, int] = OrderedDict()
         """By key, those used least recently first."""
 
-    def load(self, refs: Iterable[AdapterRef]) -> list[LoadedAdapter]:
-        """Reads adapters into the host's memory.
+    def read(self, folder: Path) -> Adapter:
+        """What this rank needs of an adapter; may be called in any thread.
 
         Raises:
-            ModelLoadError: one cannot be used; one line that says why.
+            ModelLoadError: it cannot be used; one line that says why.
         """
-        loaded = []
-        for ref in refs:
-            folder = adapter_folder(ref.uri)
-            key = adapter_key(ref.name, folder)
-            self._loaded[key] = read_adapter(folder, self._bank, self._shard)
-            loaded.append(LoadedAdapter(ref.name, key))
-        return loaded
+        return read_adapter(folder, self._bank, self._shard)
+
+    def keep(self, key: str, adapter: Adapter) -> None:
+        """Rows may have it from now on."""
+        self._kept[key] = adapter
+
+    def forget(self, key: str) -> None:
+        """No row has it, or will have it."""
+        del self._kept[key]
 
     def apply(self, batch: Batch) -> None:
         """Takes in which rows have gone and come."""
@@ -56,6 +59,7 @@ class AdapterTable:
             self._rows[row] = ""
         for added in batch.added_rows:
             self._rows[added.row] = added.adapter
+            self._folders[added.adapter] = Path(added.adapter_folder)
 
     def use(self, host: HostInputs) -> None:
         """The next forward pass adds to each token what its row's adapter adds."""
@@ -76,9 +80,10 @@ class AdapterTable:
 
     def _take_slot(self, key: str, wanted: int) -> None:
         assert wanted <= self._bank.shape.slots, f"{wanted} adapters in one step"
+        adapter = self._kept.get(key) or self.read(self._folders[key])
         if len(self._slots) < self._bank.shape.slots:
             slot = len(self._slots)
         else:
             _, slot = self._slots.popitem(last=False)
-        self._bank.place(slot, self._loaded[key].pairs)
+        self._bank.place(slot, adapter.pairs)
         self._slots[key] = slot

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from sluice_contract.config import DEFAULT_MAX_LORAS_PER_BATCH, EngineConfig
+from sluice_contract.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
+from sluice_contract.config import EngineConfig
 
 from sluice_runtime.engine import host
+from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, step_device
 from sluice_runtime.engine.device_memory import DeviceMemory, device_memory
@@ -43,7 +46,7 @@ from sluice_runtime.grammar.vocabulary import unusable
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.adapters import SlotShape
-from sluice_runtime.messages import PROTOCOL_VERSION, EngineReady, LoadedAdapter
+from sluice_runtime.messages import PROTOCOL_VERSION, Adapters, EngineReady
 from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.load import Placement, load_model
@@ -87,7 +90,8 @@ class Engine:
     model: Decoder
     weights: str
     """`weights_digest` of its model."""
-    adapters: list[LoadedAdapter]
+    adapters: AdapterLoader | None
+    """None: there will be none."""
     available_bytes: int
 
     def ready(self, epoch: str) -> EngineReady:
@@ -105,7 +109,7 @@ class Engine:
             kv_dtype=_name(self.model.dtype),
             weights=self.weights,
             pid=os.getpid(),
-            adapters=self.adapters,
+            adapters=self.adapters.adapters if self.adapters else Adapters(),
         )
 
     def executor(
@@ -156,10 +160,10 @@ def build_engine(
     vocabulary, rows = model.spec.vocabulary_size, config.max_running_requests or 1
     processes = processes or processes_of(config, files, vocabulary)
     matchers = Matchers(vocabulary, processes.mask_workers)
-    adapters, loaded_adapters = None, list[LoadedAdapter]()
+    adapters = loader = None
     if model.adapters is not None:
         adapters = AdapterTable(model.adapters, placement.shard, rows, device)
-        loaded_adapters = adapters.load(config.adapters)
+        loader = _adapter_loader(config, adapters, group)
 
     def pool_of(shape: KvShape, pages: int) -> PagePool:
         return PagePool(shape, pages, config.page_size or 1, device.place)
@@ -187,7 +191,8 @@ def build_engine(
         pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
     )
     scheduler = Scheduler(settings, allocator)
-    scheduler.take_adapters(adapter.key for adapter in loaded_adapters)
+    if loader is not None:
+        loader.take_change(scheduler)
     return Engine(
         settings=settings,
         scheduler=scheduler,
@@ -198,7 +203,7 @@ def build_engine(
         grammar_processes=processes,
         model=model,
         weights=weights_digest(files, config.seed, _name(model.dtype)),
-        adapters=loaded_adapters,
+        adapters=loader,
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
 
@@ -216,17 +221,27 @@ def _loaded(
 
 
 def _slots(config: EngineConfig, context_tokens: int) -> SlotShape | None:
-    """For the adapters of one step; None: there are none."""
-    if not config.adapters:
+    """For the adapters of one step; None: there will be none."""
+    if not config.adapters and config.adapters_file is None:
         return None
     folders = [adapter_folder(adapter.uri) for adapter in config.adapters]
-    rank = config.max_lora_rank or max(read_adapter_config(folder).rank for folder in folders)
+    ranks = [read_adapter_config(folder).rank for folder in folders]
+    rank = config.max_lora_rank or max([LEAST_MAX_LORA_RANK, *ranks])
     step_tokens = max(config.max_prefill_tokens or 0, context_tokens)
     return SlotShape(
         config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,
         rank,
         step_tokens + (config.max_running_requests or 1),
     )
+
+
+def _adapter_loader(config: EngineConfig, table: AdapterTable, group: Group) -> AdapterLoader:
+    """With all that there is now. The first rank alone follows a file: the others read what its
+    steps name."""
+    file = config.adapters_file if group.rank == 0 else None
+    loader = AdapterLoader(table, config.model.served_names, Path(file) if file else None)
+    loader.start(config.adapters)
+    return loader
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -21,6 +21,8 @@ from sluice_runtime.engine.role import MixedRole, Role
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.messages import (
     Abort,
+    Adapters,
+    AdaptersChanged,
     Credit,
     Drain,
     FlushCache,
@@ -63,6 +65,14 @@ class Link(Protocol):
         ...
 
 
+class AdapterSource(Protocol):
+    """Where adapters come from."""
+
+    def take_change(self, scheduler: Scheduler) -> Adapters | None:
+        """Tells the scheduler of what has changed, if something has."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PendingStep:
     """A batch that was launched and whose result has not been processed."""
@@ -86,6 +96,7 @@ class EngineLoop:
         log: Callable[[Pace], StepLog],
         clock: Clock | None = None,
         role: Role | None = None,
+        adapters: AdapterSource | None = None,
     ) -> None:
         self._link = link
         self._scheduler = scheduler
@@ -94,6 +105,7 @@ class EngineLoop:
         self._finished_seconds = 0.0
         self._grammars = grammars
         self._role = role or MixedRole(scheduler)
+        self._adapters = adapters
         self._clock = clock or Clock()
         self._pace = Pace()
         self._log = log(self._pace)
@@ -123,6 +135,7 @@ class EngineLoop:
         unless it may run on beside the new one; or waits up to a second for messages."""
         for message in self._link.poll(self._poll_timeout_seconds()):
             self._receive(message)
+        self._take_adapters()
         began = self._clock.monotonic()
         self._role.receive(began)
         self._admit_compiled(began)
@@ -135,6 +148,11 @@ class EngineLoop:
             self._finish(self._pending.popleft())
         elif batch is None:
             self._idle_turn(began)
+
+    def _take_adapters(self) -> None:
+        changed = self._adapters and self._adapters.take_change(self._scheduler)
+        if changed:
+            self._link.send(AdaptersChanged(changed))
 
     def _launch(self, batch: Batch, began: float) -> None:
         self._idle = False

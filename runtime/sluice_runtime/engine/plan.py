@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_contract.accelerators import Accelerator
+from sluice_contract.adapters import DEFAULT_MAX_LORAS_PER_BATCH
 from sluice_contract.base import ConfigError
-from sluice_contract.config import DEFAULT_MAX_LORAS_PER_BATCH, EngineConfig, SloTargets
+from sluice_contract.config import EngineConfig, SloTargets
 from sluice_contract.labels import Role
 from sluice_contract.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
 from sluice_contract.supported import unsupported

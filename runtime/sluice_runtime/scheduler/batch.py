@@ -54,6 +54,8 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     last_token: int = NO_TOKEN
     adapter: str = ""
     """Key of the adapter that all of its tokens are computed with; empty: none."""
+    adapter_folder: str = ""
+    """Where its files are."""
 
 
 class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):

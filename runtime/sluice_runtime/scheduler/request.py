@@ -59,6 +59,8 @@ class Request:
     """When it joined the queue: its arrival, or its last retraction."""
     adapter: str = ""
     """As in `Generate`."""
+    adapter_folder: str = ""
+    """Where its files are."""
     namespace: tuple[str, ...] = ("",)
     """Requests share cached prefixes within one only."""
     key: bytes = b""
@@ -145,7 +147,7 @@ class Request:
         return len(self.token_ids) - self.computed_tokens
 
 
-def request_from(message: Generate, max_tokens: int) -> Request:
+def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -> Request:
     """A waiting request; `max_tokens` is the message's, clamped to what can be served."""
     return Request(
         request_id=message.request_id,
@@ -160,6 +162,7 @@ def request_from(message: Generate, max_tokens: int) -> Request:
         routing_key=message.routing_key,
         waiting_since_seconds=message.arrival_seconds,
         adapter=message.adapter,
+        adapter_folder=adapter_folder,
         namespace=(message.cache_salt, message.adapter),
         key=key_of(message.token_ids),
         logprobs=message.logprobs,
@@ -219,6 +222,7 @@ def row_added(request: Request) -> RowAdded:
         computed_tokens=request.computed_tokens if request.phase is Phase.RUNNING else 0,
         last_token=request.token_ids[-1] if request.phase is Phase.RUNNING else NO_TOKEN,
         adapter=request.adapter,
+        adapter_folder=request.adapter_folder,
     )
 
 

@@ -14,7 +14,7 @@ and whatever needs to know it waits for the results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,7 +83,7 @@ class Scheduler:
         """Of which the runner has not been told yet."""
         self._pending: dict[int, PendingStep] = {}
         self._deltas: list[TokenDelta] = []
-        self._adapters: frozenset[str] = frozenset()
+        self._adapters: Mapping[str, str] = {}
         self._finished_chunks: list[FinishedChunk] = []
         self._step = 0
         self._steps: Counter[str] = Counter({mode.value: 0 for mode in ForwardMode})
@@ -120,9 +120,14 @@ class Scheduler:
         self._drop_aborted()
         return self._preallocations.take(now)
 
-    def take_adapters(self, keys: Iterable[str]) -> None:
-        """From now on requests with these adapters are taken, and with no others."""
-        self._adapters = frozenset(keys)
+    def take_adapters(self, folders: Mapping[str, str]) -> None:
+        """From now on requests with these adapters, which are in these folders by key, are taken,
+        and with no others."""
+        self._adapters = folders
+
+    def has_adapter(self, key: str) -> bool:
+        """Whether some request that has not ended has this adapter."""
+        return any(request.adapter == key for request in self._table.requests)
 
     def abort(self, request_id: str) -> None:
         """The next batch drops the request, wherever it is; unknown ids are ignored."""
@@ -257,7 +262,8 @@ class Scheduler:
 
     def _request_from(self, message: Generate) -> Request:
         longest = max_new_tokens(self._limits, len(message.prompt_ids))
-        return request_from(message, min(message.max_tokens, longest))
+        folder = self._adapters.get(message.adapter, "")
+        return request_from(message, min(message.max_tokens, longest), folder)
 
     def _settled(self, message: Generate, request: Request) -> bool:
         """Whether the request is refused, or has ended where it began; then `process` reports

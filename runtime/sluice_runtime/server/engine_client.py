@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from sluice_runtime.errors import (
     AbortedError,
     EngineDiedError,
@@ -26,6 +28,7 @@ from sluice_runtime.errors import (
 )
 from sluice_runtime.messages import (
     Abort,
+    AdaptersChanged,
     Credit,
     Drain,
     EngineFailed,
@@ -285,13 +288,16 @@ class EngineClient:
         if error := queue_full(ready, len(self._unfinished), choices):
             raise OverloadedError(error)
 
-    def _receive(self, message: EngineReady | StepResult | Heartbeat) -> None:
+    def _receive(self, message: EngineReady | AdaptersChanged | StepResult | Heartbeat) -> None:
         match message:
             case EngineReady():
                 self.ready = message
                 self.became_ready.set()
                 self._observer.began(message)
                 self._take_load(_empty_load(message))
+            case AdaptersChanged():
+                assert self.ready is not None
+                self.ready = replace(self.ready, adapters=message.adapters)
             case Heartbeat():
                 self._take_load(message.load)
             case StepResult():

@@ -119,7 +119,7 @@ class Service:
     def adapters(self) -> dict[str, str]:
         """Keys of the adapters that requests may name, by name."""
         ready = self.client.ready
-        return {adapter.name: adapter.key for adapter in ready.adapters} if ready else {}
+        return {each.name: each.key for each in ready.adapters.loaded} if ready else {}
 
     def adapter_key(self, model: str | None) -> str:
         """What a request that names this model is generated with; empty: the model alone.
@@ -209,6 +209,8 @@ class Service:
             generated_tokens_total=load.generated_tokens,
             finished_requests_total=load.finished_requests,
             adapters=self.adapters,
+            adapters_failed=engine.adapters.failed,
+            adapters_file=engine.adapters.file or None,
         )
 
 

@@ -151,7 +151,10 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
             engine.grammars,
             lambda pace: StepLog(engine.settings.page_size, pace),
             role=started.role,
+            adapters=engine.adapters,
         )
+        if engine.adapters is not None:
+            stack.enter_context(engine.adapters.following(link.wakeup.set))
         thread = threading.Thread(target=loop.run, args=[stop.is_set], name=role)
         thread.start()
         try:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 from sluice_runtime.errors import StartupError
 from sluice_runtime.messages import Generate, Grammar, Sampling
+from sluice_runtime.model.adapters import adapter_key
 
 from tests.runtime.handover.engines import Answer, pair, running, through
 from tests.runtime.harness import generate
+from tests.runtime.random_adapter import write_random_adapter
 
 END = 258
 
@@ -55,6 +58,31 @@ def test_engines_with_other_weights_under_the_same_name_do_not_go_together() -> 
     ours, theirs = prefill.ready.weights, decode.ready.weights
     assert answer.end.refusal == "prefill_unavailable"
     assert f"differ: weights: {ours} and {theirs}" in str(answer.end.error)
+
+
+def test_an_adapter_goes_with_the_request(tmp_path: Path) -> None:
+    """Both engines compute with the same one; where one of them has another, that is named."""
+    folders = {name: write_random_adapter(tmp_path / name, i) for i, name in enumerate("abc", 5)}
+    refs = [{"name": name, "uri": str(folder)} for name, folder in folders.items()]
+    other = {"name": "c", "uri": str(folders["a"])}
+    keys = {name: adapter_key(name, folder) for name, folder in folders.items()}
+    common = prompt(70)
+    asked = [generate("base", common, 12)]
+    asked += [generate(name, common, 12, adapter=key) for name, key in keys.items()]
+    with running("mixed", adapters=tuple(refs)) as engine:
+        expected = engine.answers(asked)
+    assert len({tuple(answer.tokens) for answer in expected.values()}) == 4
+    with (
+        running("prefill", adapters=(*refs[:2], other)) as prefill,
+        running("decode", adapters=tuple(refs)) as decode,
+    ):
+        for _ in range(2):  # with and without cached prefixes
+            answers = decode.answers(through(prefill, asked))
+            for name in ("base", "a", "b"):
+                same(expected[name], answers[name])
+            end = answers["c"].end
+            assert end.refusal == "prefill_unavailable"
+            assert f"adapter {keys['c']} is not loaded here; loaded: a@" in str(end.error)
 
 
 PAGES_OF_1 = pytest.param(1, marks=pytest.mark.process, id="pages-of-1")

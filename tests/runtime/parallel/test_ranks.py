@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -87,22 +88,25 @@ def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Gene
 @pytest.mark.parametrize(
     ("name", "overlap", "adapted"),
     [
-        ("qwen3-tiny", False, False),
-        ("qwen3-tiny", True, False),
-        ("qwen3-tiny", True, True),
-        ("qwen2-tiny", False, False),
-        ("qwen3-moe-tiny", False, False),
+        ("qwen3-tiny", False, None),
+        ("qwen3-tiny", True, None),
+        ("qwen3-tiny", True, "adapters"),
+        ("qwen3-tiny", False, "adapters_file"),
+        ("qwen2-tiny", False, None),
+        ("qwen3-moe-tiny", False, None),
     ],
 )
 def test_two_ranks_answer_as_one(
-    name: str, overlap: bool, adapted: bool, adapters: dict[str, Path]
+    name: str, overlap: bool, adapted: str | None, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
     model = f"dummy://{name}"
     settings: dict[str, object] = {"attention_backend": "torch"}
     asked = with_adapters(requests(), adapters) if adapted else requests()
     if adapted:
         refs = tuple({"name": n, "uri": str(path)} for n, path in adapters.items())
-        settings |= {"adapters": refs, "max_loras_per_batch": 1}
+        (tmp_path / "adapters.json").write_text(json.dumps({"adapters": refs}))
+        told = {"adapters": refs, "adapters_file": str(tmp_path / "adapters.json")}
+        settings |= {adapted: told[adapted], "max_loras_per_batch": 1}
     plain = run_engine(engine_config(model, **SIZES, **settings), asked)
     run, config = Run(), sharing(model, **settings)
     recorder = Recorder(run)

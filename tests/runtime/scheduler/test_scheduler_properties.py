@@ -62,7 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_adapters=sizes["adapters"],
         )
         self.bench = Bench(built, order, overlap=sizes["overlap"])
-        self.bench.scheduler.take_adapters(ADAPTERS)
+        self.bench.scheduler.take_adapters(dict.fromkeys(ADAPTERS, ""))
         self.prompts: dict[str, list[int]] = {}
         self.generated: dict[str, int] = {}
         """Tokens of the answer that another engine generated."""

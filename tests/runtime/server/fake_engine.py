@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from sluice_runtime.messages import (
     PROTOCOL_VERSION,
     Abort,
+    Adapters,
     Credit,
     Drain,
     EngineFailed,
@@ -52,7 +53,7 @@ READY = EngineReady(
     max_queued_requests=MOST_QUEUED,
     vocabulary_size=259,
     kv_dtype="float32",
-    adapters=[LoadedAdapter(ADAPTER, ADAPTER_KEY)],
+    adapters=Adapters([LoadedAdapter(ADAPTER, ADAPTER_KEY)]),
 )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from sluice_runtime.messages import Generate
+from sluice_runtime.messages import Adapters, AdaptersChanged, Generate, LoadedAdapter
 
-from tests.runtime.server.conftest import MODEL, Server
-from tests.runtime.server.fake_engine import ADAPTER, ADAPTER_KEY
+from tests.runtime.server.conftest import MODEL, Server, until
+from tests.runtime.server.fake_engine import ADAPTER, ADAPTER_KEY, READY
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,3 +43,20 @@ async def test_a_name_that_nobody_has_is_not_found(server: Server) -> None:
 
 async def test_the_load_report_has_their_keys(server: Server) -> None:
     assert (await server.http.get("/load")).json()["adapters"] == {ADAPTER: ADAPTER_KEY}
+
+
+async def test_adapters_come_and_go(server: Server) -> None:
+    come = Adapters([LoadedAdapter("prose", "prose@02")], {"law": "no folder"}, "f00d")
+    server.engine.say(AdaptersChanged(come))
+    await until(lambda: "prose" in server.service.adapters)
+    report = (await server.http.get("/load")).json()
+    assert report["adapters"] == {"prose": "prose@02"}
+    assert (report["adaptersFailed"], report["adaptersFile"]) == ({"law": "no folder"}, "f00d")
+    listed = (await server.http.get("/v1/models")).json()["data"]
+    assert [one["id"] for one in listed] == [MODEL, "prose"]
+    answer = await server.http.post("/v1/completions", json={"prompt": "abc", "model": "prose"})
+    assert answer.status_code == 200
+    answer = await server.http.post("/v1/completions", json={"prompt": "abc", "model": ADAPTER})
+    assert answer.status_code == 404
+    server.engine.say(AdaptersChanged(READY.adapters))
+    await until(lambda: ADAPTER in server.service.adapters)

@@ -1,0 +1,191 @@
+"""Loads the adapters that an engine is told of, and those that come and go in a file it follows.
+
+Files are read in a thread of their own, so that no step waits for them. An adapter that is in the
+file no more takes no new requests; its memory is let go once the last one has ended. Knows no row
+and no slot.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from sluice_contract.adapters import AdapterRef, adapters_digest, parse_adapters_file
+from sluice_contract.base import ConfigError
+
+from sluice_runtime.engine.adapters import AdapterTable
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.messages import Adapters, LoadedAdapter
+from sluice_runtime.model.adapters import Adapter, adapter_folder, adapter_key
+
+_log = logging.getLogger("sluice.engine")
+
+POLL_SECONDS: Final = 1.0
+RETRY_POLLS: Final = 10
+"""How often the file is looked at between two attempts to load an adapter that failed."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An adapter in the host's memory."""
+
+    ref: AdapterRef
+    key: str
+    folder: Path
+    adapter: Adapter
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a look at the file has led to."""
+
+    loaded: tuple[Loaded, ...] = ()
+    failed: Mapping[AdapterRef, str] = field(default_factory=dict)
+    digest: str = ""
+
+
+class AdapterScheduler(Protocol):
+    """The part of `scheduler.scheduler.Scheduler` that is used here."""
+
+    def take_adapters(self, folders: Mapping[str, str]) -> None: ...
+
+    def has_adapter(self, key: str) -> bool: ...
+
+
+class AdapterLoader:
+    """What the first rank has loaded, requests may name. Used by the engine's loop, and by a thread
+    of its own, which replaces `_found`."""
+
+    def __init__(self, table: AdapterTable, names: Iterable[str], file: Path | None) -> None:
+        """`names`: of the model, which no adapter may have. `file`: one to follow."""
+        self._table = table
+        self._names = frozenset(names)
+        self._file = file
+        self._told: tuple[Loaded, ...] = ()
+        """From the engine's own configuration: they stay."""
+        self._found = Found()
+        """Of the file; a whole value at any time."""
+        self._taken: Found | None = None
+        """What the scheduler knows of."""
+        self._leaving: dict[str, None] = {}
+        """Keys of adapters that take no new requests, in order."""
+        self._unread = ""
+        """Why the file could not be read when it was last looked at with no success."""
+
+    def start(self, refs: Iterable[AdapterRef]) -> None:
+        """Loads `refs`, and what of the file there is now.
+
+        Raises:
+            ModelLoadError: one of `refs` cannot be used; one line that says why.
+        """
+        self._told = tuple(map(self._load, refs))
+        if self._file is not None:
+            self.look(retries=True)
+
+    @contextmanager
+    def following(self, on_change: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile changes of the file are loaded; `on_change` is called after each."""
+        if self._file is None:
+            yield
+            return
+        closed = threading.Event()
+        # A daemon: the engine's end waits for no file.
+        arguments = (on_change, closed)
+        threading.Thread(target=self._follow, args=arguments, name="adapters", daemon=True).start()
+        try:
+            yield
+        finally:
+            closed.set()
+
+    @property
+    def adapters(self) -> Adapters:
+        """What the scheduler knows of."""
+        found = self._taken or Found()
+        return Adapters(
+            [LoadedAdapter(one.ref.name, one.key) for one in (*self._told, *found.loaded)],
+            {ref.name: why for ref, why in found.failed.items()},
+            found.digest,
+        )
+
+    def take_change(self, scheduler: AdapterScheduler) -> Adapters | None:
+        """To be called between steps: tells the scheduler what may be asked for, and lets go of
+        what nobody uses any more. What there is now, if it is other than before."""
+        for key in [key for key in self._leaving if not scheduler.has_adapter(key)]:
+            self._table.forget(key)
+            del self._leaving[key]
+        found, before = self._found, self._taken
+        if found is before:
+            return None
+        self._taken = found
+        current = {one.key: one for one in (*self._told, *found.loaded)}
+        gone = dict.fromkeys(one.key for one in (before.loaded if before else ()))
+        self._leaving = {key: None for key in self._leaving | gone if key not in current}
+        for key, one in current.items():
+            self._table.keep(key, one.adapter)
+        scheduler.take_adapters({key: str(one.folder) for key, one in current.items()})
+        return self.adapters
+
+    def _follow(self, on_change: Callable[[], None], closed: threading.Event) -> None:
+        polls = 0
+        while not closed.wait(POLL_SECONDS):
+            polls += 1
+            if self.look(retries=polls % RETRY_POLLS == 0):
+                on_change()
+
+    def look(self, *, retries: bool = False) -> bool:
+        """Loads what has come into the file; whether something is other than before. `retries`:
+        also what could not be loaded before."""
+        assert self._file is not None
+        file, before = self._file, self._found
+        try:
+            content = file.read_bytes()
+            refs = parse_adapters_file(content)
+        except (OSError, ConfigError) as error:
+            self._log_unread(f"{file}: {getattr(error, 'strerror', None) or error}")
+            return False
+        digest = adapters_digest(content)
+        if digest == before.digest and not (retries and before.failed):
+            return False
+        failed = dict[AdapterRef, str]()
+        found = Found(tuple(self._loaded(refs, failed)), failed, digest)
+        for ref, why in failed.items():
+            if before.failed.get(ref) != why:
+                _log.error("adapter %s is not loaded: %s", ref.name, why)
+        if found == before:
+            return False
+        self._found = found
+        return True
+
+    def _loaded(
+        self, refs: Iterable[AdapterRef], failed: dict[AdapterRef, str]
+    ) -> Iterator[Loaded]:
+        """Those of `refs` that are or can be loaded; why others cannot goes into `failed`."""
+        known = {one.ref: one for one in self._found.loaded}
+        names = self._names | {one.ref.name for one in self._told}
+        for ref in refs:
+            if ref.name in names:
+                failed[ref] = f"name: {ref.name!r} is not allowed; allowed: one that is not in use"
+            elif ref in known:
+                yield known[ref]
+            else:
+                try:
+                    yield self._load(ref)
+                except ModelLoadError as error:
+                    failed[ref] = str(error)
+            names |= {ref.name}
+
+    def _load(self, ref: AdapterRef) -> Loaded:
+        folder = adapter_folder(ref.uri)
+        loaded = Loaded(ref, adapter_key(ref.name, folder), folder, self._table.read(folder))
+        _log.info("adapter %s is loaded from %s", loaded.key, folder)
+        return loaded
+
+    def _log_unread(self, why: str) -> None:
+        if why != self._unread:
+            _log.error("adapters stay as they are: %s", why)
+        self._unread = why

@@ -1,0 +1,214 @@
+"""Adapters that come and go in a file, while the engine serves."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from sluice_contract.adapters import AdapterRef, adapters_digest, render_adapters_file
+from sluice_runtime.engine import adapter_loading
+from sluice_runtime.engine.adapter_loading import AdapterLoader
+from sluice_runtime.engine.adapters import AdapterTable
+from sluice_runtime.messages import AdaptersChanged
+from sluice_runtime.model.adapters import Adapter, adapter_key, read_adapter_config
+
+from tests.runtime.handover.engines import WAIT_SECONDS, RunningEngine, running
+from tests.runtime.harness import generate
+from tests.runtime.random_adapter import write_random_adapter
+
+PROMPT = list(range(30))
+
+
+class FakeTable(AdapterTable):
+    """Reads nothing but the adapter's configuration."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Adapter] = {}
+
+    def read(self, folder: Path) -> Adapter:
+        return Adapter(read_adapter_config(folder).rank, {})
+
+    def keep(self, key: str, adapter: Adapter) -> None:
+        self.kept[key] = adapter
+
+    def forget(self, key: str) -> None:
+        del self.kept[key]
+
+
+class FakeScheduler:
+    """Has requests with the adapters in `busy`."""
+
+    def __init__(self) -> None:
+        self.folders: Mapping[str, str] = {}
+        self.busy: set[str] = set()
+
+    def take_adapters(self, folders: Mapping[str, str]) -> None:
+        self.folders = folders
+
+    def has_adapter(self, key: str) -> bool:
+        return key in self.busy
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By adapter."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: write_random_adapter(folder / name, i) for i, name in enumerate(("sql", "law"))}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "adapters.json"
+    say(path)
+    return path
+
+
+def say(file: Path, **folders: Path | str) -> None:
+    """Writes the file."""
+    refs = [AdapterRef(name=name, uri=str(folder)) for name, folder in folders.items()]
+    file.write_text(render_adapters_file(refs))
+
+
+def names(loader: AdapterLoader) -> list[str]:
+    return [one.name for one in loader.adapters.loaded]
+
+
+@pytest.fixture
+def loader(file: Path) -> Iterator[tuple[AdapterLoader, FakeTable, FakeScheduler]]:
+    table, scheduler = FakeTable(), FakeScheduler()
+    made = AdapterLoader(table, ["base"], file)
+    made.start([])
+    assert made.take_change(scheduler) is not None
+    assert made.take_change(scheduler) is None
+    return made, table, scheduler
+
+
+def test_an_adapter_goes_once_nobody_uses_it(
+    loader: tuple[AdapterLoader, FakeTable, FakeScheduler], file: Path, folders: dict[str, Path]
+) -> None:
+    made, table, scheduler = loader
+    say(file, **folders)
+    assert made.look()
+    assert not made.look()
+    changed = made.take_change(scheduler)
+    assert changed is not None
+    assert changed.file == adapters_digest(file.read_bytes())
+    keys = {name: adapter_key(name, folder) for name, folder in folders.items()}
+    assert set(scheduler.folders) == set(table.kept) == set(keys.values())
+    scheduler.busy = {keys["sql"]}
+    say(file, law=folders["law"])
+    assert made.look()
+    assert made.take_change(scheduler) is not None
+    assert set(scheduler.folders) == {keys["law"]}
+    assert keys["sql"] in table.kept, "its request goes on"
+    scheduler.busy = set()
+    assert made.take_change(scheduler) is None
+    assert set(table.kept) == {keys["law"]}
+
+
+def test_one_that_comes_back_is_not_let_go(
+    loader: tuple[AdapterLoader, FakeTable, FakeScheduler], file: Path, folders: dict[str, Path]
+) -> None:
+    made, table, scheduler = loader
+    key = adapter_key("sql", folders["sql"])
+    scheduler.busy = {key}
+    for there in (folders, {}, folders):
+        say(file, **there)
+        assert made.look()
+        assert made.take_change(scheduler) is not None
+    scheduler.busy = set()
+    assert made.take_change(scheduler) is None
+    assert key in table.kept
+
+
+def test_what_cannot_be_loaded_is_named_and_tried_again(
+    loader: tuple[AdapterLoader, FakeTable, FakeScheduler],
+    file: Path,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made, _, scheduler = loader
+    dora = write_random_adapter(tmp_path / "dora", 7)
+    settings = json.loads((dora / "adapter_config.json").read_text())
+    (dora / "adapter_config.json").write_text(json.dumps(settings | {"use_dora": True}))
+    late = tmp_path / "late"
+    say(file, sql=folders["sql"], dora=dora, late=late, base=folders["law"])
+    assert made.look()
+    made.take_change(scheduler)
+    assert names(made) == ["sql"]
+    failed = made.adapters.failed
+    assert "use_dora: True is not allowed; allowed: absent or False" in failed["dora"]
+    assert failed["late"] == (
+        f"adapters: uri: '{late}' is no folder; allowed: one in PEFT's format"
+    )
+    assert failed["base"] == "name: 'base' is not allowed; allowed: one that is not in use"
+    assert "adapter dora is not loaded" in caplog.text
+    caplog.clear()
+    assert not made.look(retries=True)
+    assert not caplog.text
+    write_random_adapter(late, 8)
+    assert not made.look(), "until it is tried again"
+    assert made.look(retries=True)
+    made.take_change(scheduler)
+    assert names(made) == ["sql", "late"]
+    assert set(made.adapters.failed) == {"dora", "base"}
+
+
+@pytest.mark.parametrize("content", ["{", '{"adapters": [{"name": "a"}]}', None])
+def test_a_file_that_cannot_be_read_changes_nothing(
+    loader: tuple[AdapterLoader, FakeTable, FakeScheduler],
+    file: Path,
+    folders: dict[str, Path],
+    content: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made, _, scheduler = loader
+    say(file, **folders)
+    made.look()
+    made.take_change(scheduler)
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    with caplog.at_level(logging.ERROR):
+        assert not made.look(retries=True)
+        assert not made.look(retries=True)
+    assert caplog.text.count("adapters stay as they are") == 1
+    assert made.take_change(scheduler) is None
+    assert names(made) == list(folders)
+
+
+def changed(engine: RunningEngine) -> AdaptersChanged:
+    """The next time that the engine says so."""
+    while True:
+        message = engine.link.sent.get(timeout=WAIT_SECONDS)
+        if isinstance(message, AdaptersChanged):
+            return message
+
+
+def test_a_running_engine_follows_its_file(
+    file: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_loading, "POLL_SECONDS", 0.02)
+    refs = tuple({"name": name, "uri": str(folder)} for name, folder in folders.items())
+    keys = {name: adapter_key(name, folder) for name, folder in folders.items()}
+    asked = [generate(name, PROMPT, 12, adapter=key) for name, key in keys.items()]
+    with running("mixed", adapters=refs) as engine:
+        expected = engine.answers(asked)
+    assert expected["sql"].tokens != expected["law"].tokens
+    with running("mixed", adapters_file=str(file), max_loras_per_batch=1) as engine:
+        assert engine.ready.adapters.loaded == []
+        refused = engine.answers(asked)["sql"].end
+        assert refused.refusal == "unavailable"
+        assert f"adapter {keys['sql']} is not loaded here" in str(refused.error)
+        say(file, **folders)
+        assert [one.key for one in changed(engine).adapters.loaded] == list(keys.values())
+        for name, answer in engine.answers(asked).items():
+            assert answer.tokens == expected[name].tokens
+        say(file, law=folders["law"])
+        assert [one.name for one in changed(engine).adapters.loaded] == ["law"]
+        assert engine.answers(asked[:1])["sql"].end.refusal == "unavailable"
