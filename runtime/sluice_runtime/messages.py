@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from sluice_contract.trace import trace_id
 
-PROTOCOL_VERSION: Final = 18
+PROTOCOL_VERSION: Final = 19
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -289,6 +289,14 @@ class Heartbeat(Message, frozen=True):
     load: Load
 
 
+class Loading(Message, frozen=True):
+    """Engine → API, now and then while weights are read."""
+
+    read_bytes: int
+    total_bytes: int
+    """Of all files; a rank of several reads less."""
+
+
 class LoadedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An adapter that requests may name."""
 
@@ -314,7 +322,7 @@ class AdaptersChanged(Message, frozen=True):
 
 
 class EngineReady(Message, frozen=True):
-    """Engine → API: the model is loaded. First message of the engine."""
+    """Engine → API: the model is loaded."""
 
     protocol_version: int
     epoch: str
@@ -343,4 +351,4 @@ class EngineFailed(Message, frozen=True):
 
 
 ToEngine = ApiReady | Generate | Abort | Credit | FlushCache | Drain
-ToApi = EngineReady | AdaptersChanged | StepResult | Heartbeat | EngineFailed
+ToApi = Loading | EngineReady | AdaptersChanged | StepResult | Heartbeat | EngineFailed

@@ -197,7 +197,8 @@ class EngineSpec(EngineSettings, ApiModel):
         ge=10,
         le=86_400,
         json_schema_extra=left_out(STARTUP_SECONDS),
-        description="How long an engine may take until its model is loaded, in seconds.",
+        description="How long an engine that loads its model may make no progress, in seconds, "
+        "until it is restarted. A roll-out that waits two minutes longer for one that loads stops.",
     )
 
     RULES: ClassVar = (

@@ -105,7 +105,9 @@ class EnginePoolSpec(ApiModel):
         ge=0, le=86_400, description="How long streams may finish after SIGTERM, in seconds."
     )
     startup_seconds: int = Field(
-        ge=10, le=86_400, description="How long an engine may take to load, in seconds."
+        ge=10,
+        le=86_400,
+        description="How long an engine that loads its model may make no progress, in seconds.",
     )
     handover_secret: DnsName | None = Field(
         default=None,

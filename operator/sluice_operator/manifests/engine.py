@@ -199,6 +199,8 @@ def _scheduling(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
 
 def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
     startup_failures = math.ceil(spec.startup_seconds / STARTUP_PERIOD_SECONDS)
+    # Succeeds while the model loads and progress is made: a fixed time would end slow loads, too.
+    alive = f"/health?loading_seconds={spec.startup_seconds}"
     return {
         "name": ENGINE,
         "image": spec.image,
@@ -209,10 +211,8 @@ def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
             *(entry.to_json_dict() for entry in template.env or ()),
         ],
         "ports": _ports(spec),
-        "startupProbe": http_probe(
-            "/ready", period=STARTUP_PERIOD_SECONDS, failures=startup_failures
-        ),
-        "livenessProbe": http_probe("/health", period=10, failures=3),
+        "startupProbe": http_probe(alive, period=STARTUP_PERIOD_SECONDS, failures=startup_failures),
+        "livenessProbe": http_probe(alive, period=10, failures=3),
         "readinessProbe": http_probe("/ready", period=2, failures=2),
         "resources": _resources(spec),
         "securityContext": _security(spec),

@@ -27,7 +27,7 @@ from sluice_runtime.engine.host import set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import EngineUnfitError, InvalidConfigError, StartupError
-from sluice_runtime.messages import EngineFailed
+from sluice_runtime.messages import EngineFailed, Loading
 from sluice_runtime.model_files import resolve_model
 from sluice_runtime.transport import EngineLink
 from sluice_runtime.wakeup import Wakeup
@@ -130,7 +130,13 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
             # The compile processes start while the weights are read, so no request waits for them.
             processes.compilers.warm_up()
         with joined_ranks(config) as ranks:
-            engine = build_engine(config, files, processes=processes, group=ranks.group)
+            engine = build_engine(
+                config,
+                files,
+                processes=processes,
+                group=ranks.group,
+                on_read=lambda read, total: link.send(Loading(read, total)),
+            )
             with closing(engine.runner):
                 _run(config, engine, key, Ends(link, wakeup, stops, ranks))
 

@@ -50,6 +50,7 @@ from sluice_runtime.messages import PROTOCOL_VERSION, Adapters, EngineReady
 from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.load import Placement, load_model
+from sluice_runtime.model.load_progress import OnRead, unreported
 from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model.weights_digest import weights_digest
 from sluice_runtime.model_files import ModelFiles
@@ -140,10 +141,12 @@ def build_engine(
     hooks: EngineHooks | None = None,
     processes: GrammarProcesses | None = None,
     group: Group = SOLO,
+    on_read: OnRead = unreported,
 ) -> Engine:
     """Loads the model and allocates the pool, on a GPU with what a full step leaves of its memory;
     `config` has been resolved. `processes`: the result of `processes_of`, if they were started
     before. `group`: the ranks of this engine, which all call this at once and get pools alike.
+    `on_read`: see `load_model`.
 
     Raises:
         StartupError: one line that says what to change.
@@ -155,7 +158,7 @@ def build_engine(
     torch.set_num_threads(config.threads or processors())
     context = context_length(config, spec_from(files.config).context_length_tokens)
     placement = Placement(device.place, group, _slots(config, context))
-    model = _loaded(config, files, placement, gpu_memory)
+    model = _loaded(config, files, placement, gpu_memory, on_read)
     loaded = LoadedModel(config, model, context)
     vocabulary, rows = model.spec.vocabulary_size, config.max_running_requests or 1
     processes = processes or processes_of(config, files, vocabulary)
@@ -209,7 +212,11 @@ def build_engine(
 
 
 def _loaded(
-    config: EngineConfig, files: ModelFiles, placement: Placement, gpu_memory: DeviceMemory | None
+    config: EngineConfig,
+    files: ModelFiles,
+    placement: Placement,
+    gpu_memory: DeviceMemory | None,
+    on_read: OnRead,
 ) -> Decoder:
     spec, dtype = spec_from(files.config), config.dtype or "auto"
     if gpu_memory is not None:
@@ -217,7 +224,7 @@ def _loaded(
         check_weights(ModelBytes(spec, itemsize, placement.group.size), config, gpu_memory.read())
     with allocation("model weights", "more memory", "the size of the model"):
         backend = config.attention_backend or "auto"
-        return load_model(files, dtype, config.seed, backend, placement)
+        return load_model(files, dtype, config.seed, backend, placement, on_read)
 
 
 def _slots(config: EngineConfig, context_tokens: int) -> SlotShape | None:

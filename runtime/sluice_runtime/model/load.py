@@ -21,7 +21,8 @@ from sluice_runtime.layers.linear import linear
 from sluice_runtime.layers.rope import inverse_frequencies
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.decoder import Decoder
-from sluice_runtime.model.load_progress import LoadProgress
+from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
+from sluice_runtime.model.read_ahead import read_ahead
 from sluice_runtime.model.shard import Shape, Shard, Split
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.model.staging import CudaCopies
@@ -75,10 +76,11 @@ def load_model(
     seed: int,
     backend: AttentionBackend = "auto",
     placement: Placement = WHOLE_ON_CPU,
+    on_read: OnRead = unreported,
 ) -> Decoder:
     """The model behind `files`, in `dtype` (`auto`: the checkpoint's).
 
-    `backend` is what `attentionBackend` asks for.
+    `backend` is what `attentionBackend` asks for; `on_read` is told how far files are read.
 
     Raises:
         ModelLoadError: one line with file, tensor, shapes or the key of config.json.
@@ -96,10 +98,11 @@ def load_model(
     if files.folder is None:
         return built(RandomWeights(seed, placement.device))
     with Checkpoint(files.folder) as checkpoint:
+        progress = LoadProgress(checkpoint.size_bytes, on_read)
         if placement.device.type == "cpu":
+            read_ahead(checkpoint.paths, progress)
             return built(MappedWeights(checkpoint))
-        copies, progress = CudaCopies(placement.device), LoadProgress(checkpoint.size_bytes)
-        with StreamedWeights(checkpoint, copies, progress) as streamed:
+        with StreamedWeights(checkpoint, CudaCopies(placement.device), progress) as streamed:
             return built(streamed)
 
 

@@ -1,4 +1,4 @@
-"""Lines in the log while weights are read: how much, and how fast."""
+"""How far weights are read: lines in the log, and reports to who waits for the engine."""
 
 from __future__ import annotations
 
@@ -9,23 +9,42 @@ from typing import Final
 
 LINE_SECONDS: Final = 5.0
 """Between two lines, at least."""
+REPORT_SECONDS: Final = 1.0
+"""Between two reports, at least."""
+
+OnRead = Callable[[int, int], None]
+"""Takes the bytes read so far and those of all files."""
 
 logger = logging.getLogger("sluice.engine")
 
 
-class LoadProgress:
-    """`total_bytes`: of the files; a rank of several reads less."""
+def unreported(_read_bytes: int, _total_bytes: int) -> None:
+    """Nobody waits."""
 
-    def __init__(self, total_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+
+class LoadProgress:
+    """`total_bytes`: of the files; a rank of several reads less. Reports come in the thread that
+    calls."""
+
+    def __init__(
+        self,
+        total_bytes: int,
+        on_read: OnRead = unreported,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._total_bytes = total_bytes
+        self._on_read = on_read
         self._clock = clock
         self._read_bytes = 0
-        self._started = self._last_line = clock()
+        self._started = self._last_line = self._last_report = clock()
 
     def read(self, size: int) -> None:
-        """So many bytes more are on the device."""
+        """So many bytes more are in memory."""
         self._read_bytes += size
         now = self._clock()
+        if now - self._last_report >= REPORT_SECONDS:
+            self._last_report = now
+            self._on_read(self._read_bytes, self._total_bytes)
         if now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             logger.info("weights: %s, of %.1f GB of files", self._rate(), self._total_bytes / 1e9)
@@ -33,6 +52,7 @@ class LoadProgress:
     def finished(self) -> None:
         """Nothing more will be read."""
         seconds = self._clock() - self._started
+        self._on_read(self._read_bytes, self._total_bytes)
         logger.info("weights: %s, in %.1f s", self._rate(), seconds)
 
     def _rate(self) -> str:

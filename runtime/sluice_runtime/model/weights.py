@@ -82,8 +82,9 @@ class RandomWeights:
 
 
 class Checkpoint:
-    """The safetensors files of a Hugging Face folder, one or several with an index: each opened
-    once, and which of their tensors nobody has asked for."""
+    """The safetensors files of a Hugging Face folder, one or several with an index: all are opened
+    at first, so that a damaged one is named before any is read; and which of their tensors nobody
+    has asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
@@ -93,21 +94,30 @@ class Checkpoint:
         self._folder = folder
 
     def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for path in self.paths:
+                self._files[path] = stack.enter_context(_opened(path))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @property
+    def paths(self) -> list[Path]:
+        """All files, by name."""
+        return sorted(set(self._where.values()))
+
+    @property
     def size_bytes(self) -> int:
         """Of all files."""
-        return sum(path.stat().st_size for path in set(self._where.values()))
+        return sum(path.stat().st_size for path in self.paths)
 
     def find(self, name: str, shape: Shape) -> tuple[Path, Any]:
         """The file of a tensor of that shape: its path, and as safetensors opened it.
 
         Raises:
-            ModelLoadError: the tensor is missing, of another shape or type, or its file is damaged.
+            ModelLoadError: the tensor is missing, or of another shape or type.
         """
         if name not in self._where:
             raise ModelLoadError(
@@ -115,8 +125,6 @@ class Checkpoint:
             )
         path = self._where[name]
         self._unread.pop(name, None)
-        if path not in self._files:
-            self._files[path] = self._stack.enter_context(_opened(path))
         try:
             found = self._files[path].get_slice(name)
             shape_found, dtype_found = found.get_shape(), found.get_dtype()

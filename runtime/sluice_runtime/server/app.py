@@ -6,20 +6,23 @@ Knows no socket and no process; `answering` has what the routes that generate sh
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
 from sluice_contract.cors import METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS
+from sluice_contract.http_errors import shown_json
 from sluice_contract.load import LoadReport
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from sluice_runtime.errors import UnavailableError
+from sluice_runtime.errors import InvalidRequestError, UnavailableError
 from sluice_runtime.server import response_models as answers
 from sluice_runtime.server.answering import Answerer, Route
 from sluice_runtime.server.answers import ChatShape, CompletionShape, GenerateShape, chunks_of
 from sluice_runtime.server.body import read_body, refuse_heavy
+from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.gate import GateMiddleware
 from sluice_runtime.server.health import draw_token
@@ -55,6 +58,11 @@ RESPONSES: Final = Route(ResponsesRequest, plan_response, ResponseWriter, "resp_
 GENERATE: Final = Route(GenerateRequest, Planner.plan_generate, chunks_of(GenerateShape()), "gen-")
 
 _NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+_LOADING: Final = {
+    "name": "loading_seconds",
+    "in": "query",
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400},
+}
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -191,10 +199,16 @@ def _status(service: Service) -> APIRouter:
     """Routes for kubelet, router, autoscaler and people; none of them talks to the engine."""
     router = APIRouter()
 
-    @router.get("/health", response_model=answers.StatusAnswer, responses=errors(503))
-    async def health() -> Response:
-        """Liveness: this process answers, and the engine neither died nor hangs."""
-        if not service.client.healthy:
+    @router.get(
+        "/health",
+        response_model=answers.StatusAnswer,
+        responses=errors(400, 503),
+        openapi_extra={"parameters": [_LOADING]},
+    )
+    async def health(request: Request) -> Response:
+        """Liveness: this process answers, and the engine neither died nor hangs. One that loads its
+        model may read nothing of it for `loading_seconds`."""
+        if not service.client.healthy(_loading_seconds(request)):
             failure = service.client.failure
             raise UnavailableError(failure.message if failure else "the engine process is silent")
         return JSONResponse({"status": "ok"})
@@ -203,7 +217,7 @@ def _status(service: Service) -> APIRouter:
     async def ready() -> Response:
         """Readiness: the model is loaded and the server does not drain."""
         if not service.ready:
-            state = "draining" if service.gate.closed else "the model is not loaded"
+            state = "draining" if service.gate.closed else _loading(service)
             raise UnavailableError(f"not ready: {state}")
         return JSONResponse({"status": "ready"})
 
@@ -225,6 +239,25 @@ def _status(service: Service) -> APIRouter:
 def _abort_request(given: bytes) -> AbortRequest:
     refuse_heavy(AbortRequest, given, prompt_tokens=0)
     return parse_body(AbortRequest, given)
+
+
+def _loading_seconds(request: Request) -> float:
+    if (given := request.query_params.get("loading_seconds")) is None:
+        return LOADING_SECONDS
+    with suppress(ValueError):
+        if 0 < (seconds := float(given)) <= 86_400:
+            return seconds
+    raise InvalidRequestError(
+        f"loading_seconds: {shown_json(given)} is not allowed; allowed: above 0, at most 86400",
+        "loading_seconds",
+    )
+
+
+def _loading(service: Service) -> str:
+    if (read := service.client.loading) is None:
+        return "the model is not loaded"
+    gigabytes = f"{read.read_bytes / 1e9:.1f} of {read.total_bytes / 1e9:.1f} GB read"
+    return f"the model is not loaded: {gigabytes}"
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

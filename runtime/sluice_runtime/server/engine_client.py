@@ -37,6 +37,7 @@ from sluice_runtime.messages import (
     Generate,
     Heartbeat,
     Load,
+    Loading,
     Refusal,
     StepResult,
     ToApi,
@@ -47,6 +48,8 @@ from sluice_runtime.scheduler.limits import queue_full
 
 SILENCE_SECONDS: Final = 30.0
 """An engine from which neither a step nor a heartbeat came for so long counts as hung."""
+LOADING_SECONDS: Final = 600.0
+"""The same of one that loads its model, of which it tells how much is read."""
 CREDIT_TOKENS: Final = 1024
 """Tokens of one request that may be sent before the reader has taken earlier ones."""
 
@@ -159,6 +162,8 @@ class EngineClient:
         self.ready: EngineReady | None = None
         self.became_ready = asyncio.Event()
         self.failure: EngineFailed | None = None
+        self.loading: Loading | None = None
+        """How far the model was read, as last told."""
         self.load: Load | None = None
         self._drawn = asyncio.Event()
         """Set, and replaced, when a step has drawn a token."""
@@ -262,13 +267,13 @@ class EngineClient:
         for stream in self._streams.values():
             stream.put(error)
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the engine process is alive, judged by its messages."""
+    def healthy(self, loading_seconds: float = LOADING_SECONDS) -> bool:
+        """Whether the engine process is alive, judged by its messages. `loading_seconds`: how long
+        it may be silent while it loads its model."""
         if self.failure is not None:
             return False
         silent_seconds = self._clock() - self._last_message_seconds
-        return self.ready is None or silent_seconds < SILENCE_SECONDS
+        return silent_seconds < (loading_seconds if self.ready is None else SILENCE_SECONDS)
 
     def _check_room(self, ready: EngineReady, choices: int) -> None:
         """Refuses what the engine would accept only in part, what never fits, and what would join a
@@ -288,8 +293,12 @@ class EngineClient:
         if error := queue_full(ready, len(self._unfinished), choices):
             raise OverloadedError(error)
 
-    def _receive(self, message: EngineReady | AdaptersChanged | StepResult | Heartbeat) -> None:
+    def _receive(
+        self, message: Loading | EngineReady | AdaptersChanged | StepResult | Heartbeat
+    ) -> None:
         match message:
+            case Loading():
+                self.loading = message
             case EngineReady():
                 self.ready = message
                 self.became_ready.set()

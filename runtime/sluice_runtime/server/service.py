@@ -111,7 +111,7 @@ class Service:
         return (
             self.text is not None
             and self.client.ready is not None
-            and self.client.healthy
+            and self.client.healthy()
             and not self.gate.closed
         )
 

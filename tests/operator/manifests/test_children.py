@@ -121,12 +121,16 @@ def test_the_grace_period_is_longer_than_draining() -> None:
         assert min(periods) == seconds + 10
 
 
-def test_the_progress_deadline_is_longer_than_the_startup_probe() -> None:
+def test_a_pod_that_loads_is_ended_when_it_stops_and_not_by_a_fixed_time() -> None:
     manifests = _rendered({"engine": {"startupSeconds": 901}})
     engine = next(
         m for m in manifests if m["kind"] == "Deployment" and "mixed" in m["metadata"]["name"]
     )
-    probe = engine["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+    container = engine["spec"]["template"]["spec"]["containers"][0]
+    for name in ("startupProbe", "livenessProbe"):
+        assert container[name]["httpGet"]["path"] == "/health?loading_seconds=901"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
+    probe = container["startupProbe"]
     patience = probe["periodSeconds"] * probe["failureThreshold"]
     assert 901 <= patience < engine["spec"]["progressDeadlineSeconds"]
 

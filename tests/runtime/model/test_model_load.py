@@ -126,6 +126,22 @@ def test_a_shard_that_is_not_there(shards: Path) -> None:
     assert f"{shard} is missing" in load_line(shards)
 
 
+def test_a_damaged_shard_is_named_before_others_are_read(shards: Path) -> None:
+    *_, last = sorted(shards.glob("*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1])
+    told: list[int] = []
+    with pytest.raises(ModelLoadError, match=f"{last} is damaged"):
+        load_model(resolve(str(shards)), "auto", 0, on_read=lambda read, _: told.append(read))
+    assert not told
+
+
+def test_all_files_are_read_before_the_first_step(shards: Path) -> None:
+    told: list[tuple[int, int]] = []
+    load_model(resolve(str(shards)), "auto", 0, on_read=lambda *read: told.append(read))
+    size = sum(path.stat().st_size for path in shards.glob("*.safetensors"))
+    assert told == [(size, size)]
+
+
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b", "..", "", 7])
 def test_an_index_leads_to_files_beside_it_only(shards: Path, name: object) -> None:
     path = shards / "model.safetensors.index.json"

@@ -157,10 +157,12 @@ def test_quantised_weights_are_refused_by_name(dtype: torch.dtype, tmp_path: Pat
 def test_the_log_says_how_much_was_read_and_how_fast(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sluice.engine")
     now = [0.0]
-    progress = LoadProgress(16_000_000_000, lambda: now[0])
-    for now[0] in (1.0, 2.0, 5.0, 8.0):
+    told: list[int] = []
+    progress = LoadProgress(16_000_000_000, lambda read, _: told.append(read), lambda: now[0])
+    for now[0] in (0.5, 2.0, 5.0, 8.0):
         progress.read(2_000_000_000)
     progress.finished()
+    assert told == [4_000_000_000, 6_000_000_000, 8_000_000_000, 8_000_000_000]
     assert [record.getMessage() for record in caplog.records] == [
         "weights: 6.00 GB read at 1.20 GB/s, of 16.0 GB of files",
         "weights: 8.00 GB read at 1.00 GB/s, in 8.0 s",

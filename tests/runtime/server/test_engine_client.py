@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from sluice_runtime.errors import EngineDiedError, UnavailableError
-from sluice_runtime.messages import EngineFailed, Generate, Sampling, ToApi, ToEngine
+from sluice_runtime.messages import EngineFailed, Generate, Loading, Sampling, ToApi, ToEngine
 from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.transport import TransportError
@@ -65,9 +65,24 @@ async def test_every_request_ends_when_the_engine_ends(
         assert stream.ended
         client.close(stream)
     assert len(link.heard) == 2, "nothing is aborted in an engine that has gone"
-    assert not client.healthy
+    assert not client.healthy()
     with pytest.raises(UnavailableError, match="not loaded"):
         client.open(Generate("c", [1], 5, Sampling()))
+
+
+async def test_an_engine_that_reads_its_model_is_healthy_as_long_as_it_goes_on() -> None:
+    now, link = [0.0], ScriptedLink()
+    client = EngineClient(link, lambda: now[0], EngineMetrics())
+    running = asyncio.create_task(client.run())
+    for message in (Loading(3, 9), Loading(6, 9)):
+        now[0] += 99.0
+        assert client.healthy(100.0)
+        link.said.put_nowait(message)
+        await until(lambda told=message: client.loading == told)  # type: ignore[misc]
+    now[0] += 101.0
+    assert not client.healthy(100.0)
+    link.said.put_nowait(None)
+    await running
 
 
 @pytest.mark.parametrize("stream", [True, False])

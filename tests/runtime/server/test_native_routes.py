@@ -140,6 +140,14 @@ async def test_a_stream_is_aborted_by_the_id_of_its_response(server: Server) -> 
     assert "[DONE]" not in rest[-1]
 
 
+@pytest.mark.parametrize("seconds", ["0", "86401", "nan", "soon"])
+async def test_health_wants_a_time_that_means_something(server: Server, seconds: str) -> None:
+    assert (await server.http.get("/health?loading_seconds=86400")).status_code == 200
+    response = await server.http.get("/health", params={"loading_seconds": seconds})
+    assert response.status_code == 400
+    assert f'loading_seconds: "{seconds}" is not allowed' in response.json()["error"]["message"]
+
+
 async def test_health_generate_draws_a_token(server: Server) -> None:
     response = await server.http.get("/health_generate")
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
