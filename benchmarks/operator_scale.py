@@ -43,6 +43,8 @@ RESYNC_SECONDS = 600.0
 """The operator's default; a resync is measured apart and spread over it."""
 SETTLE_SECONDS = 10.0
 POLL_SECONDS = 1.0
+SERVED_SECONDS = 180.0
+"""An API server that begins with a large fleet answers its first listing late."""
 DONE = re.compile(
     r'^sluice_operator_reconcile_total\{kind="(\w+)",outcome="success"\} ([\d.]+)', re.MULTILINE
 )
@@ -74,7 +76,7 @@ async def _run(plane: ControlPlane, folder: Path, asked: argparse.Namespace) -> 
     operator = _operator(plane, folder)
     try:
         for kind in (INFERENCE_SERVICE, ENGINE_POOL):
-            await cluster.until_served(kind)
+            await cluster.until_served(kind, SERVED_SECONDS)
         await populate(cluster, size)
         operator.start()
         await until_ready(cluster, size, asked.patience_seconds)

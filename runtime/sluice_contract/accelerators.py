@@ -4,8 +4,8 @@ Knows nothing of nodes: the operator finds the product, this table says what fol
 
 Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `server_args.py`
 (`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: 256 as in
-vLLM 0.11 (`arg_utils.py`, `get_batch_defaults`), more where CUDA graphs cover more. Memory of
-products: their makers' data sheets, not all of them looked up anew.
+vLLM 0.11 (`arg_utils.py`, `get_batch_defaults`), more where CUDA graphs cover more. Products: their
+makers' data sheets, not all of them looked up anew.
 """
 
 from __future__ import annotations
@@ -68,12 +68,24 @@ class MemoryTier:
 
 
 @dataclass(frozen=True)
+class Peak:
+    """What one device can do at most."""
+
+    tflops: float
+    """Dense bfloat16 or float16, in 10¹² a second."""
+    terabytes: float
+    """A second, of its memory."""
+
+
+@dataclass(frozen=True)
 class ProductRow:
     """One family of products with the same memory, under all the names that it has."""
 
     name: str
     pattern: re.Pattern[str]
     memory_gib: float
+    peak: Peak | None = None
+    """None: not known."""
 
 
 WIDE_FROM: Final = 4
@@ -88,28 +100,28 @@ TIERS: Final = (
 )
 
 
-def _row(name: str, pattern: str, memory_gib: float) -> ProductRow:
-    return ProductRow(name, re.compile(pattern, re.IGNORECASE), memory_gib)
+def _row(name: str, pattern: str, memory_gib: float, peak: Peak | None = None) -> ProductRow:
+    return ProductRow(name, re.compile(pattern, re.IGNORECASE), memory_gib, peak)
 
 
 PRODUCTS: Final = (
-    _row("T4", r"\bT4\b", 16),
-    _row("V100-16GB", r"V100.*16GB|^nvidia-tesla-v100$", 16),
-    _row("V100-32GB", r"V100.*32GB", 32),
-    _row("RTX 4080", r"RTX[-_ ]?4080", 16),
-    _row("RTX 4090", r"RTX[-_ ]?4090", 24),
-    _row("RTX 5090", r"RTX[-_ ]?5090", 32),
-    _row("L4", r"\bL4\b", 24),
-    _row("A10", r"\bA10G?\b", 24),
-    _row("L40S", r"\bL40S?\b", 48),
+    _row("T4", r"\bT4\b", 16, Peak(65, 0.32)),
+    _row("V100-16GB", r"V100.*16GB|^nvidia-tesla-v100$", 16, Peak(125, 0.9)),
+    _row("V100-32GB", r"V100.*32GB", 32, Peak(125, 0.9)),
+    _row("RTX 4080", r"RTX[-_ ]?4080", 16, Peak(97, 0.717)),
+    _row("RTX 4090", r"RTX[-_ ]?4090", 24, Peak(165, 1.008)),
+    _row("RTX 5090", r"RTX[-_ ]?5090", 32, Peak(210, 1.792)),
+    _row("L4", r"\bL4\b", 24, Peak(121, 0.3)),
+    _row("A10", r"\bA10G?\b", 24, Peak(125, 0.6)),
+    _row("L40S", r"\bL40S?\b", 48, Peak(362, 0.864)),
     _row("RTX PRO 6000", r"RTX[-_ ]PRO[-_ ]6000", 96),
-    _row("A100-40GB", r"A100.*40GB|^nvidia-tesla-a100$", 40),
-    _row("A100-80GB", r"A100.*80GB", 80),
-    _row("H100", r"\bH100\b", 80),
-    _row("H200", r"\bH200\b", 141),
-    _row("B200", r"\bG?B200\b", 180),
-    _row("MI300X", r"MI300X", 192),
-    _row("MI325X", r"MI325X", 256),
+    _row("A100-40GB", r"A100.*40GB|^nvidia-tesla-a100$", 40, Peak(312, 1.555)),
+    _row("A100-80GB", r"A100.*80GB", 80, Peak(312, 2.039)),
+    _row("H100", r"\bH100\b", 80, Peak(989, 3.35)),
+    _row("H200", r"\bH200\b", 141, Peak(989, 4.8)),
+    _row("B200", r"\bG?B200\b", 180, Peak(2250, 7.7)),
+    _row("MI300X", r"MI300X", 192, Peak(1307, 5.3)),
+    _row("MI325X", r"MI325X", 256, Peak(1307, 6.0)),
 )
 
 SHARED: Final = re.compile(r"-SHARED$", re.IGNORECASE)

@@ -19,6 +19,8 @@ from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.template import PodTemplate
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
+MAX_REPLICAS: Final = 1000
+"""Of a pool."""
 
 
 class AcceleratorSpec(ApiModel):
@@ -75,8 +77,10 @@ class AcceleratorSpec(ApiModel):
 class PoolAutoscaling(ApiModel):
     """Between how many replicas a pool may move."""
 
-    min_replicas: int = Field(ge=0, le=1000, description="Fewest replicas; 0 scales to zero.")
-    max_replicas: int = Field(ge=1, le=1000, description="Most replicas.")
+    min_replicas: int = Field(
+        ge=0, le=MAX_REPLICAS, description="Fewest replicas; 0 scales to zero."
+    )
+    max_replicas: int = Field(ge=1, le=MAX_REPLICAS, description="Most replicas.")
 
     RULES: ClassVar = (
         Rule(
@@ -94,7 +98,7 @@ class PoolSpec(ApiModel):
     replicas: int | None = Field(
         default=None,
         ge=0,
-        le=1000,
+        le=MAX_REPLICAS,
         json_schema_extra=left_out("1; with autoscaling, what that decides"),
         description="Number of engines. Not beside autoscaling.",
     )

@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field
 from sluice_contract.spans import CollectorUrl
 
-from sluice_operator.api.base import ApiModel, LabelValue
+from sluice_operator.api.base import ApiModel, LabelValue, left_out
+from sluice_operator.api.pools import AcceleratorSpec
 
 
 class Slo(ApiModel):
@@ -77,7 +78,14 @@ class AutoscalingSpec(ApiModel):
         default=None,
         ge=0,
         le=100_000,
-        description="GPUs that the whole service may hold, pods that come or go included.",
+        description="GPUs that the whole service may hold, pods that come or go included. In mode "
+        "Disaggregated without pools, the operator chooses how many engines of each pool they "
+        "are for, and follows the load.",
+    )
+    accelerator: AcceleratorSpec | None = Field(
+        default=None,
+        json_schema_extra=left_out("one of nvidia.com/gpu"),
+        description="GPUs of one engine of either pool, where the operator chooses the pools.",
     )
     target: AutoscalingTarget | None = Field(default=None, description="When to scale.")
     on_metrics_loss: Literal["Hold", "Floor"] = Field(

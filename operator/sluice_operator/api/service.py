@@ -25,7 +25,13 @@ from sluice_operator.api.base import (
     list_map,
 )
 from sluice_operator.api.engine import DRAIN_SECONDS, STARTUP_SECONDS, EngineSpec, ModelSpec
-from sluice_operator.api.pools import Pools, PoolSpec
+from sluice_operator.api.pools import (
+    MAX_REPLICAS,
+    AcceleratorSpec,
+    PoolAutoscaling,
+    Pools,
+    PoolSpec,
+)
 from sluice_operator.api.route import RouteSpec
 from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo, TracingSpec
 
@@ -136,7 +142,8 @@ class InferenceServiceSpec(ApiModel):
     )
     pools: Pools | None = Field(
         default=None,
-        description="The pools of engines. Left out in mode Mixed: one engine on CPUs.",
+        description="The pools of engines. Left out in mode Mixed: one engine on CPUs; in mode "
+        "Disaggregated: one in each pool, or with autoscaling.gpuBudget as many as the load asks.",
     )
     autoscaling: AutoscalingSpec | None = Field(
         default=None, description="How the pools with an autoscaling section move together."
@@ -191,6 +198,23 @@ class InferenceServiceSpec(ApiModel):
             "engine",
         ),
         Rule(
+            "!has(self.autoscaling) || !has(self.autoscaling.accelerator) || "
+            "(self.mode == 'Disaggregated' && has(self.autoscaling.gpuBudget) && "
+            "(!has(self.pools) || !(has(self.pools.prefill) || has(self.pools.decode))))",
+            lambda s: (
+                s.autoscaling is None
+                or s.autoscaling.accelerator is None
+                or (
+                    s.mode == "Disaggregated"
+                    and s.autoscaling.gpu_budget is not None
+                    and (s.pools is None or (s.pools.prefill is None and s.pools.decode is None))
+                )
+            ),
+            "accelerator only in mode Disaggregated, with gpuBudget and without pools, which have "
+            "their own",
+            "autoscaling",
+        ),
+        Rule(
             "self.mode != 'Mixed' || !has(self.pools) || !has(self.pools.mixed) || "
             "!has(self.pools.mixed.engine) || !has(self.pools.mixed.engine.kvTransfer)",
             lambda s: (
@@ -204,8 +228,40 @@ class InferenceServiceSpec(ApiModel):
     )
 
     def pool(self, role: Role) -> PoolSpec:
-        """The pool of a role; the default pool when the spec has none."""
-        return (getattr(self.pools, role.value) if self.pools else None) or PoolSpec()
+        """The pool of a role; where the spec has none, the default pool, or one that shares the
+        budget with the other."""
+        given: PoolSpec | None = getattr(self.pools, role.value) if self.pools else None
+        if given is not None:
+            return given
+        return self._part_of_budget() if self.chooses_split else PoolSpec()
+
+    @property
+    def chooses_split(self) -> bool:
+        """Whether the operator chooses how many engines prefill and decode have."""
+        scaling, given = self.autoscaling, self.pools or Pools()
+        return (
+            self.is_disaggregated
+            and given.prefill is None
+            and given.decode is None
+            and scaling is not None
+            and scaling.gpu_budget is not None
+            and scaling.provider == "Internal"
+        )
+
+    def _part_of_budget(self) -> PoolSpec:
+        """Between one engine and all but one of those that the budget is enough for."""
+        assert self.autoscaling is not None
+        accelerator = self.autoscaling.accelerator or AcceleratorSpec()
+        engines = (self.autoscaling.gpu_budget or 0) // (accelerator.count or 1)
+        most = min(MAX_REPLICAS, max(1, engines - 1))
+        scaling = PoolAutoscaling(min_replicas=1, max_replicas=most)
+        return PoolSpec(autoscaling=scaling, accelerator=accelerator)
+
+    def accelerator_path(self, role: Role) -> str:
+        """Where a person has set, or would set, the GPUs of one engine of a role."""
+        if self.chooses_split:
+            return "spec.autoscaling.accelerator"
+        return f"spec.pools.{role}.accelerator"
 
     @property
     def roles(self) -> tuple[Role, ...]:

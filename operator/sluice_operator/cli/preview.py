@@ -25,6 +25,7 @@ from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import PlannedPool, ServicePlan, plan_service
 from sluice_operator.service.plan_events import RDMA_RIGHTS
 from sluice_operator.service.settings import settings_status
+from sluice_operator.service.split import split_text
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,10 @@ def _lines(shown: Preview) -> Iterator[str]:
         yield f"KV cache: by {how}, asked for at port {transfer.bootstrap_port} of prefill engines"
         if transfer.protocol == "rdma":
             yield f"  {RDMA_RIGHTS}"
+    if plan.spec.chooses_split:
+        yield ""
+        yield f"Split: {split_text(plan.spec, plan.pools[0].accelerator.accelerator)}"
+        yield "  From then on engines go to the pool that lacks more: spec.pools is left out."
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {_replicas(plan, pool)}, each on {pool.accelerator.text}"

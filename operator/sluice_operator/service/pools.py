@@ -37,6 +37,7 @@ from sluice_operator.service.settings import (
     settings_status,
 )
 from sluice_operator.service.shared import shared_pin, shared_settings, unlike
+from sluice_operator.service.split import first_engines
 from sluice_operator.validation.refusal import INVALID, Refusal
 
 
@@ -72,7 +73,8 @@ def resolve_pool(
     else:
         refused = ()
     config, image = _config_map(top, role, file), _default_image(observed, spec, role, pin)
-    replicas = plan_replicas(spec, role, _live(observed, role))
+    first = first_engines(spec, role, accelerator.accelerator)
+    replicas = plan_replicas(spec, role, _live(observed, role), first)
     name = config["metadata"]["name"]
     fetch = pod_fetch(spec.model, fetcher_of(observed))
     fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
@@ -169,9 +171,8 @@ def _against_accelerator(
     accelerator, size = spec.pool(role).accelerator, settings["tensor_parallel_size"].value
     if accelerator is not None and size != (count := gpu_count(accelerator)):
         path = f"{_path(spec, role, 'tensorParallelSize')}.tensorParallelSize"
-        text = (
-            f"{path}: {size} is not allowed; allowed: spec.pools.{role}.accelerator.count ({count})"
-        )
+        allowed = f"{spec.accelerator_path(role)}.count ({count})"
+        text = f"{path}: {size} is not allowed; allowed: {allowed}"
         yield Refusal(INVALID, path, text)
 
 

@@ -52,13 +52,15 @@ def replicas_owner(spec: InferenceServiceSpec, role: Role) -> ReplicasOwner:
     return ReplicasOwner.EXTERNAL if external else ReplicasOwner.OPERATOR
 
 
-def plan_replicas(spec: InferenceServiceSpec, role: Role, live: Manifest | None) -> Replicas:
+def plan_replicas(
+    spec: InferenceServiceSpec, role: Role, live: Manifest | None, first: int
+) -> Replicas:
     """The replicas of the pool of `role`; `live` is its EnginePool. A new one is always made with
-    the number to start from, and handed over then."""
+    the number to start from, `first`, and handed over then."""
     owner = replicas_owner(spec, role)
     managers = managers_of(live, "replicas") if live else frozenset()
     if live is None or owner is ReplicasOwner.SPEC:
-        return Replicas(spec.pool(role).engines, let_go=REPLICAS_MANAGER in managers)
+        return Replicas(first, let_go=REPLICAS_MANAGER in managers)
     holders = managers - {FIELD_MANAGER}
     held = REPLICAS_MANAGER in holders if owner is ReplicasOwner.OPERATOR else bool(holders)
     return Replicas(live["spec"]["replicas"], is_applied=False, take_over=not held)

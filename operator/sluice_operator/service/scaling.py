@@ -5,6 +5,8 @@ Pure. Decides no number of engines.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.labels import FIELD_MANAGER, Role
 
@@ -21,6 +23,7 @@ from sluice_operator.scaled import ScaledPool, ScaledService, Scaling
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.replicas import ReplicasOwner, replicas_owner
+from sluice_operator.service.split import split_text
 
 NOT_DECIDED = Check("Unknown", "NotDecidedYet", "The operator has not looked at the load yet.")
 
@@ -81,7 +84,7 @@ def scaling_check(service: Manifest, plan: ServicePlan, told: Scaling | None) ->
     if internal:
         if plan.paused:
             return Check("False", reasons.PAUSED, "spec.paused is true: nothing is scaled.")
-        return told.check if told else _before(service) or NOT_DECIDED
+        return told.check if told else _before(service) or _not_decided(plan)
     external = [role for role, owner in owners.items() if owner is ReplicasOwner.EXTERNAL]
     if external:
         text = f"Pool {', '.join(external)}: whoever writes the EnginePool's scale decides."
@@ -97,6 +100,13 @@ def scaling_status(before: Manifest, plan: ServicePlan, told: Scaling | None) ->
     if told is not None and told.status is not None:
         return {"scaling": told.status.to_json_dict()}
     return {"scaling": before["scaling"]} if "scaling" in before else {}
+
+
+def _not_decided(plan: ServicePlan) -> Check:
+    if plan.spec is None or not plan.spec.chooses_split or not plan.pools:
+        return NOT_DECIDED
+    split = split_text(plan.spec, plan.pools[0].accelerator.accelerator)
+    return replace(NOT_DECIDED, message=f"{NOT_DECIDED.message[:-1]}; {split}.")
 
 
 def _before(service: Manifest) -> Check | None:

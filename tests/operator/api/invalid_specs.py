@@ -54,6 +54,20 @@ INVALID: dict[str, Invalid] = {
         "spec.model.tokenSecretRef",
         "hf://",
     ),
+    "GPUs of a split beside pools": Invalid(
+        {
+            "mode": "Disaggregated",
+            "autoscaling": {"gpuBudget": 4, "accelerator": {"count": 1}},
+            "pools": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}},
+        },
+        "spec.autoscaling",
+        "without pools",
+    ),
+    "GPUs of a split without a budget": Invalid(
+        {"mode": "Disaggregated", "autoscaling": {"accelerator": {"count": 1}}},
+        "spec.autoscaling",
+        "with gpuBudget",
+    ),
     "an alias twice": Invalid(
         {"model": {"uri": "file:///m", "aliases": ["a", "a"]}}, "spec.model.aliases", "each once"
     ),

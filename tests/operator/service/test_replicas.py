@@ -49,4 +49,4 @@ def live(*managers: str) -> Manifest:
 def test_the_next_owner_holds_the_live_value_first(
     wanted: InferenceServiceSpec, pool: Manifest | None, planned: Replicas
 ) -> None:
-    assert plan_replicas(wanted, Role.MIXED, pool) == planned
+    assert plan_replicas(wanted, Role.MIXED, pool, wanted.pool(Role.MIXED).engines) == planned

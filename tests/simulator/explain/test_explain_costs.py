@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from sluice_contract.accelerators import PRODUCTS, Accelerator
+from sluice_contract.accelerators import Accelerator
 from sluice_simulator.costs import cost_named
 from sluice_simulator.explain.models import KNOWN, known_shape, shape_from
-from sluice_simulator.explain.roofline import PEAKS, NoCostError, roofline
+from sluice_simulator.explain.roofline import NoCostError, roofline
 
 LLAMA_8B = next(shape for shape in KNOWN if shape.name == "Llama-3-8B")
 
@@ -82,7 +82,3 @@ def test_two_gpus_are_faster_and_less_than_twice() -> None:
 def test_why_there_is_no_cost_is_said(accelerator: Accelerator, says: str) -> None:
     with pytest.raises(NoCostError, match=says):
         roofline(LLAMA_8B, accelerator, 0.77)
-
-
-def test_products_with_figures_are_rows_of_the_accelerator_table() -> None:
-    assert PEAKS.keys() <= {row.name for row in PRODUCTS}

@@ -1,0 +1,51 @@
+"""How many prefill and decode engines a budget of GPUs begins as, before any load was seen.
+
+Pure. From what the accelerator can do and requests as they are assumed here; what comes later is
+the autoscaler's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sluice_contract.accelerators import Accelerator, product_row
+from sluice_contract.labels import Role
+
+from sluice_operator.accelerators.wanted import gpu_count
+from sluice_operator.api.service import InferenceServiceSpec
+
+PROMPT_TOKENS: Final = 4
+"""For each token of an answer: an assumption, until requests are seen."""
+ANSWERS_AT_ONCE: Final = 64
+"""That a decode step computes, while it reads as much of the KV cache as of the weights. With it an
+A100 has 6.3 times as many prompt tokens a second as tokens of answers; its simulated engine 6.3."""
+FLOP_PER_BYTE: Final = 250.0
+"""Of a product whose peaks are not known: half of the table is below it."""
+
+
+def first_engines(spec: InferenceServiceSpec, role: Role, accelerator: Accelerator) -> int:
+    """Engines of the pool of `role` that are asked for first."""
+    if not spec.chooses_split:
+        return spec.pool(role).engines
+    engines = (spec.gpu_budget or 0) // gpu_count(spec.pool(role).accelerator)
+    prefill = max(1, min(engines - 1, round(engines * prefill_share(accelerator))))
+    return prefill if role is Role.PREFILL else engines - prefill
+
+
+def prefill_share(accelerator: Accelerator) -> float:
+    """Share of the engines' time that goes to prompts. A prompt token takes 2 N operations, N the
+    model's parameters; a step of answers reads 2 N bytes of weights, and as much of the cache."""
+    row = product_row(accelerator.product) if accelerator.product else None
+    peak = row.peak if row else None
+    flop_per_byte = peak.tflops / peak.terabytes if peak else FLOP_PER_BYTE
+    answers = 2 * flop_per_byte / ANSWERS_AT_ONCE / PROMPT_TOKENS
+    return 1 / (1 + answers)
+
+
+def split_text(spec: InferenceServiceSpec, accelerator: Accelerator) -> str:
+    """For people: what the budget begins as, and why."""
+    prefill, decode = (first_engines(spec, role, accelerator) for role in spec.roles)
+    return (
+        f"{spec.gpu_budget} GPUs begin as {prefill} prefill and {decode} decode engines, as suits "
+        f"{accelerator} and {PROMPT_TOKENS} prompt tokens for each one of an answer"
+    )
