@@ -18,12 +18,12 @@ from sluice_autoscaler.pool_plan import PoolPlan, held, hold_reason, planned, se
 from sluice_autoscaler.reports import Reports
 from sluice_autoscaler.sample import Sample
 from sluice_autoscaler.settings import Settings
-from sluice_autoscaler.trade import Needs, lasting_needs, needs_of, traded
+from sluice_autoscaler.trade import Needs, joint_needs, lasting_needs, traded
 from sluice_autoscaler.victims import victims_of
 from sluice_autoscaler.zero import is_asleep, is_busy, least_engines
 
 Seen = Mapping[Role, tuple[Reports, Measured]]
-TWO_POOLS: Final = {Role.PREFILL, Role.DECODE}
+TWO_POOLS: Final = (Role.PREFILL, Role.DECODE)
 
 
 def decide(settings: Settings, history: History, sample: Sample) -> Decision:
@@ -34,7 +34,7 @@ def decide(settings: Settings, history: History, sample: Sample) -> Decision:
     busy = is_busy(sample, {role: measured for role, (_, measured) in seen.items()})
     plans = _plans(settings, history, sample, seen, busy)
     engines = _within_budget(settings, history, sample, plans)
-    needs = _needs(settings, plans)
+    needs = _needs(settings, seen, plans)
     pools = {
         role: _decided(
             settings,
@@ -80,10 +80,12 @@ def _plans(
     return plans
 
 
-def _needs(settings: Settings, plans: Mapping[Role, PoolPlan]) -> Needs:
+def _needs(settings: Settings, seen: Seen, plans: Mapping[Role, PoolPlan]) -> Needs:
     """Of two pools whose load is known."""
-    views = {role: plan.view for role, plan in plans.items() if plan.view is not None}
-    return needs_of(settings, views) if views.keys() == TWO_POOLS else {}
+    needs = {role: plan.need for role, plan in plans.items() if plan.need is not None}
+    if len(needs) < len(TWO_POOLS):
+        return {}
+    return joint_needs(settings, {role: now for role, (_, now) in seen.items()}, needs)
 
 
 def _within_budget(

@@ -51,10 +51,8 @@ class Measured:
     itl_seconds: float | None = None
     itl: ItlModel | None = None
     """As learnt by then."""
-    held_engines: float = 0.0
-    """Pages that requests hold, in pools of one engine."""
     pending_share: float = 0.0
-    """Of the requests that hold pages of a decode pool: those whose prompt is not computed yet."""
+    """Of the requests of a decode pool: those whose prompt is not computed yet."""
     need_engines: float | None = None
     """As many as the pool's own work keeps busy, where a budget may be too small for all pools."""
     engines: int = 0
@@ -88,7 +86,6 @@ def measure(
         kv_engines=scale * _kv_engines(engines, pairs),
         row_engines=scale * sum(_rows(engine) for engine in engines),
         itl_seconds=_itl_seconds(engines),
-        held_engines=scale * sum(engine.kv_used for engine in engines),
         pending_share=_pending_share(engines),
         engines=len(engines),
     )
@@ -142,9 +139,9 @@ def _rows(engine: EngineSample) -> float:
 
 
 def _pending_share(engines: Sequence[EngineSample]) -> float:
-    running = sum(engine.running_requests for engine in engines)
-    pending = sum(engine.transfer_requests for engine in engines)
-    return min(1.0, pending / running) if running else 0.0
+    held = sum(engine.running_requests + engine.prealloc_requests for engine in engines)
+    pending = sum(engine.transfer_requests + engine.prealloc_requests for engine in engines)
+    return min(1.0, pending / held) if held else 0.0
 
 
 def has_work(engine: EngineSample) -> bool:

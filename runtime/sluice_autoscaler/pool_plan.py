@@ -17,6 +17,7 @@ from sluice_autoscaler.reports import Reports, reports_of
 from sluice_autoscaler.sample import PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_autoscaler.stabilise import stabilised
+from sluice_autoscaler.trade import need_of
 from sluice_autoscaler.wants import PoolView, Want, wants_of
 from sluice_autoscaler.words import engines
 
@@ -33,8 +34,8 @@ class PoolPlan:
     wanted: int | None
     reason: str
     message: str
-    view: PoolView | None = None
-    """Of a pool whose load is known."""
+    need: float | None = None
+    """See `trade`; of a pool beside another, whose load is known."""
 
 
 def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Measured]:
@@ -106,7 +107,8 @@ def planned(
         message = f"{message}; {pool.unschedulable} pods find no place, so no more are asked for"
     elif steady.reason:
         reason, message = steady.reason, f"{message}; {steady.message}"
-    return PoolPlan(desired, want.engines, reason, message, view)
+    need = need_of(settings, view)
+    return PoolPlan(desired, want.engines, reason, message, None if role is Role.MIXED else need)
 
 
 def _view(past: Sequence[Measured], now: Measured, reports: Reports, pool: PoolSample) -> PoolView:

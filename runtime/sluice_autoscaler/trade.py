@@ -29,38 +29,34 @@ BACKLOG_SECONDS: Final = 60.0
 Needs = Mapping[Role, float]
 
 
-def needs_of(settings: Settings, views: Mapping[Role, PoolView]) -> Needs:
-    """Engines that prefill and decode need at this moment. A backlog counts where it has to be worked
-    off, in both pools, and not where it waits: requests whose prompts wait for longer than is
-    promised hold pages, or wait for some, however many engines decode. And a pool sees only as many
-    requests as the other lets through."""
-    prefill, decode = views[Role.PREFILL], views[Role.DECODE]
-    waits = prefill.now.queued_seconds / max(1, prefill.now.engines)
+def need_of(settings: Settings, view: PoolView) -> float:
+    """Engines that the pool needs at this moment, by what it sees itself."""
+    now = view.now
+    if view.role is Role.DECODE:
+        return max(now.kv_engines / settings.kv_used, now.row_engines)
+    busy = view.load.offered_engines + now.queued_seconds / BACKLOG_SECONDS
+    return max(busy / MAX_SHARE, arriving_want(view, settings).engines)
+
+
+def joint_needs(settings: Settings, now: Mapping[Role, Measured], needs: Needs) -> Needs:
+    """`needs` of both pools, as far as one hides the other's: what waits for pages waits for
+    prompts, where those wait longer than is promised; and a pool sees only as many requests as the
+    other lets through."""
+    prefill, decode = now[Role.PREFILL], now[Role.DECODE]
+    waits = prefill.queued_seconds / max(1, prefill.engines)
     behind = max(0.0, 1 - settings.allowed_queue_seconds / waits) if waits else 0.0
-    computing = _computing(settings, prefill, decode)
-    answering = _answering(settings, decode, behind)
+    hidden = behind * decode.queued_requests * _work_seconds(prefill) / BACKLOG_SECONDS
+    computing = needs[Role.PREFILL] + hidden / MAX_SHARE
+    answering = needs[Role.DECODE] * (1 - behind * decode.pending_share)
     return {
-        Role.PREFILL: computing * (1 + (1 - behind) * _excess(answering, decode.now.engines)),
-        Role.DECODE: answering * (1 + behind * _excess(computing, prefill.now.engines)),
+        Role.PREFILL: computing * (1 + (1 - behind) * _excess(answering, decode.engines)),
+        Role.DECODE: answering * (1 + behind * _excess(computing, prefill.engines)),
     }
 
 
-def _computing(settings: Settings, prefill: PoolView, decode: PoolView) -> float:
-    now = prefill.now
-    prompt_seconds = now.queued_seconds / now.queued_requests if now.queued_requests else 0.0
-    backlog = now.queued_seconds + decode.waiting_for_pages * prompt_seconds
-    busy = prefill.load.offered_engines + backlog / BACKLOG_SECONDS
-    return max(busy / MAX_SHARE, arriving_want(prefill, settings).engines)
-
-
-def _answering(settings: Settings, decode: PoolView, behind: float) -> float:
-    now = decode.now
-    held = now.held_engines * (1 - behind * now.pending_share)
-    each = now.held_engines / now.running_requests if now.running_requests else 0.0
-    stays = min(1.0, decode.load.answer_seconds / BACKLOG_SECONDS)
-    pages = (held + decode.waiting_for_pages * each * stays) / settings.kv_used
-    rows = now.row_engines * (1 - behind * now.pending_share)
-    return max(pages, rows if not decode.waiting_for_pages else 0.0)
+def _work_seconds(prefill: Measured) -> float:
+    """Of one prompt that waits."""
+    return prefill.queued_seconds / prefill.queued_requests if prefill.queued_requests else 0.0
 
 
 def _excess(need: float, engines: int) -> float:

@@ -31,7 +31,7 @@ WAITING: Final = (0.5, 1, 2, 5)
 KV_USED: Final = (0.1, 0.2, 0.3, 0.5, 0.7)
 BACKLOG_SECONDS: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 KEDA_KV_USED: Final = (0.2, 0.4, 0.8)
-STATIC_PREFILL: Final = (1, 2, 3, 4, 6, 8)
+STATIC_PREFILL: Final = range(1, 9)
 MEAN_SECONDS: Final = (5, 10, 30, 60, 120)
 USED: Final = (0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
 PREFILL_USED: Final = (0.35, 0.5, 0.7)
@@ -69,14 +69,13 @@ def _ours(scene: Scene) -> Iterator[Ladder]:
 
 
 def _static(scene: Scene) -> Iterator[Ladder]:
-    most = scene.constants.max_replicas
-    if scene.constants.gpu_budget is not None:
-        most = min(most, scene.constants.gpu_budget)
+    most, budget = scene.constants.max_replicas, scene.constants.gpu_budget
+    together = most if budget is None else budget
     if len(scene.roles) == 1:
-        yield [_fixed(scene, (number,)) for number in range(most, 0, -1)]
+        yield [_fixed(scene, (number,)) for number in range(min(most, together), 0, -1)]
         return
     for prefill in STATIC_PREFILL:
-        if decode := range(most - prefill, 0, -1):
+        if decode := range(min(most, together - prefill), 0, -1):
             yield [_fixed(scene, (prefill, number)) for number in decode]
 
 

@@ -40,13 +40,15 @@ def replicas_of(spec: Manifest) -> dict[str, int]:
         (8, None, 3),
         (8, {"product": "NVIDIA-L4"}, 2),
         (16, {"product": A100}, 6),
+        (16, {"product": A100, "count": 2}, 3),
     ],
 )
 def test_the_budget_is_split_by_what_the_accelerator_can_do(
     budget: int, accelerator: Manifest | None, prefill: int
 ) -> None:
+    engines = budget // (accelerator or {}).get("count", 1)
     found = replicas_of(left_out(budget, accelerator=accelerator))
-    assert found == {"prefill": prefill, "decode": budget - prefill}
+    assert found == {"prefill": prefill, "decode": engines - prefill}
 
 
 def test_every_known_product_gets_engines_of_both_kinds() -> None:
@@ -76,9 +78,14 @@ def test_it_says_what_it_chose_and_why() -> None:
     [
         (left_out(1), "spec.autoscaling.gpuBudget", "at least 2"),
         (
-            left_out(accelerator={"count": 2}),
-            "spec.autoscaling.accelerator.count",
-            "1 in role prefill",
+            left_out(3, accelerator={"count": 2}),
+            "spec.autoscaling.gpuBudget",
+            "at least 4",
+        ),
+        (
+            left_out(accelerator={"count": 2}, engine={"tensorParallelSize": 4}),
+            "spec.engine.tensorParallelSize",
+            "spec.autoscaling.accelerator.count (2)",
         ),
         (left_out(None, accelerator={}), "spec.autoscaling", "accelerator only in mode Disagg"),
         (left_out(mode="Mixed", accelerator={}), "spec.autoscaling", "accelerator only in mode"),
