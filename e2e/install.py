@@ -18,6 +18,7 @@ from e2e.kubectl import Kubectl
 ROOT = Path(__file__).resolve().parent.parent
 NAMESPACE = "sluice-system"
 READY_SECONDS = 180
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
 def install_operator(cluster: Cluster, images: Mapping[str, str]) -> None:
@@ -32,6 +33,14 @@ def install_operator(cluster: Cluster, images: Mapping[str, str]) -> None:
             "rollout", "status", "deployment/sluice-operator", "-n", NAMESPACE,
             f"--timeout={READY_SECONDS}s", timeout_seconds=READY_SECONDS + 10,
         )  # fmt: skip
+
+
+def restrict(cluster: Cluster, namespace: str) -> None:
+    """Has the API server refuse every pod in the namespace that the Pod Security Standard
+    `restricted` forbids; not in a cluster that others use as well."""
+    if cluster.kind != "current":
+        words = ("label", "namespace", namespace, RESTRICTED, "--overwrite")
+        Kubectl(cluster).run(*words)
 
 
 def kustomized(kubectl: Kubectl, images: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from e2e.cluster.provider import Cluster
 from e2e.first_token import show_completion
 from e2e.images import build as images
 from e2e.images.choose import choose_builder
-from e2e.install import ROOT, install_operator
+from e2e.install import ROOT, install_operator, restrict
 from e2e.kubectl import Kubectl
 from e2e.reach import direct_url, reach
 
@@ -45,6 +45,7 @@ def main() -> int:
         cluster = choose_cluster()
         cluster.up()
         install_operator(cluster, deliver_images(cluster))
+        restrict(cluster, SAMPLE_NAMESPACE)
         kubectl = Kubectl(cluster)
         conditions = await_sample(kubectl, was_there=apply_sample(kubectl))
         ask_sample(cluster, conditions, started)

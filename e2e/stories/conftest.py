@@ -10,12 +10,13 @@ import pytest
 from e2e.cluster.choose import choose_cluster
 from e2e.cluster.provider import Cluster
 from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
-from e2e.install import install_operator
+from e2e.install import install_operator, restrict
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
+from e2e.stories.gpus import GPU, GPUS_ON_NODE, LABELS, patch_node
 from e2e.stories.hub import ENDPOINT, Hub
-from e2e.stories.service import Service, chat_service
-from e2e.up import deliver_images
+from e2e.stories.service import NAMESPACE, Service, chat_service
+from e2e.up import deliver, deliver_images
 
 STORIES_CLUSTER = "sluice-stories"
 
@@ -34,6 +35,7 @@ def cluster() -> Iterator[Cluster]:
     try:
         chosen.up()
         install_operator(chosen, deliver_images(chosen))
+        restrict(chosen, NAMESPACE)
         yield chosen
     finally:
         chosen.down()
@@ -52,6 +54,25 @@ def chat(kubectl: Kubectl) -> Service:
     service.apply(chat_service("chat", replicas=2))
     service.wait_for("Updated", "True")
     return service
+
+
+@pytest.fixture(scope="session")
+def pretended(cluster: Cluster) -> str:
+    """The image of an engine that says it has GPUs."""
+    return deliver(cluster, {"engine": "engine-pretended"})["engine"]
+
+
+@pytest.fixture(scope="module")
+def gpu_node(kubectl: Kubectl) -> Iterator[str]:
+    """The first node, with `GPUS_ON_NODE` of them for as long as the stories of a file run."""
+    name: str = kubectl.get("nodes")["items"][0]["metadata"]["name"]
+    patch_node(
+        kubectl, name, {"status": {"capacity": {GPU: str(GPUS_ON_NODE)}}}, "--subresource=status"
+    )
+    patch_node(kubectl, name, {"metadata": {"labels": LABELS}})
+    yield name
+    patch_node(kubectl, name, {"metadata": {"labels": dict.fromkeys(LABELS)}})
+    patch_node(kubectl, name, {"status": {"capacity": {GPU: None}}}, "--subresource=status")
 
 
 @pytest.fixture(scope="session")

@@ -90,10 +90,15 @@ class Hub:
             "env": [{"name": "PYTHONPATH", "value": "/code"}],
             "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
             "volumeMounts": [{"name": "code", "mountPath": "/code", "readOnly": True}],
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            },
         }
         items = [{"key": Path(path).name, "path": path} for path in CODE]
         pod = {
             "terminationGracePeriodSeconds": 0,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
             "volumes": [{"name": "code", "configMap": {"name": NAME, "items": items}}],
         }

@@ -5,8 +5,7 @@ The GPUs are pretended: the node says that it has them, and a test's engine imag
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,34 +14,10 @@ from e2e.cluster.provider import Cluster
 from e2e.first_token import stream_completion
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
+from e2e.stories.gpus import A100, ENV, GPU
 from e2e.stories.service import MODEL, Service, chat_service
-from e2e.up import deliver
 
-A100 = "NVIDIA-A100-SXM4-40GB"
-GPU = "nvidia.com/gpu"
-LABELS = {"nvidia.com/gpu.product": A100, "nvidia.com/gpu.memory": "40960"}
-ENV = [
-    {"name": "PRETENDED_PRODUCT", "value": A100},
-    {"name": "PRETENDED_MEMORY_MIB", "value": "40960"},
-]
 RESOURCES = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
-
-
-@pytest.fixture(scope="module")
-def pretended(cluster: Cluster) -> str:
-    """The image of an engine that says it has GPUs."""
-    return deliver(cluster, {"engine": "engine-pretended"})["engine"]
-
-
-@pytest.fixture(scope="module")
-def gpu_node(kubectl: Kubectl) -> Iterator[str]:
-    """The first node, with two A100 for as long as the stories run."""
-    name = kubectl.get("nodes")["items"][0]["metadata"]["name"]
-    patch(kubectl, name, {"status": {"capacity": {GPU: "2"}}}, "--subresource=status")
-    patch(kubectl, name, {"metadata": {"labels": LABELS}})
-    yield name
-    patch(kubectl, name, {"metadata": {"labels": dict.fromkeys(LABELS)}})
-    patch(kubectl, name, {"status": {"capacity": {GPU: None}}}, "--subresource=status")
 
 
 @pytest.fixture
@@ -51,10 +26,6 @@ def service(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[Servic
     found = Service(kubectl, request.node.name.replace("_", "-")[-40:].strip("-"))
     yield found
     found.delete()
-
-
-def patch(kubectl: Kubectl, node: str, change: Mapping[str, Any], *words: str) -> None:
-    kubectl.run("patch", "node", node, "--type=merge", "-p", json.dumps(change), *words)
 
 
 def asked_for(service: Service, product: str | None = A100, **spec: Any) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
+from e2e.stories.gpus import ENV, GPUS_ON_NODE
 from e2e.stories.load import load, long_prompts
 from e2e.stories.pods import poll
 from e2e.stories.service import NAMESPACE
@@ -28,29 +27,8 @@ from e2e.stories.test_autoscaling import (
     Scaled,
     scaled_service,
 )
-from e2e.up import deliver
 
-A100 = "NVIDIA-A100-SXM4-40GB"
-GPU = "nvidia.com/gpu"
-LABELS = {"nvidia.com/gpu.product": A100, "nvidia.com/gpu.memory": "40960"}
-ENV = [{"name": "PRETENDED_PRODUCT", "value": A100}]
-ON_NODE = 4
 BUDGET = 3
-
-
-@pytest.fixture(scope="module")
-def node(kubectl: Kubectl) -> Iterator[str]:
-    """The first node, with `ON_NODE` pretended GPUs."""
-    name = kubectl.get("nodes")["items"][0]["metadata"]["name"]
-    patch(kubectl, name, {"status": {"capacity": {GPU: str(ON_NODE)}}}, "--subresource=status")
-    patch(kubectl, name, {"metadata": {"labels": LABELS}})
-    yield name
-    patch(kubectl, name, {"metadata": {"labels": dict.fromkeys(LABELS)}})
-    patch(kubectl, name, {"status": {"capacity": {GPU: None}}}, "--subresource=status")
-
-
-def patch(kubectl: Kubectl, node: str, change: Mapping[str, Any], *words: str) -> None:
-    kubectl.run("patch", "node", node, "--type=merge", "-p", json.dumps(change), *words)
 
 
 def budgeted(image: str, budget: int) -> dict[str, Any]:
@@ -113,12 +91,11 @@ def _follow(process: subprocess.Popen[str], seen: Watched) -> None:
 
 
 def test_a_budget_holds_at_every_instant_and_no_room_is_named(
-    cluster: Cluster, kubectl: Kubectl, node: str
+    cluster: Cluster, kubectl: Kubectl, pretended: str, gpu_node: str
 ) -> None:
-    image = deliver(cluster, {"engine": "engine-pretended"})["engine"]
     found = Scaled(kubectl, "budget")
     with watched(kubectl) as seen:
-        found.service.apply(budgeted(image, BUDGET))
+        found.service.apply(budgeted(pretended, BUDGET))
         found.service.wait_for("Updated", "True")
         try:
             with (
@@ -130,10 +107,10 @@ def test_a_budget_holds_at_every_instant_and_no_room_is_named(
                 assert full, f"{found.replicas()}: {found.scaling()}"
                 burst.wait_for_more(BURST_CLIENTS)
                 assert seen.most == BUDGET
-                found.service.apply(budgeted(image, 2 * ON_NODE))
+                found.service.apply(budgeted(pretended, 2 * GPUS_ON_NODE))
                 named = poll(lambda: "lock" in str(found.scaling()), GROWN_SECONDS)
                 assert named, f"{found.replicas()}: {found.scaling()}"
-                assert sum(found.ready().values()) == ON_NODE
+                assert sum(found.ready().values()) == GPUS_ON_NODE
             assert burst.wrong == prompts.wrong == []
         finally:
             found.service.delete()

@@ -1,0 +1,124 @@
+"""A platform engineer changes what a service is made of, well and badly, under load; the
+application developer notices nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from sluice_contract.labels import Role
+
+from e2e.cluster.provider import Cluster
+from e2e.kubectl import Kubectl
+from e2e.reach import reach
+from e2e.stories.gpus import A100, ENV
+from e2e.stories.load import CLIENTS, Tally, load
+from e2e.stories.pods import pods, poll
+from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service, disaggregated_service
+
+NAME = "rolled"
+ROLLED_SECONDS = 240
+LOOKED_UP: dict[str, Any] = {"dtype": "float32", "kvPoolTokens": 16384, "drainSeconds": 30}
+Sluice = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def rolled(kubectl: Kubectl) -> Iterator[Service]:
+    service = Service(kubectl, NAME)
+    service.apply(chat_service(NAME, replicas=2, engine=LOOKED_UP))
+    service.wait_for("Updated", "True")
+    yield service
+    service.delete()
+
+
+@pytest.fixture
+def tally(cluster: Cluster, rolled: Service) -> Iterator[Tally]:
+    """What clients see from the beginning to the end of the story."""
+    with reach(cluster, NAMESPACE, NAME) as url, load(url) as found:
+        found.wait_for_more(CLIENTS)
+        yield found
+
+
+@pytest.fixture
+def sluice(cluster: Cluster) -> Sluice:
+    """`sluice rollout COMMAND rolled`: its exit status, and what it says."""
+
+    def run(command: str, *words: str) -> tuple[int, str]:
+        argv = [sys.executable, "-m", "sluice_operator.cli.main", "rollout", command, NAME, *words]
+        environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def engines(kubectl: Kubectl, service: Service) -> set[str]:
+    return {pod.name for role in Role for pod in pods(kubectl, service, role)}
+
+
+def test_a_bad_revision_is_halted_and_undone(
+    kubectl: Kubectl, rolled: Service, tally: Tally, sluice: Sluice
+) -> None:
+    before = engines(kubectl, rolled)
+    nowhere = {"uri": "file:///models/nowhere", "name": MODEL}
+    rolled.apply(chat_service(NAME, replicas=2, engine=LOOKED_UP, model=nowhere))
+    status, told = sluice("status", "--timeout", "240s")
+    assert status == 1, told
+    assert "/models/nowhere" in told
+    halted = rolled.wait_for_reason("Progressing", "RolloutHalted")
+    assert f"pod {NAME}-mixed-" in halted["message"]
+    assert rolled.condition("Ready")["status"] == "True"
+    tally.wait_for_more(CLIENTS)
+
+    assert sluice("undo")[0] == 0
+    status, told = sluice("status", "--timeout", "240s")
+    assert status == 0, told
+    assert rolled.get()["spec"]["model"]["uri"] == "file:///models/sluice-tiny"
+    assert engines(kubectl, rolled) == before, "no former engine has restarted"
+    tally.wait_for_more(CLIENTS)
+    assert tally.wrong == []
+
+
+@pytest.mark.full
+def test_model_image_accelerator_mode_and_a_restart(
+    kubectl: Kubectl, rolled: Service, tally: Tally, sluice: Sluice, pretended: str, gpu_node: str
+) -> None:
+    pool = chat_service(NAME, replicas=2)["spec"]["pools"]["mixed"]
+    on_gpus = pool | {"accelerator": {"count": 1, "product": A100}, "template": {"env": ENV}}
+    other_image = LOOKED_UP | {"image": pretended}
+    changes: dict[str, dict[str, Any]] = {
+        # The same files under another URI, so that answers can be compared.
+        "model": chat_service(
+            NAME, 2, engine=LOOKED_UP, model={"uri": "file:///models/sluice-tiny/", "name": MODEL}
+        ),
+        "image": chat_service(NAME, 2, engine=other_image),
+        "accelerator": chat_service(NAME, engine=other_image, pools={"mixed": on_gpus}),
+        "two pools": disaggregated_service(NAME, 1, 1, engine=LOOKED_UP),
+        "one pool": chat_service(NAME, 2, engine=LOOKED_UP),
+    }
+    for change, manifest in changes.items():
+        rolls(kubectl, rolled, tally, sluice, change, partial(rolled.apply, manifest))
+    rolls(kubectl, rolled, tally, sluice, "restart", lambda: sluice("restart"))
+
+
+def rolls(
+    kubectl: Kubectl,
+    rolled: Service,
+    tally: Tally,
+    sluice: Sluice,
+    change: str,
+    make: Callable[[], object],
+) -> None:
+    """Makes a change; returns when all former engines have left, and requests were answered."""
+    before = engines(kubectl, rolled)
+    make()
+    status, told = sluice("status", "--timeout", f"{ROLLED_SECONDS}s")
+    assert status == 0, (change, told)
+    assert poll(lambda: not engines(kubectl, rolled) & before, ROLLED_SECONDS), change
+    tally.wait_for_more(CLIENTS)
+    assert tally.wrong == [], change
