@@ -144,6 +144,14 @@ LARGE_MIB: Final = 60 * 1024
 LARGE_RESERVE_MIB: Final = 10 * 1024
 
 
+def memory_mib_of(accelerator: Accelerator) -> int | None:
+    """Memory of one device: as its node tells, else the product's; None: neither is known."""
+    if accelerator.memory_mib is not None:
+        return accelerator.memory_mib
+    row = product_row(accelerator.product) if accelerator.product else None
+    return int(row.memory_gib * 1024) if row else None
+
+
 def product_row(product: str) -> ProductRow | None:
     """The row of the table that a product name falls under; None for a part of a device, as its
     memory is another."""

@@ -19,6 +19,7 @@ from sluice_contract.accelerators import (
     Accelerator,
     Sizes,
     memory_fraction,
+    memory_mib_of,
     product_row,
     tier_sizes,
 )
@@ -156,8 +157,7 @@ def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
 
 def _memory_fraction(accelerator: Accelerator, sizes: Sizes) -> Resolved:
     """Of the memory that the node's label tells, else of the product's."""
-    row = product_row(accelerator.product) if accelerator.product else None
-    memory_mib = accelerator.memory_mib or (int(row.memory_gib * 1024) if row else None)
+    memory_mib = memory_mib_of(accelerator)
     if memory_mib is None:
         return _general(GENERAL_MEMORY_FRACTION)
     ranks = max(1, accelerator.count)

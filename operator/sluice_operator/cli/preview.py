@@ -14,11 +14,14 @@ from sluice_contract.config import KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.sizing import Source, sizes_of
 
+from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.findings import InvalidSpecError
+from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
+from sluice_operator.cli.kv_room import room_json, room_lines
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.slo_rules import slo_groups
-from sluice_operator.model.pinned import assumed_pin, is_fetched
+from sluice_operator.model.pinned import assumed_pin, is_fetched, pin_of, previewed
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
@@ -35,6 +38,8 @@ class Preview:
     service: Manifest
     plan: ServicePlan
     pool_plans: tuple[PoolPlan, ...]
+    model: ModelStatus | None = None
+    """A hub's model, where the document's status says what it was resolved to."""
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -64,11 +69,16 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
         mode="json", by_alias=True, exclude_none=True, exclude_unset=True
     )
     service = {**document, "metadata": metadata, "spec": stored | {"paused": False}}
-    if is_fetched(parsed.spec.model):
-        service["status"] = {"model": assumed_pin(metadata["name"], parsed.spec.model)}
+    model = parsed.spec.model
+    known = None
+    if is_fetched(model):
+        told = document.get("status")
+        known = pin_of({"status": told if isinstance(told, dict) else None}, model)
+        pin = known or assumed_pin(model)
+        service["status"] = {"model": previewed(pin, metadata["name"], model)}
     plan = plan_service(ServiceObserved(service, images, nodes=nodes))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
-    return Preview(service, plan, pools)
+    return Preview(service, plan, pools, known)
 
 
 def _read(document: Any) -> ServiceDocument:
@@ -95,7 +105,7 @@ def as_json(shown: Preview) -> Manifest:
         "refusal": None,
         "slo": _slo(plan),
         "kvTransfer": transfer.to_json_dict() if (transfer := _kv_transfer(plan)) else None,
-        "pools": {pool.role.value: _pool(pool, below, plan) for pool, below in pools},
+        "pools": {pool.role.value: _pool(pool, below, shown) for pool, below in pools},
         "objects": _objects(shown),
     }
 
@@ -126,13 +136,16 @@ def _kv_transfer(plan: ServicePlan) -> KvTransfer | None:
     return plan.spec.kv_transfer(Role.PREFILL) if plan.spec else None
 
 
-def _pool(pool: PlannedPool, below: PoolPlan, plan: ServicePlan) -> Manifest:
+def _pool(pool: PlannedPool, below: PoolPlan, shown: Preview) -> Manifest:
+    plan = shown.plan
+    assert plan.spec is not None
     return {
         "replicas": pool.replicas,
         "image": {"name": _image(below), "assumed": _is_assumed(plan)},
         "revision": below.revision,
         "accelerator": pool.accelerator.text,
         "memoryLimit": _memory_limit(below),
+        "kvPool": room_json(plan.spec, shown.model, pool),
         "settings": settings_status(pool.settings),
     }
 
@@ -170,7 +183,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     assert plan.spec is not None
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
     yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
-    yield from _model(plan)
+    yield from _model(plan.spec.model, shown.model, meta["name"])
     yield from _promise(plan)
     if transfer := _kv_transfer(plan):
         yield ""
@@ -195,6 +208,7 @@ def _lines(shown: Preview) -> Iterator[str]:
             key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
             yield f"  No memory limit ({key}): each engine sizes its KV"
             yield "  pool from the memory of its whole node, as if it were alone there."
+        yield from room_lines(plan.spec, shown.model, pool)
         yield from table(_rows(settings_status(pool.settings)))
     yield ""
     objects = _objects(shown)
@@ -202,16 +216,21 @@ def _lines(shown: Preview) -> Iterator[str]:
     yield from table((item["kind"], item["name"]) for item in objects)
 
 
-def _model(plan: ServicePlan) -> Iterator[str]:
-    """How a hub's model gets to the engines."""
-    model = plan.spec.model if plan.spec else None
-    if model is None or not is_fetched(model):
+def _model(model: ModelSpec, known: ModelStatus | None, service: str) -> Iterator[str]:
+    """How a hub's model gets to the engines; `model` is pinned."""
+    if not is_fetched(model):
         return
-    yield f"  Its revision is resolved to a commit when it is applied; {model.revision} is assumed"
-    if model.cache is not None:
-        yield f"  here. A Job downloads it to claim {model.cache.claim} before there are engines."
+    if known is not None:
+        size = f"{known.bytes / 1e9:.1f} GB, {known.architecture}"
+        yield f"  {known.revision} was resolved to commit {known.commit}: {size}."
     else:
-        yield "  here. Each engine downloads it at its start; spec.model.cache: once for all."
+        yield "  Its revision is resolved to a commit when it is applied; assumed here:"
+        yield f"  {model.revision}. What fits is known then:"
+        yield f"  kubectl get infsvc {service} -o yaml | sluice plan -f -"
+    if model.cache is not None:
+        yield f"  A Job downloads it to claim {model.cache.claim} before there are engines."
+    else:
+        yield "  Each engine downloads it at its start; spec.model.cache: once for all."
 
 
 def _unknown_product(pool: PlannedPool) -> Iterator[str]:

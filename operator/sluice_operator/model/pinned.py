@@ -64,8 +64,8 @@ def pinned(spec: InferenceServiceSpec, service: Manifest) -> InferenceServiceSpe
     return spec.model_copy(update={"model": model.model_copy(update=update)})
 
 
-def assumed_pin(service: str, model: ModelSpec) -> Manifest:
-    """The status of a model that nobody has resolved: for previews."""
+def assumed_pin(model: ModelSpec) -> ModelStatus:
+    """Of a model that nobody has resolved: for previews."""
     uri, revision, refresh = asked(model)
     commit = revision if re.fullmatch("[0-9a-f]{40}", revision) else UNKNOWN_COMMIT
     return ModelStatus(
@@ -74,6 +74,10 @@ def assumed_pin(service: str, model: ModelSpec) -> Manifest:
         refresh=refresh,
         commit=commit,
         bytes=0,
-        claim=claim_of(service, model),
         architecture=ARCHITECTURES[0],
-    ).to_json_dict()
+    )
+
+
+def previewed(pin: ModelStatus, service: str, model: ModelSpec) -> Manifest:
+    """The status of a model that is where engines look for it: for previews."""
+    return pin.model_copy(update={"claim": claim_of(service, model)}).to_json_dict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from sluice_operator.cli.main import main
 from sluice_operator.manifests.slo_rules import slo_groups
 
 from tests.operator.api.invalid_specs import document
+from tests.operator.model_pods import COMMIT, RESOLVED
 
 ROOT = Path(__file__).parents[3]
 SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
@@ -379,3 +381,24 @@ def test_a_product_that_is_not_known_is_said_in_a_plan(
     found = document({"model": {"uri": "pvc://m/q"}, "pools": pools})
     assert main(["plan", "-f", _file(tmp_path, found)]) == 0
     assert ("ProductUnknown: T9 is not in the table" in capsys.readouterr().out) is told
+
+
+def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = {"mixed": {"accelerator": {"product": "NVIDIA-H100-80GB-HBM3"}}}
+    asked = document({"model": {"uri": "hf://org/name"}, "pools": pools})
+    assert main(["plan", "-f", _file(tmp_path, asked)]) == 0
+    assert "KV pool: tokens that fit are not known: the model is not" in capsys.readouterr().out
+    pin = {"uri": "hf://org/name", "revision": "main", **RESOLVED}
+    file = _file(tmp_path, asked | {"status": {"model": pin}})
+    assert main(["plan", "-f", file]) == 0
+    out = capsys.readouterr().out
+    assert f"main was resolved to commit {COMMIT}: 16.4 GB, Qwen3ForCausalLM." in out
+    assert re.search(r"KV pool: about 3\d\d,\d{3} tokens an engine, 147,456 bytes each", out)
+    assert main(["plan", "-o", "json", "-f", file]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["pools"]["mixed"]["kvPool"]["tokenBytes"] == 147_456
+    unlike = asked | {"status": {"model": pin | {"revision": "v2"}}}
+    assert main(["plan", "-f", _file(tmp_path, unlike)]) == 0
+    assert "is not resolved yet" in capsys.readouterr().out

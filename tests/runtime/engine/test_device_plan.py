@@ -12,6 +12,9 @@ import pytest
 import torch
 from sluice_contract.accelerators import PRODUCTS, Accelerator
 from sluice_contract.config import EngineConfig
+from sluice_contract.sizing import resolve_settings, resolved_values
+from sluice_operator.api.status import ModelStatus
+from sluice_operator.model.room import room_of
 from sluice_runtime.engine.device_plan import check_weights, device_pool_pages
 from sluice_runtime.engine.device_sizes import (
     MIB,
@@ -264,6 +267,28 @@ def test_a_model_fits_each_gpu_or_the_refusal_says_what_would(name: str, ranks: 
             assert refusal(replace(asked, context_tokens=int(context[1]))) is None, line
         if fraction := re.search(r"memoryFraction to ([\d.]+)", line):
             assert refusal(question(name, *gpu, ranks, memoryFraction=float(fraction[1]))) is None
+
+
+def test_the_operators_estimate_is_the_engines_pool_to_a_few_percent() -> None:
+    for name, ranks in (("Qwen3-8B", 1), ("Qwen3-32B", 2), ("Qwen3-Coder-480B-A35B", 8)):
+        asked = question(name, "H200", 141, ranks)
+        spec, accelerator = asked.model.spec, asked.config.accelerator
+        status = ModelStatus(
+            uri="hf://org/name",
+            revision="main",
+            commit="c0ffee",
+            bytes=asked.model.weights * ranks,
+            layers=spec.layers,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            dtype="bfloat16",
+        )
+        assert accelerator is not None
+        told = room_of(
+            status, accelerator, resolved_values(resolve_settings(asked.config, accelerator))
+        )
+        assert told.token_bytes == asked.model.token * ranks
+        assert told.tokens == pytest.approx(asked.affordable_tokens, rel=0.05)
 
 
 def test_a_step_that_takes_more_than_was_set_aside_makes_the_pool_smaller() -> None:

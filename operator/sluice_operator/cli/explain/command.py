@@ -21,7 +21,6 @@ from sluice_operator.cli import document_errors
 from sluice_operator.cli.document_errors import DocumentErrors
 from sluice_operator.cli.documents import Document, UnusableFileError, read_documents
 from sluice_operator.cli.explain.hints import Facts, hints
-from sluice_operator.cli.explain.model import explainable, said_of
 from sluice_operator.cli.explain.nodes import on_accelerator, read_nodes
 from sluice_operator.cli.explain.question import Load, ask, promise_of, question
 from sluice_operator.cli.explain.shown import (
@@ -77,7 +76,7 @@ def _explained(
     load: Load,
     asked: Ask,
 ) -> Explanation | DocumentErrors:
-    value, replaced = explainable(document.value)
+    value = document.value
     if accelerator is not None:
         value, nodes = on_accelerator(value, accelerator)
     try:
@@ -86,23 +85,21 @@ def _explained(
         return document_errors.invalid(document, error)
     if found.plan.refusal is not None:
         return document_errors.refused(document, found.plan.refusal)
-    return _explanation(found, load, asked, replaced)
+    return _explanation(found, load, asked)
 
 
-def _explanation(found: Preview, load: Load, asked: Ask, replaced: str | None) -> Explanation:
-    """`replaced`: the URI of a model that another one stands in for."""
+def _explanation(found: Preview, load: Load, asked: Ask) -> Explanation:
     spec, answers = found.plan.spec, dict[Question, Answer]()
     assert spec is not None
     pools = []
     for pool in found.plan.pools:
-        about = question(spec, pool, load, replaced or spec.model.uri)
+        about = question(spec, pool, load)
         if about not in answers:
             answers[about] = asked(about)
         told = verdicts(answers[about])
         facts = Facts(spec, pool, {each.subject: each for each in told})
         pools.append(ExplainedPool(pool, answers[about], told, tuple(hints(facts))))
-    said = said_of(replaced) if replaced else None
-    return Explanation(found, load.requests, promise_of(spec), tuple(pools), said)
+    return Explanation(found, load.requests, promise_of(spec), tuple(pools))
 
 
 def _print(found: Explanation | DocumentErrors, output: str) -> int:

@@ -37,11 +37,11 @@ class Load:
     """Text of the model's config.json."""
 
 
-def question(spec: InferenceServiceSpec, pool: PlannedPool, load: Load, uri: str) -> Question:
-    """About the engines of a pool; `uri`: of the model, as its owner wrote it."""
+def question(spec: InferenceServiceSpec, pool: PlannedPool, load: Load) -> Question:
+    """About the engines of a pool."""
     values = {name: entry.value for name, entry in pool.settings.items()}
     return Question(
-        model_names=(uri, spec.model.served_name),
+        model_names=(spec.model.uri, spec.model.served_name),
         model_config_text=load.model_config,
         accelerator=sized_for(pool.config_map) or Accelerator(),
         chunk_size=int(values["chunk_size"]),

@@ -10,6 +10,7 @@ from sluice_contract.explain import Answer, ArrangementName, Promise, Requests
 
 from sluice_operator.cli.explain.hints import Hint
 from sluice_operator.cli.explain.verdicts import Verdict, rate_text
+from sluice_operator.cli.kv_room import room_lines
 from sluice_operator.cli.preview import Preview, as_json, table, value_text
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import PlannedPool
@@ -53,8 +54,6 @@ class Explanation:
     requests: Requests
     promise: Promise
     pools: tuple[ExplainedPool, ...]
-    model: str | None = None
-    """What is said of a model that another one stands in for."""
 
 
 def explained_json(shown: Explanation) -> Manifest:
@@ -65,7 +64,6 @@ def explained_json(shown: Explanation) -> Manifest:
         "name": head["name"],
         "namespace": head["namespace"],
         "refusal": None,
-        "model": shown.model,
         "requests": shown.requests.to_json_dict(),
         "promise": shown.promise.to_json_dict(),
         "pools": pools,
@@ -95,7 +93,7 @@ def _lines(shown: Explanation) -> Iterator[str]:
     meta, spec = shown.preview.service["metadata"], shown.preview.plan.spec
     assert spec is not None
     yield f"InferenceService {meta['namespace']}/{meta['name']}: mode {spec.mode}"
-    yield f"  {shown.model or spec.model.uri}"
+    yield f"  {spec.model.uri}"
     for each in shown.pools:
         yield ""
         yield f"Pool {each.pool.role}: each engine on {each.pool.accelerator.text}"
@@ -120,6 +118,8 @@ def _simulated(shown: Explanation, each: ExplainedPool) -> Iterator[str]:
     answer, promise, requests = each.answer, shown.promise, shown.requests
     if answer.missing is not None:
         yield f"  Not simulated: {answer.missing}"
+        if (spec := shown.preview.plan.spec) is not None:
+            yield from room_lines(spec, shown.preview.model, each.pool)
         return
     yield f"  Simulated, not measured: two engines, each {answer.cost_source}."
     yield (

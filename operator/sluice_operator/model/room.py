@@ -1,0 +1,61 @@
+"""How many tokens one engine's KV cache has room for, of a resolved model. Pure.
+
+The arithmetic of the engine on GPUs, without what it measures once the weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.accelerators import Accelerator, memory_mib_of
+from sluice_contract.sizing import Value
+
+from sluice_operator.api.status import ModelStatus
+
+BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number, by the names in config.json and in `engine.dtype`."""
+UNSAID_DTYPE: Final = "float32"
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Room:
+    """Of one engine, over all of its GPUs. What is not known is None."""
+
+    tokens: int | None = None
+    token_bytes: int | None = None
+    """Of one token's keys and values."""
+    missing: str | None = None
+    """Why `tokens` is not known, for a person."""
+
+
+def room_of(model: ModelStatus, accelerator: Accelerator, settings: Mapping[str, Value]) -> Room:
+    """The room under resolved `settings`, by field name; never more than these can use."""
+    stored = model.dtype or UNSAID_DTYPE
+    dtype = stored if settings["dtype"] == "auto" else str(settings["dtype"])
+    if model.layers is None or model.kv_heads is None or model.head_dim is None:
+        return Room(missing="config.json does not say layers, heads of keys and their size")
+    if stored not in BYTES or dtype not in BYTES:
+        return Room(missing=f"the size of {stored} and {dtype} is not known")
+    ranks = max(1, accelerator.count)
+    token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * BYTES[dtype]
+    if accelerator.is_cpu:
+        return Room(None, token_bytes, "an engine on CPUs tells it at its start")
+    memory_mib = memory_mib_of(accelerator)
+    if memory_mib is None:
+        return Room(None, token_bytes, f"the memory of {accelerator} is not known")
+    share = memory_mib * MIB * ranks * float(settings["memory_fraction"])
+    weights = model.bytes * BYTES[dtype] / BYTES[stored]
+    if weights >= share:
+        short = f"weights of {weights / 1e9:.1f} GB do not fit: {accelerator} leaves"
+        return Room(None, token_bytes, f"{short} {share / 1e9:.1f} GB to weights and KV cache")
+    tokens = int((share - weights) // token_bytes)
+    return Room(min(tokens, _useful(model, settings) or tokens), token_bytes)
+
+
+def _useful(model: ModelStatus, settings: Mapping[str, Value]) -> int | None:
+    """Tokens of as many full contexts as run at once."""
+    context = settings.get("context_length") or model.context_tokens
+    return int(settings["max_running_requests"]) * int(context) if context else None

@@ -1,0 +1,58 @@
+"""How many tokens fit, of a model that is resolved; on GPUs, beside the engine's own arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.config import EngineSettings
+from sluice_contract.sizing import resolve_settings, resolved_values
+from sluice_operator.api.status import ModelStatus
+from sluice_operator.model.room import Room, room_of
+
+from tests.operator.model_pods import RESOLVED
+
+H100 = "NVIDIA-H100-80GB-HBM3"
+TOKEN_BYTES = 2 * 36 * 8 * 128 * 2
+
+
+def room(accelerator: Accelerator, engine: dict[str, Any] | None = None, **facts: Any) -> Room:
+    known = {"uri": "hf://org/name", "revision": "main", **RESOLVED, **facts}
+    settings = resolve_settings(EngineSettings.model_validate(engine or {}), accelerator)
+    return room_of(ModelStatus.model_validate(known), accelerator, resolved_values(settings))
+
+
+def test_what_weights_leave_of_each_gpu_is_room() -> None:
+    one, two = (room(Accelerator(product=H100, count=count)) for count in (1, 2))
+    assert one.token_bytes == two.token_bytes == TOKEN_BYTES
+    assert one.tokens is not None
+    assert two.tokens is not None
+    assert 330_000 < one.tokens < 400_000
+    assert two.tokens > 2 * one.tokens, "the weights are there once"
+    told = room(Accelerator(product=H100, memory_mib=40_960, count=1))
+    assert told.tokens is not None
+    assert told.tokens < one.tokens / 2, "what the node tells is believed"
+
+
+def test_no_more_than_the_settings_can_use_and_twice_the_bytes_in_float32() -> None:
+    used = {"maxRunningRequests": 4, "contextLength": 1024}
+    assert room(Accelerator(product=H100, count=1), used).tokens == 4 * 1024
+    wide = room(Accelerator(product=H100, count=1), {"dtype": "float32"})
+    assert wide.token_bytes == 2 * TOKEN_BYTES
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "facts", "says"),
+    [
+        (Accelerator(product=H100, count=1), {"layers": None}, "config.json does not say"),
+        (Accelerator(product=H100, count=1), {"dtype": "float8"}, "float8"),
+        (Accelerator(product="X-1", count=1), {}, "the memory of 1 x X-1 is not known"),
+        (Accelerator(), {}, "at its start"),
+        (Accelerator(product="NVIDIA-L4", count=1), {"bytes": 30_000_000_000}, "do not fit"),
+    ],
+)
+def test_what_is_missing_is_said(accelerator: Accelerator, facts: Any, says: str) -> None:
+    found = room(accelerator, **facts)
+    assert found.tokens is None
+    assert says in (found.missing or "")
