@@ -19,7 +19,7 @@ from e2e.cluster.toolchain.binaries import ensure_binaries
 from e2e.cluster.toolchain.helm import ensure_helm
 from release.chart import NAME, write_chart
 from release.install_yaml import crds_yaml, install_yaml
-from release.manifests import ROOT
+from release.manifests import ROOT, image_variables
 from release.released import Released
 from release.versions import check_tag, write_version
 
@@ -53,6 +53,7 @@ def _write_files(folder: Path, released: Released) -> None:
     kubectl = _program("KUBECTL", lambda: ensure_binaries().program("kubectl"))
     (folder / "install.yaml").write_text(install_yaml(kubectl, released))
     (folder / "crds.yaml").write_text(crds_yaml())
+    print(*sorted(path for path in folder.iterdir() if path.is_file()), sep="\n")
 
 
 def _program(variable: str, ensure: Callable[[], Path]) -> Path:
@@ -60,7 +61,8 @@ def _program(variable: str, ensure: Callable[[], Path]) -> Path:
 
 
 def _released(options: argparse.Namespace) -> Released:
-    return Released.read(options.registry, options.digests)
+    repositories = sorted(image_variables(ROOT).values())
+    return Released.read(options.registry, options.digests, repositories)
 
 
 def parser() -> argparse.ArgumentParser:

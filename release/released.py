@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -24,17 +24,22 @@ class Released:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, registry: str, digests: Path | None) -> Self:
-        """Of a file that holds a JSON object from repository to digest.
+    def read(cls, registry: str, digests: Path | None, repositories: Collection[str]) -> Self:
+        """Of a file that holds a JSON object from each of `repositories` to its digest.
 
         Raises:
-            ConfigError: names what is not a digest.
+            ConfigError: names what is not a digest, or the repositories if others have one.
         """
-        found = json.loads(digests.read_text()) if digests else {}
+        registry = registry.rstrip("/")
+        if digests is None:
+            return cls(registry=registry)
+        found = json.loads(digests.read_text())
+        if found.keys() != set(repositories):
+            raise ConfigError(f"{digests}", ", ".join(sorted(found)), ", ".join(repositories))
         for repository, digest in found.items():
             if not _DIGEST.fullmatch(str(digest)):
                 raise ConfigError(f"{digests}: {repository}", digest, "sha256: and 64 hex digits")
-        return cls(registry=registry.rstrip("/"), digests=found)
+        return cls(registry=registry, digests=found)
 
     def reference(self, repository: str) -> str:
         """REGISTRY/REPOSITORY:VERSION@DIGEST, without what is not known."""

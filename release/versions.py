@@ -11,7 +11,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.version import VERSION
 
 _PROJECT: Final = 'name = "sluice"\nversion = "({})"'
-_IMAGE: Final = r"sluice/[a-z-]+:({})"
+_IMAGE: Final = r"sluice/[A-Za-z-]+:({})"
 PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "runtime/sluice_contract/version.py": ('VERSION: Final = "({})"',),
     "pyproject.toml": (_PROJECT,),
@@ -20,6 +20,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "manifests/overlays/gitops/kustomization.yaml": (_IMAGE, "newTag: ({})"),
     "manifests/argocd/applications.yaml": ("targetRevision: v({})",),
     "docs/how-to/gitops.md": ("ref=v({})", "newTag: ({})"),
+    "docs/how-to/install.md": ("download/v({})/", "--version ({})", "ref=v({})", _IMAGE),
 }
 """File → where the version stands in it."""
 _ANY: Final = r"\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import yaml
 from sluice_contract.base import ConfigError
 from sluice_contract.version import VERSION
 
+from e2e.cluster.command import run
 from e2e.images.catalog import IMAGES
 from release.chart import chart_files
 from release.manifests import ROOT, image_variables
@@ -36,6 +38,12 @@ def test_every_place_has_the_version() -> None:
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
 
 
+def test_no_other_page_or_manifest_has_it() -> None:
+    folders = ("README.md", "docs/how-to", "docs/README.md", "manifests", "images")
+    found = run(["git", "-C", ROOT, "grep", "--files-with-matches", "-F", VERSION, "--", *folders])
+    assert set(found.split()) <= PLACES.keys()
+
+
 def test_one_command_changes_all(copy: Path) -> None:
     before = len(list(versions(copy)))
     write_version(copy, "9.8.7-rc.1")
@@ -53,19 +61,18 @@ def test_another_versions_tag_is_refused() -> None:
 
 def test_released_images_are_named_by_digest(tmp_path: Path) -> None:
     file = tmp_path / "digests.json"
-    file.write_text(f'{{"sluice/engine": "{DIGEST}"}}')
-    released = Released.read("registry.example.com/team/", file)
+    repositories = {"sluice/engine", "sluice/router"}
+    file.write_text(json.dumps(dict.fromkeys(repositories, DIGEST)))
+    released = Released.read("registry.example.com/team/", file, repositories)
     engine = f"registry.example.com/team/sluice/engine:{VERSION}@{DIGEST}"
     assert released.reference("sluice/engine") == engine
-    assert (
-        released.reference("sluice/router") == f"registry.example.com/team/sluice/router:{VERSION}"
-    )
     values = yaml.safe_load(chart_files(released)["values.yaml"])
     assert values["images"]["registry"] == "registry.example.com/team"
     assert values["images"]["engine"]["digest"] == DIGEST
-    file.write_text('{"sluice/engine": "latest"}')
-    with pytest.raises(ConfigError, match="sluice/engine"):
-        Released.read("", file)
+    for spoilt in ({"sluice/engine": DIGEST}, dict.fromkeys(repositories, "latest")):
+        file.write_text(json.dumps(spoilt))
+        with pytest.raises(ConfigError, match="sluice/"):
+            Released.read("", file, repositories)
 
 
 def test_every_image_that_is_named_is_one_that_is_built() -> None:

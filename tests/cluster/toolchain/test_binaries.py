@@ -85,7 +85,14 @@ def test_the_cache_follows_the_environment() -> None:
 
 @pytest.mark.parametrize(
     ("version", "enough"),
-    [("go1.24.0", True), ("go1.26.8", True), ("go1.19.8", False), ("go2.0", True), ("", False)],
+    [
+        ("go1.26.0", True),
+        ("go1.27.1", True),
+        ("go1.25.9", False),
+        ("go1.19.8", False),
+        ("go2.0", True),
+        ("", False),
+    ],
 )
 def test_an_old_go_is_not_taken(version: str, enough: bool) -> None:
     assert golang.is_new_enough(version) is enough
@@ -96,5 +103,5 @@ def test_without_go_and_uv_the_message_says_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
-    with pytest.raises(ClusterError, match=r"no Go 1\.24 or newer"):
+    with pytest.raises(ClusterError, match=r"no Go 1\.26 or newer"):
         golang.ensure_go()
