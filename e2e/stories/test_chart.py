@@ -1,0 +1,69 @@
+"""A platform team installs the chart into a new cluster, upgrades it, and uninstalls it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.choose import choose_cluster
+from e2e.cluster.provider import Cluster
+from e2e.first_token import stream_completion
+from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
+from e2e.kubectl import Kubectl
+from e2e.reach import reach
+from e2e.stories.chart import Chart
+from e2e.stories.service import KIND, MODEL, NAMESPACE
+from e2e.up import PROMPT, SERVICE, apply_sample, await_sample, deliver_images
+
+OPERATOR = ("deployment/sluice-operator", "-n", OPERATOR_NAMESPACE)
+PODS = ("pods", "-n", NAMESPACE, "-l", f"serving.sluice.dev/service={SERVICE}", "-o", "name")
+
+
+@pytest.fixture
+def empty_cluster() -> Iterator[Cluster]:
+    """One without Sluice, beside that of the other stories."""
+    chosen = choose_cluster({**os.environ, "SLUICE_CLUSTER": "sluice-chart"})
+    if chosen.kind == "current":
+        pytest.skip("a cluster that is somebody's own is not emptied")
+    try:
+        chosen.up()
+        yield chosen
+    finally:
+        chosen.down()
+
+
+def answer(cluster: Cluster) -> str:
+    """What the sample says to the prompt of `make up`."""
+    with reach(cluster, NAMESPACE, SERVICE) as url:
+        return "".join(stream_completion(url, MODEL, PROMPT, max_tokens=64))
+
+
+def test_from_install_to_uninstall(empty_cluster: Cluster, tmp_path: Path) -> None:
+    kubectl = Kubectl(empty_cluster)
+    chart = Chart(empty_cluster, deliver_images(empty_cluster), tmp_path)
+    copied = PROMPT.removeprefix("copy: ").rstrip()
+
+    chart.install()
+    assert "Succeeded" in chart.test()
+    apply_sample(kubectl)
+    await_sample(kubectl)
+    assert answer(empty_cluster) == copied
+    pods = kubectl.run("get", *PODS)
+
+    chart.upgrade("settings.logLevel=DEBUG")
+    assert "Succeeded" in chart.test()
+    assert "DEBUG" in kubectl.run("get", *OPERATOR, "-o", "yaml")
+    await_sample(kubectl)
+    assert kubectl.run("get", *PODS) == pods, "an upgrade of the operator restarts nothing"
+
+    chart.uninstall()
+    assert answer(empty_cluster) == copied
+    kubectl.run("delete", KIND, SERVICE, "-n", NAMESPACE)
+    kubectl.run("wait", "--for=delete", *PODS[:-2], "--timeout=150s")
+    kubectl.run("delete", "namespace", OPERATOR_NAMESPACE)
+    kubectl.run("delete", "crd", KIND, "enginepools.serving.sluice.dev")
+    left = kubectl.run("get", "clusterroles,clusterrolebindings,all", "-A", "-o", "name")
+    assert "sluice" not in left
