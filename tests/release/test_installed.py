@@ -15,7 +15,10 @@ from sluice_contract.version import VERSION
 
 from e2e.cluster.command import run
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
+from e2e.cluster.errors import CommandFailedError
+from e2e.cluster.toolchain.binaries import ensure_binaries
 from release.chart import write_chart
+from release.install_yaml import install_yaml
 from release.manifests import ROOT
 from release.released import Released
 from tests.release.conftest import NAMESPACE
@@ -31,7 +34,7 @@ Helm = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    with control_plane() as running:
+    with control_plane(controllers=["namespace-controller"]) as running:
         yield running
 
 
@@ -55,6 +58,14 @@ def former_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("former-chart") / "sluice"
     write_chart(folder, Released(version=FORMER), root)
     return folder
+
+
+@pytest.fixture(scope="module")
+def install_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """install.yaml."""
+    path = tmp_path_factory.mktemp("released") / "install.yaml"
+    path.write_text(install_yaml(ensure_binaries().program("kubectl"), Released()))
+    return path
 
 
 def _edit(path: Path, change: Callable[[Any], object]) -> None:
@@ -126,9 +137,9 @@ def test_a_release_from_install_to_uninstall(
 
 
 def test_an_install_by_kubectl_is_taken_over(
-    plane: ControlPlane, run_helm: Helm, chart: Path
+    plane: ControlPlane, run_helm: Helm, chart: Path, install_file: Path
 ) -> None:
-    plane.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests" / "base"))
+    plane.kubectl("apply", "--server-side", "-f", str(install_file))
     uid = make_service(plane)
     run_helm("install", "sluice", chart, "--take-ownership", "--force-conflicts")
     labels = get(plane, "deployment", "sluice-operator", "-n", NAMESPACE)["metadata"]["labels"]
@@ -136,3 +147,33 @@ def test_an_install_by_kubectl_is_taken_over(
     assert get(plane, SERVICES, "chat")["metadata"]["uid"] == uid
     run_helm("uninstall", "sluice")
     assert get(plane, SERVICES, "chat")["metadata"]["uid"] == uid
+
+
+def test_install_yaml_is_deleted_as_a_whole(plane: ControlPlane, install_file: Path) -> None:
+    plane.kubectl("apply", "--server-side", "-f", str(install_file))
+    make_service(plane)
+    plane.kubectl("delete", "-f", str(install_file))
+    assert [name for name in everything(plane) if "sluice" in name] == []
+
+
+def test_all_rights_in_one_namespace_suffice_and_those_of_the_role_admin_do_not(
+    plane: ControlPlane, helm: Path, chart: Path
+) -> None:
+    plane.kubectl("apply", "--server-side", "-k", str(ROOT / "crds"))
+    plane.kubectl("create", "namespace", "team-a")
+    for user, role in (("jane", "cluster-admin"), ("joe", "admin")):
+        words = (f"--clusterrole={role}", f"--user={user}", "-n", "team-a")
+        plane.kubectl("create", "rolebinding", f"of-{user}", *words)
+
+    def helm_as(user: str, *words: str | Path) -> str:
+        place = ["--kubeconfig", plane.kubeconfig, "--namespace", "team-a", "--kube-as-user", user]
+        return run([helm, *words, *place])
+
+    with pytest.raises(CommandFailedError, match="attempting to grant RBAC permissions"):
+        helm_as("joe", "install", "sluice", chart, "--set", "scope=Namespace")
+    helm_as("joe", "uninstall", "sluice")
+    helm_as("jane", "install", "sluice", chart, "--set", "scope=Namespace")
+    helm_as("jane", "upgrade", "sluice", chart, "--reset-then-reuse-values")
+    labels = get(plane, "deployment", "sluice-operator", "-n", "team-a")["metadata"]["labels"]
+    assert labels["app.kubernetes.io/managed-by"] == "Helm"
+    helm_as("jane", "uninstall", "sluice")
