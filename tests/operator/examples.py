@@ -101,6 +101,12 @@ FULL_SPEC: Manifest = {
         "replicas": 2,
         "resources": {"requests": {"cpu": "1"}},
         "cors": {"allowedOrigins": ["https://chat.example.com"]},
+        "route": {
+            "parentRefs": [{"name": "public", "namespace": "infra", "sectionName": "https"}],
+            "hostnames": ["models.example.com"],
+            "path": "/team/chat",
+            "header": {"name": "x-tier"},
+        },
     },
     "rollout": {"strategy": "Surge"},
 }

@@ -1,6 +1,7 @@
 """The plans for an InferenceService, without a cluster: what applying it would create.
 
-Pure. Where nodes are not given, accelerators are what the spec says.
+Pure. Where nodes are not given, accelerators are what the spec says. A cluster with the Gateway API
+is assumed, one with the Prometheus operator is not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.cli.kv_room import room_json, room_lines
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest
 from sluice_operator.manifests.slo_rules import slo_groups
 from sluice_operator.model.pinned import assumed_pin, is_fetched, pin_of, previewed
 from sluice_operator.pool.observe import PoolObserved
@@ -76,7 +77,7 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
         known = pin_of({"status": told if isinstance(told, dict) else None}, model)
         pin = known or assumed_pin(model)
         service["status"] = {"model": previewed(pin, metadata["name"], model)}
-    plan = plan_service(ServiceObserved(service, images, nodes=nodes))
+    plan = plan_service(ServiceObserved(service, images, nodes=nodes, optional_kinds=(HTTP_ROUTE,)))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
     return Preview(service, plan, pools, known)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sluice_operator.cli.preview import preview
 from sluice_operator.kube.kinds import (
     HTTP_ROUTE,
     INFERENCE_SERVICE,
@@ -16,9 +17,11 @@ from sluice_operator.kube.kinds import (
     PROMETHEUS_RULE,
     Kind,
     Manifest,
+    of_kind,
 )
 
 from e2e.cluster.toolchain.gateway_api import http_route_definition
+from tests.operator.examples import IMAGES
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.proxy import proxying, status
@@ -111,8 +114,11 @@ async def test_a_route_is_made_and_kept_and_what_gateways_say_of_it_is_told(
 ) -> None:
     start_operator()
     route = {"parentRefs": [{"name": "public"}], "hostnames": ["m.example.com"]}
-    await cluster.create(INFERENCE_SERVICE, chat(namespace, router={"route": route}))
+    service = chat(namespace, router={"route": route})
+    (planned,) = of_kind(preview(service, IMAGES).manifests, HTTP_ROUTE)
+    await cluster.create(INFERENCE_SERVICE, service)
     found = await cluster.until(HTTP_ROUTE, namespace, lambda found: "chat" in found)
+    assert found["chat"]["spec"] == planned["spec"], "the server drops and adds nothing"
     await cluster.until(INFERENCE_SERVICE, namespace, route_is("Unknown", "NoAnswer"))
     await comes_to_rest(cluster, namespace)
     accepted = {
