@@ -10,6 +10,9 @@ from sluice_contract.base import ContractModel
 MAX_BYTES = 4096
 """Kubernetes' limit for one container's termination message."""
 
+EXIT_REFUSED = 2
+"""Exit code of a process that says that starting it again does not help."""
+
 MODEL_RESOLVED = "ModelResolved"
 """The fetcher's reason once a revision is resolved; the message is a `ResolvedModel` as JSON."""
 MODEL_FETCHED = "ModelFetched"

@@ -15,7 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from sluice_contract.termination import MODEL_FETCHED, MODEL_RESOLVED, TerminationMessage
+from sluice_contract.termination import (
+    EXIT_REFUSED,
+    MODEL_FETCHED,
+    MODEL_RESOLVED,
+    TerminationMessage,
+)
 
 from sluice_fetch.errors import FetchError, TransientError
 from sluice_fetch.fetch import Fetcher, Tell
@@ -25,7 +30,6 @@ from sluice_fetch.settings import source
 
 HUB: Final = "https://huggingface.co"
 EXIT_TRANSIENT: Final = 1
-EXIT_REFUSED: Final = 2
 
 
 def main(

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from sluice_contract.termination import TerminationMessage
+from sluice_contract.termination import EXIT_REFUSED, TerminationMessage
 
 OK: Final = 0
 """Asked to stop, and drained."""
 FAILED: Final = 1
 """Something died; starting again may help."""
-STARTUP: Final = 2
+STARTUP: Final = EXIT_REFUSED
 """Configuration, model or memory: starting again will not help."""
 ENGINE_FAILED: Final = 3
 """API process to supervisor: the engine has failed, and the reason is told."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
-from sluice_contract.termination import TerminationMessage
+from sluice_contract.termination import EXIT_REFUSED, TerminationMessage
 
 from sluice_operator.kube.kinds import Manifest
 
@@ -45,7 +45,7 @@ class PodFailure:
     reason: str
     message: str
     repeats: bool = False
-    """It has happened so often that another attempt will fail too."""
+    """Another attempt will fail too: it has happened so often, or the process says so."""
     restarts: int = 0
     """Of the container that fails."""
 
@@ -128,7 +128,8 @@ def _told(pod: Manifest) -> PodFailure | None:
             if message.reason in DIED_REASONS and ended.get("reason") == "OOMKilled":
                 continue
             text, restarts = _line(message.message), _restarts(pod, container)
-            return PodFailure(_name(pod), message.reason, text, restarts=restarts)
+            repeats = ended.get("exitCode") == EXIT_REFUSED
+            return PodFailure(_name(pod), message.reason, text, repeats, restarts)
     return None
 
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from sluice_contract import labels, ports
 from sluice_contract.labels import FETCH_ROLE
+from sluice_contract.termination import EXIT_REFUSED
 
 from sluice_operator.api.base import SecretKeyRef
 from sluice_operator.api.engine import CacheSpec
@@ -32,8 +33,6 @@ FETCH: Final = FETCH_ROLE
 MODEL_VOLUME: Final = "model"
 GROUP_ID: Final = 65532
 """Of the image's user: a claim's files belong to it."""
-EXIT_REFUSED: Final = 2
-"""The fetcher's exit code where starting again does not help."""
 RETRIES: Final = 30
 """Starts of a Job whose pods fail for reasons that may pass: some two and a half hours."""
 TOKEN_FOLDER: Final = "/etc/sluice/hub"  # noqa: S105

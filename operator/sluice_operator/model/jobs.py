@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from sluice_contract.termination import TerminationMessage
+from sluice_contract.termination import EXIT_REFUSED, TerminationMessage
 
 from sluice_operator.api.template import FETCH_CONTAINER
 from sluice_operator.conditions.pods import first_failure
 from sluice_operator.kube.kinds import Manifest, controller_uid
-from sluice_operator.manifests.fetching import EXIT_REFUSED
 
 
 @dataclass(frozen=True)

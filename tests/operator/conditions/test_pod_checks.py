@@ -167,6 +167,15 @@ def test_else_the_first_pod_by_name() -> None:
     assert found.pod == "a"
 
 
+@pytest.mark.parametrize(("reason", "code"), [("NoSpace", 2), ("HubUnreachable", 1)])
+def test_a_process_says_by_its_code_whether_another_start_helps(reason: str, code: int) -> None:
+    told = TerminationMessage(reason=reason, message="why")
+    ended = {"exitCode": code, "message": told.to_bytes().decode()}
+    failure = failure_of(_pod(**_init(state={"terminated": ended})))
+    assert failure is not None
+    assert (failure.reason, failure.lasting) == (reason, code == 2)
+
+
 @pytest.mark.parametrize(("reason", "lasting"), [("OutOfMemory", True), ("EngineCrashed", False)])
 def test_only_what_waiting_does_not_cure_is_lasting(reason: str, lasting: bool) -> None:
     told = TerminationMessage(reason=reason, message="no room").to_bytes().decode()

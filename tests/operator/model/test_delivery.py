@@ -323,3 +323,95 @@ def test_without_an_image_that_fetches_a_hub_is_refused() -> None:
     plan = plan_service(replace(observed, images=replace(IMAGES, fetch="")))
     assert plan.refusal is not None
     assert "SLUICE_FETCH_IMAGE" in plan.refusal.message
+
+
+def test_another_fetchers_image_waits_for_the_upgrade() -> None:
+    world = _served()
+    item = service(world.spec) | {"status": world.status}
+    observed = service_observed(item, world.children.values())
+    plan = plan_service(replace(observed, images=replace(IMAGES, fetch="fetch:2")))
+    assert of(plan.apply, "EnginePool")["spec"]["fetch"]["image"] == IMAGES.fetch
+    (waits,) = plan.upgrade
+    assert "fetch:2" in waits
+
+
+def test_what_keeps_a_job_from_starting_is_named() -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    world.ends(0, "")
+    world.pods[0]["status"] = {
+        "phase": "Pending",
+        "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}
+        ],
+    }
+    world.reconcile()
+    assert world.condition("ModelAvailable") == ("False", "Unschedulable")
+    assert world.condition("Stalled")[0] == "False"
+
+
+def test_a_pod_that_dies_without_a_word_is_told_by_its_code() -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    world.ends(137, "Traceback\n  killed")
+    world.reconcile()
+    message = (find(world.status, "ModelAvailable") or {})["message"]
+    assert message == "exited with code 137: Traceback killed; tried again (failed 1 times)"
+
+
+def test_an_answer_that_is_not_understood_is_a_failure() -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    world.ends(0, said("ModelResolved", "of another release"))
+    world.reconcile()
+    assert world.condition("Stalled") == ("True", "FetcherMismatch")
+
+
+def test_the_pod_of_another_job_says_nothing() -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    world.ends(2, said("AccessDenied", "of before"))
+    world.pods[0]["metadata"]["ownerReferences"][0]["uid"] = "another"
+    world.reconcile()
+    assert world.condition("ModelAvailable") == ("False", "ResolvingModel")
+
+
+def test_a_status_that_was_edited_is_resolved_anew() -> None:
+    world = _served()
+    world.status["model"] = {"uri": HUB["uri"], "commit": 7}
+    world.reconcile()
+    assert "Job" in world.kinds()
+    assert "EnginePool" in world.kinds(), "what serves stays meanwhile"
+
+
+def test_a_cache_that_is_added_is_filled_before_engines_move_to_it() -> None:
+    world = _served()
+    cache = {"size": "20Gi", "storageClass": "fast", "accessMode": "ReadWriteOnce"}
+    world.edit(cache=cache)
+    world.reconcile()
+    claim = world.children["PersistentVolumeClaim", "chat-model"]["spec"]
+    assert (claim["storageClassName"], claim["accessModes"]) == ("fast", ["ReadWriteOnce"])
+    assert "fetch" in world.children["EnginePool", "chat-mixed"]["spec"]
+    world.ends(0, said("ModelFetched", COMMIT))
+    world.reconcile()
+    world.reconcile()
+    assert world.children["EnginePool", "chat-mixed"]["spec"]["modelClaim"] == "chat-model"
+
+
+def test_a_volume_that_is_full_is_named_and_a_refresh_tries_the_download_again() -> None:
+    world = World({"model": CACHED})
+    world.reconcile()
+    world.ends(0, resolved())
+    world.reconcile()
+    world.reconcile()
+    full = world.job()["metadata"]["name"]
+    world.ends(2, said("NoSpace", "16.4 GB are missing, 2.0 GB are free"))
+    world.reconcile()
+    assert world.condition("Ready") == ("False", "NoSpace")
+    assert world.condition("Stalled") == ("True", "NoSpace")
+    world.edit(cache={"size": "40Gi"}, refresh="larger")
+    world.reconcile()
+    world.ends(0, resolved())
+    world.reconcile()
+    world.reconcile()
+    assert world.job()["metadata"]["name"] != full
