@@ -35,6 +35,8 @@ class Piece:
     token_ids: tuple[int, ...] = ()
     """Tokens whose text has begun to be sent. Never the stop token, nor what follows a stop
     string."""
+    starts: tuple[int, ...] = ()
+    """Characters of the answer before each of `token_ids`, where reasoning is parted from it."""
     scores: tuple[ScoredToken, ...] | None = None
     """Logprobs of `token_ids`, after those of an echoed prompt; None when not requested."""
     prompt_scores: tuple[ScoredToken, ...] | None = None
@@ -45,6 +47,8 @@ class Piece:
     """Ids of the prompt, on the first piece; None when not requested."""
     reasoning: str = ""
     """What the model thinks before it answers; not in `text`."""
+    reasoning_tokens: int = 0
+    """Tokens that are known, since the last piece, to be reasoning."""
     calls: tuple[CallPart, ...] = ()
     """Parts of tool calls; their source text is not in `text`."""
     drawn_ids: tuple[int, ...] = ()
@@ -142,6 +146,7 @@ class AnswerText:
             cached_tokens=delta.cached_tokens,
             finish_reason=reason,
             token_ids=tuple([one.token_id for one in out]),
+            starts=tuple([one.start for one in out]) if self._plan.reasoning else (),
             scores=None
             if self._plan.logprobs < 0
             else tuple([self._texts.scored(t.token_id, t.start + shift, t.score) for t in out]),

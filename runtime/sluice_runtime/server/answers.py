@@ -33,22 +33,28 @@ class Usage:
     choices: int
     """Choices for each prompt; those of one prompt have consecutive indices."""
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of these."""
     _cached: dict[int, int] = field(default_factory=dict)
     """By choice index, from its first piece."""
 
     def add(self, piece: Piece) -> None:
         """Counts one more piece."""
         self.completion_tokens += piece.tokens
+        self.reasoning_tokens += piece.reasoning_tokens
         self._cached.setdefault(piece.index, piece.cached_tokens)
 
     def to_json(self) -> dict[str, Any]:
         prompt_tokens = sum(self.prompt_lengths)
-        return {
+        told: dict[str, Any] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
         }
+        if self.reasoning_tokens:
+            told["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return told
 
     def _cached_tokens(self) -> int:
         """The smallest count of a prompt's choices: the later ones find what the first one

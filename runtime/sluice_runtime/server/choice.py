@@ -119,6 +119,7 @@ def _with_reasoning(piece: Piece, parser: ReasoningParser) -> Piece:
         piece,
         text="".join([part.text for part in parts]),
         reasoning="".join([part.reasoning for part in parts]),
+        reasoning_tokens=parser.count(piece.starts),
     )
 
 

@@ -39,6 +39,12 @@ class CachedTokens(ResponseModel):
     cached_tokens: int
 
 
+class ReasoningTokens(ResponseModel):
+    """How many of the answer's tokens are reasoning, its markers included."""
+
+    reasoning_tokens: int
+
+
 class UsageAnswer(ResponseModel):
     """Token counts of a request."""
 
@@ -46,6 +52,8 @@ class UsageAnswer(ResponseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens = ReasoningTokens(reasoning_tokens=0)
+    """Absent where there is none."""
 
 
 class PromptLogprob(ResponseModel):

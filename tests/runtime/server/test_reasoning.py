@@ -41,6 +41,18 @@ def parted(form: ReasoningForm, prompt: str, pieces: list[str]) -> Parted:
     return Parted("".join(p.reasoning for p in parts), "".join(p.text for p in parts))
 
 
+def counted(form: ReasoningForm, prompt: str, pieces: list[str]) -> int:
+    """Tokens of reasoning, where each character is one."""
+    found = form.of_answer(prompt, {}.get)
+    assert found is not None
+    parser, tokens, begin = found.parser(), 0, 0
+    for piece in pieces:
+        parser.push(piece)
+        tokens += parser.count(range(begin, begin := begin + len(piece)))
+    parser.finish()
+    return tokens + parser.count(())
+
+
 @pytest.mark.parametrize(
     ("form", "prompt", "answer", "wanted"),
     [
@@ -89,5 +101,6 @@ def test_any_cut_gives_the_same_parts(
     pieces = [answer[a:b] for a, b in pairwise(places)]
     whole = parted(form, prompt, [answer])
     assert parted(form, prompt, pieces) == whole
+    assert counted(form, prompt, pieces) == counted(form, prompt, [answer])
     dropped = len(answer) - len(whole.reasoning) - len(whole.text)
     assert dropped <= len(form.begin + form.end) + sum(map(str.isspace, answer))

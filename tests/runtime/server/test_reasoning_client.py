@@ -52,9 +52,14 @@ async def message(server: Server, content: str, **fields: Any) -> dict[str, Any]
 
 
 async def test_reasoning_comes_beside_the_answer(thinking: Server) -> None:
-    found = await message(thinking, THOUGHT + "Two.")
+    body = {"model": MODEL, "messages": user(THOUGHT + "Two.")}
+    answer = (await thinking.http.post("/v1/chat/completions", json=body)).json()
+    found = answer["choices"][0]["message"]
     assert found["reasoning_content"] == "What is 1 + 1? Thrée, nö."
     assert found["content"] == "Two."
+    # Of a byte each.
+    tokens = len(THOUGHT.rstrip().encode())
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": tokens}
 
 
 async def test_an_answer_without_reasoning_has_no_such_field(thinking: Server) -> None:
@@ -110,3 +115,21 @@ async def test_the_reasoning_of_earlier_turns_reaches_the_template(thinking: Ser
     body = {"model": MODEL, "messages": messages}
     answer = (await thinking.http.post("/v1/chat/completions", json=body)).json()
     assert answer["choices"][0]["message"]["content"] == "abcd"
+
+
+async def test_reasoning_is_an_item_of_a_response(thinking: Server) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "input": THOUGHT + "Two."}
+    whole = await thinking.openai.responses.create(**asked)
+    reasoning, answer = whole.output
+    assert reasoning.type == "reasoning"
+    assert answer.type == "message"
+    assert [part.text for part in reasoning.content or ()] == ["What is 1 + 1? Thrée, nö."]
+    assert whole.output_text == "Two."
+    assert whole.usage is not None
+    assert whole.usage.output_tokens_details.reasoning_tokens == len(THOUGHT.rstrip().encode())
+    events = [event async for event in await thinking.openai.responses.create(**asked, stream=True)]
+    told = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+    assert "".join(told) == "What is 1 + 1? Thrée, nö."
+    assert events[-1].type == "response.completed"
+    items = [item.model_dump(exclude={"id"}) for item in events[-1].response.output]
+    assert items == [item.model_dump(exclude={"id"}) for item in whole.output]

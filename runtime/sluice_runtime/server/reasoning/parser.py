@@ -1,10 +1,13 @@
 """Parts growing text into reasoning and what follows it.
 
-Pure; knows no tokens. White space around the reasoning belongs to neither.
+Pure; of tokens it knows where their text begins. White space around the reasoning belongs to
+neither.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sluice_runtime.server.tools.source import Reading, Source
@@ -22,6 +25,11 @@ class ReasoningParser:
 
     def __init__(self, begin: str, end: str, *, begun: bool) -> None:
         self._source = Source()
+        self._pushed = 0
+        """Characters."""
+        self._border: float | None = None
+        """Characters before the end of the reasoning; None: not known whether there is any."""
+        self._uncounted: list[int] = []
         self._reasoning: list[str] = []
         self._text: list[str] = []
         self._reading = self._read(begin, end, begun)
@@ -29,12 +37,23 @@ class ReasoningParser:
     def push(self, text: str) -> Parted:
         """What more text surely is."""
         self._source.add(text)
+        self._pushed += len(text)
         return self._read_on()
 
     def finish(self) -> Parted:
         """What was held back until the end."""
         self._source.ended = True
         return self._read_on()
+
+    def count(self, starts: Sequence[int]) -> int:
+        """How many tokens more are surely reasoning, its markers included. `starts`: characters of
+        the answer before each token of which text was pushed since the last call."""
+        self._uncounted += starts
+        if self._border is None:
+            return 0
+        counted = sum(start < self._border for start in self._uncounted)
+        self._uncounted.clear()
+        return counted
 
     def _read_on(self) -> Parted:
         next(self._reading, None)
@@ -47,6 +66,7 @@ class ReasoningParser:
         source = self._source
         yield from source.skip_space()
         marked = yield from source.take(begin)
+        self._border = math.inf if marked or begun else 0
         if marked or begun:
             yield from source.skip_space()
             source.mark()
@@ -54,6 +74,7 @@ class ReasoningParser:
                 rest = source.rest()  # white space, or what might have become the marker
                 self._reasoning.append(rest if rest.strip() else "")
                 return
+            self._border = self._pushed - len(source.rest())
             source.mark()
             yield from source.skip_space()
             source.mark()

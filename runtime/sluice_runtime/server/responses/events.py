@@ -12,7 +12,13 @@ from typing import Any, Final
 from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.answers import Envelope, NamedEvents, Usage
 from sluice_runtime.server.choice import BegunChoice
-from sluice_runtime.server.responses.items import CallItem, MessageItem, OutputItem, logprobs_of
+from sluice_runtime.server.responses.items import (
+    CallItem,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    logprobs_of,
+)
 from sluice_runtime.server.responses.request import ResponsesRequest
 from sluice_runtime.server.token_text import ScoredToken
 from sluice_runtime.server.tools.calls import CallPart
@@ -20,8 +26,8 @@ from sluice_runtime.server.tools.calls import CallPart
 Event = dict[str, Any]
 
 _EVENTS_A_TOKEN: Final = 2
-"""Deltas that a token may add: of text, and of a call's arguments. What begins or ends an item is
-counted apart."""
+"""Deltas that a token may add: of text or reasoning, and of a call's arguments. What begins or ends
+an item is counted apart."""
 
 
 class ResponseWriter:
@@ -41,6 +47,8 @@ class ResponseWriter:
         """The events for a piece; None when there is nothing to send."""
         self.usage.add(piece)
         events = [] if self._begun else self._beginning()
+        if piece.reasoning:
+            events += self._reasoning(piece.reasoning)
         if piece.text:
             events += self._text(piece.text, piece.scores or ())
         for call in piece.calls:
@@ -87,6 +95,16 @@ class ResponseWriter:
             for name in ("created", "in_progress")
         ]
 
+    def _reasoning(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        item = self._current
+        if not isinstance(item, ReasoningItem):
+            item = ReasoningItem(self._item_id("rs"))
+            events += self._open(item)
+        item.texts.append(text)
+        own = {**self._part_of(item), "delta": text}
+        return [*events, self._event("response.reasoning_text.delta", **own)]
+
     def _text(self, text: str, scores: Sequence[ScoredToken]) -> list[Event]:
         events: list[Event] = []
         item = self._current
@@ -120,7 +138,7 @@ class ResponseWriter:
     def _open(self, item: OutputItem) -> list[Event]:
         self._items.append(item)
         events = [self._item_event("added", item)]
-        if isinstance(item, MessageItem):
+        if not isinstance(item, CallItem):
             own = {**self._part_of(item), "part": item.part()}
             events.append(self._event("response.content_part.added", **own))
         return events
@@ -136,9 +154,9 @@ class ResponseWriter:
             done = [self._event("response.function_call_arguments.done", **own)]
         else:
             part, place = item.part(), self._part_of(item)
-            text = {"text": part["text"], "logprobs": part["logprobs"]}
+            text = {key: part[key] for key in ("text", "logprobs") if key in part}
             done = [
-                self._event("response.output_text.done", **place, **text),
+                self._event(f"response.{part['type']}.done", **place, **text),
                 self._event("response.content_part.done", **place, part=part),
             ]
         return [*done, self._item_event("done", item)]
@@ -150,7 +168,7 @@ class ResponseWriter:
     def _place(self, item: OutputItem) -> dict[str, Any]:
         return {"item_id": item.item_id, "output_index": len(self._items) - 1}
 
-    def _part_of(self, item: MessageItem) -> dict[str, Any]:
+    def _part_of(self, item: ReasoningItem | MessageItem) -> dict[str, Any]:
         return {**self._place(item), "content_index": 0}
 
     def _event(self, kind: str, **own: Any) -> Event:
@@ -231,6 +249,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": told["prompt_tokens"],
         "input_tokens_details": told["prompt_tokens_details"],
         "output_tokens": told["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": told["total_tokens"],
     }

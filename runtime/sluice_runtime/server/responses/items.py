@@ -38,6 +38,24 @@ class MessageItem:
 
 
 @dataclass
+class ReasoningItem:
+    """What the model thinks before it answers."""
+
+    item_id: str
+    status: Status = "in_progress"
+    texts: list[str] = field(default_factory=list)
+
+    def part(self) -> dict[str, Any]:
+        """Its only part of content."""
+        return {"type": "reasoning_text", "text": "".join(self.texts)}
+
+    def to_json(self) -> dict[str, Any]:
+        content = [] if self.status == "in_progress" else [self.part()]
+        own = {"id": self.item_id, "type": "reasoning", "status": self.status}
+        return {**own, "summary": [], "content": content}
+
+
+@dataclass
 class CallItem:
     """A call of a function."""
 
@@ -62,7 +80,7 @@ class CallItem:
         }
 
 
-OutputItem = MessageItem | CallItem
+OutputItem = ReasoningItem | MessageItem | CallItem
 
 
 def logprobs_of(scores: Sequence[ScoredToken]) -> list[Any]:

@@ -6,7 +6,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sluice_runtime.server.response_models import CachedTokens, ResponseModel, TokenLogprobAnswer
+from sluice_runtime.server.response_models import (
+    CachedTokens,
+    ReasoningTokens,
+    ResponseModel,
+    TokenLogprobAnswer,
+)
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -30,6 +35,23 @@ class OutputMessage(ResponseModel):
     content: list[OutputText]
 
 
+class ReasoningText(ResponseModel):
+    """What the model thinks before it answers."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(ResponseModel):
+    """Reasoning; it has no summary."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
 class OutputCall(ResponseModel):
     """A call that the model makes."""
 
@@ -39,12 +61,6 @@ class OutputCall(ResponseModel):
     call_id: str
     name: str
     arguments: str
-
-
-class ReasoningTokens(ResponseModel):
-    """How many of the answer's tokens are told as reasoning: none."""
-
-    reasoning_tokens: int
 
 
 class ResponseUsage(ResponseModel):
@@ -84,7 +100,7 @@ class ResponseAnswer(ResponseModel):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputReasoning | OutputMessage | OutputCall]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, Any] | None
@@ -107,6 +123,8 @@ class ResponseEvent(ResponseModel):
         "response.in_progress",
         "response.output_item.added",
         "response.content_part.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
         "response.output_text.delta",
         "response.output_text.done",
         "response.content_part.done",
@@ -119,8 +137,8 @@ class ResponseEvent(ResponseModel):
     ]
     sequence_number: int
     response: ResponseAnswer | None = None
-    item: OutputMessage | OutputCall | None = None
-    part: OutputText | None = None
+    item: OutputReasoning | OutputMessage | OutputCall | None = None
+    part: ReasoningText | OutputText | None = None
     item_id: str = ""
     output_index: int = 0
     content_index: int = 0
