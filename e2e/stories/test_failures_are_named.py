@@ -10,7 +10,8 @@ import pytest
 
 from e2e.cluster.errors import ClusterError
 from e2e.kubectl import Kubectl
-from e2e.stories.service import Service, chat_service
+from e2e.stories.service import MODEL, Service, chat_service
+from e2e.stories.volume import claimed_volume
 
 Make = Callable[..., Service]
 NUMBERS = count(1)
@@ -31,12 +32,29 @@ def make(kubectl: Kubectl) -> Iterator[Make]:
 
 
 def test_a_missing_model_is_named_and_mending_it_is_enough(make: Make) -> None:
-    service = make(model={"uri": "file:///models/nowhere", "name": "sluice-tiny"})
+    service = make(model={"uri": "file:///models/nowhere", "name": MODEL})
     condition = service.wait_for_reason("Ready", "ModelLoadFailed")
     assert f"{service.name}-mixed-" in condition["message"], "the pod is not named"
     assert "/models/nowhere" in condition["message"]
     make()
     service.wait_for("Ready", "True")
+
+
+def test_a_claim_that_is_not_there(make: Make) -> None:
+    service = make(model={"uri": "pvc://nowhere/chat", "name": MODEL})
+    condition = service.wait_for_reason("Ready", "Unschedulable")
+    assert 'persistentvolumeclaim "nowhere" not found' in condition["message"]
+
+
+def test_a_folder_of_a_claim_without_a_model(
+    make: Make, kubectl: Kubectl, installed_images: dict[str, str]
+) -> None:
+    with claimed_volume(kubectl, "empty", installed_images["SLUICE_FETCH_IMAGE"]):
+        service = make(model={"uri": "pvc://empty/chat/v1", "name": MODEL})
+        condition = service.wait_for_reason("Ready", "ModelLoadFailed")
+        assert "/mnt/model/chat/v1" in condition["message"]
+        make()
+        service.wait_for("Updated", "True")
 
 
 def test_an_image_that_cannot_be_pulled(make: Make) -> None:

@@ -1,0 +1,78 @@
+"""A claim on a folder of the node that every user may write to, for clusters of one node without a
+provisioner of volumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from e2e.kubectl import Kubectl
+from e2e.stories.service import NAMESPACE
+
+FOLDER: Final = "/var/lib/sluice-volumes"
+"""On the node, whose files go with it."""
+SIZE: Final = "1Gi"
+WAIT_SECONDS: Final = 60
+
+
+@contextmanager
+def claimed_volume(kubectl: Kubectl, name: str, image: str) -> Iterator[str]:
+    """The name of a claim, there until the block ends, of a folder with what it had before; `image`
+    has a shell."""
+    items = [_volume(name), _claim(name), _opener(name, image)]
+    kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+    try:
+        ended, limit = "jsonpath={.status.phase}=Succeeded", f"--timeout={WAIT_SECONDS}s"
+        kubectl.run("wait", f"--for={ended}", f"pod/{name}", "-n", NAMESPACE, limit)
+        kubectl.run("delete", "pod", name, "-n", NAMESPACE)
+        yield name
+    finally:
+        kubectl.run("delete", f"pod/{name}", f"pvc/{name}", "-n", NAMESPACE, "--ignore-not-found")
+        kubectl.run("delete", "pv", name, "--ignore-not-found")
+
+
+def _volume(name: str) -> dict[str, Any]:
+    spec = {
+        "capacity": {"storage": SIZE},
+        "accessModes": ["ReadWriteMany"],
+        "hostPath": {"path": f"{FOLDER}/{name}", "type": "DirectoryOrCreate"},
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {"namespace": NAMESPACE, "name": name},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def _claim(name: str) -> dict[str, Any]:
+    spec = {
+        "resources": {"requests": {"storage": SIZE}},
+        "accessModes": ["ReadWriteMany"],
+        "volumeName": name,
+        "storageClassName": "",
+    }
+    return _namespaced("PersistentVolumeClaim", name, spec)
+
+
+def _opener(name: str, image: str) -> dict[str, Any]:
+    """The pod that lets everybody write; kubelet makes such folders for root alone."""
+    container = {
+        "name": "opener",
+        "image": image,
+        "command": ["chmod", "0777", "/volume"],
+        "securityContext": {"runAsUser": 0},
+        "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
+    }
+    volume = {"name": "volume", "persistentVolumeClaim": {"claimName": name}}
+    pod = {"restartPolicy": "Never", "containers": [container], "volumes": [volume]}
+    return _namespaced("Pod", name, pod)
+
+
+def _namespaced(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}
