@@ -152,6 +152,10 @@ bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requ
 bench-startup: setup ## process start to /health and to the first token
 	$(PYTHON) -m benchmarks.startup
 
+.PHONY: bench-delivery
+bench-delivery: binaries ## a model from apply to the first token, by where it comes from, on a bare cluster: ARGS="--runs 5"
+	$(PYTHON) -m benchmarks.delivery $(ARGS)
+
 .PHONY: bench-load
 bench-load: setup ## loading weights to a device, beside a plain read of the same file
 	$(PYTHON) -m benchmarks.load_weights

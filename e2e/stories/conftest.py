@@ -14,7 +14,7 @@ from e2e.install import install_operator, restrict
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.gpus import GPU, GPUS_ON_NODE, LABELS, patch_node
-from e2e.stories.hub import ENDPOINT, Hub
+from e2e.stories.hub import Hub, serving_hub
 from e2e.stories.service import NAMESPACE, Service, chat_service
 from e2e.up import deliver, deliver_images
 
@@ -90,16 +90,8 @@ def installed_images(kubectl: Kubectl) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def hub(kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[Hub]:
     """A hub in the cluster, from which the operator has models fetched."""
-    found = Hub(kubectl, installed_images["SLUICE_ENGINE_IMAGE"])
-    operator = ("deployment/sluice-operator", "-n", OPERATOR_NAMESPACE)
-    found.start()
-    try:
-        kubectl.run("set", "env", *operator, f"SLUICE_HUB_ENDPOINT={ENDPOINT}")
-        kubectl.run("rollout", "status", *operator, "--timeout=120s")
+    with serving_hub(kubectl, installed_images["SLUICE_ENGINE_IMAGE"]) as found:
         yield found
-    finally:
-        kubectl.run("set", "env", *operator, "SLUICE_HUB_ENDPOINT-")
-        found.stop()
 
 
 @pytest.fixture

@@ -7,9 +7,12 @@ ConfigMap. Knows nothing of services that fetch from it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
 from e2e.install import ROOT
 from e2e.kubectl import Kubectl
 from e2e.stories.service import NAMESPACE
@@ -20,16 +23,17 @@ PORT: Final = 8080
 STATE_PORT: Final = 8081
 ENDPOINT: Final = f"http://{NAME}.{NAMESPACE}.svc:{PORT}"
 STATE: Final = f"/api/v1/namespaces/{NAMESPACE}/services/{NAME}:{STATE_PORT}/proxy/state"
-CODE: Final = ("e2e/stories/hub_pod.py", "tests/fetch/hub_server.py")
+CODE: Final = ("e2e/stories/hub_pod.py", "e2e/stories/padded.py", "tests/fetch/hub_server.py")
 MODEL_FOLDER: Final = "/models/sluice-tiny"
 
 
 class Hub:
-    """The hub as a story handles it."""
+    """The hub as a story handles it; its model has so many bytes more than the small one."""
 
-    def __init__(self, kubectl: Kubectl, image: str) -> None:
+    def __init__(self, kubectl: Kubectl, image: str, more_bytes: int = 0) -> None:
         self._kubectl = kubectl
         self._image = image
+        self._more_bytes = more_bytes
 
     def start(self) -> None:
         """Raises ClusterError when it does not come up."""
@@ -86,7 +90,7 @@ class Hub:
         container = {
             "name": NAME,
             "image": self._image,
-            "command": ["python", "-m", "e2e.stories.hub_pod", MODEL_FOLDER],
+            "command": ["python", "-m", "e2e.stories.hub_pod", MODEL_FOLDER, str(self._more_bytes)],
             "env": [{"name": "PYTHONPATH", "value": "/code"}],
             "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
             "volumeMounts": [{"name": "code", "mountPath": "/code", "readOnly": True}],
@@ -104,6 +108,21 @@ class Hub:
         }
         template = {"metadata": {"labels": {"app": NAME}}, "spec": pod}
         return {"selector": {"matchLabels": {"app": NAME}}, "template": template}
+
+
+@contextmanager
+def serving_hub(kubectl: Kubectl, image: str, more_bytes: int = 0) -> Iterator[Hub]:
+    """A hub from which the operator has models fetched until the block ends."""
+    hub = Hub(kubectl, image, more_bytes)
+    operator = ("deployment/sluice-operator", "-n", OPERATOR_NAMESPACE)
+    hub.start()
+    try:
+        kubectl.run("set", "env", *operator, f"SLUICE_HUB_ENDPOINT={ENDPOINT}")
+        kubectl.run("rollout", "status", *operator, "--timeout=120s")
+        yield hub
+    finally:
+        kubectl.run("set", "env", *operator, "SLUICE_HUB_ENDPOINT-")
+        hub.stop()
 
 
 def _metadata(name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""`python -m e2e.stories.hub_pod FOLDER`, in a pod: a hub with one repository, and its state.
+"""`python -m e2e.stories.hub_pod FOLDER BYTES`, in a pod: a hub with one repository, and its state.
 
-The hub is that of the fetcher's tests. On another port `GET /state` tells what it was asked, and
-`POST /state` says how it answers from now on.
+The hub is that of the fetcher's tests; its weights have BYTES more than those of the folder. On
+another port `GET /state` tells what it was asked, and `POST /state` says how it answers from then.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
+from e2e.stories.padded import padded_model
 from tests.fetch.hub_server import Hub, handler_of
 
 HUB_PORT: Final = 8080
@@ -54,8 +55,8 @@ class _State(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def main(folder: Path) -> None:
-    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+def main(folder: Path, more_bytes: int) -> None:
+    files = padded_model(folder, more_bytes)
     hub = Hub(files, repository=REPOSITORY, files_url=FILES_URL)
     state = type("State", (_State,), {"hub": hub})
     server = ThreadingHTTPServer(("", STATE_PORT), state)
@@ -64,4 +65,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

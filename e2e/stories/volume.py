@@ -13,6 +13,8 @@ from e2e.stories.service import NAMESPACE
 
 FOLDER: Final = "/var/lib/sluice-volumes"
 """On the node, whose files go with it."""
+SYSTEM: Final = "kube-system"
+"""Where pods may be root and see the node's files."""
 SIZE: Final = "1Gi"
 WAIT_SECONDS: Final = 60
 
@@ -25,11 +27,11 @@ def claimed_volume(kubectl: Kubectl, name: str, image: str) -> Iterator[str]:
     kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     try:
         ended, limit = "jsonpath={.status.phase}=Succeeded", f"--timeout={WAIT_SECONDS}s"
-        kubectl.run("wait", f"--for={ended}", f"pod/{name}", "-n", NAMESPACE, limit)
-        kubectl.run("delete", "pod", name, "-n", NAMESPACE)
+        kubectl.run("wait", f"--for={ended}", f"pod/{name}", "-n", SYSTEM, limit)
         yield name
     finally:
-        kubectl.run("delete", f"pod/{name}", f"pvc/{name}", "-n", NAMESPACE, "--ignore-not-found")
+        kubectl.run("delete", "pod", name, "-n", SYSTEM, "--ignore-not-found")
+        kubectl.run("delete", "pvc", name, "-n", NAMESPACE, "--ignore-not-found")
         kubectl.run("delete", "pv", name, "--ignore-not-found")
 
 
@@ -37,7 +39,7 @@ def _volume(name: str) -> dict[str, Any]:
     spec = {
         "capacity": {"storage": SIZE},
         "accessModes": ["ReadWriteMany"],
-        "hostPath": {"path": f"{FOLDER}/{name}", "type": "DirectoryOrCreate"},
+        "hostPath": _folder(name),
         "persistentVolumeReclaimPolicy": "Retain",
         "claimRef": {"namespace": NAMESPACE, "name": name},
     }
@@ -47,6 +49,10 @@ def _volume(name: str) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": spec,
     }
+
+
+def _folder(name: str) -> dict[str, Any]:
+    return {"path": f"{FOLDER}/{name}", "type": "DirectoryOrCreate"}
 
 
 def _claim(name: str) -> dict[str, Any]:
@@ -68,11 +74,13 @@ def _opener(name: str, image: str) -> dict[str, Any]:
         "securityContext": {"runAsUser": 0},
         "volumeMounts": [{"name": "volume", "mountPath": "/volume"}],
     }
-    volume = {"name": "volume", "persistentVolumeClaim": {"claimName": name}}
+    volume = {"name": "volume", "hostPath": _folder(name)}
     pod = {"restartPolicy": "Never", "containers": [container], "volumes": [volume]}
-    return _namespaced("Pod", name, pod)
+    return _namespaced("Pod", name, pod, SYSTEM)
 
 
-def _namespaced(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": NAMESPACE}
+def _namespaced(
+    kind: str, name: str, spec: dict[str, Any], namespace: str = NAMESPACE
+) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace}
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}
