@@ -103,6 +103,7 @@ EDITS: Final[dict[str, Any]] = {
     "pools.prefill": {"replicas": 2},
     "pools.decode": {"replicas": 2},
     "autoscaling.gpuBudget": 4,
+    "autoscaling.accelerator": {"count": 1},
     "autoscaling.target": {"queueSeconds": 1.5},
     "autoscaling.onMetricsLoss": "Floor",
     "autoscaling.provider": "External",
@@ -114,6 +115,7 @@ EDITS: Final[dict[str, Any]] = {
     "router.resources": {"limits": {"memory": "512Mi"}},
     "router.auth": {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "maxPriority": 3}]},
     "router.cors": {"allowedOrigins": ["https://chat.example.com"]},
+    "router.route": {"parentRefs": [{"name": "shared"}]},
     "tracing": {"endpoint": "http://collector.monitoring:4318", "sampleRatio": 0.5},
     "paused": True,
 }
@@ -125,6 +127,7 @@ ONLY_WITH: Final = {
     "model.refresh": "hf://",
     "pools.prefill": "mode",
     "pools.decode": "mode",
+    "autoscaling.accelerator": "mode",
     "engine.kvTransfer": "mode",
 }
 """Fields that the API server takes only together with others: refused by themselves, by name."""
