@@ -32,6 +32,9 @@ class ModelFacts(ContractModel):
     context_tokens: int | None = Field(
         default=None, ge=1, description="Positions that the model was made for."
     )
+    quantization: str | None = Field(
+        default=None, max_length=MAX_WORD, description="How weights are quantised, e.g. gptq."
+    )
 
 
 class ResolvedModel(ModelFacts):
@@ -55,7 +58,16 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
         head_dim=_count(config.get("head_dim")) or share,
         dtype=_word(config.get("dtype") or config.get("torch_dtype")),
         context_tokens=_count(config.get("max_position_embeddings")),
+        quantization=_quantization(config),
     )
+
+
+def _quantization(config: Mapping[str, Any]) -> str | None:
+    for key in ("quantization_config", "compression_config"):
+        if value := config.get(key):
+            method = value.get("quant_method") if isinstance(value, dict) else None
+            return _word(method) or key
+    return None
 
 
 def _count(value: object) -> int | None:

@@ -41,6 +41,7 @@ from sluice_operator.validation.refusal import INVALID, Refusal
 
 PLACE: Final = "spec.model.uri"
 UNSUPPORTED_ARCHITECTURE: Final = "UnsupportedArchitecture"
+QUANTISED: Final = "UnsupportedQuantization"
 GB: Final = 1e9
 
 
@@ -195,6 +196,9 @@ def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
 
 
 def _unsupported(pin: ModelStatus) -> Refusal | None:
+    if pin.quantization is not None:
+        head = f"quantization {pin.quantization} of commit {pin.commit} is not allowed"
+        return _refusal(QUANTISED, pin.uri, f"{head}; allowed: weights that are not quantised")
     if pin.architecture in ARCHITECTURES:
         return None
     named = pin.architecture or "none that is named"

@@ -250,6 +250,17 @@ def test_an_architecture_that_no_engine_has_is_refused_before_the_download() -> 
     assert all(name in message for name in ("MambaForCausalLM", *ARCHITECTURES))
 
 
+def test_quantised_weights_are_refused_before_the_download() -> None:
+    world = World({"model": CACHED})
+    world.reconcile()
+    world.ends(0, resolved(quantization="gptq"))
+    world.reconcile()
+    world.reconcile()
+    assert world.condition("Stalled") == ("True", "UnsupportedQuantization")
+    assert "gptq" in (find(world.status, "Ready") or {})["message"]
+    assert "-resolve-" in world.job()["metadata"]["name"], "nothing is downloaded"
+
+
 def test_a_moved_branch_changes_nothing_until_a_refresh_is_asked_for() -> None:
     world = _served()
     world.edit(name="another")
