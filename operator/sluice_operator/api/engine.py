@@ -7,10 +7,12 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from sluice_contract.adapters import MAX_ADAPTERS
 from sluice_contract.config import NAMES_ONCE, EngineSettings, ModelRef
 from sluice_contract.left_out import words_when_left_out
 from sluice_contract.sizing import GENERAL
 
+from sluice_operator.api.adapters import AdapterSpec
 from sluice_operator.api.base import (
     ApiModel,
     DnsName,
@@ -20,6 +22,7 @@ from sluice_operator.api.base import (
     SecretKeyRef,
     add_rules,
     left_out,
+    list_map,
 )
 
 MODEL_URI: Final = (
@@ -113,6 +116,14 @@ class ModelSpec(ModelRef, ApiModel):
         max_length=64,
         description="Any text; another one resolves the revision anew, and tries again what had "
         "failed. Until then a moved branch or tag changes nothing.",
+    )
+    adapters: list[AdapterSpec] | None = Field(
+        default=None,
+        max_length=MAX_ADAPTERS,
+        json_schema_extra=list_map("name"),
+        description="LoRA adapters that are served beside the model. Engines load and let go of "
+        "them without a restart; only that there is a list, be it an empty one, and which claims "
+        "its entries are on, is part of a revision.",
     )
 
     RULES: ClassVar = (

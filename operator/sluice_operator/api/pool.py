@@ -11,7 +11,9 @@ from typing import ClassVar
 from pydantic import Field
 from sluice_contract.labels import Role
 
+from sluice_operator.api.adapters import MAX_CLAIMS
 from sluice_operator.api.base import (
+    ATOMIC,
     CRD_DEFAULT,
     ApiModel,
     DnsLabel,
@@ -108,6 +110,22 @@ class EnginePoolSpec(ApiModel):
         ge=10,
         le=86_400,
         description="How long an engine that loads its model may make no progress, in seconds.",
+    )
+    adapters_ref: LocalRef | None = Field(
+        default=None,
+        description="ConfigMap with the adapters, mounted at /etc/sluice/adapters; engines follow "
+        "its changes.",
+    )
+    adapters_digest: str | None = Field(
+        default=None,
+        max_length=64,
+        description="Hash of the adapters as they should be, which engines report.",
+    )
+    adapter_claims: list[DnsName] | None = Field(
+        default=None,
+        max_length=MAX_CLAIMS,
+        json_schema_extra=ATOMIC,
+        description="PersistentVolumeClaims with adapters, mounted read-only below /mnt/adapters.",
     )
     handover_secret: DnsName | None = Field(
         default=None,

@@ -196,6 +196,17 @@ class ReportedAccelerator(ApiModel):
     engines: int = Field(description="Engines that report this.")
 
 
+class AdapterStatus(ApiModel):
+    """Where one adapter is loaded."""
+
+    name: str = Field(description="Its name.")
+    loaded: int = Field(description="Ready engines that serve it.")
+    failed: int = Field(description="Ready engines that cannot load it, and try again.")
+    message: str | None = Field(
+        default=None, max_length=1024, description="Why, as one of those engines says."
+    )
+
+
 class EnginePoolStatus(ApiModel):
     """What the operator has seen and done."""
 
@@ -230,5 +241,11 @@ class EnginePoolStatus(ApiModel):
         json_schema_extra=ATOMIC,
         description="What ready engines of the current revision report that they compute on; of a "
         "pool without an accelerator nothing.",
+    )
+    adapters: list[AdapterStatus] | None = Field(
+        default=None,
+        max_length=512,
+        json_schema_extra=ATOMIC,
+        description="Adapters that ready engines serve or cannot load, by name.",
     )
     conditions: list[Condition] | None = _conditions()

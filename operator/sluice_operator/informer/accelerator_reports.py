@@ -64,18 +64,18 @@ class AcceleratorReports:
 
     def again_seconds(self, engines: Iterable[Manifest]) -> float | None:
         """When to ask again; None where each of the engines has answered."""
-        silent = [self._silent.get(_container(engine)) for engine in engines]
+        silent = [self._silent.get(container_of(engine)) for engine in engines]
         times = [each.ask_at for each in silent if each is not None]
         return max(0.0, min(times) - self._clock.monotonic()) if times else None
 
     async def _of(self, engine: Manifest) -> Accelerator | None:
-        container, now = _container(engine), self._clock.monotonic()
+        container, now = container_of(engine), self._clock.monotonic()
         silent = self._silent.get(container)
         if container in self._known or (silent and now < silent.ask_at):
             return self._known.get(container)
         try:
             async with self._turns:
-                report = await self._ask(engine)
+                report = await load_report(self._fetch, engine)
         except (OSError, TimeoutError, ValidationError) as error:
             failures = silent.failures + 1 if silent else 1
             seconds = SILENCE.delay_seconds(failures, 1.0)
@@ -87,14 +87,21 @@ class AcceleratorReports:
         _keep(self._known, container, report.accelerator)
         return report.accelerator
 
-    async def _ask(self, engine: Manifest) -> LoadReport:
-        address = (engine.get("status") or {}).get("podIP")
-        if not address:
-            raise OSError("the pod has no address")
-        host = f"[{address}]" if ":" in address else address
-        return LoadReport.model_validate_json(
-            await self._fetch(f"http://{host}:{ports.ENGINE_HTTP}/load"), extra="ignore"
-        )
+
+async def load_report(fetch: Fetch, engine: Manifest) -> LoadReport:
+    """What the engine in a pod answers.
+
+    Raises:
+        OSError: nothing.
+        TimeoutError: nothing in time.
+        ValidationError: no load report.
+    """
+    address = (engine.get("status") or {}).get("podIP")
+    if not address:
+        raise OSError("the pod has no address")
+    host = f"[{address}]" if ":" in address else address
+    body = await fetch(f"http://{host}:{ports.ENGINE_HTTP}/load")
+    return LoadReport.model_validate_json(body, extra="ignore")
 
 
 async def fetch_over_http(url: str) -> bytes:
@@ -121,7 +128,7 @@ async def fetch_over_http(url: str) -> bytes:
         raise OSError(str(error)) from error
 
 
-def _container(engine: Manifest) -> str:
+def container_of(engine: Manifest) -> str:
     """Changes with each start of the pod's containers."""
     metadata, statuses = engine["metadata"], engine.get("status", {}).get("containerStatuses") or ()
     started = sorted(str(status.get("containerID", "")) for status in statuses)

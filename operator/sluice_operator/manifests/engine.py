@@ -19,6 +19,7 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.template import PodTemplate, Sidecar
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import engine_account
+from sluice_operator.manifests.adapters import adapter_mounts, adapter_volumes
 from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.deployments import deployment_with, restart_mark
 from sluice_operator.manifests.digest import digest
@@ -57,7 +58,7 @@ FETCH_SECONDS: Final = 6 * 3600
 
 PROCESS_FIELDS: Final = (
     "image", "configRef", "modelClaim", "fetch", "modelImage", "handoverSecret", "bootstrapPort",
-    "drainSeconds", "accelerator", "resources", "rdmaResource",
+    "drainSeconds", "accelerator", "resources", "rdmaResource", "adaptersRef", "adapterClaims",
 )  # fmt: skip
 PROCESS_TEMPLATE_FIELDS: Final = (
     "env", "volumes", "volumeMounts", "sidecars", "initContainers", "runtimeClassName", "fsGroup",
@@ -137,7 +138,7 @@ def pinned_fields(spec: EnginePoolSpec) -> Manifest:
 
 
 def _inputs(spec: EnginePoolSpec) -> str:
-    numbers = ("replicas", "revisions", "podSurge", "restartedAt")
+    numbers = ("replicas", "revisions", "podSurge", "restartedAt", "adaptersDigest")
     return digest({key: value for key, value in spec.to_json_dict().items() if key not in numbers})
 
 
@@ -257,6 +258,7 @@ def _volumes(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         *_model_volumes(spec),
+        *adapter_volumes(spec),
         *handover_volumes(spec.handover_secret),
         *(volume.to_json_dict() for volume in template.volumes or ()),
     ]
@@ -281,6 +283,7 @@ def _mounts(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         *([model] if spec.model_claim or spec.fetch or spec.model_image else []),
         *([image_mount()] if spec.model_image and spec.model_image.mounted else []),
+        *adapter_mounts(spec),
         *handover_mounts(spec.handover_secret),
         *(mount.to_json_dict() for mount in template.volume_mounts or ()),
     ]

@@ -11,6 +11,7 @@ from sluice_operator.api.model_uri import model_source
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
+from sluice_operator.manifests.adapters import adapter_fields
 from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.handover import handover_secret_name
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
@@ -35,6 +36,7 @@ def pool_spec(
         image=engine.image or image,
         config_ref=LocalRef(name=config_map),
         model_claim=model_source(spec.model).claim,
+        **adapter_fields(service, spec.model),
         drain_seconds=spec.drain_seconds(role),
         startup_seconds=engine.startup_seconds or STARTUP_SECONDS,
         handover_secret=handover_secret_name(service),

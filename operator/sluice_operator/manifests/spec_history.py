@@ -10,12 +10,15 @@ from __future__ import annotations
 import copy
 from typing import Final
 
+from sluice_operator.api.adapters import claim_of
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest, of_kind
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.metadata import HISTORY, Owner, stamped
 
 NUMBERS: Final = ("replicas", "autoscaling")
 """Of a pool, what is no matter of a roll-out."""
+ADAPTERS: Final = "adapters"
+"""Of the model; which there are is no matter of a roll-out, but for the claims that they are on."""
 MANNER: Final = ("strategy", "restartedAt")
 """Of `spec.rollout`, likewise."""
 
@@ -44,6 +47,8 @@ def spec_hash(spec: Manifest) -> str:
     found = copy.deepcopy(spec)
     for key in ("paused", "autoscaling"):
         found.pop(key, None)
+    if (adapters := (found.get("model") or {}).get(ADAPTERS)) is not None:
+        found["model"][ADAPTERS] = sorted({claim_of(each.get("uri", "")) for each in adapters})
     _strip(found, "router", ("replicas",))
     _strip(found, "rollout", MANNER)
     for role in list(found.get("pools") or {}):

@@ -15,6 +15,7 @@ from sluice_contract.accelerators import Accelerator
 
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.informer.accelerator_reports import AcceleratorReports
+from sluice_operator.informer.adapter_reports import AdapterReports, EngineAdapters
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.reader import Reader
 from sluice_operator.kube.kinds import (
@@ -41,8 +42,11 @@ class PoolObserved:
     """Engine pods with the pool's service and role labels, of every revision."""
     accelerators: Mapping[str, Accelerator] = field(default_factory=dict)
     """What ready engines compute on, by pod; of a pool without an accelerator nothing."""
+    adapters: Mapping[str, EngineAdapters] = field(default_factory=dict)
+    """What ready engines say of their adapters, by pod; of a pool without adapters nothing."""
     ask_again_seconds: float | None = None
-    """When to ask ready engines again that have not answered; None: all have."""
+    """When to ask ready engines again that have not answered, or have not all adapters; None: there
+    are none."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class PoolObserver:
     reader: Reader
     reports: AcceleratorReports | None = None
     """None: no engine is asked."""
+    adapter_reports: AdapterReports | None = None
+    """None: no engine is asked of its adapters."""
 
     def certain(self) -> PoolObserver:
         """An observer that reads what is decisive from the API server."""
@@ -73,14 +79,30 @@ class PoolObserver:
         engines = self._asked(pool, pods)
         told = await self.reports.of(engines) if self.reports else ()
         names = (engine["metadata"]["name"] for engine in engines)
+        adapters, adapters_again = await self._adapters(pool, pods)
+        again = [adapters_again, self.reports.again_seconds(engines) if self.reports else None]
         return PoolObserved(
             pool,
             service,
             children,
             pods,
             {name: said for name, said in zip(names, told, strict=True) if said is not None},
-            self.reports.again_seconds(engines) if self.reports else None,
+            adapters,
+            min((seconds for seconds in again if seconds is not None), default=None),
         )
+
+    async def _adapters(
+        self, pool: Manifest, pods: tuple[Manifest, ...]
+    ) -> tuple[dict[str, EngineAdapters], float | None]:
+        """What ready engines say, and when to ask again."""
+        digest = pool["spec"].get("adaptersDigest")
+        if self.adapter_reports is None or digest is None:
+            return {}, None
+        engines = [pod for pod in pods if is_ready(pod)]
+        told = await self.adapter_reports.of(engines, digest)
+        names = (engine["metadata"]["name"] for engine in engines)
+        again = self.adapter_reports.again_seconds(engines, digest)
+        return dict(zip(names, told, strict=True)), again
 
     def _asked(self, pool: Manifest, pods: tuple[Manifest, ...]) -> list[Manifest]:
         """The engines to ask what they compute on."""

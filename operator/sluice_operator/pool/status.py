@@ -11,6 +11,7 @@ from datetime import datetime
 from sluice_contract import labels
 
 from sluice_operator.api.conditions import (
+    ADAPTERS_LOADED,
     MODEL_AVAILABLE,
     PROGRESSING,
     READY,
@@ -43,6 +44,7 @@ from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import selector_labels
+from sluice_operator.pool.adapters import adapter_statuses, adapters_loaded
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, is_leaving
 
@@ -65,6 +67,8 @@ def pool_status(
     serving = answering(sum(map(is_ready, pods)), _asked(observed, plan), "engines", updated)
     checks = _checks(plan, current, pods, serving, updated)
     checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
+    if plan.spec and (adapters := adapters_loaded(observed, plan.spec)):
+        checks[ADAPTERS_LOADED] = adapters
     status = EnginePoolStatus(
         observed_generation=generation,
         completed_generation=completed,
@@ -75,6 +79,7 @@ def pool_status(
         summary=f"{ready}/{desired}",
         revisions=_revisions(observed, pods, plan),
         accelerators=_accelerators(observed, current),
+        adapters=adapter_statuses(observed),
     ).to_json_dict()
     found = conditions(before.get("conditions") or (), checks, generation, now)
     return status | {"conditions": found}

@@ -23,6 +23,7 @@ from sluice_operator.autoscale.tick import Ticker
 from sluice_operator.autoscale.victims import Victims
 from sluice_operator.clock import Clock
 from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
+from sluice_operator.informer.adapter_reports import AdapterReports
 from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
 from sluice_operator.informer.download_progress import DownloadProgress
@@ -254,7 +255,11 @@ def _dispatcher(
         ),
         DownloadProgress(fetch_over_http, clock),
     )
-    pools = PoolObserver(reader, AcceleratorReports(fetch_over_http, clock))
+    pools = PoolObserver(
+        reader,
+        AcceleratorReports(fetch_over_http, clock),
+        AdapterReports(fetch_over_http, clock),
+    )
     reconciles: dict[str, Reconcile] = {
         INFERENCE_SERVICE.kind: ServiceReconcile(services, writes, clock, autoscaler),
         ENGINE_POOL.kind: PoolReconcile(pools, writes, clock, autoscaler),

@@ -1,6 +1,6 @@
 """The names that a service's children have: known before anything is planned.
 
-Pure. The names of ConfigMaps are hashes of their content, which nobody else's objects have.
+Pure. The names of most ConfigMaps are hashes of their content, which nobody else's objects have.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
     of_kind,
 )
+from sluice_operator.manifests.adapters import adapters_name
 from sluice_operator.manifests.fetching import claim_name, fetch_name
 from sluice_operator.manifests.metadata import ENGINE, ROUTER
 from sluice_operator.manifests.pods import mounted_config_maps
@@ -45,7 +46,7 @@ _OF_EACH_OF_TWO_POOLS = (*_OF_EACH_POOL, NETWORK_POLICY)
 
 
 def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozenset[Name]:
-    """Kind and name of every child of an InferenceService but its ConfigMaps."""
+    """Kind and name of every child of an InferenceService but the ConfigMaps of its pods."""
     name, roles = service["metadata"]["name"], _roles(service)
     pool_kinds = _OF_EACH_POOL if len(roles) == 1 else _OF_EACH_OF_TWO_POOLS
     monitors = (POD_MONITOR,) if POD_MONITOR in optional_kinds else ()
@@ -57,6 +58,7 @@ def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozense
             *((kind, f"{name}-{role}") for role in roles for kind in pool_kinds),
             *((kind, rule_name(name)) for kind in _of_promises(service) & set(optional_kinds)),
             *_of_a_fetched_model(service),
+            *_of_adapters(service),
             *((kind, name) for kind in _of_routes(service) & set(optional_kinds)),
         )
     )
@@ -103,6 +105,12 @@ def _of_a_fetched_model(service: Manifest) -> frozenset[Name]:
     cache = service["spec"]["model"].get("cache") or {}
     claim = {(PERSISTENT_VOLUME_CLAIM, claim_name(name))} if "size" in cache else set()
     return frozenset({(kind, fetch_name(name)) for kind in _OF_FETCHERS} | claim)
+
+
+def _of_adapters(service: Manifest) -> frozenset[Name]:
+    adapters = ((service.get("spec") or {}).get("model") or {}).get("adapters")
+    name = adapters_name(service["metadata"]["name"])
+    return frozenset() if adapters is None else frozenset({(CONFIG_MAP, name)})
 
 
 def _of_promises(service: Manifest) -> frozenset[Kind]:

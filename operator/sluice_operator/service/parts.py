@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from sluice_operator.api.conditions import MODEL_AVAILABLE, UPDATED, Check
+from sluice_operator.api.conditions import ADAPTERS_LOADED, MODEL_AVAILABLE, UPDATED, Check
 from sluice_operator.api.status import PoolSummary
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import answering, find
@@ -142,6 +142,15 @@ def model_available(pools: Pools) -> Check:
         if not check.is_true:
             return check
     return Check("True", "Loaded", "Every pool has an engine that has loaded the model.")
+
+
+def adapters_loaded(pools: Pools) -> Check:
+    """Whether the engines of every pool have the adapters that they should."""
+    for role, live in pools.items():
+        check = lifted(role, live, ADAPTERS_LOADED) if is_reported(live) else None
+        if check is None or not check.is_true:
+            return check or Check("Unknown", "NotReportedYet", f"Pool {role} has not reported yet.")
+    return Check("True", "Loaded", "All ready engines have the adapters that are asked for.")
 
 
 def prefixed(check: Check, what: str) -> Check:

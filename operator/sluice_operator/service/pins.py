@@ -19,6 +19,7 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_spec
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, Manifest, of_kind
+from sluice_operator.manifests.adapters import adapter_claims
 from sluice_operator.manifests.config_map import ENGINE_FILE, RESOLVED
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
@@ -49,7 +50,10 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     """Hash of all that a service says of the engines of a pool."""
     numbers = {"replicas", "autoscaling"}
     pool = {k: v for k, v in _given(spec.pool(role)).items() if k not in numbers}
-    parts = {"model": _given(spec.model), "engine": _given(spec.engine), "slo": _given(spec.slo)}
+    model = {k: v for k, v in _given(spec.model).items() if k != "adapters"}
+    parts = {"model": model, "engine": _given(spec.engine), "slo": _given(spec.slo)}
+    if spec.model.adapters is not None:  # which there are is no matter of a pod
+        parts["adapters"] = {"claims": adapter_claims(spec.model)}
     if spec.tracing is not None:
         parts["tracing"] = {"endpoint": spec.tracing.endpoint}
     return _hash(spec, {**parts, "pool": pool, "role": role.value})

@@ -35,6 +35,7 @@ from sluice_operator.kube.kinds import (
     reference_to,
 )
 from sluice_operator.manifests.accounts import accounts, router_role, router_role_binding
+from sluice_operator.manifests.adapters import adapters_config_maps
 from sluice_operator.manifests.disruption import disruption_budget
 from sluice_operator.manifests.engine_pool import engine_pool, pool_replicas
 from sluice_operator.manifests.metadata import ROUTER, Owner, owner
@@ -238,6 +239,7 @@ def _children(
         router_role_binding(top),
         *router.config_maps,
         *(pool.config_map for pool in pools),
+        *adapters_config_maps(top, spec.model),
         front_service(top),
         *(pool_service(top, pool.role) for pool in pools),
         router_policy(

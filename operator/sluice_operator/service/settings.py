@@ -33,6 +33,7 @@ from sluice_operator.api.model_uri import model_source
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ResolvedValue
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.adapters import ADAPTERS_FILE
 from sluice_operator.manifests.handover import HANDOVER_KEY_FILE
 
 LISTEN_ADDRESS: Final = "0.0.0.0"  # noqa: S104
@@ -65,6 +66,7 @@ def engine_file(
         **values,
         slo=slo_targets(spec, role),
         accelerator=None if accelerator.is_cpu else accelerator,
+        adapters_file=None if spec.model.adapters is None else ADAPTERS_FILE,
         model=ModelRef(uri=source.engine_uri, name=source.served_name, aliases=spec.model.aliases),
         role=role,
         kv_transfer=_kv_transfer(spec, role),

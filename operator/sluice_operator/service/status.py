@@ -11,6 +11,7 @@ from datetime import datetime
 
 from sluice_operator.api.conditions import (
     ACCELERATOR_VERIFIED,
+    ADAPTERS_LOADED,
     MODEL_AVAILABLE,
     PRIORITIES_COUNT,
     PROGRESSING,
@@ -51,6 +52,7 @@ from sluice_operator.service.pairs import paired
 from sluice_operator.service.parts import (
     APPLYING,
     Part,
+    adapters_loaded,
     is_reported,
     lifted,
     model_available,
@@ -76,6 +78,7 @@ from sluice_operator.service.verified import (
 
 _JUDGED_BY_A_PLAN = (
     ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE, PRIORITIES_COUNT, ROUTE_ACCEPTED,
+    ADAPTERS_LOADED,
 )  # fmt: skip
 
 
@@ -231,6 +234,7 @@ def _checks(
         MODEL_AVAILABLE: model_available(
             {pool.role: _child(observed, ENGINE_POOL, pool.manifest) for pool in plan.pools}
         ),
+        **_adapters(observed, plan),
         ACCELERATOR_VERIFIED: first_unverified(
             accelerator_verified(pool, _child(observed, ENGINE_POOL, pool.manifest))
             for pool in plan.pools
@@ -242,6 +246,12 @@ def _checks(
         RECONCILING: progressing,
         STALLED: stalled,
     }
+
+
+def _adapters(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Check]:
+    if plan.spec is None or plan.spec.model.adapters is None:
+        return {}
+    return {ADAPTERS_LOADED: adapters_loaded({p.role: _current(observed, p) for p in plan.pools})}
 
 
 def _served(observed: ServiceObserved, plan: ServicePlan) -> Iterator[Manifest]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.validation.adapters import adapter_contradictions
 from sluice_operator.validation.refusal import INVALID, Refusal
 from sluice_operator.validation.scaling import scaling_contradictions
 from sluice_operator.validation.unsupported import refusals
@@ -23,7 +24,14 @@ def validation_errors(
 ) -> tuple[Refusal, ...]:
     """The errors of a spec whose types and rules are valid; each once over all pools."""
     return tuple(
-        dict.fromkeys((*contradictions(spec), *scaling_contradictions(spec), *refusals(spec)))
+        dict.fromkeys(
+            (
+                *contradictions(spec),
+                *scaling_contradictions(spec),
+                *adapter_contradictions(spec),
+                *refusals(spec),
+            )
+        )
     )
 
 

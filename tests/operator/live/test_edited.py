@@ -57,6 +57,7 @@ EDITS: Final[dict[str, Any]] = {
     "model.tokenSecretRef": {"name": "hf", "key": "token"},
     "model.cache": {"claim": "models"},
     "model.refresh": "2",
+    "model.adapters": [{"name": "sql", "uri": "pvc://loras/sql"}],
     "mode": "Disaggregated",
     "slo.ttftMilliseconds": 900,
     "slo.itlMilliseconds": 40,

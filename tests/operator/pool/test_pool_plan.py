@@ -58,6 +58,8 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
         "fetch": {"image": "fetch:1", "endpoint": "https://a", "uri": "hf://a/b", "commit": "c"}
     },
     "image of the model": {"modelImage": {"reference": "m:1", "copier": "fetch:1"}},
+    "adapters": {"adaptersRef": {"name": "chat-adapters"}},
+    "claims of adapters": {"adapterClaims": ["loras"]},
     "key": {"handoverSecret": "other-handover"},
     "port": {"bootstrapPort": 9000},
     "draining": {"drainSeconds": 7},
@@ -73,6 +75,7 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
 OTHER_CHANGES: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 9},
     "inputs": {"inputs": "0123456789"},
+    "which adapters": {"adaptersDigest": "0123456789"},
     "roll-out": {"revisions": [{"name": "a", "replicas": 1}]},
     "patience": {"startupSeconds": 60},
     "labels": {"template": {"labels": {"a": "b"}}},

@@ -16,6 +16,7 @@ from sluice_operator.cli.yaml_text import to_yaml
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.spec_history import (
+    ADAPTERS,
     MANNER,
     NUMBERS,
     by_number,
@@ -66,6 +67,8 @@ def undone(spec: Manifest, former: Manifest) -> Manifest:
         if (now := (spec.get("pools") or {}).get(role)) is not None:
             for key in NUMBERS:
                 _take(pool, now, key)
+    if ADAPTERS in found.get("model", {}) and ADAPTERS in spec.get("model", {}):
+        _take(found["model"], spec["model"], ADAPTERS)
     if "router" in found and "router" in spec:
         _take(found["router"], spec["router"], "replicas")
     rollout = found.setdefault("rollout", {})

@@ -1,0 +1,67 @@
+"""The adapters of a service: where each comes from, and what engines are told instead."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Final
+
+from pydantic import Field
+
+from sluice_operator.api.base import ApiModel, Rule
+
+CLAIMS_MOUNT: Final = "/mnt/adapters"
+"""Has a folder for each claim with adapters, but for the model's."""
+MAX_CLAIMS: Final = 16
+_URI: Final = "pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
+_CLAIM: Final = "pvc://"
+
+
+class AdapterSpec(ApiModel):
+    """A LoRA adapter that is served beside the model."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=256,
+        description="What a request names as its `model` to be answered with this adapter.",
+    )
+    uri: str = Field(
+        max_length=1024,
+        description="Folder with it, in PEFT's format: pvc://claim/path (a volume of this "
+        "namespace) or file:///path (in the engine's image or a mounted volume).",
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            f"self.uri.matches('^({_URI})$')",
+            lambda s: re.fullmatch(_URI, s.uri) is not None,
+            "pvc://claim/path, file:///path (hf://org/name and oci://image are not implemented "
+            "for adapters)",
+            "uri",
+        ),
+        Rule(
+            "!self.uri.contains('/../') && !self.uri.endsWith('/..')",
+            lambda s: "/../" not in s.uri and not s.uri.endswith("/.."),
+            "a path without '..'",
+            "uri",
+        ),
+    )
+
+    @property
+    def claim(self) -> str | None:
+        """The PersistentVolumeClaim that it is on, if it is on one."""
+        return claim_of(self.uri) or None
+
+    def engine_uri(self, model_claim: str | None, model_mount: str) -> str:
+        """What engines are told; the claim of the model is mounted at `model_mount`, once."""
+        claim = self.claim
+        if claim is None:
+            return self.uri
+        mount = model_mount if claim == model_claim else f"{CLAIMS_MOUNT}/{claim}"
+        return f"file://{mount}/{self.uri.removeprefix(_CLAIM + claim).strip('/')}"
+
+
+def claim_of(uri: str) -> str:
+    """The PersistentVolumeClaim in a URI; empty where it names none."""
+    if not uri.startswith(_CLAIM):
+        return ""
+    return uri.removeprefix(_CLAIM).partition("/")[0]

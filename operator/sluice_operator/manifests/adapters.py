@@ -1,0 +1,100 @@
+"""The adapters of a service: the ConfigMap that its engines follow, and where they find the files.
+
+The ConfigMap has one name and changes while pods run, so that adapters come and go without a
+restart. Its folder, and the claims that adapters are on, are part of a revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from sluice_contract.adapters import AdapterRef, adapters_digest, render_adapters_file
+
+from sluice_operator.api.adapters import CLAIMS_MOUNT
+from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.model_uri import CLAIM_MOUNT, model_source
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
+from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
+from sluice_operator.manifests.pods import CONFIG_FOLDER
+
+ADAPTERS: Final = "adapters"
+FILE: Final = f"{ADAPTERS}.json"
+FOLDER: Final = f"{CONFIG_FOLDER}/{ADAPTERS}"
+ADAPTERS_FILE: Final = f"{FOLDER}/{FILE}"
+
+
+def adapters_name(service: str) -> str:
+    """Name of the ConfigMap with a service's adapters."""
+    return f"{service}-{ADAPTERS}"
+
+
+def adapters_text(model: ModelSpec) -> str:
+    """The file that engines follow."""
+    claim = model_source(model).claim
+    return render_adapters_file(
+        [
+            AdapterRef(name=each.name, uri=each.engine_uri(claim, CLAIM_MOUNT))
+            for each in model.adapters or ()
+        ]
+    )
+
+
+def adapters_config_maps(owner: Owner, model: ModelSpec) -> tuple[Manifest, ...]:
+    """The ConfigMap with the file; none of a service without adapters."""
+    if model.adapters is None:
+        return ()
+    head = owner.child(CONFIG_MAP, adapters_name(owner.service), ENGINE)
+    return (stamped(head | {"data": {FILE: adapters_text(model)}}),)
+
+
+def adapter_fields(service: str, model: ModelSpec) -> Manifest:
+    """Fields of an EnginePool's spec whose engines follow the file."""
+    if model.adapters is None:
+        return {}
+    return {
+        "adapters_ref": {"name": adapters_name(service)},
+        "adapters_digest": adapters_digest(adapters_text(model).encode()),
+        "adapter_claims": adapter_claims(model) or None,
+    }
+
+
+def adapter_claims(model: ModelSpec) -> list[str]:
+    """The claims that adapters are on, but for the model's, in order."""
+    found = {each.claim for each in model.adapters or ()}
+    return sorted(claim for claim in found - {model_source(model).claim} if claim)
+
+
+def adapter_volumes(spec: EnginePoolSpec) -> list[Manifest]:
+    """The folder of the file, and the claims."""
+    if spec.adapters_ref is None:
+        return []
+    claims = {_volume(number): claim for number, claim in _numbered(spec)}
+    return [
+        {"name": ADAPTERS, "configMap": {"name": spec.adapters_ref.name}},
+        *(
+            {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+            for name, claim in claims.items()
+        ),
+    ]
+
+
+def adapter_mounts(spec: EnginePoolSpec) -> list[Manifest]:
+    """Where those appear, read-only."""
+    if spec.adapters_ref is None:
+        return []
+    folders = {ADAPTERS: FOLDER}
+    folders |= {_volume(number): f"{CLAIMS_MOUNT}/{claim}" for number, claim in _numbered(spec)}
+    return [
+        {"name": name, "mountPath": folder, "readOnly": True} for name, folder in folders.items()
+    ]
+
+
+def _numbered(spec: EnginePoolSpec) -> Iterable[tuple[int, str]]:
+    return enumerate(spec.adapter_claims or ())
+
+
+def _volume(number: int) -> str:
+    """Not the claim's name, which may be longer than a volume's."""
+    return f"{ADAPTERS}-{number}"

@@ -1,0 +1,53 @@
+"""Engines are asked of their adapters until they have those that they should have."""
+
+from __future__ import annotations
+
+from sluice_operator.informer.adapter_reports import (
+    AGAIN_SECONDS,
+    FAILED_SECONDS,
+    AdapterReports,
+    EngineAdapters,
+)
+
+from tests.operator.informer.test_accelerator_reports import Engines, engine, load
+from tests.operator.virtual_time import FakeClock
+
+OLD, NEW = "0ld", "new"
+LOADED = EngineAdapters(NEW, frozenset({"sql"}))
+
+
+def says(digest: str, *names: str, **failed: str) -> bytes:
+    adapters = dict.fromkeys(names, "key")
+    return load(None, adaptersFile=digest, adapters=adapters, adaptersFailed=failed)
+
+
+async def test_an_engine_that_has_all_is_not_asked_again_until_they_change() -> None:
+    engines, clock = Engines(OSError(), says(OLD), says(NEW, "sql"), says("3", "law")), FakeClock()
+    reports, asked = AdapterReports(engines.fetch, clock), [engine("a")]
+    for said in (EngineAdapters(), EngineAdapters(OLD), LOADED):
+        assert await reports.of(asked, NEW) == (said,)
+    assert reports.again_seconds(asked, NEW) is None
+    assert await reports.of(asked, NEW) == (LOADED,)
+    assert len(engines.asked) == 3
+    assert await reports.of(asked, "3") == (EngineAdapters("3", frozenset({"law"})),)
+
+
+async def test_until_then_it_is_asked_every_few_seconds() -> None:
+    engines, clock = Engines(says(OLD), says(NEW, law="no folder"), says(NEW, "law")), FakeClock()
+    reports, asked = AdapterReports(engines.fetch, clock), [engine("a")]
+    await reports.of(asked, NEW)
+    assert reports.again_seconds(asked, NEW) == AGAIN_SECONDS
+    (failed,) = await reports.of(asked, NEW)
+    assert failed.failed == {"law": "no folder"}
+    assert reports.again_seconds(asked, NEW) == FAILED_SECONDS
+    assert await reports.of(asked, NEW) == (failed,), "not before its time"
+    clock.elapsed_seconds += FAILED_SECONDS
+    assert await reports.of(asked, NEW) == (EngineAdapters(NEW, frozenset({"law"})),)
+    assert reports.again_seconds(asked, NEW) is None
+
+
+async def test_another_container_is_asked_anew() -> None:
+    engines = Engines(says(NEW, "sql"), says(NEW))
+    reports = AdapterReports(engines.fetch, FakeClock())
+    assert await reports.of([engine("a")], NEW) == (LOADED,)
+    assert await reports.of([engine("b")], NEW) == (EngineAdapters(NEW),)
