@@ -63,6 +63,11 @@ CHANGES: Final = (
         "no engine restarts; engines that are too many finish their streams first",
     ),
     (
+        "`model.adapters`",
+        "no engine restarts: engines load and let go of adapters while they serve. The first list, "
+        "the first adapter on a claim and the last one on it make another revision",
+    ),
+    (
         "the rest of `router`",
         "the routers are replaced one by one; no engine restarts",
     ),
