@@ -35,7 +35,9 @@ class Released:
             return cls(registry=registry)
         found = json.loads(digests.read_text())
         if found.keys() != set(repositories):
-            raise ConfigError(f"{digests}", ", ".join(sorted(found)), ", ".join(repositories))
+            raise ConfigError(
+                f"{digests}", ", ".join(sorted(found)), f"each of {', '.join(repositories)}"
+            )
         for repository, digest in found.items():
             if not _DIGEST.fullmatch(str(digest)):
                 raise ConfigError(f"{digests}: {repository}", digest, "sha256: and 64 hex digits")
