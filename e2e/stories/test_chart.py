@@ -20,6 +20,7 @@ from e2e.up import PROMPT, SERVICE, apply_sample, await_sample, deliver_images
 
 OPERATOR = ("deployment/sluice-operator", "-n", OPERATOR_NAMESPACE)
 PODS = ("pods", "-n", NAMESPACE, "-l", f"serving.sluice.dev/service={SERVICE}", "-o", "name")
+LEFT = "clusterroles,clusterrolebindings,roles,rolebindings,services,deployments,secrets,configmaps"
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def answer(cluster: Cluster) -> str:
         return "".join(stream_completion(url, MODEL, PROMPT, max_tokens=64))
 
 
+@pytest.mark.full
 def test_from_install_to_uninstall(empty_cluster: Cluster, tmp_path: Path) -> None:
     kubectl = Kubectl(empty_cluster)
     chart = Chart(empty_cluster, deliver_images(empty_cluster), tmp_path)
@@ -65,5 +67,4 @@ def test_from_install_to_uninstall(empty_cluster: Cluster, tmp_path: Path) -> No
     kubectl.run("wait", "--for=delete", *PODS[:-2], "--timeout=150s")
     kubectl.run("delete", "namespace", OPERATOR_NAMESPACE)
     kubectl.run("delete", "crd", KIND, "enginepools.serving.sluice.dev")
-    left = kubectl.run("get", "clusterroles,clusterrolebindings,all", "-A", "-o", "name")
-    assert "sluice" not in left
+    assert "sluice" not in kubectl.run("get", LEFT, "-A", "-o", "name")
