@@ -45,8 +45,12 @@ OTHERWISE_USED: Final = {
         (SLUICE, "enginepools delete"),
     ),
     "where the cluster has the kinds (test_optional_kinds)": tuple(
-        ("monitoring.coreos.com", f"{kind} {verb}")
-        for kind in ("podmonitors", "prometheusrules")
+        (group, f"{kind} {verb}")
+        for group, kind in (
+            ("monitoring.coreos.com", "podmonitors"),
+            ("monitoring.coreos.com", "prometheusrules"),
+            ("gateway.networking.k8s.io", "httproutes"),
+        )
         for verb in ("get", "list", "watch", "create", "patch", "delete")
     ),
     "by models of a hub": tuple(
