@@ -22,6 +22,7 @@ from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.cli.kv_room import room_json, room_lines
 from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest
 from sluice_operator.manifests.slo_rules import slo_groups
+from sluice_operator.model.image import has_digest, is_image
 from sluice_operator.model.pinned import assumed_pin, is_fetched, pin_of, previewed
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
@@ -218,7 +219,12 @@ def _lines(shown: Preview) -> Iterator[str]:
 
 
 def _model(model: ModelSpec, known: ModelStatus | None, service: str) -> Iterator[str]:
-    """How a hub's model gets to the engines; `model` is pinned."""
+    """How the model of a hub or an image gets to the engines; that of a hub is pinned."""
+    if is_image(model):
+        yield "  Each engine copies it out of the image; mounted, where cluster and nodes can."
+        if not has_digest(model):
+            yield "  Its tag may move, and engines that start later then serve another model:"
+            yield "  name a digest, @sha256:…"
     if not is_fetched(model):
         return
     if known is not None:

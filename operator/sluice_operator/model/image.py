@@ -22,6 +22,11 @@ def is_image(model: ModelSpec) -> bool:
     return scheme_of(model.uri) == IMAGE
 
 
+def has_digest(model: ModelSpec) -> bool:
+    """Whether the image of a model that is one is named by its content."""
+    return "@sha256:" in model.uri
+
+
 def image_refusal(model: ModelSpec, copier: str) -> Refusal | None:
     """Why nobody can bring the model; None where somebody can, or none is needed."""
     if not is_image(model) or copier:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.cli.preview import as_text, preview
 from sluice_operator.cli.yaml_text import to_yaml_stream
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
 from sluice_operator.manifests.engine import engine_deployment
@@ -101,6 +102,15 @@ def test_another_image_is_another_revision() -> None:
         return name
 
     assert revision("oci://r.example/m:1") != revision("oci://r.example/m:2")
+
+
+def test_a_preview_says_that_a_tag_may_move() -> None:
+    def text(uri: str) -> str:
+        return as_text(preview(service({"model": {"uri": uri, "name": "m"}}), IMAGES))
+
+    assert "Its tag may move" in text("oci://r.example/m:1")
+    assert "Its tag may move" not in text(f"oci://r.example/m:1@sha256:{'0' * 64}")
+    assert "copies it out of the image" not in text("file:///models/m")
 
 
 def test_without_the_fetchers_image_it_is_refused_by_name() -> None:
