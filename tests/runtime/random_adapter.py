@@ -13,7 +13,7 @@ RANK = 4
 
 
 def write_random_adapter(folder: Path, seed: int, dummy: str = "qwen3-tiny") -> Path:
-    """Of all matrices, so large that every answer is another."""
+    """Of all matrices but those of experts, so large that every answer is another."""
     config = DUMMIES[dummy]
     hidden, inner, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_size, kv_size = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
@@ -26,6 +26,8 @@ def write_random_adapter(folder: Path, seed: int, dummy: str = "qwen3-tiny") -> 
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
+    if "num_experts" in config:
+        shapes = {name: shape for name, shape in shapes.items() if name.startswith("self_attn")}
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(config["num_hidden_layers"]):

@@ -120,3 +120,15 @@ def test_an_adapter_that_is_not_loaded_is_refused(adapted: Adapted) -> None:
     assert end.refusal == "unavailable"
     assert end.error is not None
     assert end.error.startswith("adapter other@00 is not loaded here; loaded: all@")
+
+
+def test_a_model_of_experts_takes_adapters_of_its_attention(
+    pair_of: PairOf, tmp_path: Path
+) -> None:
+    model, oracle = pair_of("qwen3_moe")
+    folder = write_adapter(model, tmp_path, 1, target_modules=ATTENTION)
+    adapted = Adapted(model, {"a": folder}, {"": oracle, "a": AdapterOracle(model, folder)})
+    requests = requests_of(adapted, 8)
+    done = run(adapted, in_turns(requests))
+    for name, own in requests.items():
+        assert assert_agrees(adapted.oracles[name], own, done) > 5

@@ -60,6 +60,14 @@ def test_engines_with_other_weights_under_the_same_name_do_not_go_together() -> 
     assert f"differ: weights: {ours} and {theirs}" in str(answer.end.error)
 
 
+def test_a_model_of_experts_is_handed_over() -> None:
+    asked, model = [generate("a", prompt(70), 12)], "dummy://qwen3-moe-tiny"
+    with running("mixed", model=model) as engine:
+        expected = engine.answers(asked)
+    with pair("TCP", model=model) as (prefill, decode):
+        same(expected["a"], decode.answers(through(prefill, asked))["a"])
+
+
 def test_an_adapter_goes_with_the_request(tmp_path: Path) -> None:
     """Both engines compute with the same one; where one of them has another, that is named."""
     folders = {name: write_random_adapter(tmp_path / name, i) for i, name in enumerate("abc", 5)}

@@ -76,6 +76,10 @@ def test_a_key_that_changes_what_it_computes(
     ("changed", "words"),
     [
         ({"mlp.down_proj.lora_A": torch.ones(2, 8)}, "down_proj.lora_A.weight: the model has no"),
+        (
+            {"mlp.experts.0.up_proj.lora_A": torch.ones(2, 4)},
+            "up_proj.lora_A.weight is not allowed",
+        ),
         ({"self_attn.q_norm.lora_A": torch.ones(2, 4)}, "q_norm.lora_A.weight is not allowed"),
         ({"self_attn.q_proj.lora_B": None}, "q_proj.lora_B.weight is missing"),
         ({"self_attn.q_proj.lora_A": None}, "q_proj.lora_A.weight is missing"),

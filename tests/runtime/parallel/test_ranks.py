@@ -72,13 +72,6 @@ def first_of_two(config: EngineConfig, ranks: JoinedRanks, hooks: EngineHooks) -
     return engine
 
 
-@pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders by name."""
-    folder = tmp_path_factory.mktemp("adapters")
-    return {name: write_random_adapter(folder / name, i) for i, name in enumerate("ab")}
-
-
 def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Generate]:
     """The same requests, two of three with an adapter."""
     keys = ["", *(adapter_key(name, folder) for name, folder in adapters.items())]
@@ -93,13 +86,14 @@ def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Gene
         ("qwen3-tiny", True, "adapters"),
         ("qwen3-tiny", False, "adapters_file"),
         ("qwen2-tiny", False, None),
-        ("qwen3-moe-tiny", False, None),
+        ("qwen3-moe-tiny", False, "adapters"),
     ],
 )
 def test_two_ranks_answer_as_one(
-    name: str, overlap: bool, adapted: str | None, adapters: dict[str, Path], tmp_path: Path
+    name: str, overlap: bool, adapted: str | None, tmp_path: Path
 ) -> None:
     model = f"dummy://{name}"
+    adapters = {each: write_random_adapter(tmp_path / each, i, name) for i, each in enumerate("ab")}
     settings: dict[str, object] = {"attention_backend": "torch"}
     asked = with_adapters(requests(), adapters) if adapted else requests()
     if adapted:
