@@ -66,7 +66,7 @@ class AdapterTable:
         keys = [self._rows[row] for row in host.rows.rows]
         wanted = dict.fromkeys(filter(None, keys))
         if not wanted:
-            self._bank.use_none()
+            self._bank.use_none(int(host.rows.begins[-1]))
             return
         for key in wanted:
             if key in self._slots:

@@ -88,9 +88,10 @@ class AdapterBank:
         self.used = used
         torch.ne(slots[:, None], self._numbers, out=self.foreign[: len(slots)])
 
-    def use_none(self) -> None:
-        """No token of the next step has an adapter."""
+    def use_none(self, tokens: int) -> None:
+        """No token of the next step, which has so many, has an adapter."""
         self.used = 0
+        self.foreign[:tokens].fill_(True)  # for graphs, which compute all slots
 
     def use_all(self) -> None:
         """Steps compute all slots, whatever tokens have: as it must be in a captured graph."""
