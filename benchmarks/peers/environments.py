@@ -111,7 +111,7 @@ def python_with(name: str, packages: Packages) -> Path:
     folder = cache_directory() / "peers" / name
     python, stamp = folder / "bin" / "python", folder / "packages"
     if not stamp.exists() or stamp.read_text() != repr(packages):
-        print(f"… making the environment of {name} (several GB)", file=sys.stderr)
+        print(f"… making the environment of {name}", file=sys.stderr)
         uv = find_uv()
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python=3.11", folder], check=True)
         overrides = folder / "overrides.txt"

@@ -86,8 +86,9 @@ class StructuredOutputSpec(NamedTuple):
     text: str
     characters: int | None = None
     """Length of what the client sent, if `text` is only longer through our encoding."""
-    includes_format: bool = False
-    """For tools: whether the grammar includes the request's other constraint."""
+    settles_format: bool = False
+    """For tools: whether the request's other constraint is part of the grammar, or about text
+    that there will not be."""
 
 
 def grammar_of(
@@ -104,7 +105,7 @@ def grammar_of(
         InvalidRequestError: two fields ask for one, it is too large or not implemented.
         UnsupportedFieldError: no token ends answers.
     """
-    forms = [] if tools is not None and tools.includes_format else format_specs(request)
+    forms = [] if tools is not None and tools.settles_format else format_specs(request)
     specs = [*forms, *([] if tools is None else [tools])]
     if not specs:
         return None

@@ -150,8 +150,18 @@ def test_format_text_constrains_nothing_and_without_callable_tools_a_format_appl
         assert (held.kind, json.loads(held.text)) == ("json_schema", RECORD)
 
 
-LOOSE = {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD, "strict": False}}
 NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("asked", [FORMAT, {"type": "json_object"}])
+def test_a_format_is_about_text_of_which_a_call_has_none(choice: Any, asked: Any) -> None:
+    alone = grammar_beside_tools(tool_choice=choice)
+    assert alone is not None
+    assert grammar_beside_tools(tool_choice=choice, response_format=asked) == alone
+
+
+LOOSE = {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD, "strict": False}}
 
 
 @pytest.mark.parametrize(
@@ -169,12 +179,12 @@ NAMED = {"type": "function", "function": {"name": "f"}}
             "guided_regex: given beside response_format.json_schema.schema; allowed: one of them",
         ),
         (
-            {"response_format": FORMAT, "tool_choice": "required"},
-            "tools: given beside response_format.json_schema.schema; allowed: one of them",
+            {"guided_regex": "a", "tool_choice": "required"},
+            "tools: given beside guided_regex; allowed: one of them",
         ),
         (
-            {"response_format": {"type": "json_object"}, "tool_choice": NAMED},
-            "tools: given beside response_format; allowed: one of them",
+            {"response_format": FORMAT, "guided_regex": "a", "tool_choice": NAMED},
+            "guided_regex: given beside response_format.json_schema.schema; allowed: one of them",
         ),
     ],
 )

@@ -98,7 +98,7 @@ def plan_tools(
     )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
     spec = _call_spec(request, functions, reading, tokens)
-    calls_or_format = spec is not None and spec.includes_format
+    calls_or_format = spec is not None and spec.settles_format and not reading.calls_only
     return ToolPlan(shown, replace(reading, calls_or_format=calls_or_format), spec)
 
 
@@ -149,19 +149,26 @@ def _call_spec(
                 f"{shown(', '.join(schemas))}, the tools' names",
                 "tool_choice.function.name",
             )
-        return _structural_tag(
-            form.grammar.calls(_checked({name: schemas[name]}), tokens, one=True)
+        return _calls_only(
+            request, form.grammar.calls(_checked({name: schemas[name]}), tokens, one=True)
         )
     if choice == "required":
-        return _structural_tag(form.grammar.calls(_checked(schemas), tokens, one=one))
+        return _calls_only(request, form.grammar.calls(_checked(schemas), tokens, one=one))
     if len(forms := format_specs(request)) == 1:  # several are refused where grammars are made
         asked = _schema_beside_calls(forms[0])
         calls = form.grammar.calls(_checked(schemas), tokens, one=one)
         spec = _structural_tag(either(asked, calls))
-        return spec._replace(field=f"tools, {forms[0].field}", includes_format=True)
+        return spec._replace(field=f"tools, {forms[0].field}", settles_format=True)
     if one or any(function.strict for function in functions):
         return _structural_tag(form.grammar.text_with_calls(_checked(schemas), tokens, one=one))
     return None
+
+
+def _calls_only(request: ChatRequest, form: dict[str, Any]) -> StructuredOutputSpec:
+    """`response_format` is about text, of which an answer that must be a call has none; clients
+    give it beside a function with the same schema."""
+    fields = [one.field.partition(".")[0] for one in format_specs(request)]
+    return _structural_tag(form)._replace(settles_format=fields == ["response_format"])
 
 
 def _schema_beside_calls(asked: StructuredOutputSpec) -> Any:
