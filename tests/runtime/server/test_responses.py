@@ -203,7 +203,8 @@ async def test_an_engine_that_fails_in_a_stream_ends_it_with_response_failed(
         events += [event async for event in stream]
     last = events[-1]
     assert last.type == "response.failed"
-    assert (last.response.status, last.response.output_text[:2]) == ("failed", "us")
+    assert last.response.status == "failed"
+    assert last.response.output_text.startswith("u")
     assert last.response.error is not None
     assert last.response.error.message == "the engine leaves"
 

@@ -13,10 +13,11 @@ from sluice_runtime.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server
 from tests.runtime.server.test_private_calls import KEY, after, events
+from tests.runtime.server.test_reasoning_client import THOUGHT, thinking
 from tests.runtime.server.test_responses import WEATHER
 from tests.runtime.server.test_tools_client import TWO_CALLS, calling
 
-__all__ = ["calling"]
+__all__ = ["calling", "thinking"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -78,6 +79,20 @@ async def test_a_response_goes_on_from_every_group_of_events(
         assert folded(before.passed + more.passed) == expected, cut
         assert rest[-1] == "data: [DONE]"
     assert last[2]["response"]["status"] in ("completed", "incomplete")
+
+
+async def test_reasoning_goes_on(thinking: Server) -> None:
+    body = {"model": MODEL, "stream": True, "input": THOUGHT + "Two."}
+    whole = await events(thinking, RESPONSES, body)
+    expected = folded(after(whole, len(whole) - 1).passed)
+    cuts = [n for n in range(FIRST_GROUP, len(whole)) if whole[n - 1].startswith(":")]
+    assert len(cuts) > 5
+    for cut in cuts:
+        before = after(whole, cut)
+        if not before.last:
+            rest = await events(thinking, RESPONSES, body, before.resume)
+            more = after(rest, len(rest) - 1)
+            assert folded(before.passed + more.passed) == expected, cut
 
 
 async def test_a_whole_response_is_the_same_wherever_it_broke(calling: Server) -> None:

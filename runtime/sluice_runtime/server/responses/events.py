@@ -6,7 +6,7 @@ no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 from sluice_runtime.server.answer_text import Piece
@@ -38,6 +38,8 @@ class ResponseWriter:
         self._envelope = envelope
         self.usage = usage
         self._items: list[OutputItem] = []
+        self._scores: list[ScoredToken] = []
+        """Of tokens whose text is held back."""
         self._begun = False
         self._cut_off = False
         """Whether the answer ended with `max_output_tokens`."""
@@ -49,8 +51,10 @@ class ResponseWriter:
         events = [] if self._begun else self._beginning()
         if piece.reasoning:
             events += self._reasoning(piece.reasoning)
+        if piece.text or not isinstance(self._current, ReasoningItem):
+            self._scores += piece.scores or ()
         if piece.text:
-            events += self._text(piece.text, piece.scores or ())
+            events += self._text(piece.text)
         for call in piece.calls:
             events += self._call(call)
         self._cut_off = self._cut_off or piece.finish_reason == "length"
@@ -101,24 +105,27 @@ class ResponseWriter:
         if not isinstance(item, ReasoningItem):
             item = ReasoningItem(self._item_id("rs"))
             events += self._open(item)
+        self._scores.clear()
         item.texts.append(text)
         own = {**self._part_of(item), "delta": text}
         return [*events, self._event("response.reasoning_text.delta", **own)]
 
-    def _text(self, text: str, scores: Sequence[ScoredToken]) -> list[Event]:
+    def _text(self, text: str) -> list[Event]:
         events: list[Event] = []
         item = self._current
         if not isinstance(item, MessageItem):
             item = MessageItem(self._item_id("msg"))
             events += [*self._close("completed"), *self._open(item)]
         item.texts.append(text)
-        item.scores.extend(scores)
-        own = {**self._part_of(item), "delta": text, "logprobs": logprobs_of(scores)}
+        item.scores += self._scores
+        own = {**self._part_of(item), "delta": text, "logprobs": logprobs_of(self._scores)}
+        self._scores.clear()
         return [*events, self._event("response.output_text.delta", **own)]
 
     def _call(self, part: CallPart) -> list[Event]:
         events: list[Event] = []
         item = self._current
+        self._scores.clear()
         if part.call_id is not None:
             item = CallItem(self._item_id("fc"), part)
             events += [*self._close("completed"), *self._open(item)]

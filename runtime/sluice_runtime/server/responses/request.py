@@ -87,12 +87,19 @@ class FunctionOutput(RequestModel):
     status: str | None = None
 
 
+class EarlierReasoningPart(RequestModel):
+    """One part of earlier reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class EarlierReasoning(RequestModel):
-    """The model's reasoning earlier in the conversation; not shown to it again."""
+    """The model's reasoning earlier in the conversation; its summary is not shown to the model."""
 
     type: Literal["reasoning"]
     summary: Any = None
-    content: Any = None
+    content: Annotated[list[EarlierReasoningPart], Field(fail_fast=True)] | None = None
     encrypted_content: Any = None
     id: str | None = None
     status: str | None = None

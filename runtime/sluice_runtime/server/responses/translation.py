@@ -84,7 +84,8 @@ def _format(asked: TextFormat) -> dict[str, Any]:
 
 
 def _messages(asked: ResponsesRequest) -> Iterator[dict[str, Any]]:
-    """Calls belong to the assistant's message before them, as in one turn of a chat."""
+    """Calls belong to the assistant's message before them, and reasoning to what is behind it, as
+    in one turn of a chat."""
     if asked.instructions is not None:
         yield {"role": "system", "content": asked.instructions}
     if isinstance(asked.input, str):
@@ -93,14 +94,17 @@ def _messages(asked: ResponsesRequest) -> Iterator[dict[str, Any]]:
     turn: dict[str, Any] | None = None
     for item in asked.input:
         if isinstance(item, MadeFunctionCall):
-            turn = turn or {"role": "assistant", "content": None}
+            turn = turn or {"role": "assistant", "content": ""}
             turn.setdefault("tool_calls", []).append(_call(item))
             continue
-        if isinstance(item, EarlierReasoning):
+        if isinstance(item, EarlierReasoning) and not item.content:
+            continue
+        message = _message(item)
+        if turn is not None and _only_reasons(turn) and _speaks(item):
+            turn |= message
             continue
         if turn is not None:
             yield turn
-        message = _message(item)
         turn = message if message["role"] == "assistant" else None
         if turn is None:
             yield message
@@ -108,12 +112,23 @@ def _messages(asked: ResponsesRequest) -> Iterator[dict[str, Any]]:
         yield turn
 
 
+def _only_reasons(turn: dict[str, Any]) -> bool:
+    return "reasoning_content" in turn and not (turn["content"] or "tool_calls" in turn)
+
+
+def _speaks(item: object) -> bool:
+    return isinstance(item, InputMessage) and item.role == "assistant"
+
+
 def _call(item: MadeFunctionCall) -> dict[str, Any]:
     function = {"name": item.name, "arguments": item.arguments}
     return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _message(item: InputMessage | FunctionOutput) -> dict[str, Any]:
+def _message(item: InputMessage | FunctionOutput | EarlierReasoning) -> dict[str, Any]:
+    if isinstance(item, EarlierReasoning):
+        reasoning = "".join(part.text for part in item.content or ())
+        return {"role": "assistant", "content": "", "reasoning_content": reasoning}
     if isinstance(item, FunctionOutput):
         return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
     return {"role": item.role, "content": _text(item.content)}
