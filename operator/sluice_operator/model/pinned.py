@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from sluice_contract.supported import ARCHITECTURES
 
 from sluice_operator.api.engine import CacheSpec, ModelSpec
+from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.model_uri import HUB, scheme_of
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
@@ -62,6 +63,21 @@ def pinned(spec: InferenceServiceSpec, service: Manifest) -> InferenceServiceSpe
         "cache": CacheSpec(claim=claim) if claim else None,
     }
     return spec.model_copy(update={"model": model.model_copy(update=update)})
+
+
+def spec_with_commit(service: Manifest) -> Manifest:
+    """The spec of a service, which names the commit that its revision is: so it says the same when
+    the branch has moved. As it is where that is not known."""
+    spec: Manifest = service["spec"]
+    try:
+        model = parse(ModelSpec, spec.get("model") or {}, "spec.model")
+    except InvalidSpecError:
+        return spec
+    pin = pin_of(service, model) if is_fetched(model) else None
+    if pin is None:
+        return spec
+    named = {key: value for key, value in spec["model"].items() if key != "refresh"}
+    return spec | {"model": named | {"revision": pin.commit}}
 
 
 def assumed_pin(model: ModelSpec) -> ModelStatus:

@@ -15,6 +15,7 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.spec_history import by_number, recorded_spec, spec_revision
+from sluice_operator.model.pinned import spec_with_commit
 from sluice_operator.service.observe import ServiceObserved
 
 MOST: Final = 5
@@ -40,8 +41,7 @@ def plan_history(observed: ServiceObserved, top: Owner) -> History:
     if not _is_complete(observed.service):
         return History((), frozenset(list(there)[-MOST:]))
     last = max((item["revision"] for item in there.values()), default=0)
-    spec = observed.service["spec"]
-    newest = spec_revision(top, spec, last + 1)
+    newest = spec_revision(top, spec_with_commit(observed.service), last + 1)
     name = newest["metadata"]["name"]
     if (known := there.pop(name, None)) is not None:
         # Its data can never be changed; the spec may have other numbers by now.

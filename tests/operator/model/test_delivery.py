@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from sluice_contract.fetch_progress import FetchProgress
 from sluice_contract.supported import ARCHITECTURES
+from sluice_operator.cli.rollout.undo import NothingToUndoError, target, undone
 from sluice_operator.conditions.conditions import find
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.manifests.metadata import owner
+from sluice_operator.manifests.spec_history import recorded_spec, spec_revision
+from sluice_operator.model.pinned import spec_with_commit
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.status import service_status
 
@@ -274,6 +278,25 @@ def test_a_moved_branch_changes_nothing_until_a_refresh_is_asked_for() -> None:
     world.reconcile()
     assert world.status["model"]["commit"] == OTHER_COMMIT
     assert OTHER_COMMIT in world.children["EnginePool", "chat-mixed"]["spec"]["fetch"]["commit"]
+
+
+def test_a_refresh_is_undone_to_the_commit_of_before() -> None:
+    world = _served()
+    first = service(world.spec, generation=1) | {"status": world.status}
+    top = owner(INFERENCE_SERVICE, first, "chat")
+    known = (spec_revision(top, spec_with_commit(first), 1),)
+    world.edit(refresh="now")
+    asked = service(world.spec, generation=2) | {"status": world.status}
+    assert target(asked, known, None)["revision"] == 1, "what is not resolved may be another"
+    world.reconcile()
+    world.ends(0, resolved(commit=OTHER_COMMIT))
+    world.reconcile()
+    moved = service(world.spec, generation=2) | {"status": world.status}
+    back = undone(moved["spec"], recorded_spec(target(moved, known, None)))
+    assert back["model"] == HUB | {"revision": COMMIT}
+    same = first | {"status": moved["status"] | {"model": first["status"]["model"]}}
+    with pytest.raises(NothingToUndoError):
+        target(same, known, None)
 
 
 def test_a_refresh_that_finds_the_same_commit_restarts_nothing() -> None:

@@ -9,6 +9,7 @@ from sluice_operator.service.history import MOST
 from sluice_operator.service.plan import plan_service
 
 from tests.operator.examples import MINIMAL_SPEC, complete_service, live, service, service_observed
+from tests.operator.model_pods import COMMIT, RESOLVED
 
 CHUNK = 64
 
@@ -94,3 +95,11 @@ def test_numbers_make_no_revision() -> None:
 )
 def test_what_pods_are_made_of_is_compared(change: Manifest, differs: bool) -> None:
     assert (spec_hash(MINIMAL_SPEC | change) != spec_hash(MINIMAL_SPEC)) is differs
+
+
+def test_a_hubs_model_is_recorded_with_its_commit() -> None:
+    asked = {"uri": "hf://org/name", "refresh": "x"}
+    item = complete_service({"model": asked})
+    item["status"]["model"] = {**asked, "revision": "main", **RESOLVED}
+    (found,) = of_kind(plan_service(service_observed(item)).apply, CONTROLLER_REVISION)
+    assert recorded_spec(found)["model"] == {"uri": "hf://org/name", "revision": COMMIT}

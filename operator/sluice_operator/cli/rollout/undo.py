@@ -23,6 +23,7 @@ from sluice_operator.manifests.spec_history import (
     recorded_spec,
     spec_hash,
 )
+from sluice_operator.model.pinned import spec_with_commit
 
 GITOPS: Final = {
     "argocd.argoproj.io/tracking-id": "Argo CD",
@@ -44,7 +45,7 @@ def target(service: Manifest, revisions: tuple[Manifest, ...], number: int | Non
     Raises:
         NothingToUndoError: it is not there.
     """
-    known, now = by_number(revisions), spec_hash(service["spec"])
+    known, now = by_number(revisions), spec_hash(spec_with_commit(service))
     if number is not None:
         found = [item for item in known if item["revision"] == number]
         allowed = ", ".join(str(item["revision"]) for item in known) or "none is recorded"
@@ -105,7 +106,7 @@ def puts_back(service: Manifest) -> str | None:
 
 
 def _rows(service: Manifest, revisions: tuple[Manifest, ...]) -> Iterator[tuple[str, ...]]:
-    now = spec_hash(service["spec"])
+    now = spec_hash(spec_with_commit(service))
     for item in by_number(revisions):
         spec, made = recorded_spec(item), item["metadata"].get("creationTimestamp", "")
         uri = str((spec.get("model") or {}).get("uri", ""))
