@@ -23,6 +23,7 @@ from sluice_contract.labels import Role
 from sluice_contract.router_config import Upstream
 
 from sluice_router.attempts import Call, Reply, Sender
+from sluice_router.engines import with_adapter
 from sluice_router.errors import EngineFailedError, NoEngineError, RouterError
 from sluice_router.failures import AttemptFailedError, RetryReason
 from sluice_router.fleet import Clock, Fleet
@@ -162,9 +163,11 @@ class Dispatcher:
             if all(one.endpoint.role is Role.PREFILL for one in engines):
                 message = "no engine serves the model, as it was served when the answer began"
                 return TargetChoice(None, "NoneGoesOn", message)
-        if call.model is not None:
-            # Where none has such an adapter, it is the model, or an engine says what there is.
-            engines = tuple(one for one in engines if one.has_adapter(call.model)) or engines
+        if call.model is not None and engines:
+            engines = tuple(with_adapter(engines, call.model))
+            if not engines:
+                message = f"adapter {call.model}: prefill and decode engines have none alike"
+                return TargetChoice(None, "NoneMatches", message)
         for left_out in history.left_out():
             choice = self._choose(
                 engines, now, left_out, generates=generates, affinity=call.affinity

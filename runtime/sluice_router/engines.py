@@ -6,6 +6,8 @@ experience.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -102,9 +104,9 @@ class EngineState:
         takes = self.received is not None and self.received.report.private_calls
         return takes and self.refused_private_seconds is None
 
-    def has_adapter(self, name: str) -> bool:
-        """Whether its last report had an adapter of this name."""
-        return self.received is not None and name in self.received.report.adapters
+    def adapter_key(self, name: str) -> str | None:
+        """Equal where adapters are; None: its last report had none of this name."""
+        return self.received.report.adapters.get(name) if self.received is not None else None
 
     def ends_answers_of(self, identity: str) -> bool:
         """Whether it can have a part in an answer that an engine with this identity began."""
@@ -124,6 +126,24 @@ class EngineState:
         if received is None or now - received.received_seconds > stale_seconds:
             return None
         return received
+
+
+def with_adapter(engines: Sequence[EngineState], name: str) -> Sequence[EngineState]:
+    """Those to ask for an adapter. Where there are two pools, all of them have the very same one,
+    so that a prompt's engine computes with what its reader decodes with; none: the pools have none
+    alike. Where no engine has it, all: it is the model, or an engine says what there is."""
+    keys = {one.key: found for one in engines if (found := one.adapter_key(name)) is not None}
+    if not keys:
+        return engines
+    pools = [
+        {keys.get(one.key) for one in engines if one.endpoint.role is role}
+        for role in {one.endpoint.role for one in engines}
+    ]
+    if len(pools) == 1:
+        return [one for one in engines if one.key in keys]
+    alike = Counter(key for key in keys.values() if all(key in pool for pool in pools))
+    key = max(alike, key=lambda each: (alike[each], each), default=None)
+    return [one for one in engines if key is not None and keys.get(one.key) == key]
 
 
 def break_seconds(failures: int) -> float:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import aiohttp
 import pytest
+from sluice_contract.labels import Role
+from sluice_router.engines import EngineState, with_adapter
 
 from tests.router import fakes
+from tests.router.test_pick import engine
 
 
 @pytest.mark.parametrize(("model", "asked"), [("poems", 1), ("base", 2), ("prose", 2)])
@@ -26,3 +29,26 @@ async def test_engines_without_the_adapter_are_not_asked(model: str, asked: int)
                         assert answer.status == 200
     assert len(other.calls) > 0
     assert (len(one.calls) > 0) == (asked == 2)
+
+
+def has(name: str, role: Role, key: str | None) -> EngineState:
+    return engine(name, role=role, adapters={"poems": key} if key else {})
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "asked"),
+    [
+        (["1", "1"], ["1", None], "p0 p1 d0"),
+        (["1", "2", "2"], ["1", "2"], "p1 p2 d1"),
+        (["1"], ["2"], ""),
+        ([None], ["1"], ""),
+        ([None], [None], "p0 d0"),
+    ],
+    ids=["loading", "another version comes", "unlike", "in one pool", "the model"],
+)
+def test_both_engines_of_a_pair_have_the_same_one(
+    prefill: list[str | None], decode: list[str | None], asked: str
+) -> None:
+    engines = [has(f"p{n}", Role.PREFILL, key) for n, key in enumerate(prefill)]
+    engines += [has(f"d{n}", Role.DECODE, key) for n, key in enumerate(decode)]
+    assert [one.endpoint.name for one in with_adapter(engines, "poems")] == asked.split()
