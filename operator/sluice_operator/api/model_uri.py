@@ -36,16 +36,25 @@ def model_source(model: ModelSpec) -> ModelSource:
     revision is a commit, and its cache a claim."""
     scheme, _, rest = model.uri.partition("://")
     assert scheme in SERVED_SCHEMES, f"{scheme} is refused before"
+    claim = claim_of_model(model)
     if scheme == HUB:
-        claim = model.cache.claim if model.cache else None
         return ModelSource(f"file://{_snapshot(rest, model.revision)}", model.served_name, claim)
     if scheme == IMAGE:
         return ModelSource(f"file://{CLAIM_MOUNT}", model.served_name)
     if scheme != "pvc":
         return ModelSource(model.uri, model.served_name)
-    claim, _, path = rest.strip("/").partition("/")
+    path = rest.strip("/").partition("/")[2]
     engine_uri = f"file://{CLAIM_MOUNT}/{path}".rstrip("/")
     return ModelSource(engine_uri, model.served_name, claim)
+
+
+def claim_of_model(model: ModelSpec) -> str | None:
+    """The claim that the model is on, if it is on one; that of a hub's cache, where it is named or
+    the model is pinned."""
+    scheme, _, rest = model.uri.partition("://")
+    if scheme == HUB:
+        return model.cache.claim if model.cache else None
+    return rest.strip("/").partition("/")[0] if scheme == "pvc" else None
 
 
 def _snapshot(repository: str, commit: str | None) -> str:

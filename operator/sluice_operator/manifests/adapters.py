@@ -13,7 +13,7 @@ from sluice_contract.adapters import AdapterRef, adapters_digest, render_adapter
 
 from sluice_operator.api.adapters import CLAIMS_MOUNT
 from sluice_operator.api.engine import ModelSpec
-from sluice_operator.api.model_uri import CLAIM_MOUNT, model_source
+from sluice_operator.api.model_uri import CLAIM_MOUNT, claim_of_model
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
@@ -32,7 +32,7 @@ def adapters_name(service: str) -> str:
 
 def adapters_text(model: ModelSpec) -> str:
     """The file that engines follow."""
-    claim = model_source(model).claim
+    claim = claim_of_model(model)
     return render_adapters_file(
         [
             AdapterRef(name=each.name, uri=each.engine_uri(claim, CLAIM_MOUNT))
@@ -63,7 +63,7 @@ def adapter_fields(service: str, model: ModelSpec) -> Manifest:
 def adapter_claims(model: ModelSpec) -> list[str]:
     """The claims that adapters are on, but for the model's, in order."""
     found = {each.claim for each in model.adapters or ()}
-    return sorted(claim for claim in found - {model_source(model).claim} if claim)
+    return sorted(claim for claim in found - {claim_of_model(model)} if claim)
 
 
 def adapter_volumes(spec: EnginePoolSpec) -> list[Manifest]:

@@ -181,6 +181,28 @@ def test_two_pools_share_one_download_to_a_claim() -> None:
     assert {"PersistentVolumeClaim"} <= world.kinds()
 
 
+def test_adapters_wait_for_the_model_and_may_be_on_its_claim() -> None:
+    adapters = [{"name": "a", "uri": "pvc://models/a"}, {"name": "b", "uri": "pvc://others/b"}]
+    world = World({"model": HUB | {"cache": {"claim": "models"}, "adapters": adapters}})
+    world.reconcile()
+    assert world.condition("ModelAvailable") == ("False", "ResolvingModel")
+    world.ends(0, resolved())
+    world.reconcile()
+    world.reconcile()
+    world.ends(0, said("ModelFetched", COMMIT))
+    world.reconcile()
+    world.reconcile()
+    pool = world.children["EnginePool", "chat-mixed"]["spec"]
+    assert (pool["modelClaim"], pool["adapterClaims"]) == ("models", ["others"])
+
+
+def test_another_mistake_of_a_model_that_is_not_resolved_is_refused_by_name() -> None:
+    adapters = [{"name": "a", "uri": "hf://org/adapter"}]
+    plan = World({"model": HUB | {"adapters": adapters}}).reconcile()
+    assert plan.refusal is not None
+    assert 'adapters[0].uri: "hf://org/adapter" is not allowed' in plan.refusal.message
+
+
 def test_a_named_claim_is_the_users_own() -> None:
     world = World({"model": HUB | {"cache": {"claim": "models"}}})
     world.reconcile()
