@@ -177,6 +177,8 @@ class AdapterLoader:
                     yield self._load(ref)
                 except ModelLoadError as error:
                     failed[ref] = str(error)
+                except Exception as error:  # no adapter may keep others from being loaded
+                    failed[ref] = f"{type(error).__name__}: {error}"
             names |= {ref.name}
 
     def _load(self, ref: AdapterRef) -> Loaded:

@@ -12,7 +12,7 @@ from sluice_contract.adapters import AdapterRef, adapters_digest, render_adapter
 from sluice_runtime.engine import adapter_loading
 from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
-from sluice_runtime.messages import AdaptersChanged
+from sluice_runtime.messages import AdaptersChanged, Sampling, StepResult
 from sluice_runtime.model.adapters import Adapter, adapter_key, read_adapter_config
 
 from tests.runtime.handover.engines import WAIT_SECONDS, RunningEngine, running
@@ -27,8 +27,11 @@ class FakeTable(AdapterTable):
 
     def __init__(self) -> None:
         self.kept: dict[str, Adapter] = {}
+        self.broken: Exception | None = None
 
     def read(self, folder: Path) -> Adapter:
+        if self.broken:
+            raise self.broken
         return Adapter(read_adapter_config(folder).rank, {})
 
     def keep(self, key: str, adapter: Adapter) -> None:
@@ -158,6 +161,20 @@ def test_what_cannot_be_loaded_is_named_and_tried_again(
     assert set(made.adapters.failed) == {"dora", "base"}
 
 
+def test_what_nobody_has_thought_of_harms_no_other_adapter(
+    loader: tuple[AdapterLoader, FakeTable, FakeScheduler], file: Path, folders: dict[str, Path]
+) -> None:
+    made, table, scheduler = loader
+    say(file, sql=folders["sql"])
+    made.look()
+    table.broken = RuntimeError("no pinned memory")
+    say(file, **folders)
+    assert made.look()
+    made.take_change(scheduler)
+    assert names(made) == ["sql"]
+    assert made.adapters.failed == {"law": "RuntimeError: no pinned memory"}
+
+
 @pytest.mark.parametrize("content", ["{", '{"adapters": [{"name": "a"}]}', None])
 def test_a_file_that_cannot_be_read_changes_nothing(
     loader: tuple[AdapterLoader, FakeTable, FakeScheduler],
@@ -190,6 +207,18 @@ def changed(engine: RunningEngine) -> AdaptersChanged:
             return message
 
 
+def tokens_to_the_end(engine: RunningEngine, name: str) -> list[int]:
+    """The last tokens of an answer; at least one comes now."""
+    found: list[int] = []
+    while True:
+        message = engine.link.sent.get(timeout=WAIT_SECONDS)
+        for delta in message.deltas if isinstance(message, StepResult) else ():
+            assert delta.request_id == name
+            found += delta.token_ids
+            if delta.finish_reason:
+                return found[-50:]
+
+
 def test_a_running_engine_follows_its_file(
     file: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,8 +226,11 @@ def test_a_running_engine_follows_its_file(
     refs = tuple({"name": name, "uri": str(folder)} for name, folder in folders.items())
     keys = {name: adapter_key(name, folder) for name, folder in folders.items()}
     asked = [generate(name, PROMPT, 12, adapter=key) for name, key in keys.items()]
+    drawn = Sampling(temperature=1.0, seed=3)
+    long = generate("long", PROMPT, 900, adapter=keys["sql"], sampling=drawn)
     with running("mixed", adapters=refs) as engine:
         expected = engine.answers(asked)
+        whole = engine.answers([long])["long"].tokens
     assert expected["sql"].tokens != expected["law"].tokens
     with running("mixed", adapters_file=str(file), max_loras_per_batch=1) as engine:
         assert engine.ready.adapters.loaded == []
@@ -209,6 +241,8 @@ def test_a_running_engine_follows_its_file(
         assert [one.key for one in changed(engine).adapters.loaded] == list(keys.values())
         for name, answer in engine.answers(asked).items():
             assert answer.tokens == expected[name].tokens
+        engine.link.ask(long)
         say(file, law=folders["law"])
         assert [one.name for one in changed(engine).adapters.loaded] == ["law"]
+        assert tokens_to_the_end(engine, "long") == whole[-50:], "its adapter goes after it"
         assert engine.answers(asked[:1])["sql"].end.refusal == "unavailable"
