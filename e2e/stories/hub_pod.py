@@ -31,7 +31,7 @@ class _State(BaseHTTPRequestHandler):
         self._tell()
 
     def do_POST(self) -> None:
-        given: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        given: dict[str, Any] = json.loads(self._body())
         if unknown := given.keys() - SETTABLE:
             return self.send_error(400, f"{sorted(unknown)}: allowed are {sorted(SETTABLE)}")
         for name, value in given.items():
@@ -39,6 +39,16 @@ class _State(BaseHTTPRequestHandler):
         self.hub.requests.clear()
         self.hub.sent_bytes = 0
         return self._tell()
+
+    def _body(self) -> bytes:
+        """kubectl sends chunks."""
+        if length := self.headers["Content-Length"]:
+            return self.rfile.read(int(length))
+        pieces = []
+        while size := int(self.rfile.readline(), 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        return b"".join(pieces)
 
     def log_message(self, *_: object) -> None:
         """Nothing on stderr."""

@@ -1,0 +1,165 @@
+"""A platform engineer names a model of a hub and applies. The hub is in the cluster and counts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+from sluice_contract.labels import FETCH_ROLE, Role
+
+from e2e.cluster.provider import Cluster
+from e2e.first_token import stream_completion
+from e2e.kubectl import Kubectl
+from e2e.model.tasks import make_prompt
+from e2e.reach import reach
+from e2e.stories.hub import REPOSITORY, Hub
+from e2e.stories.service import (
+    KIND,
+    MODEL,
+    NAMESPACE,
+    Service,
+    chat_service,
+    disaggregated_service,
+)
+from e2e.stories.volume import claimed_volume
+
+URI: Final = f"hf://{REPOSITORY}"
+CONTENT: Final = "/lfs/"
+"""Where the hub keeps weights."""
+OTHER_COMMIT: Final = "decade" * 6 + "4567"
+NAMED_WITHIN_SECONDS: Final = 30
+EXIT_REFUSED: Final = 2
+"""Of the fetcher, where trying again does not help."""
+TOKEN: Final = "hub-token-of-a-story"
+PROMPT, ANSWER = make_prompt("copy", 64, seed=5)
+
+
+@pytest.fixture
+def claim(kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[str]:
+    """Of a volume that nothing else uses."""
+    with claimed_volume(kubectl, "hub-story", installed_images["SLUICE_ENGINE_IMAGE"]) as found:
+        yield found
+
+
+@pytest.fixture
+def make(kubectl: Kubectl, hub: Hub) -> Iterator[Callable[[dict[str, Any]], Service]]:
+    """Applies a manifest; its service is deleted after the story. The hub is as at first."""
+    first = hub.revisions()
+    hub.set(token=None)
+    made: list[Service] = []
+
+    def applied(manifest: dict[str, Any]) -> Service:
+        service = Service(kubectl, manifest["metadata"]["name"])
+        made.append(service)
+        service.apply(manifest)
+        return service
+
+    yield applied
+    for service in made:
+        service.delete()
+        service.wait_until_children_are_gone()
+    hub.set(token=None, revisions=first)
+
+
+def model(**more: Any) -> dict[str, Any]:
+    return {"uri": URI, "name": MODEL, **more}
+
+
+def wait_for(kubectl: Kubectl, service: Service, place: str, value: str) -> None:
+    """Until status has `value` at `place`."""
+    path = f"--for=jsonpath={{.status.{place}}}={value}"
+    kubectl.run("wait", path, f"{KIND}/{service.name}", "-n", NAMESPACE, "--timeout=120s")
+
+
+def answer(cluster: Cluster, service: Service) -> str:
+    with reach(cluster, NAMESPACE, service.name) as url:
+        return "".join(stream_completion(url, MODEL, PROMPT, len(ANSWER) + 8))
+
+
+def selected(kubectl: Kubectl, service: Service, *roles: str) -> list[dict[str, Any]]:
+    """Its pods of these roles, those that have ended too."""
+    role = f"serving.sluice.dev/role in ({','.join(roles)})"
+    selector = f"serving.sluice.dev/service={service.name},{role}"
+    found: list[dict[str, Any]] = kubectl.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
+    return found
+
+
+def test_two_pools_share_one_download_and_a_moved_branch_changes_nothing(
+    cluster: Cluster,
+    kubectl: Kubectl,
+    hub: Hub,
+    claim: str,
+    make: Callable[[dict[str, Any]], Service],
+) -> None:
+    before, cached = hub.revisions()["main"], model(cache={"claim": claim})
+    service = make(disaggregated_service("hub-pair", 1, 1, model=cached))
+    service.wait_for("Ready", "True")
+    assert answer(cluster, service) == ANSWER
+    assert len(hub.requests(CONTENT)) == 1
+    assert service.get()["status"]["model"]["commit"] == before
+    assert not any("initContainers" in pod["spec"] for pod in selected(kubectl, service, *Role))
+
+    hub.set(revisions={"main": OTHER_COMMIT, before: before, OTHER_COMMIT: OTHER_COMMIT})
+    service.apply(disaggregated_service("hub-pair", 1, 2, model=cached))
+    wait_for(kubectl, service, "pools.decode.ready", "2")
+    assert hub.requests() == [], "an engine that starts later asks the hub"
+    assert service.get()["status"]["model"]["commit"] == before
+
+    service.apply(disaggregated_service("hub-pair", 1, 2, model=cached | {"refresh": "once"}))
+    wait_for(kubectl, service, "model.commit", OTHER_COMMIT)
+    service.wait_for("Updated", "True")
+    assert hub.requests(CONTENT) == [], "what both commits have is downloaded again"
+    assert answer(cluster, service) == ANSWER
+
+
+def test_a_wrong_repository_is_named_at_once_and_correcting_it_is_enough(
+    cluster: Cluster, kubectl: Kubectl, hub: Hub, make: Callable[[dict[str, Any]], Service]
+) -> None:
+    began = time.monotonic()
+    service = make(chat_service("hub-wrong", model=model(uri="hf://sluice/nothing")))
+    condition = service.wait_for_reason("Ready", "RepositoryNotFound")
+    assert time.monotonic() - began < NAMED_WITHIN_SECONDS
+    assert "sluice/nothing" in condition["message"]
+    assert service.condition("Stalled")["status"] == "True"
+    assert tried_once(kubectl, service)
+    service.apply(chat_service("hub-wrong", model=model()))
+    service.wait_for("Ready", "True")
+    assert answer(cluster, service) == ANSWER
+    assert len(hub.requests(CONTENT)) == 1
+
+
+def test_a_gated_repository_is_named_and_its_token_is_seen_by_nobody_else(
+    kubectl: Kubectl, hub: Hub, make: Callable[[dict[str, Any]], Service]
+) -> None:
+    hub.set(token=TOKEN)
+    service = make(chat_service("hub-gated", model=model()))
+    condition = service.wait_for_reason("Ready", "AccessDenied")
+    assert REPOSITORY in condition["message"]
+    assert tried_once(kubectl, service)
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "hub-gated", "namespace": NAMESPACE},
+        "stringData": {"token": TOKEN},
+    }
+    kubectl.apply(json.dumps(secret))
+    try:
+        with_token = model(tokenSecretRef={"name": "hub-gated", "key": "token"})
+        service.apply(chat_service("hub-gated", model=with_token))
+        service.wait_for("Ready", "True")
+        (pod,) = selected(kubectl, service, *Role)
+        (engine,) = pod["spec"]["containers"]
+        assert "hub-token" not in {mount["name"] for mount in engine["volumeMounts"]}
+    finally:
+        kubectl.run("delete", "secret", "hub-gated", "-n", NAMESPACE)
+
+
+def tried_once(kubectl: Kubectl, service: Service) -> bool:
+    """Whether a Job has given up after its first pod."""
+    (pod,) = selected(kubectl, service, FETCH_ROLE)
+    (status,) = pod["status"]["containerStatuses"]
+    ended = status["state"]["terminated"]
+    return (ended["exitCode"], status["restartCount"]) == (EXIT_REFUSED, 0)
