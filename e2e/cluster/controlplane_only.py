@@ -35,10 +35,16 @@ class ControlPlane:
     `start_apiserver` brings the same server back."""
 
     def __init__(
-        self, directory: Path, binaries: Binaries, controllers: Sequence[str], data: Path | None
+        self,
+        directory: Path,
+        binaries: Binaries,
+        controllers: Sequence[str],
+        data: Path | None,
+        feature_gates: str,
     ) -> None:
         self.audit_log = directory / "audit.log"
         self._directory = directory
+        self._gates = {"feature-gates": feature_gates} if feature_gates else {}
         self._binaries = binaries
         pki = directory / "pki"
         self._authority = create_authority(pki, "sluice-ca")
@@ -116,7 +122,7 @@ class ControlPlane:
             address=ADDRESS,
             port=self._port,
             service_subnet=SERVICE_SUBNET,
-            extra=APISERVER_FLAGS,
+            extra={**APISERVER_FLAGS, **self._gates},
         )
         # Collects its garbage a third as often: it computes a sixth less, and is gone soon.
         return Daemon(
@@ -143,20 +149,21 @@ class ControlPlane:
 
 @contextmanager
 def control_plane(
-    controllers: Sequence[str] = (), data: Path | None = None
+    controllers: Sequence[str] = (), data: Path | None = None, feature_gates: str = ""
 ) -> Iterator[ControlPlane]:
     """A control plane for the length of a `with` block; leaves no process and no file.
 
     `controllers` names those of kube-controller-manager to run as well, for example
     `["garbage-collector-controller", "namespace-controller", "deployment-controller"]`.
     `data` is a folder for etcd's data, which is kept: another control plane goes on with it.
+    `feature_gates` are the API server's, `Name=true,…`.
     Killed outright, its processes die too, and its files go when the next one starts.
     """
     binaries = ensure_binaries()
     _remove_abandoned()
     directory, lock = _claim_directory()
     try:
-        plane = ControlPlane(directory, binaries, controllers, data)
+        plane = ControlPlane(directory, binaries, controllers, data, feature_gates)
         try:
             plane.start()
             yield plane

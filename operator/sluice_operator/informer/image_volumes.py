@@ -1,6 +1,8 @@
 """Whether the API server lets pods mount images as volumes: found out by a Deployment that it is
 asked to check and not to make.
 
+One that does not know such volumes, or has their feature gate off, drops what it is told of them.
+
 Asked at most every ten minutes, so that an upgrade of the cluster is noticed. Knows nothing of
 nodes, whose container runtimes have to be able to as well.
 """
@@ -40,11 +42,19 @@ class ImageVolumes:
             now = self._clock.monotonic()
             if self._asked_at is None or now - self._asked_at >= REFRESH_SECONDS:
                 try:
-                    self._accepted = await self._client.accepts(DEPLOYMENT, self._probe)
+                    self._accepted = await self._is_kept()
                 except RequestError as error:
                     logger.warning("image volumes are not known", extra=fields(error=error))
                 self._asked_at = now
             return self._accepted
+
+    async def _is_kept(self) -> bool:
+        """Whether the volume would still be an image in what the API server stores."""
+        stored = await self._client.would_create(DEPLOYMENT, self._probe)
+        if stored is None:
+            return False
+        volumes = stored["spec"]["template"]["spec"].get("volumes") or ()
+        return any("image" in volume for volume in volumes)
 
 
 def _deployment(namespace: str) -> Manifest:

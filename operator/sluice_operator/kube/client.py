@@ -132,17 +132,16 @@ class ApiClient:
         query = {"fieldManager": FIELD_MANAGER}
         return await self._send(Request("POST", collection, query, manifest))
 
-    async def accepts(self, kind: Kind, manifest: Manifest) -> bool:
-        """Whether the API server would create the object, which it does not."""
+    async def would_create(self, kind: Kind, manifest: Manifest) -> Manifest | None:
+        """What the API server would make of the object, which it does not; None: it refuses it."""
         collection = path(kind, manifest["metadata"]["namespace"])
         query = {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
         try:
-            await self._send(Request("POST", collection, query, manifest))
+            return await self._send(Request("POST", collection, query, manifest))
         except ApiError as error:
             if error.status not in (400, 422):
                 raise
-            return False
-        return True
+            return None
 
     async def replace(self, kind: Kind, manifest: Manifest) -> Manifest:
         """Compare and swap: `ConflictError` unless `resourceVersion` is still the current one."""
