@@ -192,6 +192,9 @@ def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
         return Delivery(waiting=progress)
     if isinstance(outcome, Running) and outcome.reason:
         return Delivery((job,), Check("False", outcome.reason, outcome.message))
+    if isinstance(outcome, Running) and not outcome.has_pod:
+        text = f"{progress.message} Job {job['metadata']['name']} has no pod yet."
+        return Delivery((job,), replace(progress, message=text))
     return Delivery((job,), progress)
 
 

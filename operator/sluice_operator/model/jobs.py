@@ -40,6 +40,7 @@ class Running:
     reason: str = ""
     """What keeps it from its end; empty: nothing is known to."""
     message: str = ""
+    has_pod: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ def outcome_of(job: Manifest | None, pods: Iterable[Manifest], succeeds_with: st
         return Lost()
     if failure := first_failure(own):
         return Running(failure.reason, str(failure))
+    if not own:
+        return Running(has_pod=False)
     if last:
         again = f"{last.message}; tried again (failed {len(told)} times)"
         return Running(last.reason, again)

@@ -406,6 +406,18 @@ def test_what_keeps_a_job_from_starting_is_named() -> None:
     assert world.condition("Stalled")[0] == "False"
 
 
+def test_a_job_without_a_pod_is_named() -> None:
+    world = World({"model": HUB})
+    for _ in range(2):
+        world.reconcile()
+    message = (find(world.status, "ModelAvailable") or {})["message"]
+    assert message.endswith(f"Job {world.job()['metadata']['name']} has no pod yet.")
+    world.ends(0, "")
+    world.pods[0]["status"] = {"phase": "Running"}
+    world.reconcile()
+    assert "no pod" not in (find(world.status, "ModelAvailable") or {})["message"]
+
+
 def test_a_pod_that_dies_without_a_word_is_told_by_its_code() -> None:
     world = World({"model": HUB})
     world.reconcile()
