@@ -106,6 +106,7 @@ def test_an_adapter_goes_once_nobody_uses_it(
     assert made.look()
     assert made.take_change(scheduler) is not None
     assert set(scheduler.folders) == {keys["law"]}
+    assert made.take_change(scheduler) is None
     assert keys["sql"] in table.kept, "its request goes on"
     scheduler.busy = set()
     assert made.take_change(scheduler) is None
@@ -122,6 +123,7 @@ def test_one_that_comes_back_is_not_let_go(
         say(file, **there)
         assert made.look()
         assert made.take_change(scheduler) is not None
+        assert made.take_change(scheduler) is None
     scheduler.busy = set()
     assert made.take_change(scheduler) is None
     assert key in table.kept
