@@ -31,8 +31,8 @@ StartOperator = Callable[..., OperatorProcess]
 ENGINE = "127.0.0.77"
 """An address of this host at which nobody else listens."""
 NAME = "chat-adapters"
-SQL = {"name": "sql", "uri": "pvc://loras/sql"}
-LAW = {"name": "law", "uri": "pvc://loras/law"}
+SQL = {"name": "sql", "uri": "file:///loras/sql"}
+LAW = {"name": "law", "uri": "file:///loras/law"}
 
 
 class FakeEngine:
