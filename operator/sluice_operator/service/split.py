@@ -27,9 +27,12 @@ def first_engines(spec: InferenceServiceSpec, role: Role, accelerator: Accelerat
     """Engines of the pool of `role` that are asked for first."""
     if not spec.chooses_split:
         return spec.pool(role).engines
-    engines = (spec.gpu_budget or 0) // gpu_count(spec.pool(role).accelerator)
+    pool = spec.pool(role)
+    assert pool.autoscaling is not None
+    engines = (spec.gpu_budget or 0) // gpu_count(pool.accelerator)
     prefill = max(1, min(engines - 1, round(engines * prefill_share(accelerator))))
-    return prefill if role is Role.PREFILL else engines - prefill
+    found = prefill if role is Role.PREFILL else engines - prefill
+    return min(found, pool.autoscaling.max_replicas)
 
 
 def prefill_share(accelerator: Accelerator) -> float:

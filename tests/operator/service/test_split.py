@@ -51,6 +51,10 @@ def test_the_budget_is_split_by_what_the_accelerator_can_do(
     assert found == {"prefill": prefill, "decode": engines - prefill}
 
 
+def test_no_pool_begins_with_more_engines_than_a_pool_may_have() -> None:
+    assert replicas_of(left_out(3000)) == {"prefill": 1000, "decode": 1000}
+
+
 def test_every_known_product_gets_engines_of_both_kinds() -> None:
     for row in PRODUCTS:
         assert 0.2 < prefill_share(Accelerator(product=row.name, count=1)) < 0.55, row.name
