@@ -160,6 +160,10 @@ bench-delivery: binaries ## a model from apply to the first token, by where it c
 bench-load: setup ## loading weights to a device, beside a plain read of the same file
 	$(PYTHON) -m benchmarks.load_weights
 
+.PHONY: bench-load-model
+bench-load-model: setup ## loading a model on CPUs: seconds, and memory beside the mapped files
+	$(PYTHON) -m benchmarks.load_model
+
 .PHONY: bench-router
 bench-router: setup ## what the router adds to the time to first token
 	$(PYTHON) -m benchmarks.router
