@@ -43,7 +43,7 @@ def memory(root: Path = cgroups.ROOT) -> Memory:
     for folder, limit_file, usage_file in _memory_folders(root):
         limit, usage = cgroups.number(folder / limit_file), cgroups.number(folder / usage_file)
         if limit is not None and usage is not None and limit < UNLIMITED_BYTES:
-            reclaimable = _stat(folder / "memory.stat", "inactive_file")
+            reclaimable = _page_cache(folder / "memory.stat")
             total = min(total, limit)
             available = min(available, limit - usage + reclaimable)
     return Memory(total, max(0, available))
@@ -84,9 +84,10 @@ def _memory_folders(root: Path) -> list[tuple[Path, str, str]]:
     return [(folder, *names) for folder in folders for names in versions]
 
 
-def _stat(path: Path, key: str) -> int:
+def _page_cache(path: Path) -> int:
+    """Bytes of files. Those of weights are active too: read ahead, and again when converted."""
     pairs = (line.split() for line in cgroups.text(path).splitlines())
-    return next((int(pair[1]) for pair in pairs if pair[0] == key), 0)
+    return sum(int(pair[1]) for pair in pairs if pair[0] in ("active_file", "inactive_file"))
 
 
 def _meminfo(path: Path) -> dict[str, int]:

@@ -34,7 +34,8 @@ def test_without_limits_the_machine_counts(root: Path) -> None:
 def test_version_2_in_a_container(root: Path) -> None:
     write(root, "sys/fs/cgroup/memory.max", f"{2 * GIB}\n")
     write(root, "sys/fs/cgroup/memory.current", f"{GIB}\n")
-    write(root, "sys/fs/cgroup/memory.stat", f"anon 1\ninactive_file {GIB // 2}\n")
+    files = f"inactive_file {GIB // 4}\nactive_file {GIB // 4}\n"
+    write(root, "sys/fs/cgroup/memory.stat", f"anon 1\n{files}")
     assert memory(root) == Memory(2 * GIB, GIB + GIB // 2)
 
 
