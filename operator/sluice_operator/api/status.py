@@ -133,6 +133,10 @@ class ModelStatus(ModelFacts):
     claim: str | None = Field(
         default=None, description="PersistentVolumeClaim that has all of the commit."
     )
+    claim_uid: str | None = Field(
+        default=None,
+        description="Its uid, where the operator has made it: another of that name is empty.",
+    )
 
 
 class InferenceServiceStatus(ApiModel):

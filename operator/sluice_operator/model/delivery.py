@@ -23,7 +23,7 @@ from sluice_operator.api.pool import ModelFetch
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.apply.plan import Event
 from sluice_operator.conditions.reasons import FETCHING, RESOLVING
-from sluice_operator.kube.kinds import JOB, Manifest, of_kind
+from sluice_operator.kube.kinds import JOB, PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
 from sluice_operator.manifests.fetching import (
     FetchTask,
     fetch_account,
@@ -100,10 +100,10 @@ def plan_delivery(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) ->
         found = _resolve(seen, top, model, fetcher)
     elif refusal := _unsupported(pin):
         found = Delivery(refusal=refusal)
-    elif (claim := claim_of(top.service, model)) in (None, pin.claim):
+    elif (claim := claim_of(top.service, model)) is None or _has_all(seen, pin, claim):
         found = Delivery()
     else:
-        found = _download(seen, top, model, fetcher, replace_claim(pin, claim))
+        found = _download(seen, top, model, fetcher, _replace_claim(seen, pin, claim))
     return replace(found, manifests=(*always, *found.manifests))
 
 
@@ -121,9 +121,23 @@ def pod_fetch(model: ModelSpec, fetcher: Fetcher) -> ModelFetch | None:
     )
 
 
-def replace_claim(pin: ModelStatus, claim: str | None) -> ModelStatus:
+def _has_all(seen: Seen, pin: ModelStatus, claim: str) -> bool:
+    """Whether the commit was downloaded to this claim, and not to a former one of that name."""
+    if pin.claim != claim:
+        return False
+    return pin.claim_uid is None or pin.claim_uid == _uid_of(seen, claim)
+
+
+def _replace_claim(seen: Seen, pin: ModelStatus, claim: str) -> ModelStatus:
     """`pin`, of which `claim` has everything."""
-    return pin.model_copy(update={"claim": claim})
+    return pin.model_copy(update={"claim": claim, "claim_uid": _uid_of(seen, claim)})
+
+
+def _uid_of(seen: Seen, claim: str) -> str | None:
+    """None of a claim that is not the operator's."""
+    claims = of_kind(seen.children, PERSISTENT_VOLUME_CLAIM)
+    found = (each["metadata"] for each in claims if each["metadata"]["name"] == claim)
+    return next((metadata.get("uid") for metadata in found), None)
 
 
 def _always(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:

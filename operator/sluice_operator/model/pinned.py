@@ -96,4 +96,5 @@ def assumed_pin(model: ModelSpec) -> ModelStatus:
 
 def previewed(pin: ModelStatus, service: str, model: ModelSpec) -> Manifest:
     """The status of a model that is where engines look for it: for previews."""
-    return pin.model_copy(update={"claim": claim_of(service, model)}).to_json_dict()
+    there = {"claim": claim_of(service, model), "claim_uid": None}
+    return pin.model_copy(update=there).to_json_dict()

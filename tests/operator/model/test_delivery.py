@@ -3,7 +3,7 @@ its status is what the next one starts from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,71 +15,15 @@ from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.manifests.spec_history import recorded_spec, spec_revision
 from sluice_operator.model.pinned import spec_with_commit
-from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.status import service_status
+from sluice_operator.service.plan import plan_service
 
-from tests.operator.examples import IMAGES, NOW, live, of, service, service_observed
-from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
+from tests.operator.examples import IMAGES, of, service, service_observed
+from tests.operator.model.world import World
+from tests.operator.model_pods import COMMIT, resolved, said
 
 HUB: Manifest = {"uri": "hf://Qwen/Qwen3-8B"}
 CACHED: Manifest = HUB | {"cache": {"size": "20Gi"}}
 OTHER_COMMIT = "decade" * 6 + "4567"
-
-
-@dataclass
-class World:
-    """One service and what there is of it."""
-
-    spec: Manifest
-    generation: int = 1
-    status: Manifest = field(default_factory=dict)
-    children: dict[tuple[str, str], Manifest] = field(default_factory=dict)
-    pods: list[Manifest] = field(default_factory=list)
-    uids: int = 0
-
-    def reconcile(self, progress: FetchProgress | None = None) -> ServicePlan:
-        """Plans, carries out and reports once."""
-        item = service(self.spec, generation=self.generation) | {"status": self.status}
-        observed = service_observed(
-            item, self.children.values(), fetchers=tuple(self.pods), progress=progress
-        )
-        plan = plan_service(observed)
-        for manifest in plan.apply:
-            self._apply(manifest)
-        for reference in plan.prune:
-            del self.children[reference.kind.kind, reference.name]
-        self.status = service_status(replace(observed, service=item), plan, NOW)
-        return plan
-
-    def _apply(self, manifest: Manifest) -> None:
-        key = (manifest["kind"], manifest["metadata"]["name"])
-        known = self.children.get(key)
-        self.uids += known is None
-        uid = known["metadata"]["uid"] if known else f"uid-{self.uids}"
-        self.children[key] = live(manifest, uid=uid)
-
-    def edit(self, **model: Any) -> None:
-        self.generation += 1
-        self.spec = self.spec | {"model": self.spec["model"] | model}
-
-    def job(self) -> Manifest:
-        return of(self.children.values(), "Job")
-
-    def ends(self, code: int, message: str) -> None:
-        """The Job's next pod ends."""
-        self.pods.append(ended_pod(self.job(), code, message, len(self.pods)))
-
-    def kinds(self) -> set[str]:
-        return {kind for kind, _ in self.children}
-
-    def condition(self, kind: str) -> tuple[str, str]:
-        found = find(self.status, kind)
-        assert found is not None, kind
-        return found["status"], found["reason"]
-
-    def revisions(self) -> dict[str, str]:
-        pools = (c for (kind, _), c in self.children.items() if kind == "EnginePool")
-        return {p["spec"]["role"]: p["spec"]["revisions"][0]["name"] for p in pools}
 
 
 def _resolved(**model: Any) -> World:
@@ -365,6 +309,27 @@ def test_a_larger_claim_restarts_nothing() -> None:
     assert world.children["EnginePool", "chat-mixed"]["spec"] == before
     claim = world.children["PersistentVolumeClaim", "chat-model"]
     assert claim["spec"]["resources"]["requests"] == {"storage": "40Gi"}
+
+
+def test_a_claim_that_was_made_anew_is_filled_again() -> None:
+    world = World({"model": CACHED})
+    world.reconcile()
+    world.ends(0, resolved())
+    world.reconcile()
+    world.reconcile()
+    world.ends(0, said("ModelFetched", COMMIT))
+    for _ in range(2):
+        world.reconcile()
+    assert "Job" not in world.kinds()
+    del world.children["PersistentVolumeClaim", "chat-model"]
+    world.reconcile()
+    world.reconcile()
+    assert "-fetch-" in world.job()["metadata"]["name"]
+    assert world.condition("ModelAvailable") == ("False", "FetchingModel")
+    world.ends(0, said("ModelFetched", COMMIT))
+    world.reconcile()
+    world.reconcile()
+    assert "Job" not in world.kinds()
 
 
 def test_a_paused_service_resolves_nothing() -> None:

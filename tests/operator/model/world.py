@@ -1,0 +1,72 @@
+"""A service and what there is of it: each plan is carried out by hand, and its status is what the
+next one starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sluice_contract.fetch_progress import FetchProgress
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.plan import ServicePlan, plan_service
+from sluice_operator.service.status import service_status
+
+from tests.operator.examples import NOW, live, of, service, service_observed
+from tests.operator.model_pods import ended_pod
+
+
+@dataclass
+class World:
+    """One service and what there is of it."""
+
+    spec: Manifest
+    generation: int = 1
+    status: Manifest = field(default_factory=dict)
+    children: dict[tuple[str, str], Manifest] = field(default_factory=dict)
+    pods: list[Manifest] = field(default_factory=list)
+    uids: int = 0
+
+    def reconcile(self, progress: FetchProgress | None = None) -> ServicePlan:
+        """Plans, carries out and reports once."""
+        item = service(self.spec, generation=self.generation) | {"status": self.status}
+        observed = service_observed(
+            item, self.children.values(), fetchers=tuple(self.pods), progress=progress
+        )
+        plan = plan_service(observed)
+        for manifest in plan.apply:
+            self._apply(manifest)
+        for reference in plan.prune:
+            del self.children[reference.kind.kind, reference.name]
+        self.status = service_status(replace(observed, service=item), plan, NOW)
+        return plan
+
+    def _apply(self, manifest: Manifest) -> None:
+        key = (manifest["kind"], manifest["metadata"]["name"])
+        known = self.children.get(key)
+        self.uids += known is None
+        uid = known["metadata"]["uid"] if known else f"uid-{self.uids}"
+        self.children[key] = live(manifest, uid=uid)
+
+    def edit(self, **model: Any) -> None:
+        self.generation += 1
+        self.spec = self.spec | {"model": self.spec["model"] | model}
+
+    def job(self) -> Manifest:
+        return of(self.children.values(), "Job")
+
+    def ends(self, code: int, message: str) -> None:
+        """The Job's next pod ends."""
+        self.pods.append(ended_pod(self.job(), code, message, len(self.pods)))
+
+    def kinds(self) -> set[str]:
+        return {kind for kind, _ in self.children}
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = find(self.status, kind)
+        assert found is not None, kind
+        return found["status"], found["reason"]
+
+    def revisions(self) -> dict[str, str]:
+        pools = (c for (kind, _), c in self.children.items() if kind == "EnginePool")
+        return {p["spec"]["role"]: p["spec"]["revisions"][0]["name"] for p in pools}
