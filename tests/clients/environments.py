@@ -11,21 +11,23 @@ from sluice_runtime.engine.host import LIBRARY_VARIABLES
 
 from benchmarks.peers.environments import Packages, python_with
 
-NEWER: Final = Packages(
-    ("openai==3.3.0", "langchain-openai==1.7.3", "langchain-core==1.7.2", "instructor==1.17.0")
-)
-OLDER: Final = Packages(
+ENVIRONMENTS: Final = {
+    "clients-openai-3": Packages(
+        ("openai==3.3.0", "langchain-openai==1.7.3", "langchain-core==1.7.2", "instructor==1.17.0")
+    ),
     # LiteLLM imports mcp for tools and responses, and does not ask for it.
-    (
-        "openai==2.54.0", "litellm==1.106.2", "mcp==2.3.0",
-        "llama-index-llms-openai-like==0.8.1", "llama-index-core==0.14.25",
-    )
-)  # fmt: skip
+    "clients-openai-2": Packages(
+        (
+            "openai==2.54.0", "litellm==1.106.2", "mcp==2.3.0",
+            "llama-index-llms-openai-like==0.8.1", "llama-index-core==0.14.25",
+        )
+    ),
+}  # fmt: skip
 CLIENTS: Final = {
-    "langchain": NEWER,
-    "instructor": NEWER,
-    "litellm": OLDER,
-    "llamaindex": OLDER,
+    "langchain": "clients-openai-3",
+    "instructor": "clients-openai-3",
+    "litellm": "clients-openai-2",
+    "llamaindex": "clients-openai-2",
 }
 """Its cases are in `with_NAME.py`."""
 SECONDS: Final = 100.0
@@ -41,11 +43,8 @@ VARIABLES: Final = {
 
 def made() -> dict[str, Path]:
     """The Python of each client; environments are made on first use."""
-    pythons = {
-        packages: python_with(f"clients-{place}", packages)
-        for place, packages in enumerate(dict.fromkeys(CLIENTS.values()))
-    }
-    return {name: pythons[packages] for name, packages in CLIENTS.items()}
+    pythons = {name: python_with(name, packages) for name, packages in ENVIRONMENTS.items()}
+    return {client: pythons[name] for client, name in CLIENTS.items()}
 
 
 def failures_of(name: str, python: Path, url: str) -> str:

@@ -28,7 +28,7 @@ from tests.clients.cases import (
     VALUE,
     run_snippet,
 )
-from tests.clients.environments import CLIENTS, failures_of, made
+from tests.clients.environments import CLIENTS, ENVIRONMENTS, failures_of, made
 from tests.runtime.launch.processes import HANG_SECONDS, program, running, write_config
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients"), pytest.mark.timeout(600)]
@@ -154,7 +154,7 @@ def test_a_client_runs_unchanged(failures: Mapping[str, Future[str]], name: str)
 
 def test_the_page_names_the_versions_that_are_tested() -> None:
     page = PAGE.read_text()
-    for packages in CLIENTS.values():
+    for packages in ENVIRONMENTS.values():
         for wanted in packages.wanted:
             name, version = wanted.split("==")
             assert name == "mcp" or f"{name} {version}" in page, wanted
