@@ -21,6 +21,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.handover import PREFILL_HEADER, verified_header
 from sluice_contract.labels import Role
 from sluice_contract.router_config import Upstream, parse_router_config
+from sluice_router import fleet
 from sluice_router.attempts import Call, Sender
 from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import Endpoint, Phase
@@ -34,6 +35,12 @@ from tests.router import fakes
 KEY = b"k" * 32
 BODY = b'{"model": "m", "prompt": "x", "stream": true}'
 COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(autouse=True)
+def long_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that failed is left alone until its test is over, however slow that is."""
+    monkeypatch.setattr(fleet, "break_seconds", lambda failures: 60.0)
 
 
 @dataclass
