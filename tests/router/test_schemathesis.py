@@ -32,6 +32,6 @@ async def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(
         ):
             # From another thread: this one serves.
             seen = await asyncio.to_thread(fuzz, engine.url, MODEL, examples, router=router.url)
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
         assert seen[path, 200] > 0, "no request was served"
         assert seen[path, 400] > 0, "no request was refused"
