@@ -17,6 +17,8 @@ from sluice_operator.manifests.metadata import HISTORY, Owner, stamped
 
 NUMBERS: Final = ("replicas", "autoscaling")
 """Of a pool, what is no matter of a roll-out."""
+ACCELERATOR: Final = "accelerator"
+"""Of `spec.autoscaling`: what each engine has where the operator divides a budget."""
 ADAPTERS: Final = "adapters"
 """Of the model; which there are is no matter of a roll-out, but for the claims that they are on."""
 MANNER: Final = ("strategy", "restartedAt")
@@ -45,8 +47,10 @@ def by_number(children: tuple[Manifest, ...]) -> list[Manifest]:
 def spec_hash(spec: Manifest) -> str:
     """Equal for specs that ask for the same pods."""
     found = copy.deepcopy(spec)
-    for key in ("paused", "autoscaling"):
-        found.pop(key, None)
+    found.pop("paused", None)
+    scaling = found.pop("autoscaling", None) or {}
+    if ACCELERATOR in scaling:
+        found["autoscaling"] = {ACCELERATOR: scaling[ACCELERATOR]}
     if (adapters := (found.get("model") or {}).get(ADAPTERS)) is not None:
         found["model"][ADAPTERS] = sorted({claim_of(each.get("uri", "")) for each in adapters})
     _strip(found, "router", ("replicas",))

@@ -86,6 +86,7 @@ def test_numbers_make_no_revision() -> None:
         ({"autoscaling": {"gpuBudget": 4}}, False),
         ({"rollout": {"strategy": "InPlace", "restartedAt": "now"}}, False),
         ({"pools": {"mixed": {"autoscaling": {"maxReplicas": 2}}}}, False),
+        ({"autoscaling": {"gpuBudget": 4, "accelerator": {"count": 2}}}, True),
         ({"rollout": {"upgrade": "a"}}, True),
         ({"model": {**MINIMAL_SPEC["model"], "adapters": []}}, True),
         ({"pools": {"mixed": {"resources": {"limits": {"cpu": 1}}}}}, True),

@@ -16,6 +16,7 @@ from sluice_operator.cli.yaml_text import to_yaml
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.spec_history import (
+    ACCELERATOR,
     ADAPTERS,
     MANNER,
     NUMBERS,
@@ -25,6 +26,8 @@ from sluice_operator.manifests.spec_history import (
 )
 from sluice_operator.model.pinned import spec_with_commit
 
+MIXED: Final = "Mixed"
+"""The mode of a spec that names none."""
 GITOPS: Final = {
     "argocd.argoproj.io/tracking-id": "Argo CD",
     "kustomize.toolkit.fluxcd.io/name": "Flux",
@@ -60,24 +63,47 @@ def target(service: Manifest, revisions: tuple[Manifest, ...], number: int | Non
 
 
 def undone(spec: Manifest, former: Manifest) -> Manifest:
-    """`former` with the numbers of `spec`, wherever both have the part that is numbered."""
+    """`former` with the numbers of `spec`, but its own for parts that `spec` has not."""
     found = copy.deepcopy(former)
-    for key in ("paused", "autoscaling"):
-        _take(found, spec, key)
-    for role, pool in (found.get("pools") or {}).items():
-        if (now := (spec.get("pools") or {}).get(role)) is not None:
-            for key in NUMBERS:
-                _take(pool, now, key)
+    _take(found, spec, "paused")
+    _take_scaling(found, spec)
+    _take_numbers(found, spec)
     if ADAPTERS in found.get("model", {}) and ADAPTERS in spec.get("model", {}):
         _take(found["model"], spec["model"], ADAPTERS)
-    if "router" in found and "router" in spec:
-        _take(found["router"], spec["router"], "replicas")
     rollout = found.setdefault("rollout", {})
     for key in MANNER:
         _take(rollout, spec.get("rollout") or {}, key)
     if not rollout:
         del found["rollout"]
     return found
+
+
+def _take_scaling(found: Manifest, spec: Manifest) -> None:
+    """`spec.autoscaling` as it is now, but for what an engine of a divided budget has."""
+    former, now = found.get("autoscaling") or {}, spec.get("autoscaling") or {}
+    if ACCELERATOR in former and "gpuBudget" not in now:
+        return  # without a budget there is nothing to divide
+    _take(found, spec, "autoscaling")
+    if ACCELERATOR in former or ACCELERATOR in now:
+        found["autoscaling"] = copy.deepcopy(now)
+        _take(found["autoscaling"], former, ACCELERATOR)
+
+
+def _take_numbers(found: Manifest, spec: Manifest) -> None:
+    """How many engines and routers there are now, also of parts that were left out before."""
+    pools, router = spec.get("pools") or {}, spec.get("router") or {}
+    same_mode = found.get("mode", MIXED) == spec.get("mode", MIXED)
+    numbered = any(key in pool for pool in pools.values() for key in NUMBERS)
+    if numbered and same_mode and ACCELERATOR not in (found.get("autoscaling") or {}):
+        found["pools"] = {role: {} for role in pools} | (found.get("pools") or {})
+    for role, pool in (found.get("pools") or {}).items():
+        if (now := pools.get(role)) is not None:
+            for key in NUMBERS:
+                _take(pool, now, key)
+    if "replicas" in router:
+        found.setdefault("router", {})
+    if "router" in found and "router" in spec:
+        _take(found["router"], router, "replicas")
 
 
 def restarted(spec: Manifest, now: str) -> Manifest:

@@ -65,6 +65,27 @@ def test_numbers_and_the_manner_of_roll_outs_stay_as_they_are_now() -> None:
     }
 
 
+def test_numbers_of_parts_that_were_left_out_stay_too() -> None:
+    former: Manifest = {"model": {"uri": "dummy://a"}}
+    numbers: Manifest = {"pools": {"mixed": {"replicas": 8}}, "router": {"replicas": 5}}
+    now = {"model": {"uri": "dummy://b"}, **numbers}
+    assert undone(now, former) == former | numbers
+    now["pools"]["mixed"] |= {"engine": {"chunkSize": 64}}
+    assert undone(now, former) == former | numbers | {"pools": {"mixed": {"replicas": 8}}}
+
+
+def test_the_accelerator_of_a_divided_budget_comes_back_and_the_budget_stays() -> None:
+    def split(product: str, budget: int) -> Manifest:
+        scaling = {"gpuBudget": budget, "accelerator": {"product": product}}
+        return {"mode": "Disaggregated", "autoscaling": scaling}
+
+    assert undone(split("B", 8), split("A", 4)) == split("A", 8)
+    pools = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
+    numbered = {"mode": "Disaggregated", "pools": pools}
+    assert undone(numbered, split("A", 4)) == split("A", 4)
+    assert undone(split("B", 8), numbered) == numbered | {"autoscaling": {"gpuBudget": 8}}
+
+
 def test_pools_of_another_mode_come_back_with_their_numbers() -> None:
     pools = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
     former = {"mode": "Disaggregated", "pools": pools}
