@@ -61,6 +61,8 @@ choose_files() {
 }
 
 check_space() {
+    # What an earlier start has copied is copied again, and takes no room of its own.
+    "$busybox" rm -rf "$target"/* "$target/.partial"
     # shellcheck disable=SC2046  (columns)
     set -- $("$busybox" df -P -k "$target" | "$busybox" tail -n 1)
     if [ "$total" -gt $(($4 * 1024)) ]; then

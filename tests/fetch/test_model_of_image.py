@@ -117,3 +117,17 @@ def test_a_volume_without_room_may_have_some_later(image: Image) -> None:
     assert (code, reason) == (1, "NoSpace")
     assert f"{(1 << 43) + 14} bytes" in message
     assert not (image.target / ".failed").exists()
+
+
+def test_what_an_earlier_start_has_copied_takes_no_room_of_its_own(image: Image) -> None:
+    """The volume has room for the model once, and a start was ended in the middle of it."""
+    image.put("models")
+    (image.root / "models/model.safetensors").write_bytes(b"x" * (3 << 20))
+    (image.target / "model.safetensors").write_bytes(b"x" * (2 << 20))
+    (image.target / ".partial").write_bytes(b"x" * (1 << 20))
+    used = f'$(du -sk "{image.target}" | cut -f 1)'
+    volume = f'[ "$1" != df ] || {{ echo "volume - - $((4096 - {used}))"; exit; }}'
+    busybox = Path(image.words[2])
+    busybox.write_text(f'#!/bin/sh\n{volume}\nexec "$@"\n')
+    assert image.run()[:2] == (0, "ModelCopied")
+    assert image.brought() == set(FILES)
