@@ -24,6 +24,8 @@ PATTERNS: Final = {
     _pattern(base.Image): "no spaces, at most 512 characters",
     _pattern(base.FilePath): "absolute path without ':', at most 512 characters",
     _pattern(base.Quantity): "like 2, 500m or 4Gi",
+    r"^[A-Za-z0-9_][-./A-Za-z0-9_]*$": "letters, digits, '_', '-', '.', '/', the first none of the "
+    "last three; at most 128",
     r"^[-._a-zA-Z0-9]+$": "letters, digits, '-', '_', '.'; at most 253",
     _pattern(router_config.EngineUrl): "http://HOST:PORT",
     _pattern(cors.Origin): "'*', http://HOST[:PORT] or https://HOST[:PORT]",

@@ -63,6 +63,7 @@ class ModelRef(ContractModel):
     revision: str | None = Field(
         default=None,
         max_length=128,
+        pattern=r"^[A-Za-z0-9_][-./A-Za-z0-9_]*$",
         description="Branch, tag or commit of a hub's model; no other has one.",
     )
 

@@ -12,7 +12,7 @@ from sluice_operator.api.base import ApiModel, Rule
 CLAIMS_MOUNT: Final = "/mnt/adapters"
 """Has a folder for each claim with adapters, but for the model's."""
 MAX_CLAIMS: Final = 16
-_URI: Final = "pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
+_URI: Final = "pvc://[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
 _CLAIM: Final = "pvc://"
 
 
@@ -35,7 +35,7 @@ class AdapterSpec(ApiModel):
             f"self.uri.matches('^({_URI})$')",
             lambda s: re.fullmatch(_URI, s.uri) is not None,
             "pvc://claim/path, file:///path (hf://org/name and oci://image are not implemented "
-            "for adapters)",
+            "for adapters; a claim's name has at most 253 characters)",
             "uri",
         ),
         Rule(

@@ -33,6 +33,8 @@ MODEL_URI: Final = (
     "|file://(/[^/:]+)+/?"
     "|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
 )
+MAX_IMAGE: Final = 512
+"""Of the name of a model's image."""
 MAX_PART: Final = 253
 """Of a model's URI: a claim's name is no longer, nor is a file's."""
 DRAIN_SECONDS: Final = 120
@@ -151,6 +153,12 @@ class ModelSpec(ModelRef, ApiModel):
             f"self.uri.split('/').all(p, size(p) <= {MAX_PART})",
             lambda s: max(map(len, s.uri.split("/"))) <= MAX_PART,
             f"at most {MAX_PART} characters between two slashes",
+            "uri",
+        ),
+        Rule(
+            f"!self.uri.startsWith('oci://') || size(self.uri) <= {len('oci://') + MAX_IMAGE}",
+            lambda s: not s.uri.startswith("oci://") or len(s.uri) <= len("oci://") + MAX_IMAGE,
+            f"an image whose name has at most {MAX_IMAGE} characters",
             "uri",
         ),
         Rule(

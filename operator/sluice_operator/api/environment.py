@@ -25,6 +25,8 @@ RESERVED_ENV: Final = ("POD_IP", "POD_NAME", "POD_NAMESPACE")
 COPIER_VOLUME: Final = "model-copier"
 IMAGE_VOLUME: Final = "model-image"
 IMAGE_MOUNT: Final = "/mnt/model-image"
+ADAPTERS_VOLUME: Final = "sluice-adapters"
+"""With the file of adapters; followed by a number, of a claim that adapters are on."""
 RESERVED_VOLUMES: Final = (
     "config", "handover", "hub-token", "model", COPIER_VOLUME, IMAGE_VOLUME, "shm", "tmp",
 )  # fmt: skip
@@ -161,9 +163,11 @@ class Volume(ApiModel):
 
     RULES: ClassVar = (
         Rule(
-            f"!(self.name in {_cel_list(RESERVED_VOLUMES)})",
-            lambda s: s.name not in RESERVED_VOLUMES,
-            f"all but {', '.join(RESERVED_VOLUMES)}, which are the operator's",
+            f"!(self.name in {_cel_list(RESERVED_VOLUMES)}) && "
+            f"!self.name.startsWith('{ADAPTERS_VOLUME}')",
+            lambda s: s.name not in RESERVED_VOLUMES and not s.name.startswith(ADAPTERS_VOLUME),
+            f"all but {', '.join(RESERVED_VOLUMES)} and what begins with {ADAPTERS_VOLUME}, which "
+            "are the operator's",
             "name",
         ),
         Rule(

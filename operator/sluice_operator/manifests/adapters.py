@@ -13,6 +13,7 @@ from sluice_contract.adapters import AdapterRef, adapters_digest, render_adapter
 
 from sluice_operator.api.adapters import CLAIMS_MOUNT
 from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.environment import ADAPTERS_VOLUME
 from sluice_operator.api.model_uri import CLAIM_MOUNT, claim_of_model
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
@@ -72,7 +73,7 @@ def adapter_volumes(spec: EnginePoolSpec) -> list[Manifest]:
         return []
     claims = {_volume(number): claim for number, claim in _numbered(spec)}
     return [
-        {"name": ADAPTERS, "configMap": {"name": spec.adapters_ref.name}},
+        {"name": ADAPTERS_VOLUME, "configMap": {"name": spec.adapters_ref.name}},
         *(
             {"name": name, "persistentVolumeClaim": {"claimName": claim}}
             for name, claim in claims.items()
@@ -84,7 +85,7 @@ def adapter_mounts(spec: EnginePoolSpec) -> list[Manifest]:
     """Where those appear, read-only."""
     if spec.adapters_ref is None:
         return []
-    folders = {ADAPTERS: FOLDER}
+    folders = {ADAPTERS_VOLUME: FOLDER}
     folders |= {_volume(number): f"{CLAIMS_MOUNT}/{claim}" for number, claim in _numbered(spec)}
     return [
         {"name": name, "mountPath": folder, "readOnly": True} for name, folder in folders.items()
@@ -97,4 +98,4 @@ def _numbered(spec: EnginePoolSpec) -> Iterable[tuple[int, str]]:
 
 def _volume(number: int) -> str:
     """Not the claim's name, which may be longer than a volume's."""
-    return f"{ADAPTERS}-{number}"
+    return f"{ADAPTERS_VOLUME}-{number}"

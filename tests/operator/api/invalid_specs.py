@@ -46,6 +46,29 @@ INVALID: dict[str, Invalid] = {
     "the repository as an alias": Invalid(
         {"model": {"uri": "oci://r/m:1", "aliases": ["m"]}}, "spec.model.aliases"
     ),
+    "a long name of an image": Invalid(
+        {"model": {"uri": "oci://r" + 253 * "/a" + ":123456"}}, "spec.model.uri", "512"
+    ),
+    "a revision that reads as an option": Invalid(
+        {"model": {"uri": "hf://a/b", "revision": "--cache"}}, "spec.model.revision", "matches"
+    ),
+    "a long name of a claim with adapters": Invalid(
+        {
+            "model": {
+                "uri": "dummy://m",
+                "adapters": [
+                    {"name": "a", "uri": f"pvc://{254 * 'a'}/a"},
+                ],
+            }
+        },
+        "spec.model.adapters[0].uri",
+        "253",
+    ),
+    "a volume of the operator's": Invalid(
+        _template(volumes=[{"name": "sluice-adapters-0", "emptyDir": {}}]),
+        "spec.pools.mixed.template.volumes[0].name",
+        "sluice-adapters",
+    ),
     "revision of a file": Invalid(
         {"model": {"uri": "file:///m", "revision": "main"}}, "spec.model.revision", "hf://"
     ),

@@ -75,12 +75,12 @@ def test_engines_follow_a_file_with_their_adapters() -> None:
     assert below.deployment is not None
     pod = below.deployment["spec"]["template"]["spec"]
     volumes = {v["name"]: v for v in pod["volumes"]}
-    assert volumes["adapters"]["configMap"] == {"name": NAME}
-    assert volumes["adapters-0"]["persistentVolumeClaim"] == {"claimName": "loras"}
-    assert "adapters-1" not in volumes, "the model's claim is mounted once"
+    assert volumes["sluice-adapters"]["configMap"] == {"name": NAME}
+    assert volumes["sluice-adapters-0"]["persistentVolumeClaim"] == {"claimName": "loras"}
+    assert "sluice-adapters-1" not in volumes, "the model's claim is mounted once"
     mounts = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
-    assert mounts["adapters"] == "/etc/sluice/adapters"
-    assert mounts["adapters-0"] == "/mnt/adapters/loras"
+    assert mounts["sluice-adapters"] == "/etc/sluice/adapters"
+    assert mounts["sluice-adapters-0"] == "/mnt/adapters/loras"
 
 
 def test_a_service_without_adapters_is_as_it_was() -> None:
@@ -140,7 +140,7 @@ def test_the_file_stays_while_engines_follow_it() -> None:
         (
             [{"name": "sql", "uri": "hf://org/sql"}],
             'spec.model.adapters[0].uri: "hf://org/sql" is not allowed; allowed: pvc://claim/path, '
-            "file:///path (hf://org/name and oci://image are not implemented for adapters)",
+            "file:///path (hf://org/name and oci://image are not implemented for adapters;",
         ),
         ([{"name": "sql", "uri": "pvc://loras"}], "allowed: pvc://claim/path, file:///path"),
         ([{"name": "sql", "uri": "pvc://loras/../x"}], "allowed: a path without '..'"),
