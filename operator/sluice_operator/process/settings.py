@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from sluice_contract import ports
 from sluice_contract.base import ConfigError
 
@@ -25,6 +26,12 @@ def _split(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
+
+
+def _with_port(url: str) -> str:
+    """Raises ValueError where the port is none: a NetworkPolicy names it."""
+    _ = urlsplit(url).port
+    return url
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -52,7 +59,9 @@ class Settings(BaseModel):
     on itself, behind its Service."""
     runbook_url_base: str = Field(default=RUNBOOK_URL_BASE, pattern=r"^https?://[^\s/]\S*$")
     """Where the files of docs/runbooks are: `runbook_url` of alerts is this and the file's name."""
-    hub_endpoint: str = Field(default=HUB_ENDPOINT, pattern=r"^https?://[^/\s]+(/[^\s?#]*)?$")
+    hub_endpoint: Annotated[str, AfterValidator(_with_port)] = Field(
+        default=HUB_ENDPOINT, pattern=r"^https?://[^/\s@]+(/[^\s?#]*)?$"
+    )
     """The hub of `hf://` models, or a mirror of it."""
     workers: int = Field(default=8, ge=1, le=256)
     """How many reconciles may run at once."""

@@ -1,8 +1,8 @@
 """Loads the adapters that an engine is told of, and those that come and go in a file it follows.
 
 Files are read in a thread of their own, so that no step waits for them. An adapter that is in the
-file no more takes no new requests; its memory is let go once the last one has ended. Knows no row
-and no slot.
+file no more takes no new requests; its memory is let go once the last one has ended. One whose new
+version cannot be loaded stays. Knows no row and no slot.
 """
 
 from __future__ import annotations
@@ -164,8 +164,10 @@ class AdapterLoader:
     def _loaded(
         self, refs: Iterable[AdapterRef], failed: dict[AdapterRef, str]
     ) -> Iterator[Loaded]:
-        """Those of `refs` that are or can be loaded; why others cannot goes into `failed`."""
+        """Those of `refs` that are or can be loaded; why others cannot goes into `failed`, and the
+        version before, if there is one, stays."""
         known = {one.ref: one for one in self._found.loaded}
+        before = {one.ref.name: one for one in self._found.loaded}
         names = self._names | {one.ref.name for one in self._told}
         for ref in refs:
             if ref.name in names:
@@ -179,6 +181,9 @@ class AdapterLoader:
                     failed[ref] = str(error)
                 except Exception as error:  # no adapter may keep others from being loaded
                     failed[ref] = f"{type(error).__name__}: {error}"
+                if ref in failed and ref.name in before:
+                    failed[ref] += "; the version before is served"
+                    yield before[ref.name]
             names |= {ref.name}
 
     def _load(self, ref: AdapterRef) -> Loaded:

@@ -51,6 +51,8 @@ def test_the_api_servers_ports_are_a_list() -> None:
         ("SLUICE_API_SERVER_PORTS", "0"),
         ("SLUICE_API_SERVER_PORTS", ","),
         ("SLUICE_RUNBOOK_URL_BASE", "docs/runbooks"),
+        ("SLUICE_HUB_ENDPOINT", "https://hub.example:99999"),
+        ("SLUICE_HUB_ENDPOINT", "https://user:word@hub.example"),
         ("SLUICE_ENGINE_IMAGE", ""),
     ],
 )

@@ -177,6 +177,37 @@ def test_what_nobody_has_thought_of_harms_no_other_adapter(
     assert made.adapters.failed == {"law": "RuntimeError: no pinned memory"}
 
 
+def test_a_version_that_cannot_be_loaded_leaves_the_one_before(
+    loader: tuple[AdapterLoader, FakeTable, FakeScheduler],
+    file: Path,
+    folders: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    made, table, scheduler = loader
+    say(file, sql=folders["sql"])
+    made.look()
+    made.take_change(scheduler)
+    former, late = made.adapters.loaded, tmp_path / "late"
+    say(file, sql=late)
+    assert made.look()
+    assert not made.look(retries=True)
+    made.take_change(scheduler)
+    assert made.adapters.loaded == former
+    assert made.adapters.failed["sql"].endswith("; the version before is served")
+    write_random_adapter(late, 8)
+    assert made.look(retries=True)
+    made.take_change(scheduler)
+    assert made.take_change(scheduler) is None
+    assert list(scheduler.folders) == list(table.kept) == [adapter_key("sql", late)]
+    assert made.adapters.failed == {}
+    say(file, sql=tmp_path / "nowhere")
+    assert made.look()
+    say(file)
+    assert made.look()
+    made.take_change(scheduler)
+    assert names(made) == []
+
+
 @pytest.mark.parametrize("content", ["{", '{"adapters": [{"name": "a"}]}', None])
 def test_a_file_that_cannot_be_read_changes_nothing(
     loader: tuple[AdapterLoader, FakeTable, FakeScheduler],
