@@ -28,7 +28,7 @@ class AdapterRef(ContractModel):
     )
     uri: str = Field(
         min_length=1,
-        max_length=1024,
+        max_length=2048,
         description="Where it is: the path of a folder, or file:///path, in PEFT's format.",
     )
 

@@ -44,7 +44,7 @@ class ModelRef(ContractModel):
 
     uri: str = Field(
         min_length=1,
-        max_length=1024,
+        max_length=2048,
         description="Where the weights are: the path of a folder, file:///path, or dummy://name "
         "for random weights.",
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sluice_contract.config import parse_engine_config
 from sluice_operator.api.engine import MAX_PART, ModelSpec
 from sluice_operator.api.model_uri import CLAIM_MOUNT, ModelSource, model_source
+from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import plan_service
 
 from tests.operator.examples import service, service_observed
@@ -38,6 +39,16 @@ URIS = st.builds(
 )
 def test_source_of_a_model(uri: str, source: ModelSource) -> None:
     assert model_source(ModelSpec(uri=uri)) == source
+
+
+@pytest.mark.parametrize("key", ["model", "adapter"])
+def test_a_path_may_be_as_long_as_its_field(key: str) -> None:
+    """Where the claim is mounted is longer than what names it."""
+    uri = ("pvc://c/" + "/".join(["a" * 200] * 6))[:1024]
+    model: Manifest = {"uri": uri if key == "model" else "dummy://tiny"}
+    if key == "adapter":
+        model["adapters"] = [{"name": "a", "uri": uri}]
+    assert plan_service(service_observed(service({"model": model}))).refusal is None
 
 
 def test_a_given_name_wins() -> None:
