@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.common_fields import (
@@ -56,10 +56,17 @@ Parts = Annotated[
 ]
 
 
+def _known_type(kind: object) -> object:
+    """An item of a type that is none of `_ITEMS` is read as a message."""
+    if kind not in (None, "message"):
+        raise ValueError(" or ".join(map(shown_json, ("message", *_ITEMS))))
+    return kind
+
+
 class InputMessage(RequestModel):
     """One turn of a conversation."""
 
-    type: Literal["message"] | None = None
+    type: Annotated[Literal["message"] | None, BeforeValidator(_known_type)] = None
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Parts
     id: str | None = None
