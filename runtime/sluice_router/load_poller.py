@@ -22,7 +22,8 @@ from sluice_router.upstream import read_at_most
 
 logger = logging.getLogger("sluice.router.load")
 
-_REPORT_BYTES = 65_536
+_REPORT_BYTES = 1 << 20
+"""With hundreds of adapters, and why each of them could not be loaded."""
 
 
 class LoadPoller:

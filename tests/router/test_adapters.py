@@ -27,6 +27,9 @@ async def test_engines_without_the_adapter_are_not_asked(model: str, asked: int)
                     body = {"model": model, "prompt": "a"}
                     async with client.post(router.url + "/v1/completions", json=body) as answer:
                         assert answer.status == 200
+                async with client.get(router.metrics_url + "/load") as answer:
+                    rows = (await answer.json())["engines"]
+    assert [row["report"]["adapters"] for row in rows] == [{}, {}], "no load, and long"
     assert len(other.calls) > 0
     assert (len(one.calls) > 0) == (asked == 2)
 

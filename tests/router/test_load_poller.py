@@ -68,6 +68,16 @@ async def test_a_report_is_taken_over() -> None:
         assert report.queued_requests == 3
 
 
+async def test_a_report_with_many_adapters_is_taken_over() -> None:
+    names = {f"{number:0128}": "x" * 512 for number in range(256)}
+    told = GOOD | {"adapters": dict.fromkeys(names, "key"), "adaptersFailed": names}
+    async with polled(web.json_response(told)) as (fleet, poller):
+        await poller.poll_all()
+        report = report_of(fleet)
+        assert report is not None
+        assert report.adapters_failed == names
+
+
 async def test_our_own_requests_at_the_time_of_asking_are_noted() -> None:
     async with polled(web.json_response(GOOD)) as (fleet, poller):
         with fleet.request(fleet.engines()[0].key):

@@ -25,6 +25,8 @@ from sluice_runtime.model.adapters import Adapter, adapter_folder, adapter_key
 
 _log = logging.getLogger("sluice.engine")
 
+MAX_WHY: Final = 512
+"""Characters of why an adapter is not loaded, which load reports carry; the log has all."""
 POLL_SECONDS: Final = 1.0
 RETRY_POLLS: Final = 10
 """How often the file is looked at between two attempts to load an adapter that failed."""
@@ -108,7 +110,7 @@ class AdapterLoader:
         found = self._taken or Found()
         return Adapters(
             [LoadedAdapter(one.ref.name, one.key) for one in (*self._told, *found.loaded)],
-            {ref.name: why for ref, why in found.failed.items()},
+            {ref.name: why[:MAX_WHY] for ref, why in found.failed.items()},
             found.digest,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sluice_contract.adapters import AdapterRef, adapters_digest, render_adapters_file
 from sluice_runtime.engine import adapter_loading
-from sluice_runtime.engine.adapter_loading import AdapterLoader
+from sluice_runtime.engine.adapter_loading import MAX_WHY, AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.messages import AdaptersChanged, Sampling, StepResult
 from sluice_runtime.model.adapters import Adapter, adapter_key, read_adapter_config
@@ -175,6 +175,10 @@ def test_what_nobody_has_thought_of_harms_no_other_adapter(
     made.take_change(scheduler)
     assert names(made) == ["sql"]
     assert made.adapters.failed == {"law": "RuntimeError: no pinned memory"}
+    table.broken = RuntimeError("x" * 10_000)
+    assert made.look(retries=True)
+    made.take_change(scheduler)
+    assert len(made.adapters.failed["law"]) == MAX_WHY
 
 
 def test_a_version_that_cannot_be_loaded_leaves_the_one_before(
