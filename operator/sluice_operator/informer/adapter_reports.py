@@ -24,7 +24,7 @@ ASKED_AT_ONCE: Final = 32
 AGAIN_SECONDS: Final = 3.0
 """Until an engine has taken a change: the kubelet takes a minute or so to bring it."""
 FAILED_SECONDS: Final = 15.0
-"""Where adapters have failed, which engines try again."""
+"""Where adapters have failed, which engines try again; and after no answer."""
 MAX_KEPT: Final = 50_000
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ class EngineAdapters:
 @dataclass(frozen=True)
 class _Told:
     adapters: EngineAdapters
+    asked_for: str
+    """Digest of the file that it should have carried out when it was asked."""
     ask_at: float
 
 
@@ -71,17 +73,18 @@ class AdapterReports:
         container, now = container_of(engine), self._clock.monotonic()
         told = self._told.get(container)
         known = told.adapters if told else EngineAdapters()
-        if told and (_is_done(known, digest) or (known.digest == digest and now < told.ask_at)):
+        if told and (_is_done(known, digest) or (told.asked_for == digest and now < told.ask_at)):
             return known
+        waits = FAILED_SECONDS
         try:
             async with self._turns:
                 found = _adapters(await load_report(self._fetch, engine))
+            waits = FAILED_SECONDS if found.digest == digest else AGAIN_SECONDS
         except (OSError, TimeoutError, ValidationError) as error:
             said = fields(pod=engine["metadata"]["name"], error=type(error).__name__)
             logger.info("engine not asked", extra=said)
             found = known
-        waits = FAILED_SECONDS if found.digest == digest else AGAIN_SECONDS
-        self._told[container] = _Told(found, now + waits)
+        self._told[container] = _Told(found, digest, now + waits)
         while len(self._told) > MAX_KEPT:
             del self._told[next(iter(self._told))]
         return found

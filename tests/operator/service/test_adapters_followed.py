@@ -82,7 +82,8 @@ class Installed:
         })  # fmt: skip
 
     def engine_follows(self, **failed: str) -> None:
-        """It takes what the ConfigMap has now."""
+        """It takes what the ConfigMap has now; then it is asked again."""
+        self.clock.elapsed_seconds += FAILED_SECONDS
         text = self.api.objects[CONFIG_MAP, "chat-adapters"]["data"]["adapters.json"]
         names = [each["name"] for each in json.loads(text)["adapters"]]
         self.followed = {
@@ -134,7 +135,6 @@ async def test_adapters_come_and_go_without_a_revision() -> None:
         {"name": "sql", "loaded": 1, "failed": 0},
     ]
     here.engine_follows()
-    here.clock.elapsed_seconds += FAILED_SECONDS
     assert await here.reconciled() is None
     assert here.told()[0] == "Loaded"
     here.ask()
