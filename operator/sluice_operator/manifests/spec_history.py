@@ -49,8 +49,8 @@ def spec_hash(spec: Manifest) -> str:
     found = copy.deepcopy(spec)
     found.pop("paused", None)
     scaling = found.pop("autoscaling", None) or {}
-    if ACCELERATOR in scaling:
-        found["autoscaling"] = {ACCELERATOR: scaling[ACCELERATOR]}
+    if divides_budget(spec):
+        found["autoscaling"] = {ACCELERATOR: scaling.get(ACCELERATOR) or {}}
     if (adapters := (found.get("model") or {}).get(ADAPTERS)) is not None:
         found["model"][ADAPTERS] = sorted({claim_of(each.get("uri", "")) for each in adapters})
     _strip(found, "router", ("replicas",))
@@ -59,6 +59,12 @@ def spec_hash(spec: Manifest) -> str:
         _strip(found["pools"], role, NUMBERS)
     _strip(found, "pools", ())
     return digest(found)
+
+
+def divides_budget(spec: Manifest) -> bool:
+    """Whether the operator chooses the pools: engines then have GPUs that no pool names."""
+    budget = (spec.get("autoscaling") or {}).get("gpuBudget")
+    return spec.get("mode") == "Disaggregated" and not spec.get("pools") and budget is not None
 
 
 def _strip(parent: Manifest, key: str, names: tuple[str, ...]) -> None:

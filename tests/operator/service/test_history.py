@@ -86,7 +86,6 @@ def test_numbers_make_no_revision() -> None:
         ({"autoscaling": {"gpuBudget": 4}}, False),
         ({"rollout": {"strategy": "InPlace", "restartedAt": "now"}}, False),
         ({"pools": {"mixed": {"autoscaling": {"maxReplicas": 2}}}}, False),
-        ({"autoscaling": {"gpuBudget": 4, "accelerator": {"count": 2}}}, True),
         ({"rollout": {"upgrade": "a"}}, True),
         ({"model": {**MINIMAL_SPEC["model"], "adapters": []}}, True),
         ({"pools": {"mixed": {"resources": {"limits": {"cpu": 1}}}}}, True),
@@ -96,6 +95,17 @@ def test_numbers_make_no_revision() -> None:
 )
 def test_what_pods_are_made_of_is_compared(change: Manifest, differs: bool) -> None:
     assert (spec_hash(MINIMAL_SPEC | change) != spec_hash(MINIMAL_SPEC)) is differs
+
+
+def test_engines_of_a_divided_budget_are_others_than_those_of_pools() -> None:
+    pools = {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}
+    scaling: tuple[Manifest, ...] = (
+        {"gpuBudget": 4},
+        {"gpuBudget": 4, "accelerator": {"count": 2}},
+    )
+    specs = [{"pools": pools}, *({"autoscaling": each} for each in scaling)]
+    hashes = {spec_hash(MINIMAL_SPEC | {"mode": "Disaggregated"} | spec) for spec in specs}
+    assert len(hashes) == len(specs)
 
 
 def test_a_hubs_model_is_recorded_with_its_commit() -> None:

@@ -21,6 +21,7 @@ from sluice_operator.manifests.spec_history import (
     MANNER,
     NUMBERS,
     by_number,
+    divides_budget,
     recorded_spec,
     spec_hash,
 )
@@ -67,6 +68,7 @@ def undone(spec: Manifest, former: Manifest) -> Manifest:
     found = copy.deepcopy(former)
     _take(found, spec, "paused")
     _take_scaling(found, spec)
+    _add_left_out(found, spec, pools=not divides_budget(former))
     _take_numbers(found, spec)
     if ADAPTERS in found.get("model", {}) and ADAPTERS in spec.get("model", {}):
         _take(found["model"], spec["model"], ADAPTERS)
@@ -81,7 +83,7 @@ def undone(spec: Manifest, former: Manifest) -> Manifest:
 def _take_scaling(found: Manifest, spec: Manifest) -> None:
     """`spec.autoscaling` as it is now, but for what an engine of a divided budget has."""
     former, now = found.get("autoscaling") or {}, spec.get("autoscaling") or {}
-    if ACCELERATOR in former and "gpuBudget" not in now:
+    if divides_budget(found) and "gpuBudget" not in now:
         return  # without a budget there is nothing to divide
     _take(found, spec, "autoscaling")
     if ACCELERATOR in former or ACCELERATOR in now:
@@ -89,21 +91,24 @@ def _take_scaling(found: Manifest, spec: Manifest) -> None:
         _take(found["autoscaling"], former, ACCELERATOR)
 
 
+def _add_left_out(found: Manifest, spec: Manifest, *, pools: bool) -> None:
+    """A section of routers, and `pools`, that have numbers now and were left out before."""
+    now = spec.get("pools") or {}
+    numbered = any(key in pool for pool in now.values() for key in NUMBERS)
+    if pools and numbered and found.get("mode", MIXED) == spec.get("mode", MIXED):
+        found["pools"] = {role: {} for role in now} | (found.get("pools") or {})
+    if "replicas" in (spec.get("router") or {}):
+        found.setdefault("router", {})
+
+
 def _take_numbers(found: Manifest, spec: Manifest) -> None:
-    """How many engines and routers there are now, also of parts that were left out before."""
-    pools, router = spec.get("pools") or {}, spec.get("router") or {}
-    same_mode = found.get("mode", MIXED) == spec.get("mode", MIXED)
-    numbered = any(key in pool for pool in pools.values() for key in NUMBERS)
-    if numbered and same_mode and ACCELERATOR not in (found.get("autoscaling") or {}):
-        found["pools"] = {role: {} for role in pools} | (found.get("pools") or {})
+    """How many engines and routers there are now."""
     for role, pool in (found.get("pools") or {}).items():
-        if (now := pools.get(role)) is not None:
+        if (now := (spec.get("pools") or {}).get(role)) is not None:
             for key in NUMBERS:
                 _take(pool, now, key)
-    if "replicas" in router:
-        found.setdefault("router", {})
     if "router" in found and "router" in spec:
-        _take(found["router"], router, "replicas")
+        _take(found["router"], spec["router"], "replicas")
 
 
 def restarted(spec: Manifest, now: str) -> Manifest:

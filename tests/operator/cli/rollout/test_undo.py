@@ -83,6 +83,10 @@ def test_the_accelerator_of_a_divided_budget_comes_back_and_the_budget_stays() -
     pools = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
     numbered = {"mode": "Disaggregated", "pools": pools}
     assert undone(numbered, split("A", 4)) == split("A", 4)
+    # What is left out is a GPU there, and none in a pool.
+    left_out = {"mode": "Disaggregated", "autoscaling": {"gpuBudget": 4}}
+    for budget in ({}, {"autoscaling": {"gpuBudget": 4}}):
+        assert undone(numbered | budget, left_out) == left_out
     assert undone(split("B", 8), numbered) == numbered | {"autoscaling": {"gpuBudget": 8}}
 
 
