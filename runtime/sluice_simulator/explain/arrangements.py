@@ -6,6 +6,7 @@ grid that is searched by halving. Two engines, since fewer cannot be split.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from sluice_simulator.replay import Options
 from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
 
 NAMES: Final[tuple[ArrangementName, ...]] = ("whole", "chunked", "mixed", "paced", "apart")
-REQUESTS: Final = 160
+REQUESTS, MOST_REQUESTS = 160, 2_000
 """Of a run: enough for the share of a promise, and seconds to simulate."""
+LENGTH: Final = 8
+"""Of a run, in promised times to the first token: a shorter one ends before a queue breaks them."""
 SPREAD: Final = 0.5
 """Lengths are drawn between so much less and so much more than the average."""
 GRID, GRID_STEP, GRID_FIRST = 16, 1.2, 0.12
@@ -111,11 +114,16 @@ def _rows(question: Question, cost: Cost) -> int:
 def trace_at(question: Question, rate: float) -> Trace:
     """Poisson arrivals; the same lengths at each rate."""
     draw, now, requests = random.Random(0), 0.0, list[TraceRequest]()  # noqa: S311
-    for _ in range(REQUESTS):
+    for _ in range(_requests(question, rate)):
         prompt = _drawn(draw, question.requests.prompt_tokens)
         requests.append(TraceRequest(now, prompt, _drawn(draw, question.requests.answer_tokens)))
         now += draw.expovariate(1.0) / rate
     return trace_of("explain", requests)
+
+
+def _requests(question: Question, rate: float) -> int:
+    lasting = math.ceil(rate * LENGTH * question.promise.ttft_seconds)
+    return max(REQUESTS, min(lasting, MOST_REQUESTS))
 
 
 def _drawn(draw: random.Random, mean: int) -> int:
@@ -170,7 +178,7 @@ def _settings(name: ArrangementName, question: Question, cost: Cost) -> Schedule
         max_prefill_tokens=max(question.max_prefill_tokens, longest),
         min_prefill_tokens=page,
         max_running_requests=question.max_running_requests,
-        max_queued_requests=REQUESTS,
+        max_queued_requests=MOST_REQUESTS,
         mixed=name in ("mixed", "paced"),
         target=StepTarget(promise.itl_seconds, promise.share, FIRST_CHUNK_TOKENS)
         if name == "paced"

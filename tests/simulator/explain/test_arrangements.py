@@ -99,3 +99,14 @@ def test_what_is_not_installed_is_an_answer_and_no_traceback(
     told = program.answer_or_missing(asked())
     assert told.missing is not None
     assert "make setup" in told.missing
+
+
+def test_a_rate_above_what_two_engines_compute_is_not_kept_by_a_short_run() -> None:
+    """At half more than that, 24 requests have all come before the queue is two seconds long."""
+    question = asked(promise=Promise(ttft_seconds=2.0, itl_seconds=10.0, share=0.95))
+    model = known_shape(question.model_names)
+    assert model is not None
+    cost = roofline(model, question.accelerator, question.memory_fraction)
+    rate = 3 * arrangements.busy_rate(question, cost)
+    found = arrangements._played("mixed", question, model, cost, rate)
+    assert not arrangements.keeps(found, question)

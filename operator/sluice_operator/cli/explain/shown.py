@@ -102,8 +102,9 @@ def _lines(shown: Explanation) -> Iterator[str]:
         yield from table(_sizes(each))
         yield ""
         yield from _simulated(shown, each)
-        yield from ("", "  Hints:")
-        yield from (f"  - {hint.text}" for hint in each.hints)
+        if each.hints:
+            yield from ("", "  Hints:")
+            yield from (f"  - {hint.text}" for hint in each.hints)
 
 
 def _sizes(each: ExplainedPool) -> Iterator[tuple[str, ...]]:
