@@ -22,9 +22,13 @@ POLL_SECONDS = 0.1
 
 
 def stream_completion(url: str, model: str, prompt: str, max_tokens: int) -> Iterator[str]:
-    """The pieces of text of one streamed completion. Raises ClusterError with what the service
-    answered, or why it cannot be reached."""
+    """The pieces of text of one streamed greedy completion.
+
+    Raises:
+        ClusterError: with what the service answered, or why it cannot be reached.
+    """
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "stream": True}
+    body["temperature"] = 0  # sampled answers of the small model are now and then wrong
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

@@ -171,7 +171,7 @@ def print_next_steps(cluster: Cluster) -> None:
     else:
         print(f"\nThe URL:    {url}/v1   (from this machine)")
     body = f'{{"model": "{MODEL}", "prompt": "add:ab=3 cd=4\\nab+cd\\n", "max_tokens": 64'
-    body += ', "stream": true}'
+    body += ', "temperature": 0, "stream": true}'
     print(
         f"Ask it:     curl -N {url}/v1/completions -H 'content-type: application/json' "
         f"-d '{body}'\n"
