@@ -51,8 +51,10 @@ def spec_hash(spec: Manifest) -> str:
     scaling = found.pop("autoscaling", None) or {}
     if divides_budget(spec):
         found["autoscaling"] = {ACCELERATOR: scaling.get(ACCELERATOR) or {}}
-    if (adapters := (found.get("model") or {}).get(ADAPTERS)) is not None:
-        found["model"][ADAPTERS] = sorted({claim_of(each.get("uri", "")) for each in adapters})
+    model = found.get("model") or {}
+    if (adapters := model.get(ADAPTERS)) is not None:
+        claims = {claim_of(each.get("uri", "")) for each in adapters}
+        model[ADAPTERS] = sorted(claims - {"", claim_of(model.get("uri", ""))})
     _strip(found, "router", ("replicas",))
     _strip(found, "rollout", MANNER)
     for role in list(found.get("pools") or {}):

@@ -59,13 +59,15 @@ def scaled(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, .
 
 
 def rolling_out(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, ...]:
-    """Pools that are to have another revision, with what makes it another; `wanted` by name."""
+    """Pools that are to have another revision, with what makes it another; `wanted` by name. One
+    that was asked for it before, and has not told yet, is told of once."""
     return tuple(
         Event("Normal", ROLLING_OUT, _rollout(pool, desired, old))
         for pool in of_kind(children, ENGINE_POOL)
         if (desired := wanted.get(pool["metadata"]["name"])) is not None
         and not is_current(desired, pool)
         and (old := _revision(pool)) not in ("", _wanted(desired))
+        and _wanted(pool) != _wanted(desired)
     )
 
 
@@ -112,8 +114,10 @@ def _revision(pool: Manifest) -> str:
     return next((entry["name"] for entry in known if entry["current"]), "")
 
 
-def _wanted(desired: Manifest) -> str:
-    return str(desired["spec"]["revisions"][0]["name"])
+def _wanted(pool: Manifest) -> str:
+    """The revision that the spec of a pool asks for."""
+    revisions = pool["spec"].get("revisions")
+    return str(revisions[0]["name"]) if revisions else ""
 
 
 def _replicas(pool: Manifest) -> int:

@@ -166,6 +166,9 @@ def test_undoing_a_roll_out_leaves_adapters_as_they_are() -> None:
     assert undone(now, former) == {"model": {**former["model"], "adapters": [LAW]}}
     assert spec_hash(spec_with(SQL)) == spec_hash(spec_with(SQL, LAW))
     assert spec_hash(spec_with(SQL)) != spec_hash(spec_with(POEMS))
+    assert spec_hash(spec_with(POEMS)) == spec_hash(spec_with())
+    on_the_models_claim = spec_with({"name": "own", "uri": "pvc://models/own"})
+    assert spec_hash(on_the_models_claim) == spec_hash(spec_with())
 
 
 def test_a_config_map_of_others_is_not_taken_over() -> None:

@@ -201,6 +201,14 @@ def test_a_roll_out_is_told_with_what_has_changed() -> None:
     new = plan.pools[0].manifest["spec"]["revisions"][0]["name"]
     assert event.reason == "RollingOut"
     assert f"revision {old} is replaced by {new} (changed: image)" in event.message
+    # Another edit, before the pool has taken the new revision in.
+    edited = service({"engine": {"image": "new:2"}, "pools": {"mixed": {"replicas": 3}}})
+    asked = of([live(m) for m in plan.apply], "EnginePool")
+    asked["status"] = of(children, "EnginePool")["status"]
+    (event,) = plan_service(
+        service_observed(edited, [asked if m["kind"] == "EnginePool" else m for m in children])
+    ).events
+    assert event.reason == "Scaled"
 
 
 def test_a_pool_that_somebody_scaled_was_not_scaled_by_the_plan() -> None:
