@@ -50,7 +50,7 @@ INVALID: dict[str, Invalid] = {
         {"model": {"uri": "oci://r" + 253 * "/a" + ":123456"}}, "spec.model.uri", "512"
     ),
     "a revision that reads as an option": Invalid(
-        {"model": {"uri": "hf://a/b", "revision": "--cache"}}, "spec.model.revision", "matches"
+        {"model": {"uri": "hf://a/b", "revision": "--cache"}}, "spec.model.revision", "match"
     ),
     "a long name of a claim with adapters": Invalid(
         {
