@@ -18,17 +18,15 @@ class ProgressServer:
 
     def __init__(self, host: str, port: int) -> None:
         """Raises OSError where it cannot listen; port 0: any that is free."""
-        self._shown: bytes | None = None
-        handler = type("Handler", (_Handler,), {"shown": lambda _: self._shown})
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server = type("Server", (ThreadingHTTPServer,), {"address_family": family})
-        self._server: ThreadingHTTPServer = server((host, port), handler)
+        server = type("Server", (_Server,), {"address_family": family})
+        self._server: _Server = server((host, port), _Handler)
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def show(self, fields: Mapping[str, object]) -> None:
         """What is answered from now on."""
-        self._shown = json.dumps(dict(fields)).encode()
+        self._server.shown = json.dumps(dict(fields)).encode()
 
     def close(self) -> None:
         """Ends it before the process does."""
@@ -36,14 +34,16 @@ class ProgressServer:
         self._server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    shown: bytes | None = None
+
+
 class _Handler(BaseHTTPRequestHandler):
     timeout = TIMEOUT_SECONDS
-
-    def shown(self) -> bytes | None:
-        raise NotImplementedError
+    server: _Server
 
     def do_GET(self) -> None:
-        body = self.shown() if self.path == "/progress" else None
+        body = self.server.shown if self.path == "/progress" else None
         status = 200 if body is not None else 503 if self.path == "/progress" else 404
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
