@@ -28,9 +28,9 @@ NAME_CONFLICT_SECONDS: Final = 5.0
 DRAINING_SECONDS: Final = 5.0
 """Pods whose pool has gone concern no other object: whether they have left has to be looked at."""
 
-NOTABLE: Final = frozenset({reasons.ROLLING_OUT, reasons.RESOLVING, reasons.FETCHING})
-"""A roll-out's start is an event on the service too, and not on its pools alone; so is what engines
-wait for before they are made."""
+NOTABLE: Final = frozenset({reasons.RESOLVING, reasons.FETCHING})
+"""What engines wait for before they are made is an event on the service. A roll-out is told by its
+plan, once, with what makes it one."""
 
 
 @dataclass(frozen=True)

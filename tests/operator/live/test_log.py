@@ -11,7 +11,7 @@ import pytest
 from sluice_operator.apply.events import EVENT
 from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE
 
-from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.cluster import Cluster, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import until_told
 from tests.operator.harness.scenery import DEPLOYMENTS, chat_that_serves
@@ -36,13 +36,18 @@ async def deployments_are_seen(cluster: Cluster, namespace: str, count: int) -> 
         await cluster.patch(DEPLOYMENT, namespace, name, {"status": seen}, "status")
 
 
-async def until_recorded(cluster: Cluster, namespace: str, reason: str, kind: str) -> None:
-    """Returns once there is an event with `reason` about an object of `kind`."""
+async def until_rolling_out(cluster: Cluster, namespace: str) -> None:
+    """Returns once the service's roll-out is in an event, and in its status, too."""
 
-    def told(events: dict[str, Any]) -> bool:
-        return any((e["reason"], e["regarding"]["kind"]) == (reason, kind) for e in events.values())
+    def recorded(events: dict[str, Any]) -> bool:
+        about = [(e["reason"], e["regarding"]["kind"]) for e in events.values()]
+        return ("RollingOut", INFERENCE_SERVICE.kind) in about
 
-    await cluster.until(EVENT, namespace, told)
+    def told(services: dict[str, Any]) -> bool:
+        return condition(services["chat"], "Updated")["reason"] == "RollingOut"
+
+    await cluster.until(EVENT, namespace, recorded)
+    await cluster.until(INFERENCE_SERVICE, namespace, told)
 
 
 async def test_the_log_tells_each_change_of_a_service_in_a_line_and_no_probe(
@@ -59,7 +64,7 @@ async def test_the_log_tells_each_change_of_a_service_in_a_line_and_no_probe(
     await until_told(cluster, namespace, "Scaled")
     await edit({"engine": {"image": "sluice/engine:other"}})
     await deployments_are_seen(cluster, namespace, DEPLOYMENTS + 1)
-    await until_recorded(cluster, namespace, "RollingOut", INFERENCE_SERVICE.kind)
+    await until_rolling_out(cluster, namespace)
     await edit({"slo": {"percentile": 90}})
     await until_told(cluster, namespace, "NotImplemented")
     assert await operator.terminate() == 0
