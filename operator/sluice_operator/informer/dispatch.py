@@ -19,7 +19,8 @@ Reconcile = Callable[[Key], Awaitable[float | None]]
 """Reconciles a key. May return after how many seconds to reconcile again, for changes that no
 event announces."""
 
-FAILURE: Final = Backoff(first_seconds=0.25, cap_seconds=300)
+FAILURE: Final = Backoff(first_seconds=0.25, cap_seconds=120)
+"""A defect: seldom, and often enough that the alert SluiceReconcileErrors counts it."""
 REFUSED: Final = Backoff(first_seconds=0.25, cap_seconds=30)
 """A person has to change something; we should notice soon after that."""
 TRANSIENT: Final = Backoff(first_seconds=0.25, cap_seconds=5)

@@ -42,6 +42,7 @@ from sluice_operator.kube.transport import Transport
 from sluice_operator.log import fields
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.process.defects import Defects
 from sluice_operator.process.lease import Leadership, LeaseName, LeaseTiming
 from sluice_operator.process.listeners import Health, listening
 from sluice_operator.process.metrics import OperatorMetrics
@@ -260,13 +261,15 @@ def _dispatcher(
         AcceleratorReports(fetch_over_http, clock),
         AdapterReports(fetch_over_http, clock),
     )
-    reconciles: dict[str, Reconcile] = {
-        INFERENCE_SERVICE.kind: ServiceReconcile(services, writes, clock, autoscaler),
-        ENGINE_POOL.kind: PoolReconcile(pools, writes, clock, autoscaler),
+    reconciles: dict[Kind, Reconcile] = {
+        INFERENCE_SERVICE: ServiceReconcile(services, writes, clock, autoscaler),
+        ENGINE_POOL: PoolReconcile(pools, writes, clock, autoscaler),
     }
-    for kind in reconciles:
+    defects = Defects(reader, writes.reporter, clock)
+    reported = {kind.kind: defects.reported(kind, made) for kind, made in reconciles.items()}
+    for kind in reported:
         parts.metrics.watch_depth(kind, partial(_depth, queue, kind))
-    return Dispatcher(queue, reconciles, parts.metrics, clock, random.random)
+    return Dispatcher(queue, reported, parts.metrics, clock, random.random)
 
 
 def _autoscaler(

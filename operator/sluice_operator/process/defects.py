@@ -1,0 +1,101 @@
+"""An exception of our own in a reconcile: the status of the object that met it says so.
+
+Knows what conditions say then, and nothing of what was reconciled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_operator.api.conditions import (
+    PROGRESSING,
+    READY,
+    RECONCILING,
+    STALLED,
+    UPDATED,
+    Check,
+)
+from sluice_operator.apply.status import Reporter
+from sluice_operator.clock import Clock
+from sluice_operator.conditions.conditions import conditions, find, status_events
+from sluice_operator.informer.dispatch import Reconcile
+from sluice_operator.informer.keys import Key
+from sluice_operator.informer.reader import Reader
+from sluice_operator.kube.errors import OperatorError, RequestError
+from sluice_operator.kube.kinds import Kind, Manifest, is_being_deleted
+from sluice_operator.log import fields
+
+INTERNAL_ERROR: Final = "InternalError"
+MAX_TEXT: Final = 256
+"""Characters of an exception that a condition shows."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Defects:
+    """Reports exceptions that are no answer of the API server."""
+
+    reader: Reader
+    reporter: Reporter
+    clock: Clock
+
+    def reported(self, kind: Kind, reconcile: Reconcile) -> Reconcile:
+        """`reconcile` of objects of this kind; whatever it raises is raised on."""
+
+        async def reporting(key: Key) -> float | None:
+            try:
+                return await reconcile(key)
+            except OperatorError:
+                raise
+            except Exception as error:
+                await self._report(kind, key, error)
+                raise
+
+        return reporting
+
+    async def _report(self, kind: Kind, key: Key, error: Exception) -> None:
+        try:
+            live = await self.reader.get(kind, key.namespace, key.name)
+            if live is None or is_being_deleted(live):
+                return
+            status = self._status(live, error)
+            events = status_events(live.get("status"), status)
+            await self.reporter.report(live, status, (), events)
+        except RequestError as failed:
+            place = fields(kind=key.kind, namespace=key.namespace, name=key.name, error=failed)
+            logger.warning("internal error not reported", extra=place)
+
+    def _status(self, live: Manifest, error: Exception) -> Manifest:
+        """The status as it was, with conditions that say that nothing more is known."""
+        before: Manifest = live.get("status") or {}
+        generation = live["metadata"].get("generation", 0)
+        known: list[Manifest] = before.get("conditions") or []
+        message = _message(error, find(before, UPDATED), generation)
+        why = Check("False", INTERNAL_ERROR, message)
+        checks = dict.fromkeys((UPDATED, PROGRESSING, RECONCILING), why)
+        checks[STALLED] = Check("True", INTERNAL_ERROR, message)
+        if find(before, READY) is None:
+            checks[READY] = Check("Unknown", INTERNAL_ERROR, message)
+        found = conditions(known, checks, generation, self.clock.now())
+        merged = _by_type(known) | _by_type(found)
+        return before | {"observedGeneration": generation, "conditions": list(merged.values())}
+
+
+def _message(error: Exception, told: Manifest | None, generation: int) -> str:
+    """Type and first line of the exception. What was `told` of one of the same type stays while
+    the spec does: some name addresses, and a change of status is a cause to try again at once."""
+    head = f"A defect of the operator: {type(error).__name__}"
+    same = told is not None and told.get("observedGeneration") == generation
+    if told is not None and same and told["message"].startswith(head):
+        return str(told["message"])
+    line = next(iter(str(error).splitlines()), "")[:MAX_TEXT]
+    text = f"{head}: {line}" if line else head
+    return f"{text}. It is tried again; the operator's log has the traceback."
+
+
+def _by_type(found: Iterable[Manifest]) -> dict[str, Manifest]:
+    return {each["type"]: each for each in found}
