@@ -5,13 +5,16 @@ Knows nothing of nodes: the operator finds the product, this table says what fol
 Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `server_args.py`
 (`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: 256 as in
 vLLM 0.11 (`arg_utils.py`, `get_batch_defaults`), more where CUDA graphs cover more. Products: their
-makers' data sheets, not all of them looked up anew.
+makers' data sheets, not all of them looked up anew. Labels: the names that drivers give their
+devices, with dashes (NVIDIA's feature discovery) or underscores (AMD's labeller) for spaces; from
+published node lists, so that others exist.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
 from pydantic import Field
@@ -41,7 +44,7 @@ class Accelerator(ContractModel):
 
     def __str__(self) -> str:
         """For display: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
-        return "CPU" if self.is_cpu else f"{self.count} x {self.product or 'GPU'}"
+        return "CPU" if self.is_cpu else f"{max(1, self.count)} x {self.product or 'GPU'}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class ProductRow:
     memory_gib: float
     peak: Peak | None = None
     """None: not known."""
+    labels: tuple[str, ...] = ()
+    """Values of `nvidia.com/gpu.product` or `amd.com/gpu.product-name` on whole devices."""
 
 
 WIDE_FROM: Final = 4
@@ -100,29 +105,52 @@ TIERS: Final = (
 )
 
 
-def _row(name: str, pattern: str, memory_gib: float, peak: Peak | None = None) -> ProductRow:
-    return ProductRow(name, re.compile(pattern, re.IGNORECASE), memory_gib, peak)
+def _row(
+    name: str, pattern: str, memory_gib: float, peak: Peak | None = None, labels: str = ""
+) -> ProductRow:
+    regex = re.compile(pattern, re.IGNORECASE)
+    return ProductRow(name, regex, memory_gib, peak, tuple(labels.split()))
 
 
+# fmt: off
 PRODUCTS: Final = (
-    _row("T4", r"\bT4\b", 16, Peak(65, 0.32)),
-    _row("V100-16GB", r"V100.*16GB|^nvidia-tesla-v100$", 16, Peak(125, 0.9)),
-    _row("V100-32GB", r"V100.*32GB", 32, Peak(125, 0.9)),
-    _row("RTX 4080", r"RTX[-_ ]?4080", 16, Peak(97, 0.717)),
-    _row("RTX 4090", r"RTX[-_ ]?4090", 24, Peak(165, 1.008)),
-    _row("RTX 5090", r"RTX[-_ ]?5090", 32, Peak(210, 1.792)),
-    _row("L4", r"\bL4\b", 24, Peak(121, 0.3)),
-    _row("A10", r"\bA10G?\b", 24, Peak(125, 0.6)),
-    _row("L40S", r"\bL40S?\b", 48, Peak(362, 0.864)),
-    _row("RTX PRO 6000", r"RTX[-_ ]PRO[-_ ]6000", 96),
-    _row("A100-40GB", r"A100.*40GB|^nvidia-tesla-a100$", 40, Peak(312, 1.555)),
-    _row("A100-80GB", r"A100.*80GB", 80, Peak(312, 2.039)),
-    _row("H100", r"\bH100\b", 80, Peak(989, 3.35)),
-    _row("H200", r"\bH200\b", 141, Peak(989, 4.8)),
-    _row("B200", r"\bG?B200\b", 180, Peak(2250, 7.7)),
-    _row("MI300X", r"MI300X", 192, Peak(1307, 5.3)),
-    _row("MI325X", r"MI325X", 256, Peak(1307, 6.0)),
+    _row("T4", r"\bT4\b", 16, Peak(65, 0.32), "Tesla-T4"),
+    _row(
+        "V100-16GB", r"V100.*16GB|^nvidia-tesla-v100$", 16, Peak(125, 0.9),
+        "Tesla-V100-SXM2-16GB Tesla-V100-PCIE-16GB",
+    ),
+    _row(
+        "V100-32GB", r"V100.*32GB", 32, Peak(125, 0.9),
+        "Tesla-V100-SXM2-32GB Tesla-V100-PCIE-32GB",
+    ),
+    _row("RTX 4080", r"RTX[-_ ]?4080", 16, Peak(97, 0.717), "NVIDIA-GeForce-RTX-4080"),
+    _row("RTX 4090", r"RTX[-_ ]?4090", 24, Peak(165, 1.008), "NVIDIA-GeForce-RTX-4090"),
+    _row("RTX 5090", r"RTX[-_ ]?5090", 32, Peak(210, 1.792), "NVIDIA-GeForce-RTX-5090"),
+    _row("L4", r"\bL4\b", 24, Peak(121, 0.3), "NVIDIA-L4"),
+    _row("A10", r"\bA10G?\b", 24, Peak(125, 0.6), "NVIDIA-A10 NVIDIA-A10G"),
+    _row("L40S", r"\bL40S?\b", 48, Peak(362, 0.864), "NVIDIA-L40S NVIDIA-L40"),
+    _row(
+        "RTX PRO 6000", r"RTX[-_ ]PRO[-_ ]6000", 96,
+        labels="NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
+    ),
+    _row(
+        "A100-40GB", r"A100.*40GB|^nvidia-tesla-a100$", 40, Peak(312, 1.555),
+        "NVIDIA-A100-SXM4-40GB NVIDIA-A100-PCIE-40GB",
+    ),
+    _row(
+        "A100-80GB", r"A100.*80GB", 80, Peak(312, 2.039),
+        "NVIDIA-A100-SXM4-80GB NVIDIA-A100-80GB-PCIe",
+    ),
+    _row(
+        "H100", r"\bH100\b", 80, Peak(989, 3.35),
+        "NVIDIA-H100-80GB-HBM3 NVIDIA-H100-PCIe NVIDIA-H100-NVL",
+    ),
+    _row("H200", r"\bH200\b", 141, Peak(989, 4.8), "NVIDIA-H200 NVIDIA-H200-NVL"),
+    _row("B200", r"\bG?B200\b", 180, Peak(2250, 7.7), "NVIDIA-B200 NVIDIA-GB200"),
+    _row("MI300X", r"MI300X", 192, Peak(1307, 5.3), "AMD_Instinct_MI300X_OAM"),
+    _row("MI325X", r"MI325X", 256, Peak(1307, 6.0), "AMD_Instinct_MI325X_OAM"),
 )
+# fmt: on
 
 SHARED: Final = re.compile(r"-SHARED$", re.IGNORECASE)
 PART: Final = re.compile(r"[- ]MIG[- ]|-SHARED$", re.IGNORECASE)
@@ -158,6 +186,20 @@ def product_row(product: str) -> ProductRow | None:
     if PART.search(product):
         return None
     return next((row for row in PRODUCTS if row.pattern.search(product)), None)
+
+
+def labels_near(product: str) -> tuple[str, ...]:
+    """How nodes may spell a product that no known label spells so, a part of a device or not: the
+    labels of its row, else those with all its words, or like it. Empty where one spells it so."""
+    whole = PART.split(product)[0]
+    known = {_letters(label): label for row in PRODUCTS for label in row.labels}
+    if whole in known.values():
+        return ()
+    if (row := product_row(whole)) is not None:
+        return row.labels
+    words = set(re.findall(r"[a-z0-9]+", whole.casefold())) - {"nvidia"}
+    found = [letters for letters in known if all(word in letters for word in words)]
+    return tuple(known[each] for each in found or get_close_matches(_letters(whole), known))
 
 
 def same_product(one: str, other: str) -> bool:

@@ -17,6 +17,8 @@ MODEL_RESOLVED = "ModelResolved"
 """The fetcher's reason once a revision is resolved; the message is a `ResolvedModel` as JSON."""
 MODEL_FETCHED = "ModelFetched"
 """The fetcher's reason once a commit is complete; the message is the commit."""
+TOKEN_MISSING = "TokenMissing"  # noqa: S105
+"""The fetcher's reason where the file of the hub's token is not there."""
 
 
 class TerminationMessage(ContractModel):

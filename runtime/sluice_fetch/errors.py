@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import httpx2
 from huggingface_hub import errors as hub
+from sluice_contract.termination import TOKEN_MISSING
 
 
 class FetchError(Exception):
@@ -67,7 +68,7 @@ class TransientError(FetchError):
 class TokenMissingError(TransientError):
     """The token's file is not there: its Secret may be made a moment later."""
 
-    reason = "TokenMissing"
+    reason = TOKEN_MISSING
 
 
 class RateLimitedError(TransientError):

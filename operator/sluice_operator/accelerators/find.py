@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluice_contract.accelerators import Accelerator, product_row
+from sluice_contract.accelerators import Accelerator, product_row, same_product
 from sluice_contract.sizing import Source, sizes_of
 
 from sluice_operator.accelerators.labels import NodeGpus, gpus_of, labels_of
@@ -160,7 +160,10 @@ def _no_node(nodes: tuple[Manifest, ...], spec: AcceleratorSpec) -> str:
     if elsewhere and (label := elsewhere[0].label) not in (None, product_label(spec)):
         told = f"{_names(gpus.node for gpus in elsewhere)} have it as label {label}"
         return f"{text} as label {product_label(spec)}; {told}: set accelerator.productLabel"
-    there = sorted({f"{gpus.product or 'unknown GPUs'}" for gpus in found})
+    there = sorted({gpus.product or "unknown GPUs" for gpus in found})
+    near = [each for each in there if spec.product and same_product(each, spec.product)]
+    if near and spec.product not in there:
+        return f"{text} that the pool may land on; products near it: {', '.join(near)}."
     return f"{text} that the pool may land on; there are: {', '.join(there) or 'no GPUs'}."
 
 

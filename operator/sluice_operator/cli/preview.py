@@ -15,6 +15,7 @@ from sluice_contract.config import KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.sizing import Source, sizes_of
 
+from sluice_operator.accelerators.spelling import unusual_spelling
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.status import ModelStatus
@@ -200,22 +201,29 @@ def _lines(shown: Preview) -> Iterator[str]:
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {_replicas(plan, pool)}, each on {pool.accelerator.text}"
-        yield from _unknown_product(pool)
+        yield from _product(plan, pool)
         yield f"  revision {below.revision} of image {_image(below)}"
-        if _is_assumed(plan):
-            yield "  That image is assumed, since the spec names none: the operator uses its own"
-            yield f"  default ({_variable(below)}), and with another image comes another revision."
-            yield "  A service that runs keeps its image, sizes and pods until an upgrade is taken."
         if _memory_limit(below) is None and pool.accelerator.accelerator.is_cpu:
             key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
             yield f"  No memory limit ({key}): each engine sizes its KV"
             yield "  pool from the memory of its whole node, as if it were alone there."
         yield from room_lines(plan.spec, shown.model, pool)
         yield from table(_rows(settings_status(pool.settings)))
+    if _is_assumed(plan):
+        yield ""
+        yield from _assumed_images(shown.pool_plans)
     yield ""
     objects = _objects(shown)
     yield f"{len(objects)} objects:"
     yield from table((item["kind"], item["name"]) for item in objects)
+
+
+def _assumed_images(plans: Iterable[PoolPlan]) -> Iterator[str]:
+    for image, variable in dict.fromkeys((_image(plan), _variable(plan)) for plan in plans):
+        yield f"Image {image} is assumed, since the spec names none:"
+        yield f"  the operator uses its own default ({variable}), and with another"
+        yield "  image comes another revision. A service that runs keeps its image, sizes and pods"
+        yield "  until an upgrade is taken."
 
 
 def _model(model: ModelSpec, known: ModelStatus | None, service: str) -> Iterator[str]:
@@ -240,8 +248,12 @@ def _model(model: ModelSpec, known: ModelStatus | None, service: str) -> Iterato
         yield "  Each engine downloads it at its start; spec.model.cache: once for all."
 
 
-def _unknown_product(pool: PlannedPool) -> Iterator[str]:
+def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:
+    """What is doubtful about the product that the spec names."""
     accelerator = pool.accelerator.accelerator
+    wanted = plan.spec.pool(pool.role).accelerator if plan.spec else None
+    if warning := unusual_spelling(wanted):
+        yield f"  ProductSpelling: {warning}"
     if accelerator.product is not None and sizes_of(accelerator)[1] is Source.GENERAL:
         yield f"  ProductUnknown: {accelerator.product} is not in the table of accelerators: sized"
         yield "  for 40 GiB, unless its nodes tell more; else set engine.chunkSize, memoryFraction"

@@ -6,6 +6,7 @@ leave as termination message. Knows nothing of pools.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from sluice_contract.termination import EXIT_REFUSED, TerminationMessage
 
+from sluice_operator.conditions.hub_token import name_secret
 from sluice_operator.kube.kinds import Manifest
 
 IMAGE_REASONS: Final = frozenset(
@@ -27,6 +29,8 @@ MODEL_REASONS: Final = frozenset({"ModelLoadFailed", "NotAModel"})
 UNSCHEDULABLE: Final = "Unschedulable"
 ACCELERATOR_MISSING: Final = "AcceleratorMissing"
 """An engine found no GPU that it can use."""
+NO_PREEMPTION: Final = re.compile(r"(?<=\.) not found$")
+"""What the scheduler adds about preemption to a message about a pod's claims."""
 LASTING_REASONS: Final = MODEL_REASONS | {
     "InvalidConfig", "OutOfMemory", "InvalidImageName", ACCELERATOR_MISSING,
 }  # fmt: skip
@@ -109,7 +113,8 @@ def failure_of(pod: Manifest) -> PodFailure | None:
 def _unschedulable(pod: Manifest) -> PodFailure | None:
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False" and scheduled.get("reason") == UNSCHEDULABLE:
-        return PodFailure(_name(pod), UNSCHEDULABLE, _line(scheduled.get("message")))
+        text = NO_PREEMPTION.sub("", _line(scheduled.get("message")))
+        return PodFailure(_name(pod), UNSCHEDULABLE, text)
     return None
 
 
@@ -127,7 +132,8 @@ def _told(pod: Manifest) -> PodFailure | None:
         if message := _termination_message(ended):
             if message.reason in DIED_REASONS and ended.get("reason") == "OOMKilled":
                 continue
-            text, restarts = _line(message.message), _restarts(pod, container)
+            text = _line(name_secret(pod, message).message)
+            restarts = _restarts(pod, container)
             repeats = ended.get("exitCode") == EXIT_REFUSED
             return PodFailure(_name(pod), message.reason, text, repeats, restarts)
     return None

@@ -35,6 +35,7 @@ GROUP_ID: Final = 65532
 """Of the image's user: a claim's files belong to it."""
 RETRIES: Final = 30
 """Starts of a Job whose pods fail for reasons that may pass: some two and a half hours."""
+TOKEN_VOLUME: Final = "hub-token"  # noqa: S105
 TOKEN_FOLDER: Final = "/etc/sluice/hub"  # noqa: S105
 TOKEN_FILE: Final = f"{TOKEN_FOLDER}/token"
 RESOURCES: Final[Manifest] = {
@@ -177,7 +178,7 @@ def init_container(fetch: ModelFetch) -> Manifest:
 def fetch_container(image: str, arguments: tuple[str, ...], token: SecretKeyRef | None) -> Manifest:
     """The container alone, with `/tmp` of the pod and the token."""
     given = ("--token-file", TOKEN_FILE) if token else ()
-    mount = {"name": "hub-token", "mountPath": TOKEN_FOLDER, "readOnly": True}
+    mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True}
     return {
         "name": FETCH_CONTAINER,
         "image": image,
@@ -200,7 +201,7 @@ def token_volumes(token: SecretKeyRef | None) -> list[Manifest]:
         return []
     items = [{"key": token.key, "path": "token"}]
     secret = {"secretName": token.name, "optional": True, "items": items}
-    return [{"name": "hub-token", "secret": secret}]
+    return [{"name": TOKEN_VOLUME, "secret": secret}]
 
 
 def _model_mount() -> Manifest:

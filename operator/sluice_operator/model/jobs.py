@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from sluice_contract.termination import EXIT_REFUSED, TerminationMessage
 
 from sluice_operator.api.template import FETCH_CONTAINER
+from sluice_operator.conditions.hub_token import name_secret
 from sluice_operator.conditions.pods import first_failure
 from sluice_operator.kube.kinds import Manifest, controller_uid
 
@@ -57,8 +58,8 @@ def outcome_of(job: Manifest | None, pods: Iterable[Manifest], succeeds_with: st
     if job is None:
         return Running()
     own = [pod for pod in pods if controller_uid(pod) == job["metadata"].get("uid")]
-    ended = sorted(_ended(own), key=lambda each: str(each.get("finishedAt") or ""))
-    told = [(each.get("exitCode"), _message(each)) for each in ended]
+    ended = sorted(_ended(own), key=lambda each: str(each[1].get("finishedAt") or ""))
+    told = [(each.get("exitCode"), name_secret(pod, _message(each))) for pod, each in ended]
     for code, message in told:
         if code == 0 and message.reason == succeeds_with:
             return Done(message.message)
@@ -85,12 +86,12 @@ def _given_up(job: Manifest) -> Failed:
     return Failed(str(found.get("reason", "JobFailed")), str(found.get("message", "")))
 
 
-def _ended(pods: Iterable[Manifest]) -> Iterator[dict[str, Any]]:
+def _ended(pods: Iterable[Manifest]) -> Iterator[tuple[Manifest, dict[str, Any]]]:
     for pod in pods:
         for container in (pod.get("status") or {}).get("containerStatuses") or ():
             ended = (container.get("state") or {}).get("terminated")
             if container["name"] == FETCH_CONTAINER and ended:
-                yield ended
+                yield pod, ended
 
 
 def _message(ended: dict[str, Any]) -> TerminationMessage:

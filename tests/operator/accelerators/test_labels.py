@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.accelerators import Accelerator, same_product
+from sluice_contract.accelerators import (
+    PRODUCTS,
+    Accelerator,
+    labels_near,
+    product_row,
+    same_product,
+)
 from sluice_contract.config import EngineSettings
 from sluice_contract.sizing import resolve_settings
 from sluice_operator.accelerators.find import find_accelerator
 from sluice_operator.accelerators.instance_types import TYPES
 from sluice_operator.accelerators.labels import gpus_of
-from sluice_operator.api.pools import PoolSpec
+from sluice_operator.accelerators.spelling import unusual_spelling
+from sluice_operator.api.pools import AcceleratorSpec, PoolSpec
+from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.accelerators.recorded_nodes import GPU, NODES, node
 
@@ -81,3 +89,42 @@ def test_a_node_without_labels_or_with_odd_ones_has_what_it_offers() -> None:
     assert gpus_of(odd, GPU).count == 0
     del odd["metadata"]["labels"], odd["status"]
     assert gpus_of(odd, GPU).count == 0
+
+
+def test_each_known_label_falls_under_its_own_row() -> None:
+    for row in PRODUCTS:
+        assert row.labels
+        assert [product_row(label) for label in row.labels] == [row] * len(row.labels)
+
+
+@pytest.mark.parametrize(
+    ("product", "near"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", ()),
+        ("NVIDIA-A100-SXM4-40GB-MIG-3g.20gb", ()),
+        ("Tesla-T4-SHARED", ()),
+        ("NVIDIA-H100", ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL")),
+        ("A100-80", ("NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe")),
+        ("NVIDIA-L40SX", ("NVIDIA-L40S", "NVIDIA-L40")),
+        ("NVIDIA-Brand-New", ()),
+    ],
+)
+def test_labels_near_a_product_that_no_node_is_known_to_have(
+    product: str, near: tuple[str, ...]
+) -> None:
+    assert labels_near(product) == near
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "warned"),
+    [
+        ({"product": "H100"}, "nvidia.com/gpu.product=H100 alone; near it: NVIDIA-H100-80GB-HBM3"),
+        ({"product": "MI300X", "resourceName": "amd.com/gpu"}, "near it: AMD_Instinct_MI300X_OAM"),
+        ({"product": "NVIDIA-H200"}, None),
+        ({"product": "nvidia-h100", "productLabel": "cloud.google.com/gke-accelerator"}, None),
+        ({}, None),
+    ],
+)
+def test_an_unusual_spelling_is_warned_of(accelerator: Manifest, warned: str | None) -> None:
+    found = unusual_spelling(AcceleratorSpec.model_validate(accelerator))
+    assert found is None if warned is None else warned in (found or "")

@@ -146,7 +146,7 @@ def test_plan_says_of_which_image_the_revision_is(
     assert main(["plan", "-f", file, *options]) == 0
     out = capsys.readouterr().out
     assert f"revision {pool['revision']} of image {image}" in out
-    assert ("That image is assumed" in out) is assumed
+    assert (f"Image {image} is assumed" in out) is assumed
 
 
 def test_render_gives_every_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -381,6 +381,17 @@ def test_a_product_that_is_not_known_is_said_in_a_plan(
     found = document({"model": {"uri": "pvc://m/q"}, "pools": pools})
     assert main(["plan", "-f", _file(tmp_path, found)]) == 0
     assert ("ProductUnknown: T9 is not in the table" in capsys.readouterr().out) is told
+
+
+def test_a_plan_warns_of_a_spelling_in_each_pool_and_of_the_image_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = {role: {"accelerator": {"product": "H100"}} for role in ("prefill", "decode")}
+    spec = {"model": {"uri": "pvc://m/q"}, "mode": "Disaggregated", "pools": pools}
+    assert main(["plan", "-f", _file(tmp_path, document(spec))]) == 0
+    out = capsys.readouterr().out
+    assert out.count("ProductSpelling: no node is known to say H100") == 2, "one a pool"
+    assert out.count("is assumed, since the spec names none") == 1
 
 
 def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(

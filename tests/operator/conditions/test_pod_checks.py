@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from sluice_contract.termination import TerminationMessage
+from sluice_operator.api.base import SecretKeyRef
 from sluice_operator.conditions.pods import failure_of, first_failure, is_draining, is_ready
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.fetching import token_volumes
 
 
 def _pod(name: str = "chat-0", **status: Any) -> Manifest:
@@ -165,6 +167,32 @@ def test_else_the_first_pod_by_name() -> None:
     found = first_failure(pods)
     assert found is not None
     assert found.pod == "a"
+
+
+def test_a_claim_that_is_not_there_is_told_once() -> None:
+    message = '0/1 nodes are available: persistentvolumeclaim "models" not found. not found'
+    failure = failure_of(
+        _pod(
+            conditions=[
+                {
+                    "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                    "message": message,
+                }
+            ]
+        )
+    )  # fmt: skip
+    assert failure is not None
+    assert failure.message == message.removesuffix(" not found")
+
+
+def test_an_engines_own_download_without_a_token_names_its_secret() -> None:
+    told = TerminationMessage(reason="TokenMissing", message="--token-file: there is no /etc/x")
+    ended = {"exitCode": 1, "message": told.to_bytes().decode()}
+    token = SecretKeyRef(name="hub", key="token")
+    pod = _pod(**_init(state={"terminated": ended})) | {"spec": {"volumes": token_volumes(token)}}
+    failure = failure_of(pod)
+    assert failure is not None
+    assert failure.message.endswith("there is no Secret hub with the key token")
 
 
 @pytest.mark.parametrize(("reason", "code"), [("NoSpace", 2), ("HubUnreachable", 1)])

@@ -189,6 +189,25 @@ def test_what_may_pass_is_named_and_tried_again() -> None:
     assert world.status["model"]["commit"] == COMMIT
 
 
+@pytest.mark.parametrize(
+    ("code", "reason", "told", "shown"),
+    [
+        (1, "TokenMissing", "there is no /etc/x", "there is no Secret hub with the key token"),
+        (2, "InvalidConfig", "/etc/x holds no token", "Secret hub, key token: /etc/x holds no"),
+    ],
+)
+def test_what_is_wrong_with_a_token_names_its_secret_and_key(
+    code: int, reason: str, told: str, shown: str
+) -> None:
+    world = World({"model": HUB | {"tokenSecretRef": {"name": "hub", "key": "token"}}})
+    world.reconcile()
+    world.ends(code, said(reason, f"--token-file: {told}"))
+    world.reconcile()
+    message = (find(world.status, "ModelAvailable") or {})["message"]
+    assert f"spec.model.tokenSecretRef: {shown}" in message
+    assert world.condition("ModelAvailable") == ("False", reason)
+
+
 def test_a_job_that_has_given_up_is_a_failure() -> None:
     world = World({"model": HUB})
     world.reconcile()

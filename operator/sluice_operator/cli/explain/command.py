@@ -76,7 +76,7 @@ def _explained(
     load: Load,
     asked: Ask,
 ) -> Explanation | DocumentErrors:
-    value = document.value
+    value, nodes_known = document.value, nodes is not None
     if accelerator is not None:
         value, nodes = on_accelerator(value, accelerator)
     try:
@@ -85,10 +85,10 @@ def _explained(
         return document_errors.invalid(document, error)
     if found.plan.refusal is not None:
         return document_errors.refused(document, found.plan.refusal)
-    return _explanation(found, load, asked)
+    return _explanation(found, load, asked, nodes_known)
 
 
-def _explanation(found: Preview, load: Load, asked: Ask) -> Explanation:
+def _explanation(found: Preview, load: Load, asked: Ask, nodes_known: bool) -> Explanation:
     spec, answers = found.plan.spec, dict[Question, Answer]()
     assert spec is not None
     pools = []
@@ -98,7 +98,8 @@ def _explanation(found: Preview, load: Load, asked: Ask) -> Explanation:
             answers[about] = asked(about)
         told = verdicts(answers[about])
         facts = Facts(spec, pool, {each.subject: each for each in told})
-        pools.append(ExplainedPool(pool, answers[about], told, tuple(hints(facts))))
+        advice = tuple(hints(facts, nodes_known=nodes_known))
+        pools.append(ExplainedPool(pool, answers[about], told, advice))
     return Explanation(found, load.requests, promise_of(spec), tuple(pools))
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from sluice_contract.sizing import Value
 
+from sluice_operator.accelerators.spelling import unusual_spelling
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.cli.explain.verdicts import Verdict
 from sluice_operator.service.plan import PlannedPool
@@ -104,6 +105,9 @@ HINTS: Final = (
 )  # fmt: skip
 
 
-def hints(facts: Facts) -> Iterator[Hint]:
-    """Those that hold."""
-    return (hint for hint in HINTS if hint.holds(facts))
+def hints(facts: Facts, *, nodes_known: bool) -> Iterator[Hint]:
+    """Those that hold. `nodes_known`: a cluster's nodes were looked at."""
+    wanted = facts.spec.pool(facts.pool.role).accelerator
+    if not nodes_known and (warning := unusual_spelling(wanted)):
+        yield Hint("ProductSpelling", lambda _: True, warning)
+    yield from (hint for hint in HINTS if hint.holds(facts))

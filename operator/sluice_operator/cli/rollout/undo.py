@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from sluice_operator.cli.preview import table
 from sluice_operator.cli.yaml_text import to_yaml
@@ -150,5 +150,8 @@ def _take(found: Manifest, now: Manifest, key: str) -> None:
         found[key] = now[key]
 
 
-def _sorted(spec: Manifest) -> Manifest:
-    return dict(sorted(spec.items()))
+def _sorted(value: Any) -> Any:
+    """With the keys of every mapping in order, so that one that moved is no difference."""
+    if isinstance(value, Mapping):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(each) for each in value] if isinstance(value, list) else value

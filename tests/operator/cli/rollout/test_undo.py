@@ -100,9 +100,15 @@ def test_a_restart_changes_nothing_but_its_mark() -> None:
     spec: Manifest = {"rollout": {"strategy": "InPlace"}, "mode": "Mixed"}
     assert changes(spec, restarted(spec, "now")).splitlines()[-3:] == [
         " rollout:",
-        "   strategy: InPlace",
         "+  restartedAt: now",
+        "   strategy: InPlace",
     ]
+
+
+def test_a_key_that_only_moved_is_no_change() -> None:
+    pods = {"resources": {"limits": {"memory": "2Gi"}, "requests": {"cpu": 1}}, "replicas": 2}
+    moved = {"replicas": 2, "resources": dict(reversed(pods["resources"].items()))}
+    assert changes({"pools": {"mixed": pods}}, {"pools": {"mixed": moved}}) == ""
 
 
 def test_whoever_would_put_the_spec_back_is_named() -> None:
