@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from tests.patience import PATIENCE_SECONDS
+
 
 @dataclass
 class Proxy:
@@ -64,7 +66,7 @@ def proxy(target: int) -> Iterator[Proxy]:
         loop = runner.get_loop()
         thread = threading.Thread(target=runner.run, args=[_serve(made, begun)])
         thread.start()
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE_SECONDS)
         try:
             yield made
         finally:

@@ -19,6 +19,7 @@ from sluice_fetch.__main__ import EXIT_REFUSED, EXIT_TRANSIENT, main
 
 from tests.fetch.conftest import SHARDS
 from tests.fetch.hub_server import COMMIT, OTHER_COMMIT, Hub
+from tests.patience import PATIENCE_SECONDS
 
 NEEDED = {*SHARDS, "config.json", "tokenizer.json", "model.safetensors.index.json"}
 EVERYTHING_BYTES = 6_000_001
@@ -67,7 +68,7 @@ def test_how_far_a_download_is_can_be_asked(hub: Hub, tmp_path: Path) -> None:
     command = threading.Thread(target=Run, args=(hub, tmp_path, "--progress-port", str(port)))
     command.start()
     try:
-        assert hub.stalled.wait(30)
+        assert hub.stalled.wait(PATIENCE_SECONDS)
         told = FetchProgress.model_validate_json(httpx2.get(url).content)
     finally:
         hub.go_on.set()

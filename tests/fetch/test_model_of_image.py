@@ -11,6 +11,7 @@ import pytest
 from sluice_fetch.snapshot import OTHERS
 
 from e2e.images.catalog import ROOT
+from tests.patience import PATIENCE_SECONDS
 
 SCRIPT = ROOT / "runtime/sluice_fetch/model_of_image.sh"
 FILES = dict.fromkeys(("config.json", "tokenizer.json", "model.safetensors"), b"content")
@@ -105,7 +106,7 @@ def test_a_start_after_a_refusal_waits_for_the_end_of_the_pod(image: Image) -> N
         assert process.stdout is not None
         assert process.stdout.readline() == "failed before; waiting for the end of this pod\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 143
+        assert process.wait(PATIENCE_SECONDS) == 143
     assert json.loads(image.log.read_text())["reason"] == "NotAModel", "still what it was"
 
 

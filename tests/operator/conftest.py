@@ -15,6 +15,7 @@ from e2e.cluster.controlplane_only import ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailedError
 from tests.operator.harness.cluster import NAMESPACE, Cluster
 from tests.operator.harness.process import OperatorProcess
+from tests.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 OPERATOR_NAMESPACE = "sluice-system"
@@ -36,7 +37,7 @@ def plane() -> Iterator[ControlPlane]:
 
 def wait_until_served(running: ControlPlane) -> None:
     """New kinds are not in the index at once, and their first requests are answered with 429."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             running.kubectl("get", "inferenceservices.serving.sluice.dev,enginepools", "-A")

@@ -19,6 +19,7 @@ from sluice_router.fleet import Fleet
 from sluice_router.kube import Cluster, Credentials, in_cluster
 from sluice_router.upstream import open_session
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router.fake_kube import FakeKube, endpoint_slice, running_kube
 
 DISCOVERY = Discovery(service="chat", roles=(Role.PREFILL, Role.MIXED))
@@ -35,7 +36,7 @@ class Follower:
 
     async def sees(self, *names: str) -> None:
         """Wait until exactly these engines are known."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while self.names != names or not self.fleet.discovered:
                 await self.fleet.wait_for_change(5)
 
@@ -45,7 +46,7 @@ class Follower:
 
     async def watching(self) -> int:
         """The version that the next watch starts from."""
-        return await asyncio.wait_for(self.kube.watched_from.get(), 5)
+        return await asyncio.wait_for(self.kube.watched_from.get(), PATIENCE_SECONDS)
 
 
 @asynccontextmanager
@@ -132,7 +133,7 @@ async def test_an_outage_keeps_the_last_known_engines(kube: FakeKube) -> None:
         kube.refuse = 503
         kube.end_watches()
         for _ in range(12):
-            last = await asyncio.wait_for(follower.pauses.get(), 5)
+            last = await asyncio.wait_for(follower.pauses.get(), PATIENCE_SECONDS)
             assert follower.names == ("a", "b")
             follower.resume.release()
         assert LONGEST_PAUSE_SECONDS / 2 <= last <= LONGEST_PAUSE_SECONDS
@@ -149,7 +150,7 @@ async def test_a_refused_first_list_is_tried_again_and_nothing_counts_as_known(
 ) -> None:
     kube.refuse = code
     async with following(kube) as follower:
-        first = await asyncio.wait_for(follower.pauses.get(), 5)
+        first = await asyncio.wait_for(follower.pauses.get(), PATIENCE_SECONDS)
         follower.resume.release()
         assert first < 1
         assert not follower.fleet.discovered
@@ -164,7 +165,7 @@ async def test_an_error_event_is_a_pause_not_an_end(kube: FakeKube) -> None:
     async with following(kube) as follower:
         await follower.watching()
         kube.error(500)
-        await asyncio.wait_for(follower.pauses.get(), 5)
+        await asyncio.wait_for(follower.pauses.get(), PATIENCE_SECONDS)
         follower.resume.release()
         assert await follower.watching() == 10
 
@@ -174,7 +175,7 @@ async def test_watches_that_end_at_once_are_asked_for_ever_more_slowly(kube: Fak
     async with following(kube) as follower:
         pauses = []
         for _ in range(8):
-            pauses.append(await asyncio.wait_for(follower.pauses.get(), 5))
+            pauses.append(await asyncio.wait_for(follower.pauses.get(), PATIENCE_SECONDS))
             follower.resume.release()
         assert pauses[-1] > 10 * pauses[0]
         assert follower.names == ("a", "b")

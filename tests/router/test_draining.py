@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 from tests.router.raw_client import raw_connection
 
@@ -36,7 +37,7 @@ async def test_a_stream_outlives_the_stop_and_the_router_leaves_after_it(
         assert not router.task.done()
         engine.gate.set()
         assert (await response.read()).endswith(fakes.DONE)
-        await asyncio.wait_for(router.task, 5)
+        await asyncio.wait_for(router.task, PATIENCE_SECONDS)
 
 
 async def test_requests_are_answered_for_as_long_as_the_router_lives(
@@ -56,7 +57,7 @@ async def test_requests_are_answered_for_as_long_as_the_router_lives(
             engine.gate.set()
             assert (await late.read()).endswith(fakes.DONE)
         await running.read()
-        await asyncio.wait_for(router.task, 5)
+        await asyncio.wait_for(router.task, PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("drain_seconds", [30, 0])
@@ -82,7 +83,7 @@ async def test_latecomers_are_served_while_the_cluster_catches_up(
             assert (await late.read()).endswith(fakes.DONE)
         assert not router.task.done()
         caught_up.set()
-        await asyncio.wait_for(router.task, 5)
+        await asyncio.wait_for(router.task, PATIENCE_SECONDS)
 
 
 async def first_waits_then_streams(
@@ -105,7 +106,7 @@ async def test_a_request_behind_a_stream_that_began_before_the_stop_is_answered(
         raw_connection(router.url) as kept,
     ):
         first = asyncio.create_task(kept.ask())
-        await asyncio.wait_for(engine.asked.wait(), 5)
+        await asyncio.wait_for(engine.asked.wait(), PATIENCE_SECONDS)
         router.stop.set()
         await ready_is(client, router.metrics_url, "Draining")
         engine.gate.set()
@@ -113,8 +114,8 @@ async def test_a_request_behind_a_stream_that_began_before_the_stop_is_answered(
         second = await kept.ask()
         assert second.closes
         assert second.body.endswith(fakes.DONE)
-        assert await asyncio.wait_for(kept.reader.read(), 5) == b""
-        await asyncio.wait_for(router.task, 5)
+        assert await asyncio.wait_for(kept.reader.read(), PATIENCE_SECONDS) == b""
+        await asyncio.wait_for(router.task, PATIENCE_SECONDS)
 
 
 async def test_quiet_connections_are_closed_beside_a_stream(
@@ -133,7 +134,7 @@ async def test_quiet_connections_are_closed_beside_a_stream(
         assert not (await used.answer()).closes
         router.stop.set()
         for quiet in (fresh, used):
-            assert await asyncio.wait_for(quiet.reader.read(), 5) == b""
+            assert await asyncio.wait_for(quiet.reader.read(), PATIENCE_SECONDS) == b""
         assert not router.task.done()
         engine.gate.set()
         assert (await running.read()).endswith(fakes.DONE)
@@ -152,12 +153,12 @@ async def test_streams_are_ended_with_an_error_when_the_drain_time_is_over(
         rest = await response.read()
         assert b'"code":"router_draining"' in rest
         assert fakes.DONE not in rest
-        await asyncio.wait_for(router.task, 5)
-        await asyncio.wait_for(engine.aborted.wait(), 5)
+        await asyncio.wait_for(router.task, PATIENCE_SECONDS)
+        await asyncio.wait_for(engine.aborted.wait(), PATIENCE_SECONDS)
 
 
 async def ready_is(client: aiohttp.ClientSession, url: str, reason: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             async with client.get(url + "/ready") as response:
                 body = await response.json()

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 
 BODY = b'{"model": "m", "prompt": "x", "stream": true}'
@@ -262,7 +263,7 @@ async def test_a_client_that_leaves_ends_the_request_in_the_engine(
         asking = asyncio.create_task(one_byte(client, router.url))
         await engine.asked.wait()
         asking.cancel()
-        await asyncio.wait_for(engine.aborted.wait(), 5)
+        await asyncio.wait_for(engine.aborted.wait(), PATIENCE_SECONDS)
         async with client.get(router.metrics_url + "/load") as response:
             assert (await response.json())["engines"][0]["inflightRequests"] == 0
         async with client.get(router.metrics_url + "/metrics") as response:
@@ -304,7 +305,7 @@ async def test_a_request_waits_for_an_engine_to_come(client: aiohttp.ClientSessi
         asking = asyncio.create_task(read_all(client, router.url))
         await until(client, router.metrics_url, lambda row: row["waitingRequests"] == 1)
         engine.load = fakes.load_report(draining=False)
-        assert (await asyncio.wait_for(asking, 5)).endswith(fakes.DONE)
+        assert (await asyncio.wait_for(asking, PATIENCE_SECONDS)).endswith(fakes.DONE)
 
 
 async def read_all(client: aiohttp.ClientSession, url: str) -> bytes:
@@ -314,7 +315,7 @@ async def read_all(client: aiohttp.ClientSession, url: str) -> bytes:
 
 async def until(client: aiohttp.ClientSession, url: str, holds: Any) -> None:
     """Ask `/load` until its first row, with the totals beside it, is as wanted."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             async with client.get(url + "/load") as response:
                 summary = await response.json()
@@ -330,4 +331,4 @@ async def test_the_time_limit_ends_a_request(client: aiohttp.ClientSession) -> N
     ):
         assert response.status == 504
         assert (await response.json())["error"]["code"] == "time_limit"
-        await asyncio.wait_for(engine.aborted.wait(), 5)
+        await asyncio.wait_for(engine.aborted.wait(), PATIENCE_SECONDS)

@@ -18,6 +18,7 @@ from sluice_router.engines import (
 )
 from sluice_router.fleet import Fleet
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router.fakes import load_report
 
 A = Endpoint("a", "http://a", Role.MIXED, Phase.READY)
@@ -122,7 +123,7 @@ def test_a_break_is_never_a_ban() -> None:
 
 
 async def test_waiting_ends_with_a_change(fleet: Fleet) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         waiting = asyncio.create_task(fleet.wait_for_change(60))
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -132,5 +133,5 @@ async def test_waiting_ends_with_a_change(fleet: Fleet) -> None:
 
 async def test_waiting_ends_with_a_break(fleet: Fleet) -> None:
     fleet.failed(A.key)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await fleet.wait_for_change(60)

@@ -11,6 +11,7 @@ import pytest
 from sluice_contract import http_errors
 from sluice_router import connections
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 from tests.router.raw_client import RawConnection, raw_connection
 from tests.router.test_process import running
@@ -28,7 +29,7 @@ async def all_but_one_byte_of(connection: RawConnection, body: bytes) -> None:
 async def first_answers(*waiting: RawConnection, at_least: int = 1) -> list[int]:
     """Statuses of what came so far, once so many came."""
     tasks = [asyncio.create_task(connection.answer()) for connection in waiting]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         for count, answered in enumerate(asyncio.as_completed(tasks), 1):
             await answered
             if count == at_least:
@@ -70,12 +71,12 @@ async def test_a_body_is_let_go_when_its_answer_begins() -> None:
         for _ in range(6):
             stream = await stack.enter_async_context(raw_connection(router.url))
             stream.writer.write(HEAD % len(LARGE) + LARGE)
-            head = await asyncio.wait_for(stream.reader.readuntil(b"\r\n\r\n"), 10)
+            head = await asyncio.wait_for(stream.reader.readuntil(b"\r\n\r\n"), PATIENCE_SECONDS)
             assert b" 200 " in head
             streams.append(stream)
         engine.gate.set()
         for stream in streams:
-            rest = await asyncio.wait_for(stream.reader.readuntil(b"0\r\n\r\n"), 10)
+            rest = await asyncio.wait_for(stream.reader.readuntil(b"0\r\n\r\n"), PATIENCE_SECONDS)
             assert fakes.DONE in rest
         assert [body for _, _, body in engine.calls] == [LARGE] * 6
 
@@ -88,7 +89,7 @@ async def test_requests_beyond_the_cap_are_answered_429_until_one_ends() -> None
         raw_connection(router.url) as other,
     ):
         first = asyncio.create_task(running_one.ask())
-        await asyncio.wait_for(engine.asked.wait(), 5)
+        await asyncio.wait_for(engine.asked.wait(), PATIENCE_SECONDS)
         refused = await other.ask()
         assert refused.status == 429
         assert b"Retry-After: 1" in refused.headers
@@ -124,7 +125,7 @@ async def test_a_head_that_does_not_end_is_answered_408(
         if answered_before:
             assert (await slow.ask()).status == 200
         slow.writer.write(b"POST /v1/completions HTTP/1.1\r\nX-A: ")
-        answer = await asyncio.wait_for(slow.answer(), 5)
+        answer = await asyncio.wait_for(slow.answer(), PATIENCE_SECONDS)
         assert (answer.status, answer.closes) == (408, True)
         assert json.loads(answer.body)["error"]["code"] == "head_timeout"
         assert await slow.reader.read() == b""
@@ -160,7 +161,7 @@ async def test_a_silent_new_connection_is_closed_without_an_answer(
         fakes.running_router("http://127.0.0.1:9") as router,
         raw_connection(router.url) as silent,
     ):
-        assert await asyncio.wait_for(silent.reader.read(), 5) == b""
+        assert await asyncio.wait_for(silent.reader.read(), PATIENCE_SECONDS) == b""
 
 
 async def test_a_body_that_does_not_end_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +171,6 @@ async def test_a_body_that_does_not_end_is_answered_408(monkeypatch: pytest.Monk
         raw_connection(router.url) as slow,
     ):
         slow.writer.write(HEAD % 100 + b"{")
-        answer = await asyncio.wait_for(slow.answer(), 5)
+        answer = await asyncio.wait_for(slow.answer(), PATIENCE_SECONDS)
         assert (answer.status, answer.closes) == (408, True)
         assert json.loads(answer.body)["error"]["code"] == "body_timeout"

@@ -30,6 +30,7 @@ from sluice_router.history import History
 from sluice_router.memory import Body, ByteBudget
 from sluice_router.targets import chooser, prefill_signer
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 
 KEY = b"k" * 32
@@ -69,7 +70,7 @@ class Pools:
 
     async def known(self, engine: fakes.FakeEngine, **row: Any) -> None:
         """Returns when the router's row of the engine says this, and it has a report of each."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 rows = await self.engines()
                 shown = rows[engine.url]
@@ -176,7 +177,7 @@ async def test_both_engines_count_the_request_until_the_prompt_is_done(tmp_path:
         (prefill,), (decode,) = service.prefills, service.decodes
         url = service.router.url + COMPLETIONS
         asked = asyncio.create_task(service.client.post(url, data=BODY).__aenter__())
-        await asyncio.wait_for(decode.asked.wait(), 5)
+        await asyncio.wait_for(decode.asked.wait(), PATIENCE_SECONDS)
         assert inflight(await service.engines()) == [1, 1]
         decode.gate.set()
         async with await asked as response:

@@ -15,6 +15,7 @@ from sluice_contract.trace import trace_id
 from sluice_router.connections import LIBRARY_HEADER_BYTES, LIBRARY_HEADERS
 from yarl import URL
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 
 TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -239,7 +240,7 @@ async def test_probes_load_and_metrics(client: aiohttp.ClientSession) -> None:
         fakes.running_router(engine.url) as router,
     ):
         engine.load = fakes.load_report(queued_requests=3)
-        await asyncio.wait_for(engine.polled.wait(), 5)
+        await asyncio.wait_for(engine.polled.wait(), PATIENCE_SECONDS)
         async with client.get(router.metrics_url + "/ready") as response:
             assert await response.json() == {"ready": True, "engines": 1, "reason": "Ready"}
         async with client.get(router.metrics_url + "/load") as response:
@@ -263,7 +264,9 @@ async def test_a_header_of_other_bytes_than_utf8_is_refused_by_name(name: str) -
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
             b"Content-Length: 2\r\n" + name.encode() + b": \xff\xfe\r\n\r\n{}"
         )
-        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)).partition(
+            b"\r\n\r\n"
+        )
         writer.close()
         assert head.startswith(b"HTTP/1.1 400 ")
         error = json.loads(body)["error"]

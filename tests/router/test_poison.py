@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 from tests.runtime.launch import processes
 
@@ -40,7 +41,7 @@ async def test_a_request_that_kills_two_engines_is_offered_to_no_third(tmp_path:
         third.load = fakes.load_report(queued_requests=1000, queued_work_seconds=1000.0)
         router = await stack.enter_async_context(fakes.running_router(*engines, third.url))
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        await asyncio.wait_for(third.polled.wait(), 10)
+        await asyncio.wait_for(third.polled.wait(), PATIENCE_SECONDS)
         asked = asyncio.create_task(answer(client, router.url))
         async with asyncio.timeout(60):
             await asyncio.gather(*map(kill_when_it_runs, starting))

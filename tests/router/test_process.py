@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from sluice_router.__main__ import main
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 
 BODY = b'{"model": "m", "prompt": "x", "stream": true}'
@@ -44,7 +45,7 @@ async def running(config: Path) -> AsyncIterator[Process]:
     assert process.stderr is not None
     reading = None
     try:
-        line = await asyncio.wait_for(process.stderr.readline(), 20)
+        line = await asyncio.wait_for(process.stderr.readline(), PATIENCE_SECONDS)
         found = re.search(rb"listening on (\S+) port (\d+)", line)
         assert found is not None, line
         reading = asyncio.create_task(process.stderr.read())  # a full pipe would stop the router
@@ -72,7 +73,7 @@ async def test_it_streams_and_leaves_on_sigterm_after_the_last_stream(tmp_path: 
             router.process.send_signal(signal.SIGTERM)
             engine.gate.set()
             assert (await response.read()).endswith(fakes.DONE)
-            assert await asyncio.wait_for(router.process.wait(), 5) == 0
+            assert await asyncio.wait_for(router.process.wait(), PATIENCE_SECONDS) == 0
 
 
 @pytest.mark.parametrize(

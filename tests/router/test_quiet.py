@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 import aiohttp
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 
 BODY = b'{"model": "m", "prompt": "x"}'
@@ -24,7 +25,7 @@ async def test_a_load_that_is_waited_for_comes_with_the_first_request() -> None:
         assert not done
         async with client.post(f"{router.url}/v1/completions", data=BODY) as answer:
             assert answer.status == 200
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await asked).status == 200
 
 
@@ -41,7 +42,7 @@ async def test_without_a_request_it_comes_in_the_end_and_a_router_that_leaves_an
         asked = asyncio.create_task(client.get(f"{router.metrics_url}/load?wait=600"))
         await asyncio.wait([asked], timeout=0.1)
         router.stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await (await asked).json())["draining"]
 
 

@@ -21,6 +21,7 @@ from sluice_router.kube import in_cluster
 from sluice_router.upstream import open_session
 
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
+from tests.patience import PATIENCE_SECONDS
 from tests.router.fake_kube import endpoint_slice
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.xdist_group("router-apiserver")]
@@ -83,7 +84,7 @@ async def following(
 
 async def sees(fleet: Fleet, **phases: Phase) -> None:
     """Wait until exactly these engines are known, in these phases."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while {e.endpoint.name: e.endpoint.phase for e in fleet.engines()} != phases:
             await fleet.wait_for_change(20)
 
@@ -124,7 +125,7 @@ async def test_a_new_token_is_picked_up(plane: ControlPlane, account: Path) -> N
         await rotated.wait()
 
     async with following(plane, account, pause) as fleet:
-        await asyncio.wait_for(refused.wait(), 20)
+        await asyncio.wait_for(refused.wait(), PATIENCE_SECONDS)
         assert not fleet.discovered
         (account / "token").write_text(good)
         rotated.set()

@@ -13,6 +13,7 @@ import openai
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.transport import private_endpoint
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 from tests.router.private_engines import KEY
 from tests.runtime.server.conftest import MODEL, running_server
@@ -25,7 +26,7 @@ async def resumed(http: httpx.AsyncClient, url: str) -> int:
 
 
 async def until_private_calls(http: httpx.AsyncClient, url: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             rows = (await http.get(url + "/load")).json()["engines"]
             if all((row.get("report") or {}).get("privateCalls") for row in rows):

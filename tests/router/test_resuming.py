@@ -19,6 +19,7 @@ from sluice_contract.load import LoadReport
 from sluice_contract.private_calls import PRIVATE_HEADER, CallHead
 from sluice_router import engines
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 from tests.router.private_engines import (
     DRAINING,
@@ -92,7 +93,7 @@ async def service(
         )
         client = await stack.enter_async_context(aiohttp.ClientSession())
         found = Service(script, running, router, client)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not all(
                 (row.get("report") or {}).get("privateCalls") for row in await found.loads()
             ):
@@ -245,7 +246,7 @@ async def test_with_no_engine_of_the_model_left_one_error_says_so(
         asked = asyncio.create_task(running.ask(stream=stream))
         for engine in running.engines:
             engine.load = serves("b")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while any(
                 row["report"]["answerIdentity"] != "b" or row["condition"] != "ready"
                 for row in await running.loads()
@@ -365,7 +366,7 @@ async def test_engines_that_take_no_private_calls_get_the_clients_body(tmp_path:
     async with service(tmp_path, count=1) as running:
         old = running.engines[0]
         old.load, old.behave = fakes.load_report(), fakes.streams
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await running.loads())[0]["report"]["privateCalls"]:
                 old.polled.clear()
                 await old.polled.wait()

@@ -13,6 +13,7 @@ import pytest_asyncio
 from sluice_contract.http_errors import MAX_HEADER_BYTES, MAX_HEADERS
 from sluice_runtime.transport import private_endpoint
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 from tests.runtime.server.conftest import MAX_BODY_BYTES, running_server
 
@@ -31,7 +32,7 @@ async def both() -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
             fakes.running_router(
                 "http://127.0.0.1:9", server={"max_body_bytes": MAX_BODY_BYTES}
             ) as router,
-            httpx.AsyncClient(base_url=router.url, timeout=10) as to_router,
+            httpx.AsyncClient(base_url=router.url, timeout=PATIENCE_SECONDS) as to_router,
         ):
             yield to_router, engine.http
 
@@ -120,7 +121,7 @@ async def test_an_engine_tells_bytes_that_are_no_request_in_json(
     where = urlsplit(str(both[1].base_url))
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     writer.write(b"this is no request\r\n\r\n")
-    head, _, body = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+    head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)).partition(b"\r\n\r\n")
     writer.close()
     response = httpx.Response(int(head.split()[1]), content=body)
     assert response.status_code == 400

@@ -18,6 +18,7 @@ from sluice_contract.router_config import (
 )
 from sluice_router.kube import Cluster, Credentials
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 from tests.router.fake_kube import FakeKube, Slice, endpoint_slice, running_kube
 
@@ -64,7 +65,7 @@ async def test_a_router_is_ready_with_no_engines_but_not_before_it_has_looked(
                 assert response.status == 503
                 assert (await response.json())["reason"] == "NotDiscovered"
             kube.refuse = None
-            await asyncio.wait_for(kube.watched_from.get(), 5)
+            await asyncio.wait_for(kube.watched_from.get(), PATIENCE_SECONDS)
             async with client.get(router.metrics_url + "/ready") as response:
                 assert await response.json() == {"ready": True, "engines": 0, "reason": "Ready"}
 
@@ -81,7 +82,7 @@ async def test_scale_in_and_the_api_servers_end_lose_no_request(
     ):
         kube.put(slice_of("leaving", leaving, ready=True), "ADDED")
         running = asyncio.create_task(stream(client, router.url))  # waits for the engine to appear
-        await asyncio.wait_for(leaving.asked.wait(), 5)
+        await asyncio.wait_for(leaving.asked.wait(), PATIENCE_SECONDS)
         kube.put(slice_of("leaving", leaving, **TERMINATING))
         kube.put(slice_of("staying", staying, ready=True), "ADDED")
         for _ in range(3):
@@ -92,7 +93,7 @@ async def test_scale_in_and_the_api_servers_end_lose_no_request(
         kube.end_watches()
         assert (await stream(client, router.url)).endswith(fakes.DONE)
         leaving.gate.set()
-        assert (await asyncio.wait_for(running, 5)).endswith(fakes.DONE)
+        assert (await asyncio.wait_for(running, PATIENCE_SECONDS)).endswith(fakes.DONE)
 
 
 async def paced(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
@@ -122,7 +123,7 @@ async def test_a_rolling_update_under_load_fails_no_request(
         clients = [asyncio.create_task(keep_streaming(client, router.url, stop)) for _ in range(20)]
         for number, engine_stack in enumerate(old):
             fresh = await start_engine(kube, stack, f"new-{number}")
-            await asyncio.wait_for(fresh.asked.wait(), 10)
+            await asyncio.wait_for(fresh.asked.wait(), PATIENCE_SECONDS)
             await engine_stack.aclose()
             kube.delete(f"old-{number}")
         stop.set()

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from sluice_router import relay
 
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 
 BODY = b'{"model": "m", "prompt": "x", "stream": true}'
@@ -56,7 +57,7 @@ async def test_a_client_that_takes_nothing_is_given_up(
         asking(router.url),
         aiohttp.ClientSession() as session,
     ):
-        await asyncio.wait_for(engine.aborted.wait(), 20)
+        await asyncio.wait_for(engine.aborted.wait(), PATIENCE_SECONDS)
         async with session.get(router.metrics_url + "/load") as response:
             row = (await response.json())["engines"][0]
         assert (row["condition"], row["inflightRequests"]) == ("ready", 0)
@@ -83,11 +84,11 @@ async def test_an_engine_is_not_blamed_for_a_client_that_held_it_up(
         asking(router.url) as reader,
         aiohttp.ClientSession() as session,
     ):
-        await asyncio.wait_for(engine.blocked.wait(), 20)
+        await asyncio.wait_for(engine.blocked.wait(), PATIENCE_SECONDS)
         engine.gate.set()
         answer = b""
         while not answer.endswith(b"\r\n0\r\n\r\n"):
-            chunk = await asyncio.wait_for(reader.read(1 << 20), 10)
+            chunk = await asyncio.wait_for(reader.read(1 << 20), PATIENCE_SECONDS)
             assert chunk, "cut off without an error event"
             answer = (answer + chunk)[-4096:]
         assert code in answer

@@ -12,6 +12,7 @@ from sluice_operator.autoscale.tick import QUIET_SECONDS
 
 from tests.operator.autoscale.world import KEY, World, load, row, scaled_service
 from tests.operator.harness.fake_router import fake_router
+from tests.patience import PATIENCE_SECONDS
 
 BUSY = {"queued_work_seconds": 5.0, "queued_requests": 9, "queued_tokens": 9000}
 
@@ -82,7 +83,7 @@ async def test_the_first_of_several_routers_that_is_asked_something_ends_the_wai
         await asyncio.gather(quiet.until_waiting(), busy.until_waiting())
         assert not waiting.done()
         busy.load = load(waiting=1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await waiting
 
 
@@ -111,7 +112,7 @@ async def test_a_router_that_starts_again_in_place_is_asked_anew(
         waiting = asyncio.create_task(RouterQuery(session).quiet((router.address,), 60))
         await router.until_asked()
         router.load = load()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await router.until_waiting()
             assert not waiting.done()
             router.load = load(waiting=1)

@@ -84,8 +84,8 @@ async def test_it_converges_through_errors(
     initially = spoiling.left
     operator = start_operator(KUBECONFIG=str(kubeconfig))
     await cluster.create(INFERENCE_SERVICE, chat(namespace))
-    await cluster.until(INFERENCE_SERVICE, namespace, settled(), timeout_seconds=40.0)
-    await comes_to_rest(cluster, namespace, timeout_seconds=40.0)
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
     assert spoiling.left < initially, "nothing was spoiled"
     told = "ApplyFailed" in await event_reasons(cluster, namespace)
     assert told is (answer == "422"), "only what needs a person is told"
@@ -107,9 +107,8 @@ async def test_a_watch_that_breaks_off_is_started_anew(
     await comes_to_rest(cluster, namespace)
     cut = Once("/services", watch_error(code))
     broken.lines = cut
-    await cluster.delete(SERVICE, namespace, "chat-mixed")
-    await cluster.until(SERVICE, namespace, lambda found: len(found) == 1)
     broken.seen.clear()
+    await cluster.delete(SERVICE, namespace, "chat-mixed")
     await broken.until(lambda seen: any(s.is_watch and s.path.endswith("/services") for s in seen))
     assert cut.done
     await cluster.delete(SERVICE, namespace, "chat")

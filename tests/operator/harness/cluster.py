@@ -19,6 +19,8 @@ from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.kinds import Kind, Manifest
 from sluice_operator.kube.transport import JSON_PATCH, HttpTransport, Request, Response
 
+from tests.patience import PATIENCE_SECONDS
+
 MERGE_PATCH = "application/merge-patch+json"
 
 NAMESPACE = Kind("v1", "Namespace", "namespaces")
@@ -97,7 +99,7 @@ class Cluster:
         kind: Kind,
         namespace: str | None,
         condition: Callable[[State], Any],
-        timeout_seconds: float = 20.0,
+        timeout_seconds: float = PATIENCE_SECONDS,
     ) -> State:
         """The state of the namespace, or of the cluster, as soon as `condition` holds for it."""
         state: State = {}
@@ -112,7 +114,7 @@ class Cluster:
             raise AssertionError(f"never happened to {kind.plural}: now {found}") from None
         raise AssertionError("the watch ended")
 
-    async def until_served(self, kind: Kind, timeout_seconds: float = 20.0) -> None:
+    async def until_served(self, kind: Kind, timeout_seconds: float = PATIENCE_SECONDS) -> None:
         """Returns once the API server has taken up a new kind: no event says so."""
         client = ApiClient(self.transport, lambda verb, plural: None)
         async with asyncio.timeout(timeout_seconds):

@@ -12,6 +12,7 @@ from pathlib import Path
 from sluice_operator.process.lease import LEASE
 
 from tests.operator.harness.cluster import Cluster, State
+from tests.patience import PATIENCE_SECONDS
 
 ADDRESS = f"127.1.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
 """A loopback address of this process alone: no other can take a port between its choice and use."""
@@ -51,7 +52,7 @@ class OperatorProcess:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(argv, env=self._environment, stdout=log, stderr=log)
 
-    async def leads(self, cluster: Cluster, timeout_seconds: float = 20.0) -> None:
+    async def leads(self, cluster: Cluster, timeout_seconds: float = PATIENCE_SECONDS) -> None:
         """Returns when it holds its Lease."""
         await cluster.until(LEASE, self.namespace, self._is_holder, timeout_seconds)
 

@@ -19,6 +19,7 @@ import yaml
 from aiohttp import web
 
 from tests.operator.harness.cluster import connection
+from tests.patience import PATIENCE_SECONDS
 
 Spoil = Callable[["Seen"], web.Response | None]
 """Called before a request is passed on; an answer of its own keeps it from the API server."""
@@ -66,7 +67,9 @@ class Proxy:
         self.seen.append(seen)
         self._news.set()
 
-    async def until(self, condition: Callable[[list[Seen]], Any], seconds: float = 20.0) -> None:
+    async def until(
+        self, condition: Callable[[list[Seen]], Any], seconds: float = PATIENCE_SECONDS
+    ) -> None:
         """Returns once `condition` holds for everything seen so far."""
         async with asyncio.timeout(seconds):
             while not condition(self.seen):

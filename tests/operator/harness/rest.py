@@ -36,6 +36,7 @@ from sluice_operator.service.reconcile import ServiceReconcile
 from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import IMAGES
 from tests.operator.harness.scenery import DEPLOYMENTS, chat, settled
+from tests.patience import PATIENCE_SECONDS
 
 KINDS = (INFERENCE_SERVICE, *SERVICE_CHILDREN)
 SERVER_SET = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
@@ -112,7 +113,7 @@ async def comes_to_rest(
     cluster: Cluster,
     namespace: str,
     name: str = "chat",
-    timeout_seconds: float = 10.0,
+    timeout_seconds: float = PATIENCE_SECONDS,
     operator: str | None = None,
 ) -> None:
     """Returns when a reconcile, by a process without any memory, would write nothing; fails with

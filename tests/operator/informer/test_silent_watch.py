@@ -18,6 +18,7 @@ from sluice_operator.kube.kinds import SERVICE
 from sluice_operator.kube.transport import HttpTransport, Request
 
 from tests.operator.virtual_time import FakeClock
+from tests.patience import PATIENCE_SECONDS
 
 SILENCE_SECONDS = 0.05
 BOOKMARK = b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}\n'
@@ -66,7 +67,7 @@ async def connected(server: Server) -> AsyncIterator[HttpTransport]:
 
 async def test_a_silent_watch_is_begun_anew_from_a_listing() -> None:
     server = Server(b"")
-    async with connected(server) as transport, asyncio.timeout(5):
+    async with connected(server) as transport, asyncio.timeout(PATIENCE_SECONDS):
         clock, turns = FakeClock(), asyncio.Semaphore(1)
         client = ApiClient(transport, lambda verb, plural: None)
         source = Source(client, transport, clock, lambda: 0.0, turns, BlockedKinds(clock))
@@ -80,7 +81,7 @@ async def test_a_silent_watch_is_begun_anew_from_a_listing() -> None:
 
 
 async def test_silence_after_an_event_ends_a_watch_too() -> None:
-    async with connected(Server(BOOKMARK)) as transport, asyncio.timeout(5):
+    async with connected(Server(BOOKMARK)) as transport, asyncio.timeout(PATIENCE_SECONDS):
         lines = transport.lines(Request("GET", "/api/v1/services", {"watch": "true"}))
         assert await anext(lines) == BOOKMARK
         with pytest.raises(SilentError, match=r"services: nothing for 0\.05 seconds"):

@@ -130,7 +130,7 @@ async def test_adapters_come_and_go_without_a_revision(
                 assert "law is not loaded in" in message
                 assert "no folder" in message
             engine.follow(file)
-            await cluster.until(INFERENCE_SERVICE, namespace, says("True", "Loaded"), 40)
+            await cluster.until(INFERENCE_SERVICE, namespace, says("True", "Loaded"))
             pools = await cluster.list(ENGINE_POOL, namespace)
             told = pools["chat-mixed"]["status"].get("adapters") or []
             loaded = {each["name"]: each["loaded"] for each in told}

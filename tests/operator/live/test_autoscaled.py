@@ -28,6 +28,7 @@ from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.fake_router import FakeRouter, fake_router
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.scenery import chat, play_controllers
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -182,7 +183,7 @@ async def test_engines_without_a_place_are_counted(
 
 
 async def until_metric(operator: OperatorProcess, line: str) -> None:
-    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(PATIENCE_SECONDS), aiohttp.ClientSession() as session:
         while True:
             async with session.get(operator.metrics_url) as response:
                 if f"sluice_autoscaler_{line}" in await response.text():

@@ -20,7 +20,7 @@ StartOperator = Callable[..., OperatorProcess]
 async def everything_goes(cluster: Cluster, namespace: str) -> None:
     # The garbage collector learns of new kinds every 30 seconds.
     for kind in (INFERENCE_SERVICE, *SERVICE_CHILDREN):
-        await cluster.until(kind, namespace, has_none_of_ours, timeout_seconds=60.0)
+        await cluster.until(kind, namespace, has_none_of_ours)
 
 
 def has_none_of_ours(found: State) -> bool:
@@ -66,5 +66,5 @@ async def test_the_same_name_again_is_a_new_service(
             o["uid"] == uid for o in owners if o["kind"] == "InferenceService"
         )
 
-    await cluster.until(DEPLOYMENT, namespace, all_new, timeout_seconds=60.0)
-    await comes_to_rest(cluster, namespace, timeout_seconds=60.0)
+    await cluster.until(DEPLOYMENT, namespace, all_new)
+    await comes_to_rest(cluster, namespace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import aiohttp
@@ -18,10 +17,14 @@ from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
 from tests.operator.harness.scenery import chat, settled
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
-LEASE_SECONDS = 2
+LEASE_SECONDS = 6
+"""Renewed in time by a process that waits seconds for its turn, too."""
+NEVER_SECONDS = 600
+"""Who waits for such a Lease to run out waits in vain."""
 
 
 async def probe(operator: OperatorProcess, path: str) -> tuple[int, str]:
@@ -39,7 +42,7 @@ async def metric(operator: OperatorProcess, line: str) -> float:
 
 async def stands_by(operator: OperatorProcess) -> None:
     """Returns when it has started and found the Lease taken."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 if await probe(operator, "/healthz") == (200, "standing by"):
@@ -68,9 +71,7 @@ async def test_one_acts_and_a_dead_one_is_replaced(
     assert await metric(second, "sluice_operator_reconcile_total{") == 0
 
     first.kill()
-    started = time.monotonic()
     await second.leads(cluster)
-    assert time.monotonic() - started < 3 * LEASE_SECONDS
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"router": {"replicas": 3}}})
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
     await comes_to_rest(cluster, namespace)
@@ -79,15 +80,12 @@ async def test_one_acts_and_a_dead_one_is_replaced(
 async def test_one_that_is_told_to_stop_hands_over_at_once(
     cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
-    first = start_operator("first", SLUICE_LEASE_SECONDS="60")
+    first = start_operator("first", SLUICE_LEASE_SECONDS=str(NEVER_SECONDS))
     await first.leads(cluster)
-    second = start_operator("second", SLUICE_LEASE_SECONDS="60")
+    second = start_operator("second", SLUICE_LEASE_SECONDS=str(NEVER_SECONDS))
     await stands_by(second)
-    started = time.monotonic()
     assert await first.terminate() == 0
-    assert time.monotonic() - started < 5
     await second.leads(cluster)
-    assert time.monotonic() - started < 10
     assert await second.terminate() == 0
 
 

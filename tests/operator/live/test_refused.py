@@ -61,7 +61,7 @@ async def test_a_refused_child_is_told_in_the_conditions_and_made_when_it_may_be
     await until_told(cluster, namespace, "ApplyFailed")
 
     await cluster.delete(QUOTA, namespace, "small")
-    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2, timeout_seconds=40.0)
+    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 2)
     found = await cluster.until(INFERENCE_SERVICE, namespace, _is_under_way)
     assert settled()(found)
     await comes_to_rest(cluster, namespace)

@@ -20,6 +20,7 @@ from tests.operator.harness.scenery import (
     play_controllers,
     settled,
 )
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -55,7 +56,7 @@ async def test_a_service_stays_ready_while_the_former_revision_serves(
         cluster.until(INFERENCE_SERVICE, namespace, watch.until_carried_out)
     )
     await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 3)
-    await asyncio.wait_for(watch.behind.wait(), 20)
+    await asyncio.wait_for(watch.behind.wait(), PATIENCE_SECONDS)
     await play_controllers(cluster, namespace)
     await watching
     assert watch.ready == {"True"}

@@ -12,6 +12,7 @@ from sluice_operator.kube.kinds import INFERENCE_SERVICE
 from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.scenery import chat_that_serves
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
@@ -19,7 +20,7 @@ StartOperator = Callable[..., OperatorProcess]
 
 async def until_shown(operator: OperatorProcess, series: str, value: float | None) -> None:
     """Returns once the series has the value, or with None: once there is no such series."""
-    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+    async with asyncio.timeout(PATIENCE_SECONDS), aiohttp.ClientSession() as session:
         while True:
             async with session.get(operator.metrics_url) as response:
                 lines = (await response.text()).splitlines()

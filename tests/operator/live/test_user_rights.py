@@ -13,6 +13,7 @@ from sluice_operator.kube.kinds import ROLE_BINDING, Kind
 from sluice_operator.kube.transport import Request
 
 from tests.operator.harness.cluster import Cluster
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.apiserver
 REVIEW: Final = Kind("authorization.k8s.io/v1", "SubjectAccessReview", "subjectaccessreviews")
@@ -47,7 +48,7 @@ async def may(cluster: Cluster, namespace: str, user: str, what: str) -> bool:
 
 async def until_may(cluster: Cluster, namespace: str, user: str, what: str) -> None:
     """The controller aggregates in its own time, and no object of the namespace tells when."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not await may(cluster, namespace, user, what):
         assert time.monotonic() < deadline, f"{user} may never {what}"
         await asyncio.sleep(0.05)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.operator.harness.fake_api import hanging_api
 from tests.operator.harness.process import OperatorProcess
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.process
 SERVICES = 300
@@ -34,11 +35,11 @@ async def test_the_lease_is_renewed_while_every_connection_of_the_workers_is_bus
             POD_NAME="operator-0",
             POD_NAMESPACE="default",
             SLUICE_WORKERS="256",
-            SLUICE_LEASE_SECONDS="5",
-            SLUICE_REQUEST_TIMEOUT_SECONDS="60",
+            SLUICE_LEASE_SECONDS="10",
+            SLUICE_REQUEST_TIMEOUT_SECONDS="600",
         )
         started.append(operator)
         operator.start()
-        await api.until_hanging(CONNECTIONS, seconds=20)
-        await api.until_renewed(5, seconds=40)
+        await api.until_hanging(CONNECTIONS, seconds=PATIENCE_SECONDS)
+        await api.until_renewed(5, seconds=PATIENCE_SECONDS)
         assert operator.running, operator.log.read_text()

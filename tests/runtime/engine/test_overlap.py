@@ -25,7 +25,7 @@ from tests.runtime.harness import generate
 from tests.runtime.scheduler.building import settings_of
 from tests.runtime.scheduler.fake_runner import FakeRunner, answer_to
 
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 60.0
 
 
 class HeldRunner(FakeRunner):

@@ -22,6 +22,7 @@ from sluice_runtime.handover.ports import FromDecode, FromPrefill, PeerLost, Pre
 from sluice_runtime.handover.prefill_link import ClientSettings, PrefillLink
 from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.conversing import (
     DECODE,
     MEMORY,
@@ -78,7 +79,7 @@ def test_a_closed_room_has_no_more_events() -> None:
         decode.port.open(prefill.engine, bootstrap(2))
         prefill.take(2)
         prefill.port.send(1, chunk(1))
-        assert decode.mail.woken.wait(5)
+        assert decode.mail.woken.wait(PATIENCE_SECONDS)
         decode.port.send(Cancel(1, "not wanted"))
         decode.port.close(1)
         prefill.port.send(1, chunk(1))
@@ -217,7 +218,7 @@ def test_an_error_in_a_connections_task_is_noticed_too() -> None:
     client = DecodeClient(DECODE, wake, ClientSettings(), float, str)
     client.open(engine, bootstrap(1))
     while client.failure is None:
-        assert woken.wait(5)
+        assert woken.wait(PATIENCE_SECONDS)
         woken.clear()
     client.shut_down()
     with pytest.raises(HandoverThreadError, match="LookupError: once"):

@@ -19,6 +19,8 @@ from sluice_runtime.handover.transfer.registered import memory_at
 from sluice_runtime.kv.host_blocks import HostBlocks
 from sluice_runtime.kv.pool import KvShape, PagePool
 
+from tests.patience import PATIENCE_SECONDS
+
 PAGES, PAGE_TOKENS, BLOCKS, BLOCK_PAGES = 64, 4, 3, 2
 
 
@@ -34,7 +36,7 @@ class Bench:
     def next_chunks(self) -> list[Chunk]:
         """Waits until there is at least one."""
         while not (chunks := self.publisher.chunks()):
-            assert self.woken.acquire(timeout=20), "nothing was staged"
+            assert self.woken.acquire(timeout=PATIENCE_SECONDS), "nothing was staged"
         return chunks
 
     def bytes_of(self, chunk: Chunk) -> bytes:
@@ -121,7 +123,7 @@ class Paused(HostBlocks):
 
     def to_host(self, block: int, ranges: Sequence[tuple[int, int]]) -> None:
         self.begun.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(PATIENCE_SECONDS)
         if self.failure:
             raise self.failure
         self.copied += ranges
@@ -132,7 +134,7 @@ def test_a_room_that_ends_while_it_is_copied_costs_no_block(pool: PagePool) -> N
     memory = Paused(pool)
     with bench(pool, memory) as made:
         made.publisher.publish(ComputedPages(1, 0, 4, (5,)))
-        assert memory.begun.wait(20)
+        assert memory.begun.wait(PATIENCE_SECONDS)
         assert made.publisher.pending(1)
         made.publisher.forget(1)
         memory.go_on.set()

@@ -14,10 +14,11 @@ import msgspec
 import pytest
 from sluice_runtime.messages import PrefillEngine
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.engines import running
 from tests.runtime.handover.test_two_engines import requests
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("ranks")]
 
 SETTINGS: dict[str, Any] = {"attention_backend": "torch", "chunk_size": 48}
 
@@ -33,7 +34,7 @@ def prefill_engine(**settings: Any) -> Iterator[PrefillEngine]:
         assert line, "it did not start"
         yield msgspec.json.decode(line, type=PrefillEngine)
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_SECONDS) == 0
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,11 @@ from sluice_runtime.model_files import resolve
 from sluice_runtime.parallel.joined import JoinedRanks, joined_ranks
 from sluice_runtime.scheduler.batch import Batch
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.harness import Recorder, Run, drive, engine_config, generate, run_engine
 from tests.runtime.random_adapter import write_random_adapter
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("ranks")]
 
 SIZES = {
     "page_size": 4,
@@ -142,7 +143,7 @@ def test_the_death_of_a_rank_is_told() -> None:
     with joined_ranks(sharing(), on_death):
         (other,) = other_ranks()
         os.kill(other, signal.SIGKILL)
-        assert happened.wait(30)
+        assert happened.wait(PATIENCE_SECONDS)
     assert told == [
         "the rank 1 of 2 process was ended by SIGKILL (out of memory?); "
         "ranks compute together, so the engine ends"

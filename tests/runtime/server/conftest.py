@@ -27,6 +27,7 @@ from sluice_runtime.server.service import Clocks, Identity, Service
 from sluice_runtime.tokenizer import load_tokenizer
 from sluice_runtime.transport import ApiLink, private_endpoint
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.server.fake_engine import EOS, FakeEngine
 
 MODEL = "echo"
@@ -86,7 +87,7 @@ async def running_server(
     url = url_of(listener)
     await until(lambda: service.ready)
     async with (
-        httpx.AsyncClient(base_url=url, timeout=10) as http,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as http,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as sdk,
     ):
         yield Server(url, service, engine, http, sdk)
@@ -111,7 +112,7 @@ def service_over(link: ApiLink, role: Role = Role.MIXED, key: bytes | None = Non
     return service
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     """Returns when `condition` holds; a test that would wait longer fails."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (the condition is in another thread)

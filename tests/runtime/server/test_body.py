@@ -11,6 +11,8 @@ from sluice_runtime.server.body import read_body
 from sluice_runtime.server.failures import MistakenError, error_response
 from starlette.types import Message
 
+from tests.patience import PATIENCE_SECONDS
+
 
 def request(parts: Sequence[bytes], *, ends: bool = True) -> Request:
     """A request whose body comes in `parts`; without an end it never comes as a whole."""
@@ -36,7 +38,7 @@ async def test_a_body_that_grows_beyond_the_cap_is_refused_before_its_end() -> N
 
 async def test_a_body_that_does_not_come_is_a_408_that_ends_the_connection() -> None:
     with pytest.raises(MistakenError, match=r"within 0\.02 seconds") as late:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await read_body(request([b"a"], ends=False), max_bytes=3, seconds=0.02)
     response = error_response(late.value)
     assert response.status_code == 408

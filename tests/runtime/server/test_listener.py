@@ -12,6 +12,8 @@ import pytest_asyncio
 from sluice_runtime.server.listener import HttpProtocol, HttpServer, listen
 from starlette.types import Receive, Scope, Send
 
+from tests.patience import PATIENCE_SECONDS
+
 
 def test_the_second_write_of_an_answer_does_not_wait_for_the_first_to_be_acknowledged() -> None:
     with (
@@ -42,7 +44,7 @@ async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connect]:
     server = HttpServer(_answer)
     serving = asyncio.create_task(server.serve([listener]))
     address = listener.getsockname()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         yield lambda: asyncio.ensure_future(asyncio.open_connection(*address))
     server.should_exit = True
     await serving

@@ -14,6 +14,7 @@ from sluice_runtime.messages import Abort, Credit, Drain, EngineFailed, ToEngine
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, TokenStream
 from sluice_runtime.server.streaming import EventStream
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
 from tests.runtime.server.fake_engine import READY
 
@@ -47,7 +48,7 @@ async def test_a_client_that_disconnects_aborts_its_request(endpoint: str, strea
         asked.cancel()
         await until(lambda: not server.engine.running)
         assert len(server.engine.of(Abort)) == 2
-        await asyncio.wait_for(server.service.gate.emptied(), 2)
+        await asyncio.wait_for(server.service.gate.emptied(), PATIENCE_SECONDS)
 
 
 async def test_a_client_that_disconnects_after_one_of_its_choices_counts_as_an_abort(
@@ -141,7 +142,7 @@ async def test_a_closed_gate_refuses_work_and_lets_streams_finish(endpoint: str)
         assert not asked.done()
         server.engine.paused.clear()
         assert events((await asked).text)[-1] == "[DONE]"
-        await asyncio.wait_for(server.service.gate.emptied(), 2)
+        await asyncio.wait_for(server.service.gate.emptied(), PATIENCE_SECONDS)
         await until(lambda: server.engine.of(Drain) == [Drain()])
 
 
@@ -224,7 +225,7 @@ async def test_a_client_that_does_not_read_is_disconnected() -> None:
             await asyncio.Event().wait()  # the socket's buffer is full for ever
 
     response = EventStream(endless(), write_seconds=0.02)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await response({"type": "http"}, receive, send)  # type: ignore[arg-type]
     assert closed.is_set()
 

@@ -26,6 +26,8 @@ from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
 from sluice_runtime.grammar.keys import GrammarKey, KeptGrammar
 from sluice_runtime.messages import GrammarKind
 
+from tests.patience import PATIENCE_SECONDS
+
 pytestmark = pytest.mark.process
 
 WORKER = (
@@ -242,7 +244,7 @@ def test_it_ends_when_the_engine_is_gone() -> None:
         assert popen is not None
         assert popen.stdin is not None
         popen.stdin.close()
-        assert popen.wait(10) == 0
+        assert popen.wait(PATIENCE_SECONDS) == 0
 
 
 def test_it_loads_no_torch() -> None:

@@ -11,6 +11,8 @@ from sluice_runtime.errors import GrammarProcessError
 from sluice_runtime.grammar.follow.mask_worker_pool import MaskWorker, MaskWorkerPool
 from sluice_runtime.grammar.follow.turns import LeftLine, Line, Turn, Turned
 
+from tests.patience import PATIENCE_SECONDS
+
 EMPTY = Turn([], [], [], [])
 
 
@@ -59,6 +61,6 @@ def test_answers_change_only_between_turns() -> None:
     answers = pool.answers = WatchedAnswers(pool)
     with pytest.raises(GrammarProcessError):
         pool.turn(lambda worker, forgotten: EMPTY)
-    assert answers.done.wait(30)
+    assert answers.done.wait(PATIENCE_SECONDS)
     assert answers.held == [True] * 4
     pool.close()

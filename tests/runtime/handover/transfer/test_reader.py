@@ -18,6 +18,7 @@ from sluice_runtime.handover.transfer.memory import MemoryBackend, MemoryNetwork
 from sluice_runtime.handover.transfer.reader import MAX_PER_SESSION, PageReader
 from sluice_runtime.handover.transfer.reads import ReaderFullError, ReadJob, ReadResult
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.transfer.memory_block import MemoryBlock, contents
 
 SIZE = 1 << 16
@@ -57,7 +58,7 @@ class Readers:
         """The next `count`, awaited by the callback alone."""
         found: list[ReadResult] = []
         while len(found) < count:
-            assert self._woken.acquire(timeout=5), f"{len(found)} of {count} results"
+            assert self._woken.acquire(timeout=PATIENCE_SECONDS), f"{len(found)} of {count} results"
             found += reader.finished()
         return found
 
@@ -146,7 +147,7 @@ def test_a_callback_that_raises_stops_no_thread(caplog: pytest.LogCaptureFixture
     reader = PageReader(DirectLanding(ToldBackend()), callback, workers=1)
     for room in range(3):
         reader.submit(job(room))
-        assert called.acquire(timeout=5)
+        assert called.acquire(timeout=PATIENCE_SECONDS)
     reader.close()
     assert len(reader.finished()) == 3
 
@@ -161,7 +162,7 @@ class Gate:
     def __call__(self, session: str) -> None:
         if session.startswith("frozen"):
             self.began.release()
-            assert self.open.wait(10)
+            assert self.open.wait(PATIENCE_SECONDS)
 
 
 def test_a_frozen_peer_leaves_threads_for_the_others(readers: Readers) -> None:
@@ -170,7 +171,7 @@ def test_a_frozen_peer_leaves_threads_for_the_others(readers: Readers) -> None:
     for room in range(10):
         reader.submit(job(room, "frozen"))
     for _ in range(MAX_PER_SESSION):
-        assert gate.began.acquire(timeout=5)
+        assert gate.began.acquire(timeout=PATIENCE_SECONDS)
     reader.submit(job(99, "well"))
     assert [result.job.room for result in readers.results(reader, 1)] == [99]
     assert (reader.counts().running, reader.counts().queued) == (MAX_PER_SESSION, 8)
@@ -185,7 +186,7 @@ def test_two_frozen_peers_leave_a_thread_for_the_others(readers: Readers) -> Non
     for room in range(10):
         reader.submit(job(room, f"frozen {room % 2}"))
     for _ in range(3):
-        assert gate.began.acquire(timeout=5)
+        assert gate.began.acquire(timeout=PATIENCE_SECONDS)
     reader.submit(job(99, "well"))
     assert [result.job.room for result in readers.results(reader, 1)] == [99]
     gate.open.set()
@@ -196,7 +197,7 @@ def test_what_waits_can_be_cancelled_and_what_runs_ends_by_itself(readers: Reade
     gate = Gate()
     reader = readers(ToldBackend(gate), workers=1)
     reader.submit(job(1, "frozen"))
-    assert gate.began.acquire(timeout=5)
+    assert gate.began.acquire(timeout=PATIENCE_SECONDS)
     for room in (1, 2, 1):
         reader.submit(job(room))
     reader.cancel(1)
@@ -213,7 +214,7 @@ def test_no_more_jobs_wait_than_allowed(readers: Readers) -> None:
     gate = Gate()
     reader = readers(ToldBackend(gate), workers=1, max_queued=2)
     reader.submit(job(1, "frozen"))
-    assert gate.began.acquire(timeout=5)
+    assert gate.began.acquire(timeout=PATIENCE_SECONDS)
     reader.submit(job(2))
     reader.submit(job(3))
     with pytest.raises(ReaderFullError, match="room 4: the reader is full: 2 reads wait"):

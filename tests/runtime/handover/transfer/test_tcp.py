@@ -23,6 +23,7 @@ from sluice_runtime.handover.transfer.reads import ReadJob
 from sluice_runtime.handover.transfer.tcp import TcpBackend
 from sluice_runtime.handover.transfer.tcp_wire import HEADER, MAGIC, RANGE, TOKEN_BYTES, Status
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.transfer.memory_block import MemoryBlock, contents
 
 SIZE = 1 << 16
@@ -146,7 +147,7 @@ def test_a_read_of_a_frozen_peer_ends_when_nobody_wants_it(reader: TcpBackend) -
                 pages.cancel(2)
                 assert not finished.wait(0.05)
                 pages.cancel(1)
-                assert finished.wait(5)
+                assert finished.wait(PATIENCE_SECONDS)
         finally:
             pages.close()
     [result] = pages.finished()
