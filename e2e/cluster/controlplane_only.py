@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from e2e.cluster.bare.certs import Certificate, create_authority, create_signing
 from e2e.cluster.bare.kubeconfig import write_kubeconfig
 from e2e.cluster.command import run
 from e2e.cluster.daemon import Daemon
+from e2e.cluster.ports import free_ports
 from e2e.cluster.toolchain.binaries import Binaries, ensure_binaries
 
 ADDRESS = "127.0.0.1"
@@ -173,15 +173,6 @@ def control_plane(
         # Deleted while the lock is held, so that nobody else sweeps at the same time.
         shutil.rmtree(directory)
         lock.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports of the loopback interface that nobody listens on at this moment."""
-    sockets = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def _claim_directory() -> tuple[Path, TextIO]:

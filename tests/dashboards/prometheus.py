@@ -16,8 +16,8 @@ import httpx
 import yaml
 
 from dashboards.promql import REVISION, ROLE, SERVICE
+from e2e.cluster.ports import free_port
 from e2e.cluster.toolchain.prerequisites import Package, ensure_packages
-from tests.disaggregated.engines import free_port
 from tests.runtime.launch.processes import HANG_SECONDS, running, until
 
 PACKAGES: Final = (Package("prometheus", "/usr/bin/prometheus"),)

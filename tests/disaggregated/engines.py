@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
@@ -18,6 +16,7 @@ from typing import Any, Final
 
 from sluice_contract.load import LoadReport
 
+from e2e.cluster.ports import free_port
 from e2e.model.folder import FOLDER
 from tests.runtime.launch.processes import (
     Process,
@@ -32,15 +31,6 @@ from tests.runtime.launch.processes import (
 MODEL: Final = "sluice-tiny"
 KEY: Final = b"k" * 32
 SETTINGS: Final[dict[str, Any]] = {"kvPoolTokens": 32768, "threads": 1, "chunkSize": 256}
-
-
-def free_port() -> int:
-    """Below those that the kernel gives to clients, so that it is still free after a restart."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as tried, suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            return port
 
 
 class EngineProcess:

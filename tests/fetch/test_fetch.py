@@ -17,6 +17,7 @@ from huggingface_hub import scan_cache_dir, snapshot_download
 from sluice_contract.fetch_progress import FetchProgress
 from sluice_fetch.__main__ import EXIT_REFUSED, EXIT_TRANSIENT, main
 
+from e2e.cluster.ports import free_port
 from tests.fetch.conftest import SHARDS
 from tests.fetch.hub_server import COMMIT, OTHER_COMMIT, Hub
 from tests.patience import PATIENCE_SECONDS
@@ -62,8 +63,7 @@ def test_what_an_engine_reads_is_there_and_nothing_else(
 
 def test_how_far_a_download_is_can_be_asked(hub: Hub, tmp_path: Path) -> None:
     hub.stalls_at = 1_000_000
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}/progress"
     command = threading.Thread(target=Run, args=(hub, tmp_path, "--progress-port", str(port)))
     command.start()

@@ -36,7 +36,7 @@ async def counts(
     [
         (fakes.streams, {}, "complete"),
         (fakes.dies_in_stream, {}, "cut"),
-        (fakes.hangs_in_stream, {"request_timeout_seconds": 0.2}, "cut"),
+        (fakes.hangs_in_stream, {"request_timeout_seconds": 1.0}, "cut"),
     ],
 )
 async def test_a_stream_is_counted_by_how_it_ended(

@@ -99,7 +99,7 @@ async def test_a_request_behind_a_stream_that_began_before_the_stop_is_answered(
     client: aiohttp.ClientSession,
 ) -> None:
     """The stream's head promised to keep the connection."""
-    server = {"drain_seconds": 30, "lame_duck_seconds": 0.2}
+    server = {"drain_seconds": 30, "lame_duck_seconds": 1.0}
     async with (
         fakes.running_engine(first_waits_then_streams) as engine,
         fakes.running_router(engine.url, server=server) as router,

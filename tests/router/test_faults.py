@@ -326,7 +326,7 @@ async def until(client: aiohttp.ClientSession, url: str, holds: Any) -> None:
 async def test_the_time_limit_ends_a_request(client: aiohttp.ClientSession) -> None:
     async with (
         fakes.running_engine(fakes.hangs) as engine,
-        fakes.running_router(engine.url, upstream={"request_timeout_seconds": 0.1}) as router,
+        fakes.running_router(engine.url, upstream={"request_timeout_seconds": 1.0}) as router,
         client.post(router.url + "/v1/completions", data=BODY) as response,
     ):
         assert response.status == 504

@@ -53,10 +53,13 @@ async def test_a_stream_of_a_response_goes_on_with_another_engine(tmp_path: Path
         )
         words = "once upon a time " * 8
         expected = await client.responses.create(model=MODEL, input=words)
+        for server in servers:
+            server.engine.step_seconds = 0.1  # the answer is far from its end when it breaks off
         stream = await client.responses.create(model=MODEL, input=words, stream=True)
         events = [await anext(stream)]
         for server in servers:
             server.service.client.end_streams(UnavailableError("the engine leaves"))
+            server.engine.step_seconds = 0.0
         events += [event async for event in stream]
         last = events[-1]
         assert last.type == "response.completed"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from sluice_operator.process.lease import LEASE
 
+from e2e.cluster.ports import free_ports
 from tests.operator.harness.cluster import Cluster, State
 from tests.patience import PATIENCE_SECONDS
 
@@ -85,15 +85,3 @@ class OperatorProcess:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-
-
-def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((address, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

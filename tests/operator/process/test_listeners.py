@@ -9,8 +9,8 @@ from sluice_operator.kube.kinds import POD
 from sluice_operator.process.listeners import Health, listening
 from sluice_operator.process.metrics import OperatorMetrics
 
+from e2e.cluster.ports import free_ports
 from tests.operator.examples import service
-from tests.operator.harness.process import free_ports
 
 
 async def fetch(port: int, path: str) -> tuple[int, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from sluice_contract.engine_http import REQUEST_ID_HEADER
 from sluice_contract.handover import PREFILL_HEADER, PrefillRef, signed_header
 from sluice_contract.load import LoadReport
 
+from e2e.cluster.ports import free_port
 from tests.runtime.launch.processes import (
     HANG_SECONDS,
     Process,
@@ -94,10 +94,8 @@ class Pair:
 
 @pytest.fixture
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     with ExitStack() as stack:
-        yield Pair(stack, tmp_path, port, request.param)
+        yield Pair(stack, tmp_path, free_port(), request.param)
 
 
 @pytest.mark.parametrize("pair", ["TCP", "Mooncake"], indirect=True)

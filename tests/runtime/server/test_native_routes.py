@@ -128,7 +128,7 @@ async def test_requests_with_the_same_id_are_separate_and_aborted_together(
 
 
 async def test_a_stream_is_aborted_by_the_id_of_its_response(server: Server) -> None:
-    server.engine.step_seconds = 0.01
+    server.engine.step_seconds = 0.05
     body = {"text": "x" * 300, "stream": True}
     async with server.http.stream("POST", "/generate", json=body) as response:
         lines = response.aiter_lines()
@@ -170,7 +170,7 @@ async def test_health_generate_is_less_urgent_than_any_request_and_in_no_metric(
 async def test_the_tokens_of_others_show_that_an_engine_with_a_full_queue_is_healthy(
     server: Server,
 ) -> None:
-    server.engine.step_seconds = 0.01
+    server.engine.step_seconds = 0.05
     body = {
         "model": MODEL,
         "prompt": "x" * 100,
