@@ -13,6 +13,7 @@ from sluice_operator.kube.kinds import ROLE, ROLE_BINDING
 
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
 from e2e.cluster.errors import CommandFailedError
+from tests.connections import cut_connections
 from tests.operator.harness.cluster import NAMESPACE, Cluster
 from tests.operator.harness.process import OperatorProcess
 from tests.patience import PATIENCE_SECONDS
@@ -61,6 +62,7 @@ async def cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
     opened = Cluster(plane.kubeconfig)
     yield opened
     await opened.close()
+    await cut_connections()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from sluice_router.kube import in_cluster
 from sluice_router.upstream import open_session
 
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
+from tests.connections import cut_connections
 from tests.patience import PATIENCE_SECONDS
 from tests.router.fake_kube import endpoint_slice
 
@@ -80,6 +81,7 @@ async def following(
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+    await cut_connections()
 
 
 async def sees(fleet: Fleet, **phases: Phase) -> None:
