@@ -10,8 +10,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,20 +26,23 @@ from sluice_contract.termination import (
 from sluice_fetch.errors import FetchError, TransientError
 from sluice_fetch.fetch import Fetcher, Tell
 from sluice_fetch.progress_server import ProgressServer
-from sluice_fetch.retry import Retry
+from sluice_fetch.retry import Retry, Wait
 from sluice_fetch.settings import source
+from sluice_fetch.snapshot import ADAPTER, MODEL
 
 HUB: Final = "https://huggingface.co"
 EXIT_TRANSIENT: Final = 1
 
 
-def main(
-    arguments: Sequence[str] | None = None, sleep: Callable[[float], None] = time.sleep
-) -> int:
+def main(arguments: Sequence[str] | None = None, wait: Wait = threading.Event.wait) -> int:
     """Fetch or resolve; the exit code."""
     options = _parse(arguments)
     fetcher = Fetcher(
-        _teller(options.progress_port), time.monotonic, Retry(sleep), options.parallel
+        _teller(options.progress_port),
+        time.monotonic,
+        Retry(wait),
+        options.parallel,
+        ADAPTER if options.adapter else MODEL,
     )
     try:
         wanted = source(options.uri, options.revision, options.endpoint, options.token_file)
@@ -97,6 +101,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--token-file", type=Path, metavar="FILE")
     parser.add_argument("--parallel", type=int, default=4, choices=range(1, 17), metavar="1…16")
+    parser.add_argument(
+        "--adapter", action="store_true", help="a LoRA adapter in PEFT's format, not a model"
+    )
     parser.add_argument(
         "--progress-port", type=int, metavar="PORT", help="GET /progress, at $POD_IP or loopback"
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from sluice_fetch.errors import NoSpaceError
-from sluice_fetch.snapshot import HubFile, Snapshot
+from sluice_fetch.snapshot import HubFile, Selection, Snapshot
 
 RESERVE_BYTES: Final = 16 << 20
 """Left for links, refs and what the file system itself needs."""
@@ -36,13 +36,14 @@ class Cache:
     def snapshot_folder(self, commit: str) -> Path:
         return self.folder / "snapshots" / commit
 
-    def is_complete(self, commit: str) -> bool:
-        """Whether the marker is there and what it lists still has its size."""
+    def is_complete(self, commit: str, selection: Selection) -> bool:
+        """Whether the marker lists what is selected, and all of it still has its size."""
+        listed, folder = self._listed(commit), self.snapshot_folder(commit)
+        if selection.missing(listed):
+            return False
         try:
-            listed = json.loads(self._marker(commit).read_bytes())["files"]
-            folder = self.snapshot_folder(commit)
             return all((folder / name).stat().st_size == size for name, size in listed.items())
-        except (OSError, ValueError, KeyError, AttributeError):
+        except OSError:
             return False
 
     def blob(self, file: HubFile) -> Path:
@@ -87,12 +88,21 @@ class Cache:
             link.unlink(missing_ok=True)
             link.symlink_to(Path("..", "..", "blobs", file.etag))
         listed = {file.name: file.size_bytes for file in snapshot.files}
-        _write(self._marker(snapshot.commit), json.dumps({"files": listed}))
+        known = self._listed(snapshot.commit)  # of a commit that is model and adapter
+        _write(self._marker(snapshot.commit), json.dumps({"files": known | listed}))
 
     def remember(self, revision: str, commit: str) -> None:
         """Writes what a revision was, for whoever reads the cache with huggingface_hub."""
         if revision != commit:
             _write(self.folder / "refs" / revision, commit)
+
+    def _listed(self, commit: str) -> dict[str, int]:
+        """Sizes by name, of the marker; empty without one."""
+        try:
+            listed = json.loads(self._marker(commit).read_bytes())["files"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return listed if isinstance(listed, dict) else {}
 
     def _marker(self, commit: str) -> Path:
         return self.folder / "complete" / f"{commit}.json"

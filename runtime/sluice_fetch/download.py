@@ -11,13 +11,9 @@ from sluice_fetch.cache import Cache, verified
 from sluice_fetch.errors import FileCorruptError, HubUnreachableError
 from sluice_fetch.hub import content
 from sluice_fetch.progress import Meter
-from sluice_fetch.retry import Retry
+from sluice_fetch.retry import Retry, Stopped
 from sluice_fetch.settings import Source
 from sluice_fetch.snapshot import HubFile
-
-
-class Stopped(Exception):  # noqa: N818  no error: another file failed
-    """The download was given up between two chunks."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,9 @@ class Download:
         if partial.stat().st_size > file.size_bytes:
             os.truncate(partial, 0)
             self.meter.found(-file.size_bytes)
-        self.retry.run(lambda: self._attempt(file, partial), lambda: partial.stat().st_size)
+        self.retry.run(
+            lambda: self._attempt(file, partial), lambda: partial.stat().st_size, self.stop
+        )
 
     def _attempt(self, file: HubFile, partial: Path) -> None:
         offset = partial.stat().st_size

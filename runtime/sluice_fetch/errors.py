@@ -41,6 +41,12 @@ class NotAModelError(FetchError):
     reason = "NotAModel"
 
 
+class NotAnAdapterError(FetchError):
+    """The repository lacks files of an adapter in PEFT's format."""
+
+    reason = "NotAnAdapter"
+
+
 class NoSpaceError(FetchError):
     """What is missing does not fit."""
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from sluice_contract.model_facts import ResolvedModel, facts_of
 
 from sluice_fetch.cache import Cache
-from sluice_fetch.download import Download, Stopped
+from sluice_fetch.download import Download
 from sluice_fetch.errors import from_disk
 from sluice_fetch.hub import config as config_of
 from sluice_fetch.hub import look_up
 from sluice_fetch.progress import Meter
-from sluice_fetch.retry import Retry
+from sluice_fetch.retry import Retry, Stopped
 from sluice_fetch.settings import COMMIT, Source
-from sluice_fetch.snapshot import Snapshot, snapshot
+from sluice_fetch.snapshot import MODEL, Selection, Snapshot, snapshot
 
 Tell = Callable[[str, Mapping[str, object]], None]
 """An event and its fields."""
@@ -39,10 +39,11 @@ class Fetcher:
     retry: Retry
     parallel: int = 4
     """Files at a time."""
+    selection: Selection = MODEL
 
     def resolve(self, source: Source) -> Snapshot:
         """The commit that the revision is now, and the files that an engine reads of it."""
-        found = snapshot(*self.retry.run(lambda: look_up(source)))
+        found = snapshot(self.selection, *self.retry.run(lambda: look_up(source)))
         fields = {"repository": source.repository, "revision": source.revision}
         size = {"files": len(found.files), "total": found.size_bytes}
         self.tell("resolved", {**fields, "commit": found.commit, **size})
@@ -56,14 +57,15 @@ class Fetcher:
         return ResolvedModel(**facts, commit=found.commit, bytes=found.size_bytes)
 
     def fetch(self, source: Source, root: Path) -> Fetched:
-        """The model's snapshot folder, complete and verified. A complete commit asks no hub.
+        """The snapshot folder, complete and verified. A complete commit asks no hub.
 
         Raises:
             FetchError: says why, with the reason's name.
         """
         cache = Cache(root, source.repository)
-        if COMMIT.fullmatch(source.revision) and cache.is_complete(source.revision):
-            return self._done(source.revision, cache)
+        commit = source.revision
+        if COMMIT.fullmatch(commit) and cache.is_complete(commit, self.selection):
+            return self._done(commit, cache)
         try:
             return self._missing(source, cache)
         except OSError as error:
@@ -72,7 +74,7 @@ class Fetcher:
     def _missing(self, source: Source, cache: Cache) -> Fetched:
         found = self.resolve(source)
         with cache.exclusive():
-            if not cache.is_complete(found.commit):
+            if not cache.is_complete(found.commit, self.selection):
                 cache.check_space(found)
                 self._download(source, found, cache)
                 cache.link(found)

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from sluice_fetch.errors import TransientError
 
 Result = TypeVar("Result")
+Wait = Callable[[threading.Event, float], object]
+"""Returns after so many seconds, or once the event is set."""
+_NEVER: Final = threading.Event()
+
+
+class Stopped(Exception):  # noqa: N818  no error: another file failed
+    """The download was given up."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """How often and how long; `sleep` is passed in."""
+    """How often and how long; `wait` is passed in."""
 
-    sleep: Callable[[float], None]
+    wait: Wait
     attempts: int = 6
     """In a row without a byte of progress; 31 seconds together where the hub asks for nothing."""
     max_wait_seconds: float = 300.0
     """What a hub may ask for; windows of rate limits are of five minutes."""
 
-    def run(self, call: Callable[[], Result], progress: Callable[[], int] = lambda: 0) -> Result:
+    def run(
+        self,
+        call: Callable[[], Result],
+        progress: Callable[[], int] = lambda: 0,
+        stop: threading.Event = _NEVER,
+    ) -> Result:
         """What `call` returns at last. Attempts count anew once `progress` has changed.
 
         Raises:
             TransientError: the last one.
+            Stopped: `stop` was set while it waited for the next attempt.
         """
         failed, before = 0, progress()
         while True:
@@ -36,7 +50,9 @@ class Retry:
                 before = progress()
                 if failed >= self.attempts:
                     raise
-                self.sleep(self._wait_seconds(failed, error.retry_after_seconds))
+                self.wait(stop, self._wait_seconds(failed, error.retry_after_seconds))
+                if stop.is_set():
+                    raise Stopped from None
 
     def _wait_seconds(self, failed: int, asked: float | None) -> float:
         return min(2.0 ** (failed - 1) if asked is None else asked, self.max_wait_seconds)

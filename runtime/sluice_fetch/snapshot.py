@@ -3,26 +3,65 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_fetch.errors import NotAModelError
+from sluice_fetch.errors import FetchError, NotAModelError, NotAnAdapterError
 
-WEIGHTS: Final = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 CONFIG_FILE: Final = "config.json"
-OTHERS: Final = frozenset(
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The files that an engine reads of a model or of an adapter."""
+
+    required: dict[str, re.Pattern[str]]
+    """At least one name of each pattern, by how it is called where there is none."""
+    optional: frozenset[str]
+    refusal: type[FetchError]
+
+    def reads(self, name: str) -> bool:
+        """Whether an engine reads a file of this name."""
+        return name in self.optional or any(
+            pattern.fullmatch(name) for pattern in self.required.values()
+        )
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """What is required and not among `names`."""
+        return [
+            called
+            for called, pattern in self.required.items()
+            if not any(map(pattern.fullmatch, names))
+        ]
+
+
+MODEL: Final = Selection(
     {
-        CONFIG_FILE,
-        "generation_config.json",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "chat_template.jinja",
-    }
+        CONFIG_FILE: re.compile(r"config\.json"),
+        "tokenizer.json": re.compile(r"tokenizer\.json"),
+        "model*.safetensors": re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors"),
+    },
+    frozenset(
+        {
+            "generation_config.json",
+            "model.safetensors.index.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "chat_template.jinja",
+        }
+    ),
+    NotAModelError,
 )
-REQUIRED: Final = (CONFIG_FILE, "tokenizer.json")
+ADAPTER: Final = Selection(
+    {
+        "adapter_config.json": re.compile(r"adapter_config\.json"),
+        "adapter_model.safetensors": re.compile(r"adapter_model\.safetensors"),
+    },
+    frozenset(),
+    NotAnAdapterError,
+)
+"""A LoRA adapter in PEFT's format."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +86,15 @@ class Snapshot:
         return sum(file.size_bytes for file in self.files)
 
 
-def snapshot(commit: str, files: Iterable[HubFile]) -> Snapshot:
+def snapshot(selection: Selection, commit: str, files: Iterable[HubFile]) -> Snapshot:
     """Chooses by name: what is in folders and other formats of the same weights stay there.
 
     Raises:
-        NotAModelError: names what is missing.
+        FetchError: the selection's; names what is missing.
     """
     chosen = tuple(
-        sorted(
-            (file for file in files if file.name in OTHERS or WEIGHTS.fullmatch(file.name)),
-            key=lambda file: file.name,
-        )
+        sorted((file for file in files if selection.reads(file.name)), key=lambda file: file.name)
     )
-    names = {file.name for file in chosen}
-    missing = [name for name in REQUIRED if name not in names]
-    if not any(map(WEIGHTS.fullmatch, names)):
-        missing.append("model*.safetensors")
-    if missing:
-        raise NotAModelError(f"commit {commit} has no {', no '.join(missing)}")
+    if missing := selection.missing([file.name for file in chosen]):
+        raise selection.refusal(f"commit {commit} has no {', no '.join(missing)}")
     return Snapshot(commit, chosen)

@@ -35,6 +35,8 @@ class Hub:
     repository: str = "org/name"
     refusals: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """Status and headers of the next answers, whatever is asked."""
+    refused_files: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    """Status and headers of every answer for these files."""
     token: str | None = None
     """Without it content is gated."""
     ends_after: list[int] = field(default_factory=list)
@@ -95,6 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, json.dumps(self.hub.info(revision)).encode(), {})
 
     def _resolve(self, name: str) -> None:
+        if name in self.hub.refused_files:
+            status, headers = self.hub.refused_files[name]
+            return self._answer(status, b"", headers)
         given = self.headers.get("Authorization")
         if self.hub.token is not None and given != f"Bearer {self.hub.token}":
             return self._answer(403 if given else 401, b"", {"X-Error-Code": "GatedRepo"})

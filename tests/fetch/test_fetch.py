@@ -33,7 +33,7 @@ class Run:
         arguments = ["--uri", f"hf://{hub.repository}", "--endpoint", hub.url, "--parallel", "1"]
         to = () if "--resolve-only" in options else ("--cache", str(root))
         self.slept: list[float] = []
-        self.code = main([*arguments, *to, *options], self.slept.append)
+        self.code = main([*arguments, *to, *options], lambda _, each: self.slept.append(each))
 
     @staticmethod
     def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -94,6 +94,24 @@ def test_a_pinned_commit_that_is_complete_asks_no_hub(hub: Hub, tmp_path: Path) 
     hub.requests.clear()
     assert Run(hub, tmp_path, "--revision", COMMIT).code == 0
     assert hub.requests == []
+
+
+def test_of_an_adapter_its_two_files_come_beside_a_model_of_the_same_commit(
+    hub: Hub, tmp_path: Path
+) -> None:
+    adapter = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"pairs"}
+    hub.files |= adapter
+    pinned = ("--revision", COMMIT)
+    assert Run(hub, tmp_path, *pinned).code == 0
+    assert snapshot_of(tmp_path) == needed_of(hub), "no model has files of an adapter"
+    assert Run(hub, tmp_path, *pinned, "--adapter").code == 0
+    assert snapshot_of(tmp_path) == needed_of(hub) | adapter
+    hub.requests.clear()
+    assert Run(hub, tmp_path, *pinned).code == 0
+    assert Run(hub, tmp_path, *pinned, "--adapter").code == 0
+    assert hub.requests == [], "one of both was forgotten"
+    assert Run(hub, tmp_path / "other", "--adapter").code == 0
+    assert snapshot_of(tmp_path / "other") == adapter
 
 
 def test_a_moved_branch_fetches_only_what_changed(hub: Hub, tmp_path: Path) -> None:
@@ -165,6 +183,7 @@ REFUSALS = {
     "no access for anybody": ({"refusals": [(403, {})]}, (), "AccessDenied"),
     "damaged on the hub": ({"damage": 2}, (), "FileCorrupt"),
     "no weights": ({"files": {"config.json": b"{}", "tokenizer.json": b"{}"}}, (), "NotAModel"),
+    "no adapter": ({}, ("--adapter",), "NotAnAdapter"),
     "no such endpoint": ({}, ("--endpoint", "ftp://hub"), "InvalidConfig"),
 }
 
@@ -233,6 +252,17 @@ def test_a_rate_limit_is_waited_for_as_long_as_the_hub_asks(hub: Hub, tmp_path: 
     hub.refusals = [(429, {"Retry-After": "7"}), (503, {}), (429, {"Retry-After": "9999"})]
     run = Run(hub, tmp_path)
     assert (run.code, run.slept) == (0, [7.0, 2.0, 300.0])
+
+
+def test_a_file_that_waits_for_the_hub_does_not_delay_the_failure_of_another(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.refused_files = {SHARDS[0]: (429, {"Retry-After": "300"}), SHARDS[1]: (403, {})}
+    arguments = ["--uri", "hf://org/name", "--endpoint", hub.url, "--cache", str(tmp_path)]
+    ended_early: list[bool] = []
+    code = main([*arguments, "--parallel", "4"], lambda stop, _: ended_early.append(stop.wait(60)))
+    assert (code, ended_early) == (EXIT_REFUSED, [True])
+    assert Run.lines(capsys)[-1]["reason"] == "AccessDenied"
 
 
 @pytest.mark.parametrize(("status", "reason"), [(429, "RateLimited"), (502, "HubUnreachable")])

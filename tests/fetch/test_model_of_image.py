@@ -8,11 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sluice_fetch.snapshot import OTHERS
+from sluice_fetch.snapshot import MODEL
 
 from e2e.images.catalog import ROOT
 from tests.patience import PATIENCE_SECONDS
 
+SMALL = (*MODEL.optional, "config.json", "tokenizer.json")
 SCRIPT = ROOT / "runtime/sluice_fetch/model_of_image.sh"
 FILES = dict.fromkeys(("config.json", "tokenizer.json", "model.safetensors"), b"content")
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -65,11 +66,11 @@ def image(tmp_path: Path) -> Image:
 
 @pytest.mark.parametrize("folder", ["models", "", "models/tiny one"])
 def test_the_files_that_an_engine_reads_come_and_no_others(image: Image, folder: str) -> None:
-    image.put(folder, *OTHERS, "model.safetensors", *SHARDS)
+    image.put(folder, *SMALL, "model.safetensors", *SHARDS)
     image.put(folder, "pytorch_model.bin", "modeling.py", "x-model.safetensors", "notes.txt")
     code, reason, message = image.run()
     assert (code, reason) == (0, "ModelCopied"), message
-    assert image.brought() == {*OTHERS, "model.safetensors", *SHARDS}
+    assert image.brought() == {*SMALL, "model.safetensors", *SHARDS}
     assert (image.target / "model.safetensors").read_bytes() == b"content"
 
 
