@@ -13,6 +13,8 @@ from typing import Any, Final
 
 RANK: Final = 4
 SETTINGS: Final = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK}
+SPREAD: Final = 1.0
+"""Of its numbers, whose products drown those of the model."""
 LENGTH_BYTES: Final = 8
 """Of the header's length, with which a safetensors file begins."""
 
@@ -25,7 +27,7 @@ def adapter_files(config: Mapping[str, Any], seed: int) -> dict[str, bytes]:
     for layer in range(config["num_hidden_layers"]):
         for side, shape in (("A", [RANK, width]), ("B", [out, RANK])):
             name = f"base_model.model.model.layers.{layer}.mlp.down_proj.lora_{side}.weight"
-            numbers = array("f", (draw.gauss(0, 0.2) for _ in range(shape[0] * shape[1])))
+            numbers = array("f", (draw.gauss(0, SPREAD) for _ in range(shape[0] * shape[1])))
             tensors[name] = (shape, numbers.tobytes())
     return {
         "adapter_config.json": json.dumps(SETTINGS).encode(),

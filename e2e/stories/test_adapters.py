@@ -125,7 +125,7 @@ def served_after(url: str, name: str, status: int) -> float:
 
 @pytest.mark.full
 def test_adapters_come_and_go_under_load_without_a_restart(
-    cluster: Cluster, kubectl: Kubectl, service: Service, claim: str
+    cluster: Cluster, kubectl: Kubectl, claim: str, service: Service
 ) -> None:
     serve(service, claim, "poems")
     service.wait_for("Updated", "True")
