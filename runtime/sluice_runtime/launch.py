@@ -17,7 +17,7 @@ from sluice_contract.config import EngineConfig, read_engine_config
 from sluice_contract.handover import configured_key
 from sluice_contract.labels import Role
 from sluice_contract.sizing import resolve_settings
-from sluice_contract.supported import unsupported
+from sluice_contract.supported import unsupported, unused_without_adapters
 
 from sluice_runtime import exits, model_files
 from sluice_runtime.accelerator import FindAccelerator, find_accelerator
@@ -76,6 +76,8 @@ def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
             yield error
     accelerator = config.accelerator or Accelerator()
     yield from unsupported(config, on_cpus=accelerator.is_cpu)
+    if not config.adapters and config.adapters_file is None:
+        yield from unused_without_adapters(config)
     try:
         resolve_settings(config, accelerator, config.slo)
     except ConfigError as error:

@@ -9,11 +9,20 @@ from pydantic import Field
 
 from sluice_operator.api.base import ApiModel, Rule
 
+FILE_MOUNT: Final = "/etc/sluice/adapters"
+"""Has the file that engines follow."""
 CLAIMS_MOUNT: Final = "/mnt/adapters"
 """Has a folder for each claim with adapters, but for the model's."""
 MAX_CLAIMS: Final = 16
-_URI: Final = "pvc://[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
+DEFAULT_REVISION: Final = "main"
+"""Of a hub."""
+_URI: Final = (
+    "pvc://[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
+    "|hf://[A-Za-z0-9][-._A-Za-z0-9]{0,95}/[A-Za-z0-9][-._A-Za-z0-9]{0,95}"
+    "(@[A-Za-z0-9_][-./A-Za-z0-9_]{0,127})?"
+)
 _CLAIM: Final = "pvc://"
+_HUB: Final = "hf://"
 
 
 class AdapterSpec(ApiModel):
@@ -27,15 +36,17 @@ class AdapterSpec(ApiModel):
     uri: str = Field(
         max_length=1024,
         description="Folder with it, in PEFT's format: pvc://claim/path (a volume of this "
-        "namespace) or file:///path (in the engine's image or a mounted volume).",
+        "namespace), file:///path (in the engine's image or a mounted volume), or a repository, "
+        "hf://org/name@revision, which is downloaded to the volume of spec.model.cache; revision: "
+        "a branch, tag or commit, main when left out.",
     )
 
     RULES: ClassVar = (
         Rule(
             f"self.uri.matches('^({_URI})$')",
             lambda s: re.fullmatch(_URI, s.uri) is not None,
-            "pvc://claim/path, file:///path (hf://org/name and oci://image are not implemented "
-            "for adapters; a claim's name has at most 253 characters)",
+            "pvc://claim/path, file:///path, hf://org/name, hf://org/name@revision (oci://image is "
+            "not implemented for adapters; a claim's name has at most 253 characters)",
             "uri",
         ),
         Rule(
@@ -45,6 +56,21 @@ class AdapterSpec(ApiModel):
             "uri",
         ),
     )
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether it is downloaded from a hub."""
+        return self.uri.startswith(_HUB)
+
+    @property
+    def repository(self) -> str:
+        """org/name, of one that is."""
+        return self.uri.removeprefix(_HUB).partition("@")[0]
+
+    @property
+    def revision(self) -> str:
+        """Branch, tag or commit, of one that is."""
+        return self.uri.partition("@")[2] or DEFAULT_REVISION
 
     @property
     def claim(self) -> str | None:

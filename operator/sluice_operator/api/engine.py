@@ -87,6 +87,16 @@ class CacheSpec(ApiModel):
     )
 
 
+def _with_a_hub(field: str, name: str) -> Rule:
+    """Adapters of a hub may come later: a list of any is enough."""
+    return Rule(
+        f"!has(self.{field}) || self.uri.startsWith('hf://') || has(self.adapters)",
+        lambda s: getattr(s, name) is None or s.uri.startswith("hf://") or s.adapters is not None,
+        "only with an hf:// model, or with adapters",
+        field,
+    )
+
+
 class ModelSpec(ModelRef, ApiModel):
     """Which weights to serve, and under what name."""
 
@@ -105,19 +115,21 @@ class ModelSpec(ModelRef, ApiModel):
         "that another URI is another name to clients.",
     )
     token_secret_ref: SecretKeyRef | None = Field(
-        default=None, description="Token for downloading, mounted as a file. Only with hf://."
+        default=None,
+        description="Token for downloading from a hub, mounted as a file. Only with an hf:// model "
+        "or adapters.",
     )
     cache: CacheSpec | None = Field(
         default=None,
-        description="Where a downloaded model is kept. Left out: each engine downloads it at its "
-        "start into the storage of its node.",
+        description="Where a downloaded model is kept, and adapters, which need it. Left out: each "
+        "engine downloads the model at its start into the storage of its node.",
     )
     refresh: str | None = Field(
         default=None,
         min_length=1,
         max_length=64,
-        description="Any text; another one resolves the revision anew, and tries again what had "
-        "failed. Until then a moved branch or tag changes nothing.",
+        description="Any text; another one resolves revisions anew, of the model and of adapters, "
+        "and tries again what had failed. Until then a moved branch or tag changes nothing.",
     )
     adapters: list[AdapterSpec] | None = Field(
         default=None,
@@ -125,7 +137,7 @@ class ModelSpec(ModelRef, ApiModel):
         json_schema_extra=list_map("name"),
         description="LoRA adapters that are served beside the model. Engines load and let go of "
         "them without a restart; only that there is a list, be it an empty one, and which claims "
-        "its entries are on, is part of a revision.",
+        "its entries and the cache are on, is part of a revision.",
     )
 
     RULES: ClassVar = (
@@ -167,23 +179,15 @@ class ModelSpec(ModelRef, ApiModel):
             "only with an hf:// model",
             "revision",
         ),
+        _with_a_hub("tokenSecretRef", "token_secret_ref"),
+        _with_a_hub("cache", "cache"),
+        _with_a_hub("refresh", "refresh"),
         Rule(
-            "!has(self.tokenSecretRef) || self.uri.startsWith('hf://')",
-            lambda s: s.token_secret_ref is None or s.uri.startswith("hf://"),
-            "only with an hf:// model",
-            "tokenSecretRef",
-        ),
-        Rule(
-            "!has(self.cache) || self.uri.startsWith('hf://')",
-            lambda s: s.cache is None or s.uri.startswith("hf://"),
-            "only with an hf:// model",
+            "has(self.cache) || !has(self.adapters) || "
+            "!self.adapters.exists(a, a.uri.startsWith('hf://'))",
+            lambda s: s.cache is not None or not any(a.is_fetched for a in s.adapters or ()),
+            "a claim or a size, as there are hf:// adapters",
             "cache",
-        ),
-        Rule(
-            "!has(self.refresh) || self.uri.startsWith('hf://')",
-            lambda s: s.refresh is None or s.uri.startswith("hf://"),
-            "only with an hf:// model",
-            "refresh",
         ),
     )
 

@@ -93,7 +93,7 @@ def _broken_rules(value: object, path: str) -> Iterator[Finding]:
     for rule in value.RULES:
         if not rule.holds(value):
             whole = value.to_json_dict()
-            part = whole[rule.field] if rule.field else whole
+            part = whole.get(rule.field) if rule.field else whole
             place = _below(path, rule.field) if rule.field else path
             yield _refused(place, part, rule.words(value))
     for name, field in type(value).model_fields.items():

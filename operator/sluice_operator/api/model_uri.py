@@ -1,4 +1,4 @@
-"""Where a model comes from, and what the engine is told instead.
+"""Where a model and its adapters come from, and what the engine is told instead.
 
 Understands the URI alone; whether the model is there, others find out.
 """
@@ -38,7 +38,9 @@ def model_source(model: ModelSpec) -> ModelSource:
     assert scheme in SERVED_SCHEMES, f"{scheme} is refused before"
     claim = claim_of_model(model)
     if scheme == HUB:
-        return ModelSource(f"file://{_snapshot(rest, model.revision)}", model.served_name, claim)
+        assert model.revision is not None, "a revision is resolved before"
+        snapshot = snapshot_path(rest, model.revision)
+        return ModelSource(f"file://{CLAIM_MOUNT}/{snapshot}", model.served_name, claim)
     if scheme == IMAGE:
         return ModelSource(f"file://{CLAIM_MOUNT}", model.served_name)
     if scheme != "pvc":
@@ -57,7 +59,15 @@ def claim_of_model(model: ModelSpec) -> str | None:
     return rest.strip("/").partition("/")[0] if scheme == "pvc" else None
 
 
-def _snapshot(repository: str, commit: str | None) -> str:
-    """The folder of a commit, in the layout of Hugging Face's cache."""
-    assert commit is not None, "a revision is resolved before"
-    return f"{CLAIM_MOUNT}/models--{repository.replace('/', '--')}/snapshots/{commit}"
+def adapter_claims(model: ModelSpec) -> list[str]:
+    """The claims that adapters are on, but for the model's, in order; `model` is pinned. A cache
+    is among them before it has any, so that the first one is served without a restart."""
+    found = {each.claim for each in model.adapters or ()}
+    if model.cache is not None:
+        found.add(model.cache.claim)
+    return sorted(claim for claim in found - {claim_of_model(model)} if claim)
+
+
+def snapshot_path(repository: str, commit: str) -> str:
+    """The folder of a commit in a cache, in the layout of Hugging Face's."""
+    return f"models--{repository.replace('/', '--')}/snapshots/{commit}"

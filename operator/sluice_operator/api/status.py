@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import Field
+from sluice_contract.adapters import MAX_ADAPTERS
 from sluice_contract.model_facts import ModelFacts
 
 from sluice_operator.api.base import ATOMIC, ApiModel, list_map
@@ -139,6 +140,22 @@ class ModelStatus(ModelFacts):
     )
 
 
+class FetchedAdapter(ApiModel):
+    """A hub's adapter that was downloaded: the same for every pool and every later pod."""
+
+    name: str = Field(description="Its name.")
+    uri: str = Field(description="What was resolved.")
+    refresh: str | None = Field(
+        default=None, description="The spec's refresh when it was resolved."
+    )
+    commit: str = Field(description="Commit that the revision was.")
+    claim: str = Field(description="PersistentVolumeClaim that has it.")
+    claim_uid: str | None = Field(
+        default=None,
+        description="Its uid, where the operator has made it: another of that name is empty.",
+    )
+
+
 class InferenceServiceStatus(ApiModel):
     """What the operator has seen and done."""
 
@@ -165,6 +182,13 @@ class InferenceServiceStatus(ApiModel):
     conditions: list[Condition] | None = _conditions()
     model: ModelStatus | None = Field(
         default=None, description="The hub's model that was resolved last."
+    )
+    adapters: list[FetchedAdapter] | None = Field(
+        default=None,
+        max_length=MAX_ADAPTERS,
+        json_schema_extra=list_map("name"),
+        description="Adapters of a hub that were downloaded. While another version of one is "
+        "downloaded, this one is served.",
     )
     pools: PoolSummaries | None = Field(default=None, description="The pools in numbers.")
     resolved: ResolvedSettings | None = Field(

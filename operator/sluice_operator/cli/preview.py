@@ -18,11 +18,13 @@ from sluice_contract.sizing import Source, sizes_of
 from sluice_operator.accelerators.spelling import unusual_spelling
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.findings import InvalidSpecError
+from sluice_operator.api.model_uri import HUB, scheme_of
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.cli.kv_room import room_json, room_lines
 from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest
 from sluice_operator.manifests.slo_rules import slo_groups
+from sluice_operator.model.adapters import assumed_adapters
 from sluice_operator.model.image import has_digest, is_image
 from sluice_operator.model.pinned import assumed_pin, is_fetched, pin_of, previewed
 from sluice_operator.pool.observe import PoolObserved
@@ -73,12 +75,16 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
     )
     service = {**document, "metadata": metadata, "spec": stored | {"paused": False}}
     model = parsed.spec.model
-    known = None
+    known, status = None, dict[str, Any]()
     if is_fetched(model):
         told = document.get("status")
         known = pin_of({"status": told if isinstance(told, dict) else None}, model)
         pin = known or assumed_pin(model)
-        service["status"] = {"model": previewed(pin, metadata["name"], model)}
+        status["model"] = previewed(pin, metadata["name"], model)
+    if adapters := assumed_adapters(metadata["name"], model):
+        status["adapters"] = adapters
+    if status:
+        service["status"] = status
     plan = plan_service(ServiceObserved(service, images, nodes=nodes, optional_kinds=(HTTP_ROUTE,)))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
     return Preview(service, plan, pools, known)
@@ -187,6 +193,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
     yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
     yield from _model(plan.spec.model, shown.model, meta["name"])
+    yield from _adapters(shown.service["spec"]["model"])
     yield from _promise(plan)
     if transfer := _kv_transfer(plan):
         yield ""
@@ -246,6 +253,14 @@ def _model(model: ModelSpec, known: ModelStatus | None, service: str) -> Iterato
         yield f"  A Job downloads it to claim {model.cache.claim} before there are engines."
     else:
         yield "  Each engine downloads it at its start; spec.model.cache: once for all."
+
+
+def _adapters(model: Manifest) -> Iterator[str]:
+    """How adapters of a hub get to the engines; `model`: as the spec has it."""
+    for each in model.get("adapters") or ():
+        if scheme_of(each["uri"]) == HUB:
+            yield f"  Adapter {each['name']}: a Job resolves {each['uri']} to a commit, downloads"
+            yield "  it to the cache, and engines, which do not wait for it, load it then."
 
 
 def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:

@@ -11,19 +11,17 @@ from typing import Final
 
 from sluice_contract.adapters import AdapterRef, adapters_digest, render_adapters_file
 
-from sluice_operator.api.adapters import CLAIMS_MOUNT
+from sluice_operator.api.adapters import CLAIMS_MOUNT, FILE_MOUNT
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.environment import ADAPTERS_VOLUME
-from sluice_operator.api.model_uri import CLAIM_MOUNT, claim_of_model
+from sluice_operator.api.model_uri import CLAIM_MOUNT, adapter_claims, claim_of_model
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
-from sluice_operator.manifests.pods import CONFIG_FOLDER
 
 ADAPTERS: Final = "adapters"
 FILE: Final = f"{ADAPTERS}.json"
-FOLDER: Final = f"{CONFIG_FOLDER}/{ADAPTERS}"
-ADAPTERS_FILE: Final = f"{FOLDER}/{FILE}"
+ADAPTERS_FILE: Final = f"{FILE_MOUNT}/{FILE}"
 
 
 def adapters_name(service: str) -> str:
@@ -32,12 +30,13 @@ def adapters_name(service: str) -> str:
 
 
 def adapters_text(model: ModelSpec) -> str:
-    """The file that engines follow."""
+    """The file that engines follow; without those of a hub that are not downloaded yet."""
     claim = claim_of_model(model)
     return render_adapters_file(
         [
             AdapterRef(name=each.name, uri=each.engine_uri(claim, CLAIM_MOUNT))
             for each in model.adapters or ()
+            if not each.is_fetched
         ]
     )
 
@@ -61,12 +60,6 @@ def adapter_fields(service: str, model: ModelSpec) -> Manifest:
     }
 
 
-def adapter_claims(model: ModelSpec) -> list[str]:
-    """The claims that adapters are on, but for the model's, in order."""
-    found = {each.claim for each in model.adapters or ()}
-    return sorted(claim for claim in found - {claim_of_model(model)} if claim)
-
-
 def adapter_volumes(spec: EnginePoolSpec) -> list[Manifest]:
     """The folder of the file, and the claims."""
     if spec.adapters_ref is None:
@@ -85,7 +78,7 @@ def adapter_mounts(spec: EnginePoolSpec) -> list[Manifest]:
     """Where those appear, read-only."""
     if spec.adapters_ref is None:
         return []
-    folders = {ADAPTERS_VOLUME: FOLDER}
+    folders = {ADAPTERS_VOLUME: FILE_MOUNT}
     folders |= {_volume(number): f"{CLAIMS_MOUNT}/{claim}" for number, claim in _numbered(spec)}
     return [
         {"name": name, "mountPath": folder, "readOnly": True} for name, folder in folders.items()

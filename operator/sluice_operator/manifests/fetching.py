@@ -51,7 +51,7 @@ class FetchTask:
     """What one Job does."""
 
     name: str
-    """`resolve` or `fetch`."""
+    """`resolve`, `fetch` or `adapter`."""
     image: str
     arguments: tuple[str, ...]
     token: SecretKeyRef | None
@@ -69,6 +69,11 @@ def resolve_arguments(endpoint: str, uri: str, revision: str) -> tuple[str, ...]
 def fetch_arguments(endpoint: str, uri: str, commit: str) -> tuple[str, ...]:
     """Of a container that downloads a commit to `CLAIM_MOUNT`."""
     return ("--uri", uri, "--revision", commit, "--endpoint", endpoint, "--cache", CLAIM_MOUNT)
+
+
+def adapter_arguments(endpoint: str, repository: str, revision: str) -> tuple[str, ...]:
+    """Of a container that resolves an adapter's revision and downloads it to `CLAIM_MOUNT`."""
+    return (*fetch_arguments(endpoint, f"hf://{repository}", revision), "--adapter")
 
 
 def fetch_account(owner: Owner) -> Manifest:

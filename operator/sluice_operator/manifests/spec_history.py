@@ -11,6 +11,7 @@ import copy
 from typing import Final
 
 from sluice_operator.api.adapters import claim_of
+from sluice_operator.api.model_uri import HUB, scheme_of
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest, of_kind
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.metadata import HISTORY, Owner, stamped
@@ -21,6 +22,9 @@ ACCELERATOR: Final = "accelerator"
 """Of `spec.autoscaling`: what each engine has where the operator divides a budget."""
 ADAPTERS: Final = "adapters"
 """Of the model; which there are is no matter of a roll-out, but for the claims that they are on."""
+CACHE: Final = "cache"
+OF_HUBS: Final = ("refresh", "tokenSecretRef")
+"""Of a model that is not downloaded: they are about its adapters alone."""
 MANNER: Final = ("strategy", "restartedAt")
 """Of `spec.rollout`, likewise."""
 
@@ -52,6 +56,9 @@ def spec_hash(spec: Manifest) -> str:
     if divides_budget(spec):
         found["autoscaling"] = {ACCELERATOR: scaling.get(ACCELERATOR) or {}}
     model = found.get("model") or {}
+    if scheme_of(model.get("uri", "")) != HUB:
+        for key in OF_HUBS:
+            model.pop(key, None)
     if (adapters := model.get(ADAPTERS)) is not None:
         claims = {claim_of(each.get("uri", "")) for each in adapters}
         model[ADAPTERS] = sorted(claims - {"", claim_of(model.get("uri", ""))})

@@ -23,7 +23,7 @@ from sluice_operator.api.pool import ModelFetch
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.apply.plan import Event
 from sluice_operator.conditions.reasons import FETCHING, RESOLVING
-from sluice_operator.kube.kinds import JOB, PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
+from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.fetching import (
     FetchTask,
     fetch_account,
@@ -35,8 +35,8 @@ from sluice_operator.manifests.fetching import (
 )
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.model.image import image_refusal
-from sluice_operator.model.jobs import Done, Failed, Lost, Outcome, Running, outcome_of
-from sluice_operator.model.pinned import asked, claim_of, is_fetched, pin_of
+from sluice_operator.model.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
+from sluice_operator.model.pinned import asked, claim_of, is_fetched, pin_of, uid_of_claim
 from sluice_operator.validation.refusal import INVALID, Refusal
 
 PLACE: Final = "spec.model.uri"
@@ -95,7 +95,7 @@ def plan_delivery(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) ->
         message = f"{PLACE}: {model.uri} is not allowed; allowed: {allowed}"
         return Delivery(refusal=Refusal(INVALID, PLACE, message))
     pin = pin_of(seen.service, model)
-    always = tuple(_always(top, model, fetcher))
+    always = tuple(hub_access(top, model, fetcher))
     if pin is None:
         found = _resolve(seen, top, model, fetcher)
     elif refusal := _unsupported(pin):
@@ -125,22 +125,16 @@ def _has_all(seen: Seen, pin: ModelStatus, claim: str) -> bool:
     """Whether the commit was downloaded to this claim, and not to a former one of that name."""
     if pin.claim != claim:
         return False
-    return pin.claim_uid is None or pin.claim_uid == _uid_of(seen, claim)
+    return pin.claim_uid is None or pin.claim_uid == uid_of_claim(seen.children, claim)
 
 
 def _replace_claim(seen: Seen, pin: ModelStatus, claim: str) -> ModelStatus:
     """`pin`, of which `claim` has everything."""
-    return pin.model_copy(update={"claim": claim, "claim_uid": _uid_of(seen, claim)})
+    return pin.model_copy(update={"claim": claim, "claim_uid": uid_of_claim(seen.children, claim)})
 
 
-def _uid_of(seen: Seen, claim: str) -> str | None:
-    """None of a claim that is not the operator's."""
-    claims = of_kind(seen.children, PERSISTENT_VOLUME_CLAIM)
-    found = (each["metadata"] for each in claims if each["metadata"]["name"] == claim)
-    return next((metadata.get("uid") for metadata in found), None)
-
-
-def _always(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
+def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
+    """What there is beside Jobs for as long as something is of a hub."""
     yield fetch_account(top)
     yield fetch_policy(top, fetcher.endpoint, fetcher.operator_namespace)
     if model.cache is not None and model.cache.size is not None:
@@ -152,7 +146,7 @@ def _resolve(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> Deli
     arguments = resolve_arguments(fetcher.endpoint, uri, revision)
     task = FetchTask("resolve", fetcher.image, arguments, model.token_secret_ref, refresh)
     job, what = fetch_job(top, task), f"{uri} at {revision}"
-    outcome = _outcome(seen, job, MODEL_RESOLVED)
+    outcome = outcome_in(seen.children, seen.pods, job, MODEL_RESOLVED)
     if not isinstance(outcome, Done):
         text = f"{what} is resolved to a commit."
         return _undone(job, outcome, Check("False", RESOLVING, text))
@@ -181,21 +175,13 @@ def _download(
     )
     job = fetch_job(top, task)
     what = f"commit {wanted.commit} of {wanted.uri} to claim {wanted.claim}"
-    outcome = _outcome(seen, job, MODEL_FETCHED)
+    outcome = outcome_in(seen.children, seen.pods, job, MODEL_FETCHED)
     if not isinstance(outcome, Done):
         text = f"{_so_far(seen.progress) or _gb(wanted.bytes)}: {what}."
         return _undone(job, outcome, Check("False", FETCHING, text))
     event = Event("Normal", "ModelFetched", f"{what}: complete and verified.")
     done = Check("False", FETCHING, f"{what}: complete and verified.")
     return Delivery((job,), done, status=wanted, events=(event,))
-
-
-def _outcome(seen: Seen, job: Manifest, succeeds_with: str) -> Outcome:
-    name = job["metadata"]["name"]
-    live = next(
-        (each for each in of_kind(seen.children, JOB) if each["metadata"]["name"] == name), None
-    )
-    return outcome_of(live, seen.pods, succeeds_with)
 
 
 def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:

@@ -15,7 +15,7 @@ from sluice_contract.termination import EXIT_REFUSED, TerminationMessage
 from sluice_operator.api.template import FETCH_CONTAINER
 from sluice_operator.conditions.hub_token import name_secret
 from sluice_operator.conditions.pods import first_failure
-from sluice_operator.kube.kinds import Manifest, controller_uid
+from sluice_operator.kube.kinds import JOB, Manifest, controller_uid, of_kind
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,16 @@ class Lost:
 
 
 Outcome = Done | Failed | Running | Lost
+
+
+def outcome_in(
+    children: Iterable[Manifest], pods: Iterable[Manifest], job: Manifest, succeeds_with: str
+) -> Outcome:
+    """The outcome of the planned `job`, as the live one among `children` has it."""
+    name = job["metadata"]["name"]
+    jobs = of_kind(tuple(children), JOB)
+    live = next((each for each in jobs if each["metadata"]["name"] == name), None)
+    return outcome_of(live, pods, succeeds_with)
 
 
 def outcome_of(job: Manifest | None, pods: Iterable[Manifest], succeeds_with: str) -> Outcome:

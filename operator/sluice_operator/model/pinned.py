@@ -1,22 +1,24 @@
-"""A hub's model as status has it: whether the spec asks for it, and the spec with it. Pure."""
+"""A hub's model and adapters as status has them: whether the spec asks for them, and the spec with
+them. Pure."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pydantic import ValidationError
 from sluice_contract.supported import ARCHITECTURES
 
+from sluice_operator.api.adapters import DEFAULT_REVISION, AdapterSpec
 from sluice_operator.api.engine import CacheSpec, ModelSpec
 from sluice_operator.api.findings import InvalidSpecError, parse
-from sluice_operator.api.model_uri import HUB, scheme_of
+from sluice_operator.api.model_uri import HUB, scheme_of, snapshot_path
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.api.status import ModelStatus
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.api.status import FetchedAdapter, ModelStatus
+from sluice_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
 from sluice_operator.manifests.fetching import claim_name
 
-DEFAULT_REVISION: Final = "main"
 UNKNOWN_COMMIT: Final = "0" * 40
 
 
@@ -37,6 +39,25 @@ def pin_of(service: Manifest, model: ModelSpec) -> ModelStatus | None:
     return pin
 
 
+def fetched_adapters(service: Manifest) -> dict[str, FetchedAdapter]:
+    """What status says of adapters of a hub, by name."""
+    shown = (service.get("status") or {}).get("adapters") or ()
+    found = []
+    for each in shown:
+        try:
+            found.append(FetchedAdapter.model_validate(each))
+        except ValidationError:  # edited, or of another release
+            continue
+    return {each.name: each for each in found}
+
+
+def uid_of_claim(children: Iterable[Manifest], claim: str) -> str | None:
+    """The uid of a claim among the service's children; None of one that is not the operator's."""
+    claims = of_kind(tuple(children), PERSISTENT_VOLUME_CLAIM)
+    found = (each["metadata"] for each in claims if each["metadata"]["name"] == claim)
+    return next((metadata.get("uid") for metadata in found), None)
+
+
 def asked(model: ModelSpec) -> tuple[str, str, str | None]:
     """What a pin is for."""
     return model.uri, model.revision or DEFAULT_REVISION, model.refresh
@@ -50,19 +71,35 @@ def claim_of(service: str, model: ModelSpec) -> str | None:
 
 
 def pinned(spec: InferenceServiceSpec, service: Manifest) -> InferenceServiceSpec:
-    """`spec` with the commit for the revision and the name of the claim for the cache, so that what
-    engines are made from depends on nothing else; as it is where nothing is resolved."""
+    """`spec` with the commit for the revision, the name of the claim for the cache, and adapters of
+    a hub as folders of that claim, so that what engines are made from depends on nothing else; as
+    it is where the model is not resolved."""
     model = spec.model
     pin = pin_of(service, model) if is_fetched(model) else None
-    if pin is None:
+    if pin is None and is_fetched(model):
         return spec
     claim = claim_of(service["metadata"]["name"], model)
+    known = fetched_adapters(service) if claim else {}
     update = {
-        "revision": pin.commit,
+        "revision": pin.commit if pin else None,
         "refresh": None,
+        "token_secret_ref": model.token_secret_ref if pin else None,
         "cache": CacheSpec(claim=claim) if claim else None,
+        "adapters": [_pinned(each, known) for each in model.adapters]
+        if model.adapters is not None
+        else None,
     }
     return spec.model_copy(update={"model": model.model_copy(update=update)})
+
+
+def _pinned(adapter: AdapterSpec, known: Mapping[str, FetchedAdapter]) -> AdapterSpec:
+    """Where an adapter of a hub is, of which any version is; others, as they are."""
+    found = known.get(adapter.name)
+    if not adapter.is_fetched or found is None:
+        return adapter
+    repository = found.uri.partition("://")[2].partition("@")[0]
+    folder = f"pvc://{found.claim}/{snapshot_path(repository, found.commit)}"
+    return adapter.model_copy(update={"uri": folder})
 
 
 def spec_with_commit(service: Manifest) -> Manifest:
@@ -83,15 +120,19 @@ def spec_with_commit(service: Manifest) -> Manifest:
 def assumed_pin(model: ModelSpec) -> ModelStatus:
     """Of a model that nobody has resolved: for previews."""
     uri, revision, refresh = asked(model)
-    commit = revision if re.fullmatch("[0-9a-f]{40}", revision) else UNKNOWN_COMMIT
     return ModelStatus(
         uri=uri,
         revision=revision,
         refresh=refresh,
-        commit=commit,
+        commit=assumed_commit(revision),
         bytes=0,
         architecture=ARCHITECTURES[0],
     )
+
+
+def assumed_commit(revision: str) -> str:
+    """Of a revision that nobody has resolved: for previews."""
+    return revision if re.fullmatch("[0-9a-f]{40}", revision) else UNKNOWN_COMMIT
 
 
 def previewed(pin: ModelStatus, service: str, model: ModelSpec) -> Manifest:

@@ -1,10 +1,11 @@
-"""The model of a service in its plan: what its delivery needs to know. Pure."""
+"""The model of a service and its adapters in its plan: what their delivery needs to know. Pure."""
 
 from __future__ import annotations
 
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.pool import ModelImage
 from sluice_operator.manifests.metadata import Owner
+from sluice_operator.model.adapters import AdapterDelivery, plan_adapters
 from sluice_operator.model.delivery import Delivery, Fetcher, Seen, plan_delivery
 from sluice_operator.model.image import model_image, nodes_mount_images
 from sluice_operator.service.observe import ServiceObserved
@@ -26,5 +27,13 @@ def model_image_of(observed: ServiceObserved, model: ModelSpec) -> ModelImage | 
 
 def delivery_of(observed: ServiceObserved, top: Owner, model: ModelSpec) -> Delivery:
     """How far the model, as the spec has it, is on its way."""
-    seen = Seen(observed.service, observed.children, observed.fetchers, observed.progress)
-    return plan_delivery(seen, top, model, fetcher_of(observed))
+    return plan_delivery(_seen(observed), top, model, fetcher_of(observed))
+
+
+def adapters_of(observed: ServiceObserved, top: Owner, model: ModelSpec) -> AdapterDelivery:
+    """How far adapters of a hub, as the spec has them, are on their way."""
+    return plan_adapters(_seen(observed), top, model, fetcher_of(observed))
+
+
+def _seen(observed: ServiceObserved) -> Seen:
+    return Seen(observed.service, observed.children, observed.fetchers, observed.progress)

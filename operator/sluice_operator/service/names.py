@@ -57,7 +57,7 @@ def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozense
             *((kind, f"{name}-{ROUTER}") for kind in (*_OF_ROUTERS, *monitors)),
             *((kind, f"{name}-{role}") for role in roles for kind in pool_kinds),
             *((kind, rule_name(name)) for kind in _of_promises(service) & set(optional_kinds)),
-            *_of_a_fetched_model(service),
+            *_of_hubs(service),
             *_of_adapters(service),
             *((kind, name) for kind in _of_routes(service) & set(optional_kinds)),
         )
@@ -87,9 +87,9 @@ def downloads_in_use(children: tuple[Manifest, ...]) -> frozenset[Name]:
 
 
 def fetches(service: Manifest) -> bool:
-    """Whether a service's model is downloaded from a hub."""
-    uri = ((service.get("spec") or {}).get("model") or {}).get("uri", "")
-    return scheme_of(str(uri)) == HUB
+    """Whether a service's model is downloaded from a hub, or adapters may be."""
+    model = (service.get("spec") or {}).get("model") or {}
+    return scheme_of(str(model.get("uri", ""))) == HUB or "cache" in model
 
 
 def has_model_image(service: Manifest) -> bool:
@@ -98,7 +98,7 @@ def has_model_image(service: Manifest) -> bool:
     return scheme_of(str(uri)) == IMAGE
 
 
-def _of_a_fetched_model(service: Manifest) -> frozenset[Name]:
+def _of_hubs(service: Manifest) -> frozenset[Name]:
     if not fetches(service):
         return frozenset()
     name = service["metadata"]["name"]

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel
 from sluice_contract.labels import Role
 
+from sluice_operator.api.model_uri import adapter_claims
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_spec
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, Manifest, of_kind
-from sluice_operator.manifests.adapters import adapter_claims
 from sluice_operator.manifests.config_map import ENGINE_FILE, RESOLVED
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS

@@ -49,6 +49,7 @@ from sluice_operator.manifests.network import (
 )
 from sluice_operator.manifests.route import http_route
 from sluice_operator.manifests.slo_rules import prometheus_rule
+from sluice_operator.model.adapters import NO_ADAPTERS, AdapterDelivery
 from sluice_operator.model.delivery import NO_DELIVERY, Delivery
 from sluice_operator.model.pinned import pinned
 from sluice_operator.service.budget import plan_within, pod_surges
@@ -62,7 +63,7 @@ from sluice_operator.service.mode_switch import (
     former_pools,
     plan_former,
 )
-from sluice_operator.service.model import delivery_of
+from sluice_operator.service.model import adapters_of, delivery_of
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import (
@@ -112,6 +113,8 @@ class ServicePlan(Plan):
     """None when the spec cannot be read."""
     delivery: Delivery = NO_DELIVERY
     """How far the model is on its way; while it is awaited, nothing else is planned."""
+    adapters: AdapterDelivery = NO_ADAPTERS
+    """How far adapters of a hub are; engines do not wait for them."""
     pools: tuple[PlannedPool, ...] = ()
     router: Manifest | None = None
     """The routers' Deployment."""
@@ -144,7 +147,11 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     delivery = delivery_of(observed, top, given.model)
     if delivery.refusal is not None:
         return ServicePlan(refusal=delivery.refusal, spec=spec, delivery=delivery)
-    plan = (_awaiting if delivery.waiting else _desired)(observed, top, spec, delivery)
+    if delivery.waiting:
+        plan = _awaiting(observed, spec, delivery)
+    else:
+        adapters = adapters_of(observed, top, given.model)
+        plan = _desired(observed, top, spec, delivery, adapters)
     return _paused(plan) if spec.paused else plan
 
 
@@ -154,7 +161,7 @@ def _paused(plan: ServicePlan) -> ServicePlan:
 
 
 def _awaiting(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, delivery: Delivery
+    observed: ServiceObserved, spec: InferenceServiceSpec, delivery: Delivery
 ) -> ServicePlan:
     """Brings the model. Whatever serves another one meanwhile stays as it is."""
     wanted = {identity(manifest) for manifest in delivery.manifests}
@@ -169,7 +176,11 @@ def _awaiting(
 
 
 def _desired(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, delivery: Delivery
+    observed: ServiceObserved,
+    top: Owner,
+    spec: InferenceServiceSpec,
+    delivery: Delivery,
+    adapters: AdapterDelivery,
 ) -> ServicePlan:
     resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
     states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
@@ -186,7 +197,8 @@ def _desired(
     before = former_pools(observed, spec)
     router = plan_router(observed, top, spec, waits=bool(before) and are_awaited(states))
     former = plan_former(observed, before, router)
-    apply = (*delivery.manifests, *_children(observed, top, spec, router, pools))
+    brought = (*delivery.manifests, *adapters.manifests)
+    apply = (*brought, *_children(observed, top, spec, router, pools))
     history = plan_history(observed, top)
     prune = _left_over(observed, apply, former, history)
     wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}
@@ -196,6 +208,7 @@ def _desired(
         *rolling_out(observed.children, wanted),
         *leaves_restricted(observed.children, wanted),
         *removed(prune),
+        *adapters.events,
     )
     return ServicePlan(
         secrets=key_secrets(observed, top, router.deployment, (each.spec for each in resolved)),
@@ -212,6 +225,7 @@ def _desired(
         events=events,
         spec=spec,
         delivery=delivery,
+        adapters=adapters,
         pools=pools,
         router=router.deployment,
         rollout=rollout,

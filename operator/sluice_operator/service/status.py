@@ -116,7 +116,8 @@ def service_status(
         status["appliedGeneration"] = applied
     found = conditions(before.get("conditions") or (), checks, generation, now)
     scaling = scaling_status(before, plan, told)
-    parts = kept | _model(plan, before) | _rollout(plan, before) | scaling
+    brought = _model(plan, before) | _fetched_adapters(plan, before)
+    parts = kept | brought | _rollout(plan, before) | scaling
     return status | parts | {"conditions": found}
 
 
@@ -127,6 +128,14 @@ def _model(plan: ServicePlan, before: Manifest) -> Manifest:
     if plan.spec is not None and not is_fetched(plan.spec.model):
         return {}
     return {"model": before["model"]} if "model" in before else {}
+
+
+def _fetched_adapters(plan: ServicePlan, before: Manifest) -> Manifest:
+    """The adapters of a hub that are there; as they were where nothing is planned."""
+    if plan.rollout is None:
+        return {"adapters": before["adapters"]} if "adapters" in before else {}
+    told = [each.to_json_dict() for each in plan.adapters.fetched]
+    return {"adapters": told} if told else {}
 
 
 def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:
@@ -251,7 +260,8 @@ def _checks(
 def _adapters(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Check]:
     if plan.spec is None or plan.spec.model.adapters is None:
         return {}
-    return {ADAPTERS_LOADED: adapters_loaded({p.role: _current(observed, p) for p in plan.pools})}
+    told = adapters_loaded({pool.role: _current(observed, pool) for pool in plan.pools})
+    return {ADAPTERS_LOADED: plan.adapters.check or told}
 
 
 def _served(observed: ServiceObserved, plan: ServicePlan) -> Iterator[Manifest]:

@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from sluice_contract.http_errors import shown_json
+from sluice_contract.supported import unused_without_adapters
 
-from sluice_operator.api.adapters import MAX_CLAIMS
+from sluice_operator.api.adapters import CLAIMS_MOUNT, FILE_MOUNT, MAX_CLAIMS
+from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.model_uri import adapter_claims
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.validation.refusal import INVALID, Refusal
 
+PLACE: Final = "spec.model.adapters"
+
 
 def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """Names that are the model's, and more claims than a pod mounts."""
-    field, adapters = "spec.model.adapters", spec.model.adapters or ()
-    for index, adapter in enumerate(adapters):
+    """Names that are the model's, more claims than a pod mounts, mounts of others where those are,
+    and settings that nothing would read."""
+    if spec.model.adapters is None:
+        yield from _unused(spec)
+        return
+    for index, adapter in enumerate(spec.model.adapters):
         if adapter.name in spec.model.served_names:
-            path = f"{field}[{index}].name"
+            path = f"{PLACE}[{index}].name"
             words = f"{shown_json(adapter.name)} is not allowed; allowed: none of the model's names"
             yield Refusal(INVALID, path, f"{path}: {words}")
-    claims = {adapter.claim for adapter in adapters} - {None}
+    claims = {adapter.claim for adapter in spec.model.adapters} - {None}
     if len(claims) > MAX_CLAIMS:
         words = f"{len(claims)} claims are not allowed; allowed: at most {MAX_CLAIMS}"
-        yield Refusal(INVALID, field, f"{field}: {words}")
+        yield Refusal(INVALID, PLACE, f"{PLACE}: {words}")
+    yield from _mounts(spec)
+
+
+def _unused(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    engines = {"spec.engine": spec.engine}
+    engines |= {f"spec.pools.{role}.engine": spec.pool(role).engine for role in spec.roles}
+    for path, engine in engines.items():
+        for error in unused_without_adapters(engine or EngineSpec()):
+            message = f"{path}.{error} (spec.model.adapters, be it an empty list)"
+            yield Refusal(INVALID, f"{path}.{error.key}", message)
+
+
+def _mounts(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """The API server refuses two mounts at one path."""
+    ours = {FILE_MOUNT, *(f"{CLAIMS_MOUNT}/{claim}" for claim in adapter_claims(spec.model))}
+    for role in spec.roles:
+        template = spec.pool(role).template
+        for index, mount in enumerate((template and template.volume_mounts) or ()):
+            if mount.mount_path.rstrip("/") in ours:
+                path = f"spec.pools.{role}.template.volumeMounts[{index}].mountPath"
+                allowed = f"all but {', '.join(sorted(ours))}, where adapters are"
+                words = f"{shown_json(mount.mount_path)} is not allowed; allowed: {allowed}"
+                yield Refusal(INVALID, path, f"{path}: {words}")

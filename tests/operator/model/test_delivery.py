@@ -141,10 +141,10 @@ def test_adapters_wait_for_the_model_and_may_be_on_its_claim() -> None:
 
 
 def test_another_mistake_of_a_model_that_is_not_resolved_is_refused_by_name() -> None:
-    adapters = [{"name": "a", "uri": "hf://org/adapter"}]
+    adapters = [{"name": "a", "uri": "oci://org/adapter"}]
     plan = World({"model": HUB | {"adapters": adapters}}).reconcile()
     assert plan.refusal is not None
-    assert 'adapters[0].uri: "hf://org/adapter" is not allowed' in plan.refusal.message
+    assert 'adapters[0].uri: "oci://org/adapter" is not allowed' in plan.refusal.message
 
 
 def test_a_named_claim_is_the_users_own() -> None:

@@ -138,9 +138,9 @@ def test_the_file_stays_while_engines_follow_it() -> None:
     ("adapters", "words"),
     [
         (
-            [{"name": "sql", "uri": "hf://org/sql"}],
-            'spec.model.adapters[0].uri: "hf://org/sql" is not allowed; allowed: pvc://claim/path, '
-            "file:///path (hf://org/name and oci://image are not implemented for adapters;",
+            [{"name": "sql", "uri": "oci://org/sql"}],
+            'spec.model.adapters[0].uri: "oci://org/sql" is not allowed; allowed: '
+            "pvc://claim/path, file:///path, hf://org/name, hf://org/name@revision (oci://image is",
         ),
         ([{"name": "sql", "uri": "pvc://loras"}], "allowed: pvc://claim/path, file:///path"),
         ([{"name": "sql", "uri": "pvc://loras/../x"}], "allowed: a path without '..'"),
@@ -159,6 +159,46 @@ def test_what_is_refused(adapters: list[Manifest], words: str) -> None:
     plan = service_plan(spec_with(*adapters, aliases=["qwen"]))
     assert plan.refusal is not None
     assert words in plan.refusal.message
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            {"model": {"uri": "pvc://models/a"}, "engine": {"maxLoraRank": 8}},
+            "spec.engine.maxLoraRank: 8 is not allowed; allowed: only with adapters",
+        ),
+        (
+            {
+                "model": {"uri": "pvc://models/a"},
+                "pools": {"mixed": {"engine": {"maxLorasPerBatch": 2}}},
+            },
+            "spec.pools.mixed.engine.maxLorasPerBatch: 2 is not allowed; allowed: only with",
+        ),
+        *(
+            (
+                spec_with(SQL)
+                | {
+                    "pools": {
+                        "mixed": {
+                            "template": {
+                                "volumes": [{"name": "own", "emptyDir": {}}],
+                                "volumeMounts": [{"name": "own", "mountPath": path}],
+                            }
+                        }
+                    }
+                },
+                f'spec.pools.mixed.template.volumeMounts[0].mountPath: "{path}" is not allowed; '
+                "allowed: all but /etc/sluice/adapters, /mnt/adapters/loras, where adapters are",
+            )
+            for path in ("/etc/sluice/adapters", "/mnt/adapters/loras/")
+        ),
+    ],
+)
+def test_what_contradicts_the_rest_of_the_spec_is_refused(spec: Manifest, words: str) -> None:
+    refusal = service_plan(spec).refusal
+    assert refusal is not None
+    assert words in refusal.message
 
 
 def test_undoing_a_roll_out_leaves_adapters_as_they_are() -> None:

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from sluice_operator.api.model_uri import HUB
 from sluice_operator.cli.preview import table
 from sluice_operator.cli.yaml_text import to_yaml
 from sluice_operator.kube.errors import OperatorError
@@ -18,8 +19,10 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.spec_history import (
     ACCELERATOR,
     ADAPTERS,
+    CACHE,
     MANNER,
     NUMBERS,
+    OF_HUBS,
     by_number,
     divides_budget,
     recorded_spec,
@@ -72,12 +75,21 @@ def undone(spec: Manifest, former: Manifest) -> Manifest:
     _take_numbers(found, spec)
     if ADAPTERS in found.get("model", {}) and ADAPTERS in spec.get("model", {}):
         _take(found["model"], spec["model"], ADAPTERS)
+        _add_hub(found["model"], spec["model"])
     rollout = found.setdefault("rollout", {})
     for key in MANNER:
         _take(rollout, spec.get("rollout") or {}, key)
     if not rollout:
         del found["rollout"]
     return found
+
+
+def _add_hub(found: Manifest, spec: Manifest) -> None:
+    """What adapters of a hub need, where the former model had no hub."""
+    if any(str(each.get("uri", "")).startswith(f"{HUB}://") for each in found[ADAPTERS]):
+        for key in (CACHE, *OF_HUBS):
+            if key in spec:
+                found.setdefault(key, spec[key])
 
 
 def _take_scaling(found: Manifest, spec: Manifest) -> None:

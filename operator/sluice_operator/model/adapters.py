@@ -1,0 +1,190 @@
+"""How adapters of a hub get to the engines: each is resolved and downloaded by one Job, once. Pure.
+
+What was downloaded stands in status, and only what stands there is in the file that engines follow.
+A version that cannot be had leaves the one before, and concerns neither model nor other adapters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.termination import MODEL_FETCHED
+
+from sluice_operator.api.adapters import AdapterSpec
+from sluice_operator.api.conditions import Check
+from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.status import FetchedAdapter
+from sluice_operator.apply.plan import Event
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.fetching import FetchTask, adapter_arguments, fetch_job
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.model.delivery import Fetcher, Seen, hub_access
+from sluice_operator.model.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
+from sluice_operator.model.pinned import (
+    assumed_commit,
+    claim_of,
+    fetched_adapters,
+    is_fetched,
+    uid_of_claim,
+)
+from sluice_operator.validation.refusal import INVALID
+
+FETCHING_ADAPTERS: Final = "FetchingAdapters"
+MAX_AT_ONCE: Final = 4
+"""Jobs that run."""
+MAX_NAMED: Final = 8
+
+
+@dataclass(frozen=True)
+class AdapterDelivery:
+    """How far adapters of a hub are on their way to the engines."""
+
+    manifests: tuple[Manifest, ...] = ()
+    """What the delivery needs, to be applied in this order."""
+    fetched: tuple[FetchedAdapter, ...] = ()
+    """What is known of them from now on."""
+    check: Check | None = None
+    """Why not all are there; one that has failed is told first."""
+    events: tuple[Event, ...] = ()
+
+
+NO_ADAPTERS: Final = AdapterDelivery()
+
+
+@dataclass(frozen=True)
+class _Task:
+    """An adapter whose version is not there."""
+
+    adapter: AdapterSpec
+    job: Manifest
+    outcome: Outcome
+
+    @property
+    def name(self) -> str:
+        return self.adapter.name
+
+    @property
+    def ends(self) -> bool:
+        """Whether no pod of it will come any more."""
+        return isinstance(self.outcome, Done | Failed)
+
+
+def plan_adapters(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> AdapterDelivery:
+    """The delivery of the adapters of a hub that the spec names."""
+    wanted = [each for each in model.adapters or () if each.is_fetched]
+    claim = claim_of(top.service, model)
+    if claim is None or (not wanted and is_fetched(model)):
+        return NO_ADAPTERS
+    access = () if is_fetched(model) else tuple(hub_access(top, model, fetcher))
+    if not fetcher.image:
+        return AdapterDelivery(access, check=_no_fetcher(wanted[0]) if wanted else None)
+    known = {
+        name: each
+        for name, each in fetched_adapters(seen.service).items()
+        if each.claim == claim and each.claim_uid == uid_of_claim(seen.children, claim)
+    }
+    tasks = [
+        _task(seen, top, model, fetcher, each, claim)
+        for each in wanted
+        if not _is_asked(known.get(each.name), each, model)
+    ]
+    done = {task.name: record for task in tasks if (record := _record(seen, task, model, claim))}
+    records = (done.get(each.name) or known.get(each.name) for each in wanted)
+    return AdapterDelivery(
+        manifests=(*access, *_jobs(tasks)),
+        fetched=tuple(record for record in records if record is not None),
+        check=_check(tasks, known.keys()),
+        events=tuple(_event(record) for record in done.values()),
+    )
+
+
+def assumed_adapters(service: str, model: ModelSpec) -> list[Manifest]:
+    """The status of adapters that nobody has resolved: for previews."""
+    claim = claim_of(service, model)
+    return [
+        FetchedAdapter(
+            name=each.name,
+            uri=each.uri,
+            refresh=model.refresh,
+            commit=assumed_commit(each.revision),
+            claim=claim,
+        ).to_json_dict()
+        for each in model.adapters or ()
+        if each.is_fetched and claim is not None
+    ]
+
+
+def _is_asked(known: FetchedAdapter | None, adapter: AdapterSpec, model: ModelSpec) -> bool:
+    return known is not None and (known.uri, known.refresh) == (adapter.uri, model.refresh)
+
+
+def _task(
+    seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher, adapter: AdapterSpec, claim: str
+) -> _Task:
+    arguments = adapter_arguments(fetcher.endpoint, adapter.repository, adapter.revision)
+    task = FetchTask(
+        "adapter", fetcher.image, arguments, model.token_secret_ref, model.refresh, claim
+    )
+    job = fetch_job(top, task)
+    outcome = outcome_in(seen.children, seen.pods, job, MODEL_FETCHED)
+    if isinstance(outcome, Done) and not re.fullmatch("[0-9a-f]{40}", outcome.message):
+        text = f"the fetcher's answer is not understood: {outcome.message[:256]}"
+        outcome = Failed("FetcherMismatch", text)
+    return _Task(adapter, job, outcome)
+
+
+def _record(seen: Seen, task: _Task, model: ModelSpec, claim: str) -> FetchedAdapter | None:
+    if not isinstance(task.outcome, Done):
+        return None
+    return FetchedAdapter(
+        name=task.name,
+        uri=task.adapter.uri,
+        refresh=model.refresh,
+        commit=task.outcome.message,
+        claim=claim,
+        claim_uid=uid_of_claim(seen.children, claim),
+    )
+
+
+def _jobs(tasks: Iterable[_Task]) -> Iterator[Manifest]:
+    """Those that stay or are made, each once: two adapters may be of one repository. One whose
+    outcome is lost goes, and is made again."""
+    jobs = {task.job["metadata"]["name"]: task for task in tasks}
+    stay = [task for task in jobs.values() if not isinstance(task.outcome, Lost)]
+    yield from (task.job for task in stay if task.ends)
+    yield from [task.job for task in stay if not task.ends][:MAX_AT_ONCE]
+
+
+def _check(tasks: Iterable[_Task], served: Collection[str]) -> Check | None:
+    """`served`: names of which a former version is there."""
+    failed = [(task, task.outcome) for task in tasks if isinstance(task.outcome, Failed)]
+    for task, outcome in failed:
+        before = "; the version before is served" if task.name in served else ""
+        more = f" So are {len(failed) - 1} others." if len(failed) > 1 else ""
+        text = (
+            f"{task.name} is not downloaded: {task.adapter.uri}: {outcome.message}{before}.{more}"
+        )
+        return Check("False", outcome.reason, text)
+    names = [task.name for task in tasks]
+    if not names:
+        return None
+    told = (task.outcome for task in tasks if isinstance(task.outcome, Running))
+    troubled = next((outcome for outcome in told if outcome.reason), None)
+    text = f"{', '.join(names[:MAX_NAMED])}{' and others' if len(names) > MAX_NAMED else ''}"
+    if troubled is not None:
+        return Check("False", troubled.reason, f"{text}: {troubled.message}")
+    return Check("False", FETCHING_ADAPTERS, f"{text}: downloaded from a hub.")
+
+
+def _event(record: FetchedAdapter) -> Event:
+    text = f"{record.name}: commit {record.commit} of {record.uri} is in claim {record.claim}."
+    return Event("Normal", "AdapterFetched", text)
+
+
+def _no_fetcher(adapter: AdapterSpec) -> Check:
+    allowed = "adapters that are not fetched, as SLUICE_FETCH_IMAGE of the operator is not set"
+    text = f"spec.model.adapters: {adapter.uri} is not allowed; allowed: {allowed}"
+    return Check("False", INVALID, text)
