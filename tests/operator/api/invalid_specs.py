@@ -64,6 +64,22 @@ INVALID: dict[str, Invalid] = {
         "spec.model.adapters[0].uri",
         "253",
     ),
+    "adapters of a hub without a cache": Invalid(
+        {"model": {"uri": "dummy://m", "adapters": [{"name": "a", "uri": "hf://org/a@v1"}]}},
+        "spec.model.cache",
+        "hf:// adapters",
+    ),
+    "a revision of an adapter that reads as an option": Invalid(
+        {
+            "model": {
+                "uri": "dummy://m",
+                "cache": {"claim": "c"},
+                "adapters": [{"name": "a", "uri": "hf://org/a@--cache"}],
+            }
+        },
+        "spec.model.adapters[0].uri",
+        "hf://org/name@revision",
+    ),
     "a volume of the operator's": Invalid(
         _template(volumes=[{"name": "sluice-adapters-0", "emptyDir": {}}]),
         "spec.pools.mixed.template.volumes[0].name",

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    CONTROLLER_REVISION,
     ENGINE_POOL,
     INFERENCE_SERVICE,
     JOB,
@@ -73,6 +75,38 @@ async def test_from_apply_to_two_pools_that_share_one_download(
     for reason in ("ResolvingModel", "ModelResolved", "FetchingModel", "ModelFetched"):
         await until_told(cluster, namespace, reason)
     await comes_to_rest(cluster, namespace)
+
+
+async def test_adapters_come_beside_engines_that_serve(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    adapters = [{"name": "sql", "uri": "hf://org/sql@v1"}, {"name": "law", "uri": "hf://org/law"}]
+    model = {"uri": "dummy://qwen3-tiny", "cache": {"claim": "cache"}, "adapters": adapters[:1]}
+    start_operator()
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, model=model))
+    await play_controllers(cluster, namespace)
+    told = _says("AdaptersLoaded", "False", "FetchingAdapters")
+    await cluster.until(INFERENCE_SERVICE, namespace, lambda s: is_ready()(s) and told(s))
+    await cluster.until(CONTROLLER_REVISION, namespace, bool)
+    before = sorted(await cluster.list(CONTROLLER_REVISION, namespace))
+    job = await _ends(cluster, namespace, "adapter", 0, said("ModelFetched", COMMIT))
+    assert "--adapter" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+
+    def is_loaded(found: State) -> bool:
+        data = (found.get("chat-adapters") or {}).get("data") or {}
+        return f"/mnt/adapters/cache/models--org--sql/snapshots/{COMMIT}" in str(data)
+
+    await cluster.until(CONFIG_MAP, namespace, is_loaded)
+    await until_told(cluster, namespace, "AdapterFetched")
+    await cluster.until(JOB, namespace, lambda jobs: not jobs)
+    patch = {"spec": {"model": {"adapters": adapters}}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", patch)
+    await _ends(cluster, namespace, "adapter", 2, said("AccessDenied", "gated"))
+    named = _says("AdaptersLoaded", "False", "AccessDenied")
+    found = await cluster.until(INFERENCE_SERVICE, namespace, lambda s: is_ready()(s) and named(s))
+    assert [each["name"] for each in found["chat"]["status"]["adapters"]] == ["sql"]
+    assert is_loaded(await cluster.list(CONFIG_MAP, namespace))
+    assert sorted(await cluster.list(CONTROLLER_REVISION, namespace)) == before
 
 
 async def test_a_failure_is_named_and_a_refresh_tries_again(
