@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-INSTALL: Final = "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
+INSTALL: Final = "in a checkout, scripts/setup or: pip install '.[operator,simulate]'"
 """How what the simulator needs is had; names no package of an index."""
 
 

@@ -196,7 +196,7 @@ def test_a_missing_dependency_names_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "needs msgspec; it comes with the extra `simulate`: in a checkout" in done.stderr
-    assert "uv pip install '.[operator,simulate]'" in done.stderr
+    assert "pip install '.[operator,simulate]'" in done.stderr
 
 
 def test_a_plot_without_matplotlib_names_the_extra(
@@ -205,7 +205,7 @@ def test_a_plot_without_matplotlib_names_the_extra(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["--trace", trace, "--plot", "out.png"]) == 2
     assert "--plot: needs matplotlib" in (said := capsys.readouterr().err)
-    assert "uv pip install '.[operator,simulate]'" in said
+    assert "pip install '.[operator,simulate]'" in said
 
 
 def test_a_reader_who_has_seen_enough_ends_it_quietly(trace: str) -> None:

@@ -167,7 +167,7 @@ def _simulate(module: str, command: Sequence[str], words: Sequence[str]) -> int:
     if find_spec(SIMULATOR) is None:
         name = " ".join(["sluice", *command])
         missing = f"{name}: the simulator is not installed; it comes with the extra"
-        had = "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
+        had = "in a checkout, scripts/setup or: pip install '.[operator,simulate]'"
         print(f"{missing} `simulate`: {had}", file=sys.stderr)
         return UNUSABLE
     return os.execv(sys.executable, [sys.executable, "-m", module, *words])  # noqa: S606

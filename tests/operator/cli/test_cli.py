@@ -339,7 +339,7 @@ def test_simulate_without_the_simulator_names_the_extra(
         assert main([*command, "--help"]) == 2
         said = capsys.readouterr().err
         assert said.startswith(" ".join(["sluice", *command]))
-        assert "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'" in said
+        assert "in a checkout, scripts/setup or: pip install '.[operator,simulate]'" in said
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def ask(asked: Question) -> Answer:
     if find_spec(SIMULATOR) is None:
         return _missing(
             "the simulator is not installed; it comes with the extra `simulate`: "
-            "in a checkout, scripts/setup or: uv pip install '.[operator,simulate]'"
+            "in a checkout, scripts/setup or: pip install '.[operator,simulate]'"
         )
     command, text = [sys.executable, "-m", PROGRAM], asked.model_dump_json(by_alias=True)
     try:
