@@ -30,6 +30,7 @@ VLLM = {
     "vllm serve Qwen/Qwen3-8B -tp 2": {
         "model": {"uri": "hf://Qwen/Qwen3-8B"},
         "engine": {"tensorParallelSize": 2},
+        "pools": {"mixed": {"accelerator": {"count": 2}}},
     },
     "--model /models/a --dtype half": {
         "model": {"uri": "file:///models/a"},
@@ -53,7 +54,15 @@ SGLANG = {
     "--cuda-graph-max-bs 256": {"engine": {"cudaGraphMaxBatch": 256}},
     "--max-running-requests 64": {"engine": {"maxRunningRequests": 64}},
     "--max-prefill-tokens 8192": {"engine": {"maxPrefillTokens": 8192}},
-    "--tp-size 4": {"engine": {"tensorParallelSize": 4}},
+    "--tp-size 4": {
+        "engine": {"tensorParallelSize": 4},
+        "pools": {"mixed": {"accelerator": {"count": 4}}},
+    },
+    "--tp-size 2 --disaggregation-mode decode": {
+        "mode": "Disaggregated",
+        "engine": {"tensorParallelSize": 2},
+        "pools": {role: {"accelerator": {"count": 2}} for role in ("prefill", "decode")},
+    },
     "--disable-radix-cache": {"engine": {"prefixCache": False}},
     "--schedule-policy lpm": {"engine": {"schedulingPolicy": "lpm"}},
     "--attention-backend torch_native": {"engine": {"attentionBackend": "torch"}},
@@ -193,15 +202,16 @@ def test_the_command_prints_yaml_with_a_line_for_each_flag(
                 "maxRunningRequests": 128,
                 "prefixCache": True,
                 "tensorParallelSize": 2,
-            }
+            },
+            "pools": {"mixed": {"accelerator": {"count": 2}}},
         },
     }
     comments = [line for line in shown.out.splitlines() if line.startswith("# ")]
     assert comments[0] == (
         "# --max-num-seqs 128 is engine.maxRunningRequests: 128 (most requests that run at once)"
     )
-    assert len(comments) == 3
-    assert "note: engine.tensorParallelSize: 2 is not allowed" in shown.err
+    assert len(comments) == 4
+    assert shown.err == "note: model.uri: no flag names it; an InferenceService needs it\n"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +255,8 @@ def test_what_is_printed_can_be_planned(
 ) -> None:
     assert main(["translate", "--from", "vllm", "--", "vllm", "serve", *given.split()]) == 0
     printed = capsys.readouterr()
-    assert printed.err == ""
+    note = "note: engines are on CPUs as it stands; pools.mixed.accelerator: {} gives each a GPU\n"
+    assert printed.err == note
     monkeypatch.setattr("sys.stdin", io.StringIO(printed.out))
     assert main(["plan", "-f", "-"]) == 0
     assert f"InferenceService default/{name}: mode Mixed" in capsys.readouterr().out

@@ -55,10 +55,7 @@ MEANINGS: Final[Mapping[str, tuple[str, Convert]]] = {
     "engine.maxRunningRequests": ("most requests that run at once", number),
     "engine.memoryFraction": ("share of the device's memory for weights and KV pool", fraction),
     "engine.pageSize": ("tokens in one page of the KV pool", number),
-    "engine.tensorParallelSize": (
-        "GPUs that share each layer; the pool's accelerator.count must be as many",
-        number,
-    ),
+    "engine.tensorParallelSize": ("GPUs that share each layer", number),
 }
 """Settings that several engines have under names of their own: what each is, and how it is read."""
 

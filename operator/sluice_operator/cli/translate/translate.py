@@ -145,6 +145,14 @@ def _consequences(spec: dict[str, Any]) -> Iterator[str]:
     if chunk > engine.get("maxPrefillTokens", LARGEST_DEFAULT_PREFILL):
         _put(spec, "engine.maxPrefillTokens", chunk)
         yield f"and so engine.maxPrefillTokens: {chunk} (a step may hold one chunk of prompts)"
+    if (gpus := engine.get("tensorParallelSize", 1)) > 1:
+        for role in _roles(spec):
+            _put(spec, f"pools.{role}.accelerator.count", gpus)
+            yield f"and so pools.{role}.accelerator.count: {gpus} (GPUs of one engine)"
+
+
+def _roles(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("prefill", "decode") if spec.get("mode") == "Disaggregated" else ("mixed",)
 
 
 def _whole_pages(spec: dict[str, Any]) -> Iterator[str]:
@@ -181,7 +189,11 @@ def _notes(spec: Mapping[str, Any]) -> Iterator[str]:
         yield f"model.uri: {scheme}:// is not implemented yet; allowed: {served}"
     if spec.get("mode") != "Disaggregated" and "kvTransfer" in spec.get("engine", {}):
         yield "engine.kvTransfer: only in mode Disaggregated"
-    for error in unsupported(EngineSpec.model_validate(spec.get("engine", {}))):
+    on_cpus = "pools" not in spec
+    if on_cpus:
+        places = " and ".join(f"pools.{role}.accelerator: {{}}" for role in _roles(spec))
+        yield f"engines are on CPUs as it stands; {places} gives each a GPU"
+    for error in unsupported(EngineSpec.model_validate(spec.get("engine", {})), on_cpus=on_cpus):
         yield f"engine.{error}"
 
 
