@@ -32,6 +32,7 @@ from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import PlannedPool, ServicePlan, plan_service
 from sluice_operator.service.plan_events import RDMA_RIGHTS
+from sluice_operator.service.priorities import priorities_check
 from sluice_operator.service.settings import settings_status
 from sluice_operator.service.split import split_text
 
@@ -195,6 +196,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     yield from _model(plan.spec.model, shown.model, meta["name"])
     yield from _adapters(shown.service["spec"]["model"])
     yield from _promise(plan)
+    yield from _priorities(plan)
     if transfer := _kv_transfer(plan):
         yield ""
         how = f"{transfer.backend} over {transfer.protocol}"
@@ -289,6 +291,14 @@ def _promise(plan: ServicePlan) -> Iterator[str]:
     yield ""
     yield "Promise: the chunk of each step is chosen to keep it, and is chunkSize at most"
     yield from table(_rows({f"slo.{key}": entry for key, entry in slo.items()}))
+
+
+def _priorities(plan: ServicePlan) -> Iterator[str]:
+    """Where priorities of tenants change nothing."""
+    check = priorities_check(plan)
+    if check is not None and not check.is_true:
+        yield ""
+        yield f"Priorities: {check.message}"
 
 
 def _rows(settings: Manifest) -> Iterator[tuple[str, ...]]:

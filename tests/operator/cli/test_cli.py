@@ -394,6 +394,17 @@ def test_a_plan_warns_of_a_spelling_in_each_pool_and_of_the_image_once(
     assert out.count("is assumed, since the spec names none") == 1
 
 
+@pytest.mark.parametrize(("policy", "told"), [("fcfs", True), ("priority", False)])
+def test_a_plan_says_where_priorities_of_tenants_change_nothing(
+    policy: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    auth = {"secretRef": {"name": "keys"}, "tenants": [{"name": "team", "defaultPriority": 5}]}
+    asked = document({"engine": {"schedulingPolicy": policy}, "router": {"auth": auth}})
+    assert main(["plan", "-f", _file(tmp_path, asked)]) == 0
+    says = "Priorities: spec.router.auth.tenants: the priorities of team change no order under"
+    assert (f"{says} schedulingPolicy fcfs" in capsys.readouterr().out) is told
+
+
 def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
