@@ -2,8 +2,9 @@
 
 A stand-in engine streams events at a fixed pace from its own process; the same requests go to it
 directly, through the router, through one that has the service's key and so takes ids out of each
-event to resume with and, when the program is there (`--nginx` or on PATH), through nginx with
-buffering off, in turns. Prints one JSON line a figure.
+event to resume with, through one that names a prefill engine as well (two pools) and, when the
+program is there (`--nginx` or on PATH), through nginx with buffering off, in turns. Prints one JSON
+line a figure.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 import aiohttp
 import uvloop
 from aiohttp import web
+from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 from sluice_contract.private_calls import (
@@ -42,6 +44,9 @@ EVENT = (
 )
 DONE = b"data: [DONE]\n\n"
 START = comment_line(EventComment(AnswerStart("cmpl-1", 1, "ab" * 32, [4096], 400, "m1")))
+FINGERPRINT = KvFingerprint(
+    model="m", page_size_tokens=16, kv_dtype="bfloat16", tensor_parallel_size=1
+)
 HEADERS = {"Content-Type": "application/json"}
 START_SECONDS = 20.0
 NGINX = """
@@ -89,10 +94,11 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.05, help="seconds between them")
     parser.add_argument("--nginx", default=shutil.which("nginx"), help="the program, if any")
     parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--role", default=Role.MIXED, help=argparse.SUPPRESS)
     options = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if options.engine:
-            runner.run(stand_in_engine(options.engine, options.pace))
+            runner.run(stand_in_engine(options.engine, options.pace, Role(options.role)))
         else:
             runner.run(measure(options))
 
@@ -171,23 +177,30 @@ def report(figure: str, way: Way, value: float) -> None:
 @asynccontextmanager
 async def ways(options: argparse.Namespace) -> AsyncIterator[list[Way]]:
     """The engine, and the processes before it."""
-    engine, router, keyed, nginx = free_port(), free_port(), free_port(), free_port()
-    me = [sys.executable, "-m", "benchmarks.router", "--engine", str(engine)]
-    pace = ["--pace", str(options.pace)]
-    upstream = f"http://127.0.0.1:{engine}"
-    front = [sys.executable, "-m", "sluice_router", "--engines", upstream]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        key = key_file(folder)
-        await stack.enter_async_context(process([*me, *pace], engine))
-        found = [Way("direct", upstream)]
-        with_key = ["--handover-key-file", key]
-        for name, port, more in (("router", router, []), ("router with a key", keyed, with_key)):
-            command = [*front, "--port", str(port), *more]
+        with_key = ["--handover-key-file", key_file(folder)]
+        engines = {role: free_port() for role in Role}
+        for role, port in engines.items():
+            command = [sys.executable, "-m", "benchmarks.router", "--engine", str(port)]
+            command += ["--role", role, "--pace", str(options.pace)]
+            await stack.enter_async_context(process(command, port))
+        urls = {role: f"http://127.0.0.1:{port}" for role, port in engines.items()}
+        found = [Way("direct", urls[Role.MIXED])]
+        one = ["--engines", urls[Role.MIXED]]
+        two = ["--engines", urls[Role.DECODE], "--prefill-engines", urls[Role.PREFILL]]
+        for name, flags in (
+            ("router", one),
+            ("router with a key", [*one, *with_key]),
+            ("router of pairs", [*two, *with_key]),
+        ):
+            port = free_port()
+            command = [sys.executable, "-m", "sluice_router", "--port", str(port), *flags]
             pid = await stack.enter_async_context(process(command, port))
             found.append(Way(name, f"http://127.0.0.1:{port}", (pid,)))
         if options.nginx:
-            command = nginx_command(options.nginx, folder, engine, nginx)
+            nginx = free_port()
+            command = nginx_command(options.nginx, folder, engines[Role.MIXED], nginx)
             pid = await stack.enter_async_context(process(command, nginx))
             found.append(Way("nginx", f"http://127.0.0.1:{nginx}", (pid, *children(pid))))
         yield found
@@ -249,9 +262,9 @@ def resident_mebibytes(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def stand_in_engine(port: int, pace_seconds: float) -> None:
+async def stand_in_engine(port: int, pace_seconds: float, role: Role) -> None:
     """Streams as many events as the prompt's first digits say, at a pace; with ids, to routers that
-    ask for them."""
+    ask for them. One of role prefill is asked for its load alone."""
 
     async def completion(request: web.Request) -> web.StreamResponse:
         body, private = await request.read(), PRIVATE_HEADER in request.headers
@@ -266,7 +279,7 @@ async def stand_in_engine(port: int, pace_seconds: float) -> None:
         return response
 
     async def load(request: web.Request) -> web.Response:
-        return web.Response(text=idle_report())
+        return web.Response(text=idle_report(role))
 
     app = web.Application()
     app.add_routes([web.post("/v1/completions", completion), web.get("/load", load)])
@@ -281,9 +294,12 @@ def comment(number: int) -> bytes:
     return comment_line(EventComment(c=[(0, [100_000 + number])])) if number else START
 
 
-def idle_report() -> str:
+def idle_report(role: Role) -> str:
     report = LoadReport(
-        role=Role.MIXED,
+        role=role,
+        bootstrap_port=8998 if role is Role.PREFILL else None,
+        kv_fingerprint=FINGERPRINT,
+        handover_version=1,
         epoch="bench",
         time_seconds=time.time(),
         draining=False,
