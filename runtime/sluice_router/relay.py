@@ -34,6 +34,8 @@ HELD_UP_SECONDS = 5.0
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 """For proxies in front of the router, which would hold events back."""
 _PART_BYTES: Final = 65_536
+_SMALL_BYTES: Final = 16_384
+"""Far below the 64 KiB with which a transport's buffer is full."""
 
 
 def error_response(error: RouterError) -> web.Response:
@@ -170,7 +172,5 @@ class Relay:
 
 
 def _takes_at_once(transport: asyncio.WriteTransport, size: int) -> bool:
-    """Whether a write of so many bytes waits for nobody: below its lower limit a transport lets no
-    writer wait."""
-    low, _ = transport.get_write_buffer_limits()
-    return transport.get_write_buffer_size() + size <= low
+    """Whether a write of so many bytes waits for nobody: an empty buffer takes all of them."""
+    return size <= _SMALL_BYTES and transport.get_write_buffer_size() == 0
