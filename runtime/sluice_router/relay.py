@@ -43,6 +43,12 @@ def error_response(error: RouterError) -> web.Response:
     return web.Response(status=error.status, headers=error.headers, body=error.body)
 
 
+class _Response(web.StreamResponse):
+    """Its head goes out with its first bytes: both are there when an answer begins."""
+
+    _send_headers_immediately = False
+
+
 class Relay:
     """Passes one answer on to one client: of one reply, or of several that go on with it."""
 
@@ -126,7 +132,7 @@ class Relay:
     async def _begin(self, reply: Reply, whole_bytes: int | None = None) -> web.StreamResponse:
         """Send the response's head; `whole_bytes`: of the answer, where events brought it and the
         client did not ask for events."""
-        response = web.StreamResponse(status=reply.status, headers=reply.headers)
+        response = _Response(status=reply.status, headers=reply.headers)
         self._response, self._streams = response, reply.streams_events and whole_bytes is None
         if self._streams:
             response.headers.update(NO_BUFFERING)

@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import openai
 import pytest
 from aiohttp import web
 from sluice_contract.trace import trace_id
-from sluice_router.connections import LIBRARY_HEADER_BYTES, LIBRARY_HEADERS
+from sluice_router.connections import LIBRARY_HEADER_BYTES, LIBRARY_HEADERS, Connection
 from yarl import URL
 
 from tests.patience import PATIENCE_SECONDS
@@ -51,6 +52,33 @@ async def test_events_pass_as_they_arrive(client: aiohttp.ClientSession) -> None
         assert await response.content.readany() == fakes.EVENT % 0
         engine.gate.set()
         assert await response.read() == fakes.EVENT % 1 + fakes.DONE
+
+
+async def test_the_head_goes_out_with_the_first_event(
+    client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+
+    def connected(connection: Connection, transport: Any) -> None:
+        write = transport.write
+
+        def recorded(data: bytes) -> None:
+            written.append(bytes(data))
+            write(data)
+
+        transport.write = recorded
+        accept(connection, transport)
+
+    accept = Connection.connection_made
+    monkeypatch.setattr(Connection, "connection_made", connected)
+    async with (
+        fakes.running_engine(fakes.streams) as engine,
+        fakes.running_router(engine.url) as router,
+        client.post(router.url + "/v1/completions", data=BODY) as response,
+    ):
+        await response.read()
+    assert written[0].startswith(b"HTTP/1.1 200")
+    assert fakes.EVENT % 0 in written[0]
 
 
 async def test_only_allowed_headers_reach_the_engine(client: aiohttp.ClientSession) -> None:
