@@ -29,6 +29,7 @@ from sluice_fetch.progress_server import ProgressServer
 from sluice_fetch.retry import Retry, Wait
 from sluice_fetch.settings import source
 from sluice_fetch.snapshot import ADAPTER, MODEL
+from sluice_fetch.trust import trust
 
 HUB: Final = "https://huggingface.co"
 EXIT_TRANSIENT: Final = 1
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None, wait: Wait = threading.Event.wa
         ADAPTER if options.adapter else MODEL,
     )
     try:
+        if options.ca_file:
+            trust(options.ca_file)
         wanted = source(options.uri, options.revision, options.endpoint, options.token_file)
         if options.resolve_only:
             outcome = fetcher.facts(wanted).model_dump_json(by_alias=True, exclude_none=True)
@@ -100,6 +103,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"a hub or its mirror (HF_ENDPOINT, else {HUB})",
     )
     parser.add_argument("--token-file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--ca-file", type=Path, metavar="FILE", help="trusted beside the public authorities"
+    )
     parser.add_argument("--parallel", type=int, default=4, choices=range(1, 17), metavar="1…16")
     parser.add_argument(
         "--adapter", action="store_true", help="a LoRA adapter in PEFT's format, not a model"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import httpx2
-from huggingface_hub import HfApi, get_session, hf_hub_url, hf_raise_for_status
+from huggingface_hub import HfApi, constants, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.hf_api import RepoSibling
 
 from sluice_fetch.errors import FetchError, HubUnreachableError, NotAModelError, from_hub
@@ -22,6 +22,9 @@ from sluice_fetch.snapshot import CONFIG_FILE, HubFile, Snapshot
 TIMEOUT_SECONDS: Final = 20.0
 MAX_CONFIG_BYTES: Final = 1 << 20
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+# Else the library asks huggingface.co for a list for its telemetry, whatever hub is meant.
+constants.HF_HUB_DISABLE_TELEMETRY = True
 
 
 def look_up(source: Source) -> tuple[str, tuple[HubFile, ...]]:

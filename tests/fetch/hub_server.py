@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,15 +153,19 @@ def handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
-    """The hub on two addresses, since files of LFS are on another host than the hub itself."""
+def serving(hub: Hub, context: ssl.SSLContext | None = None) -> Iterator[Hub]:
+    """The hub on two addresses, since files of LFS are on another host than the hub itself; with a
+    `context` both speak TLS."""
     handler = handler_of(hub)
     with (
         ThreadingHTTPServer(("127.0.0.1", 0), handler) as first,
         ThreadingHTTPServer(("127.0.0.1", 0), handler) as second,
     ):
-        hub.url = f"http://127.0.0.1:{first.server_port}"
-        hub.files_url = f"http://localhost:{second.server_port}"
+        for server in (first, second) if context else ():
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        scheme = "https" if context else "http"
+        hub.url = f"{scheme}://127.0.0.1:{first.server_port}"
+        hub.files_url = f"{scheme}://localhost:{second.server_port}"
         threads = [threading.Thread(target=s.serve_forever, args=(0.01,)) for s in (first, second)]
         for thread in threads:
             thread.start()
