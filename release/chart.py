@@ -27,6 +27,11 @@ STATIC: Final = Path(__file__).parent / "chart"
 KEEP: Final = {"helm.sh/resource-policy": "keep"}
 LABELS: Final = Block('{{- include "sluice.labels" . | nindent INDENT }}')
 IN_CLUSTER: Final = 'eq .Values.scope "Cluster"'
+_CERTIFICATES: Final = Block(
+    "{{- with .Values.hubCa.configMap }}\n- name: SLUICE_HUB_CA\n  valueFrom:\n"
+    "    configMapKeyRef: {name: {{ . | quote }}, key: {{ $.Values.hubCa.key | quote }}}\n"
+    "{{- end }}"
+)
 NAMESPACED: Final = frozenset(
     {"ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget"}
 )
@@ -107,7 +112,8 @@ def _deployment(manifest: Manifest) -> Manifest:
     pod |= entry("{{- with .Values.priorityClassName }}\npriorityClassName: {{ . }}\n{{- end }}")
     (container,) = pod["containers"]
     container["image"] = _image("operator")
-    container["env"] = [_variable(each) for each in container["env"]] + list(_setting_entries())
+    given = [_variable(each) for each in container["env"]]
+    container["env"] = [*given, *_setting_entries(), _CERTIFICATES]
     del container["resources"]
     container |= _with_value("resources", "resources")
     return changed

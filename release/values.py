@@ -30,9 +30,10 @@ _FROM_MANIFESTS: Final = frozenset(
         "pod_name",
         "pod_namespace",
         "pod_ip",
+        "hub_ca",
     }
 )
-"""Settings of the operator that are part of its manifests."""
+"""Settings of the operator that are part of its manifests, or a value of their own."""
 _TOLD: Final = ("title", "description", "default")
 """Of a setting's schema: what the meaning says."""
 
@@ -81,6 +82,14 @@ def chart_values(
         "podAnnotations": Value({}, _TEXTS, "Of the operator's pod."),
         "podLabels": Value({}, _TEXTS, "Of the operator's pod, beside its own."),
         "settings": {setting.name: setting.value for setting in SETTINGS},
+        "hubCa": {
+            "configMap": Value(
+                "", _TEXT, "ConfigMap of the release's namespace with PEM certificates of private "
+                "authorities, which containers that fetch models trust beside the public ones. "
+                "Another content is read when the operator starts.",
+            ),
+            "key": Value("ca.crt", {"type": "string", "minLength": 1}, "Its key."),
+        },
         "nodes": {
             "read": Value(
                 True, _SWITCH, "Whether the operator may list nodes, for their GPU labels. Without "

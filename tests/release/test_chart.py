@@ -100,7 +100,13 @@ def test_values_reach_the_operators_pod(render: Render) -> None:
         priorityClassName="system-cluster-critical",
         podAnnotations={"note": "1"},
         podLabels={"team": "ml"},
-        settings={"logLevel": "DEBUG", "workers": 4, "apiServerPorts": [443, 8443]},
+        settings={
+            "logLevel": "DEBUG",
+            "workers": 4,
+            "apiServerPorts": [443, 8443],
+            "httpsProxy": "http://proxy.example.com:3128",
+        },
+        hubCa={"configMap": "company-ca"},
     )
     deployment = found["Deployment", "sluice-operator"]["spec"]
     pod, template = operator(found), deployment["template"]
@@ -120,6 +126,9 @@ def test_values_reach_the_operators_pod(render: Render) -> None:
     assert variables["SLUICE_LOG_LEVEL"] == "DEBUG"
     assert variables["SLUICE_WORKERS"] == "4"
     assert variables["SLUICE_API_SERVER_PORTS"] == "443,8443"
+    assert variables["SLUICE_HTTPS_PROXY"] == "http://proxy.example.com:3128"
+    (trusted,) = (each for each in container["env"] if each["name"] == "SLUICE_HUB_CA")
+    assert trusted["valueFrom"]["configMapKeyRef"] == {"name": "company-ca", "key": "ca.crt"}
 
 
 @pytest.mark.parametrize(

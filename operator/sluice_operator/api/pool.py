@@ -43,6 +43,28 @@ class RevisionShare(ApiModel):
     replicas: int = Field(ge=0, le=1000, description="Engines of the revision.")
 
 
+class HubNetwork(ApiModel):
+    """How a download gets out of the cluster."""
+
+    http_proxy: str | None = Field(
+        default=None, max_length=512, description="Proxy of requests to http addresses."
+    )
+    https_proxy: str | None = Field(
+        default=None, max_length=512, description="Proxy of requests to https addresses."
+    )
+    no_proxy: str | None = Field(
+        default=None, max_length=4096, description="Hosts that are asked without a proxy."
+    )
+    ca_config_map: DnsName | None = Field(
+        default=None,
+        description="ConfigMap with certificates of authorities that are trusted beside the "
+        "public ones.",
+    )
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.to_json_dict().items())
+
+
 class ModelFetch(ApiModel):
     """What each engine downloads before it starts."""
 
@@ -52,6 +74,9 @@ class ModelFetch(ApiModel):
     commit: str = Field(max_length=64, description="Commit to download.")
     token_secret_ref: SecretKeyRef | None = Field(
         default=None, description="Token, mounted as a file into the fetching container alone."
+    )
+    network: HubNetwork | None = Field(
+        default=None, description="Proxies and certificates of the download."
     )
 
 

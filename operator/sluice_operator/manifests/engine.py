@@ -25,6 +25,7 @@ from sluice_operator.manifests.deployments import deployment_with, restart_mark
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.fetching import MODEL_VOLUME, init_container, token_volumes
 from sluice_operator.manifests.handover import handover_mounts, handover_volumes
+from sluice_operator.manifests.hub import network_volumes
 from sluice_operator.manifests.metadata import (
     ENGINE,
     Owner,
@@ -267,7 +268,8 @@ def _volumes(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
 def _model_volumes(spec: EnginePoolSpec) -> list[Manifest]:
     if spec.fetch is not None:
         own = {"name": MODEL_VOLUME, "emptyDir": {}}
-        return [own, *token_volumes(spec.fetch.token_secret_ref)]
+        fetch = spec.fetch
+        return [own, *token_volumes(fetch.token_secret_ref), *network_volumes(fetch.network)]
     if spec.model_image is not None:
         return image_volumes(spec.model_image)
     if spec.model_claim is None:

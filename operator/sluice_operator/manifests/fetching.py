@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
 from sluice_contract import labels, ports
 from sluice_contract.labels import FETCH_ROLE
@@ -13,7 +12,7 @@ from sluice_contract.termination import EXIT_REFUSED
 from sluice_operator.api.base import SecretKeyRef
 from sluice_operator.api.engine import CacheSpec
 from sluice_operator.api.model_uri import CLAIM_MOUNT
-from sluice_operator.api.pool import ModelFetch
+from sluice_operator.api.pool import HubNetwork, ModelFetch
 from sluice_operator.api.template import FETCH_CONTAINER
 from sluice_operator.kube.kinds import (
     JOB,
@@ -23,11 +22,18 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 from sluice_operator.manifests.digest import digest
+from sluice_operator.manifests.hub import (
+    HubAccess,
+    network_arguments,
+    network_mounts,
+    network_variables,
+    network_volumes,
+)
 from sluice_operator.manifests.metadata import Owner, child_labels
 from sluice_operator.manifests.network import DNS, operator_pods, policy_port
+from sluice_operator.manifests.placement import AS_IT_COMES, Placement
 from sluice_operator.manifests.pods import CONTAINER_SECURITY, POD_SECURITY
 
-HUB_ENDPOINT: Final = "https://huggingface.co"
 FETCH: Final = FETCH_ROLE
 """Component of all that is made here."""
 MODEL_VOLUME: Final = "model"
@@ -42,8 +48,6 @@ RESOURCES: Final[Manifest] = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "1Gi"},
 }
-HTTPS: Final = 443
-"""Where hubs keep large files, wherever the hub itself is."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class FetchTask:
     """Another value is another Job."""
     claim: str | None = None
     """Volume that is written to."""
+    network: HubNetwork | None = None
+    placement: Placement = AS_IT_COMES
 
 
 def resolve_arguments(endpoint: str, uri: str, revision: str) -> tuple[str, ...]:
@@ -82,11 +88,9 @@ def fetch_account(owner: Owner) -> Manifest:
     return head | {"automountServiceAccountToken": False}
 
 
-def fetch_policy(owner: Owner, endpoint: str, operator_namespace: str) -> Manifest:
-    """Pods that download may reach DNS, and the ports of the hub at `endpoint` and of where it
-    keeps files, whose addresses a policy cannot know. The operator may ask how far they are."""
-    url = urlsplit(endpoint)
-    hub = {url.port or (HTTPS if url.scheme == "https" else 80), HTTPS}
+def fetch_policy(owner: Owner, hub: HubAccess, operator_namespace: str) -> Manifest:
+    """Pods that download may reach DNS, and the ports of the hub. The operator may ask how far they
+    are."""
     asks = {
         "from": [operator_pods(operator_namespace)],
         "ports": [policy_port(ports.FETCH_PROGRESS)],
@@ -97,7 +101,7 @@ def fetch_policy(owner: Owner, endpoint: str, operator_namespace: str) -> Manife
             "podSelector": {"matchLabels": selected},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [asks],
-            "egress": [DNS, {"ports": [policy_port(port) for port in sorted(hub)]}],
+            "egress": [DNS, {"ports": [policy_port(port) for port in hub.ports]}],
         }
     }
 
@@ -129,7 +133,10 @@ def fetch_job(owner: Owner, task: FetchTask) -> Manifest:
     """A Job that tries again what may pass, and gives up at once what does not. Its name is a hash
     of its content, which cannot be changed."""
     name = f"{owner.service}-{task.name}"
-    marks = child_labels(owner.service, FETCH, FETCH_ROLE) | {labels.FETCHES: "true"}
+    ours = child_labels(owner.service, FETCH, FETCH_ROLE) | {labels.FETCHES: "true"}
+    metadata: Manifest = {"labels": {**task.placement.labels, **ours}}
+    if task.placement.annotations:
+        metadata["annotations"] = dict(task.placement.annotations)
     refused = {"containerName": FETCH_CONTAINER, "operator": "In", "values": [EXIT_REFUSED]}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
     spec = {
@@ -140,18 +147,22 @@ def fetch_job(owner: Owner, task: FetchTask) -> Manifest:
                 {"action": "Ignore", "onPodConditions": [disrupted]},
             ]
         },
-        "template": {"metadata": {"labels": marks}, "spec": _pod(owner.service, task)},
+        "template": {"metadata": metadata, "spec": _pod(owner.service, task)},
     }
     name = f"{name}-{digest([spec, task.refresh])}"
     return owner.child(JOB, name, FETCH, FETCH_ROLE) | {"spec": spec}
 
 
 def _pod(service: str, task: FetchTask) -> Manifest:
-    container = fetch_container(task.image, task.arguments, task.token)
-    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}, *token_volumes(task.token)]
+    container = fetch_container(task.image, task.arguments, task.token, task.network)
+    volumes: list[Manifest] = [
+        {"name": "tmp", "emptyDir": {}},
+        *token_volumes(task.token),
+        *network_volumes(task.network),
+    ]
     if task.claim is not None:
         container["args"] += ["--progress-port", str(ports.FETCH_PROGRESS)]
-        container["env"] = [_address()]
+        container["env"] = [*container.get("env", ()), _address()]
         claim = {"claimName": task.claim}
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
         container["volumeMounts"].append(_model_mount())
@@ -164,6 +175,7 @@ def _pod(service: str, task: FetchTask) -> Manifest:
         "securityContext": POD_SECURITY | (group if task.claim else {}),
         "containers": [container],
         "volumes": volumes,
+        **task.placement.spec,
     }
 
 
@@ -175,19 +187,25 @@ def _address() -> Manifest:
 def init_container(fetch: ModelFetch) -> Manifest:
     """What downloads the model into an engine's own volume before it starts."""
     arguments = fetch_arguments(fetch.endpoint, fetch.uri, fetch.commit)
-    container = fetch_container(fetch.image, arguments, fetch.token_secret_ref)
+    container = fetch_container(fetch.image, arguments, fetch.token_secret_ref, fetch.network)
     container["volumeMounts"].append(_model_mount())
     return container
 
 
-def fetch_container(image: str, arguments: tuple[str, ...], token: SecretKeyRef | None) -> Manifest:
-    """The container alone, with `/tmp` of the pod and the token."""
+def fetch_container(
+    image: str,
+    arguments: tuple[str, ...],
+    token: SecretKeyRef | None,
+    network: HubNetwork | None,
+) -> Manifest:
+    """The container alone, with `/tmp` of the pod, the token and what the network asks for."""
     given = ("--token-file", TOKEN_FILE) if token else ()
     mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True}
     return {
         "name": FETCH_CONTAINER,
         "image": image,
-        "args": [*arguments, *given],
+        "args": [*arguments, *given, *network_arguments(network)],
+        **({"env": variables} if (variables := network_variables(network)) else {}),
         "resources": RESOURCES,
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePath": "/dev/termination-log",
@@ -195,6 +213,7 @@ def fetch_container(image: str, arguments: tuple[str, ...], token: SecretKeyRef 
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *([mount] if token else []),
+            *network_mounts(network),
         ],
     }
 

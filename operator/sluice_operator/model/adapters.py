@@ -19,9 +19,9 @@ from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.status import FetchedAdapter
 from sluice_operator.apply.plan import Event
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.fetching import FetchTask, adapter_arguments, fetch_job
+from sluice_operator.manifests.fetching import adapter_arguments, fetch_job
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.model.delivery import Fetcher, Seen, hub_access
+from sluice_operator.model.delivery import Fetcher, Seen, fetch_task, hub_access
 from sluice_operator.model.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
 from sluice_operator.model.pinned import (
     assumed_commit,
@@ -124,11 +124,8 @@ def _is_asked(known: FetchedAdapter | None, adapter: AdapterSpec, model: ModelSp
 def _task(
     seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher, adapter: AdapterSpec, claim: str
 ) -> _Task:
-    arguments = adapter_arguments(fetcher.endpoint, adapter.repository, adapter.revision)
-    task = FetchTask(
-        "adapter", fetcher.image, arguments, model.token_secret_ref, model.refresh, claim
-    )
-    job = fetch_job(top, task)
+    arguments = adapter_arguments(fetcher.hub.endpoint, adapter.repository, adapter.revision)
+    job = fetch_job(top, fetch_task(top, "adapter", model, fetcher, arguments, claim))
     outcome = outcome_in(seen.children, seen.pods, job, MODEL_FETCHED)
     if isinstance(outcome, Done) and not re.fullmatch("[0-9a-f]{40}", outcome.message):
         text = f"the fetcher's answer is not understood: {outcome.message[:256]}"

@@ -25,6 +25,7 @@ from sluice_operator.apply.plan import Event
 from sluice_operator.conditions.reasons import FETCHING, RESOLVING
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.fetching import (
+    FETCH,
     FetchTask,
     fetch_account,
     fetch_arguments,
@@ -33,7 +34,9 @@ from sluice_operator.manifests.fetching import (
     model_claim,
     resolve_arguments,
 )
+from sluice_operator.manifests.hub import HubAccess, ca_config_maps
 from sluice_operator.manifests.metadata import Owner
+from sluice_operator.manifests.placement import AS_IT_COMES, Placement
 from sluice_operator.model.image import image_refusal
 from sluice_operator.model.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
 from sluice_operator.model.pinned import asked, claim_of, is_fetched, pin_of, uid_of_claim
@@ -50,9 +53,11 @@ class Fetcher:
     """What models are fetched with, and from where."""
 
     image: str
-    endpoint: str
+    hub: HubAccess
     operator_namespace: str
     """From where it is asked how far it is."""
+    placement: Placement = AS_IT_COMES
+    """Of its Jobs."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +112,18 @@ def plan_delivery(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) ->
     return replace(found, manifests=(*always, *found.manifests))
 
 
-def pod_fetch(model: ModelSpec, fetcher: Fetcher) -> ModelFetch | None:
+def pod_fetch(service: str, model: ModelSpec, fetcher: Fetcher) -> ModelFetch | None:
     """What each engine downloads itself of a pinned model: one without a cache."""
     if not is_fetched(model) or model.cache is not None:
         return None
     assert model.revision is not None
     return ModelFetch(
         image=fetcher.image,
-        endpoint=fetcher.endpoint,
+        endpoint=fetcher.hub.endpoint,
         uri=model.uri,
         commit=model.revision,
         token_secret_ref=model.token_secret_ref,
+        network=fetcher.hub.network(service),
     )
 
 
@@ -136,16 +142,17 @@ def _replace_claim(seen: Seen, pin: ModelStatus, claim: str) -> ModelStatus:
 def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
     """What there is beside Jobs for as long as something is of a hub."""
     yield fetch_account(top)
-    yield fetch_policy(top, fetcher.endpoint, fetcher.operator_namespace)
+    yield fetch_policy(top, fetcher.hub, fetcher.operator_namespace)
+    yield from ca_config_maps(top, fetcher.hub, FETCH)
     if model.cache is not None and model.cache.size is not None:
         yield model_claim(top, model.cache)
 
 
 def _resolve(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> Delivery:
     uri, revision, refresh = asked(model)
-    arguments = resolve_arguments(fetcher.endpoint, uri, revision)
-    task = FetchTask("resolve", fetcher.image, arguments, model.token_secret_ref, refresh)
-    job, what = fetch_job(top, task), f"{uri} at {revision}"
+    arguments = resolve_arguments(fetcher.hub.endpoint, uri, revision)
+    job = fetch_job(top, fetch_task(top, "resolve", model, fetcher, arguments))
+    what = f"{uri} at {revision}"
     outcome = outcome_in(seen.children, seen.pods, job, MODEL_RESOLVED)
     if not isinstance(outcome, Done):
         text = f"{what} is resolved to a commit."
@@ -164,16 +171,8 @@ def _resolve(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> Deli
 def _download(
     seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher, wanted: ModelStatus
 ) -> Delivery:
-    arguments = fetch_arguments(fetcher.endpoint, wanted.uri, wanted.commit)
-    task = FetchTask(
-        "fetch",
-        fetcher.image,
-        arguments,
-        model.token_secret_ref,
-        model.refresh,
-        wanted.claim,
-    )
-    job = fetch_job(top, task)
+    arguments = fetch_arguments(fetcher.hub.endpoint, wanted.uri, wanted.commit)
+    job = fetch_job(top, fetch_task(top, "fetch", model, fetcher, arguments, wanted.claim))
     what = f"commit {wanted.commit} of {wanted.uri} to claim {wanted.claim}"
     outcome = outcome_in(seen.children, seen.pods, job, MODEL_FETCHED)
     if not isinstance(outcome, Done):
@@ -182,6 +181,27 @@ def _download(
     event = Event("Normal", "ModelFetched", f"{what}: complete and verified.")
     done = Check("False", FETCHING, f"{what}: complete and verified.")
     return Delivery((job,), done, status=wanted, events=(event,))
+
+
+def fetch_task(
+    top: Owner,
+    name: str,
+    model: ModelSpec,
+    fetcher: Fetcher,
+    arguments: tuple[str, ...],
+    claim: str | None = None,
+) -> FetchTask:
+    """What one Job of the service does."""
+    return FetchTask(
+        name=name,
+        image=fetcher.image,
+        arguments=arguments,
+        token=model.token_secret_ref,
+        refresh=model.refresh,
+        claim=claim,
+        network=fetcher.hub.network(top.service),
+        placement=fetcher.placement,
+    )
 
 
 def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:

@@ -252,7 +252,7 @@ def _dispatcher(
             settings.api_server_ports,
             settings.pod_namespace,
             settings.runbook_url_base,
-            settings.hub_endpoint,
+            settings.hub,
         ),
         DownloadProgress(fetch_over_http, clock),
     )

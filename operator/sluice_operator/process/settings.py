@@ -5,6 +5,7 @@ Knows the variables and their defaults; nothing else reads the environment.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from sluice_contract.base import ConfigError
 
 from sluice_operator.log import Format
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
-from sluice_operator.manifests.fetching import HUB_ENDPOINT
+from sluice_operator.manifests.hub import HUB_ENDPOINT, HubAccess
 from sluice_operator.service.observe import API_SERVER_PORTS
 
 PREFIX: Final = "SLUICE_"
@@ -34,6 +35,17 @@ def _with_port(url: str) -> str:
     return url
 
 
+def _certificates(pem: str) -> str:
+    """Raises ValueError where there is no certificate in `pem`."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem)
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError(f"no certificates as PEM: {error}") from None
+    return pem
+
+
+ProxyUrl = Annotated[str, AfterValidator(_with_port), Field(pattern=r"^(https?://[^/\s@]+/?)?$")]
+"""Without a user: it would stand in the pods of every Job."""
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -63,6 +75,14 @@ class Settings(BaseModel):
         default=HUB_ENDPOINT, pattern=r"^https?://[^/\s@]+(/[^\s?#]*)?$"
     )
     """The hub of `hf://` models, or a mirror of it."""
+    http_proxy: ProxyUrl = ""
+    """Proxy of containers that fetch models, for requests to http addresses."""
+    https_proxy: ProxyUrl = ""
+    """The same for https addresses."""
+    no_proxy: str = Field(default="", max_length=4096)
+    """Hosts that they ask without a proxy, separated by commas."""
+    hub_ca: Annotated[str, AfterValidator(_certificates)] = Field(default="", max_length=65536)
+    """PEM certificates of authorities that they trust beside the public ones."""
     workers: int = Field(default=8, ge=1, le=256)
     """How many reconciles may run at once."""
     resync_seconds: float = Field(default=600.0, ge=0.1)
@@ -81,6 +101,13 @@ class Settings(BaseModel):
     pod_namespace: str = Field(default="default", min_length=1)
     pod_ip: str = Field(default="127.0.0.1", min_length=1)
     """The address to listen on."""
+
+    @property
+    def hub(self) -> HubAccess:
+        """How a hub is reached."""
+        return HubAccess(
+            self.hub_endpoint, self.http_proxy, self.https_proxy, self.no_proxy, self.hub_ca
+        )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

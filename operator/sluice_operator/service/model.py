@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sluice_operator.api.engine import ModelSpec
-from sluice_operator.api.pool import ModelImage
+from sluice_operator.api.pool import ModelFetch, ModelImage
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.manifests.metadata import Owner
+from sluice_operator.manifests.placement import placement_of
 from sluice_operator.model.adapters import AdapterDelivery, plan_adapters
-from sluice_operator.model.delivery import Delivery, Fetcher, Seen, plan_delivery
+from sluice_operator.model.delivery import Delivery, Fetcher, Seen, plan_delivery, pod_fetch
 from sluice_operator.model.image import model_image, nodes_mount_images
 from sluice_operator.service.observe import ServiceObserved
 
 
-def fetcher_of(observed: ServiceObserved) -> Fetcher:
-    """What models are fetched with."""
-    installation = observed.installation
-    return Fetcher(
-        observed.images.fetch, installation.hub_endpoint, installation.operator_namespace
-    )
+def model_fetch_of(observed: ServiceObserved, model: ModelSpec) -> ModelFetch | None:
+    """What each engine downloads itself."""
+    return pod_fetch(observed.service["metadata"]["name"], model, _fetcher(observed))
 
 
 def model_image_of(observed: ServiceObserved, model: ModelSpec) -> ModelImage | None:
@@ -25,15 +26,29 @@ def model_image_of(observed: ServiceObserved, model: ModelSpec) -> ModelImage | 
     return model_image(model, observed.images.fetch, mounted=mounted)
 
 
-def delivery_of(observed: ServiceObserved, top: Owner, model: ModelSpec) -> Delivery:
+def delivery_of(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) -> Delivery:
     """How far the model, as the spec has it, is on its way."""
-    return plan_delivery(_seen(observed), top, model, fetcher_of(observed))
+    return plan_delivery(_seen(observed), top, spec.model, _fetcher_for(observed, spec))
 
 
-def adapters_of(observed: ServiceObserved, top: Owner, model: ModelSpec) -> AdapterDelivery:
+def adapters_of(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
+) -> AdapterDelivery:
     """How far adapters of a hub, as the spec has them, are on their way."""
-    return plan_adapters(_seen(observed), top, model, fetcher_of(observed))
+    return plan_adapters(_seen(observed), top, spec.model, _fetcher_for(observed, spec))
 
 
 def _seen(observed: ServiceObserved) -> Seen:
     return Seen(observed.service, observed.children, observed.fetchers, observed.progress)
+
+
+def _fetcher_for(observed: ServiceObserved, spec: InferenceServiceSpec) -> Fetcher:
+    """What Jobs fetch with, which are placed as the pools of `spec` are."""
+    placement = placement_of(map(spec.pool, spec.roles))
+    return replace(_fetcher(observed), placement=placement)
+
+
+def _fetcher(observed: ServiceObserved) -> Fetcher:
+    """What models are fetched with."""
+    installation = observed.installation
+    return Fetcher(observed.images.fetch, installation.hub, installation.operator_namespace)

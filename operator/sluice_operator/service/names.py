@@ -30,6 +30,7 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.adapters import adapters_name
 from sluice_operator.manifests.fetching import claim_name, fetch_name
+from sluice_operator.manifests.hub import ca_name
 from sluice_operator.manifests.metadata import ENGINE, ROUTER
 from sluice_operator.manifests.pods import mounted_config_maps
 from sluice_operator.manifests.slo_rules import rule_name
@@ -45,8 +46,11 @@ _OF_EACH_POOL = (SERVICE, ENGINE_POOL)
 _OF_EACH_OF_TWO_POOLS = (*_OF_EACH_POOL, NETWORK_POLICY)
 
 
-def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozenset[Name]:
-    """Kind and name of every child of an InferenceService but the ConfigMaps of its pods."""
+def child_names(
+    service: Manifest, optional_kinds: tuple[Kind, ...], *, with_ca: bool = False
+) -> frozenset[Name]:
+    """Kind and name of every child of an InferenceService but the ConfigMaps of its pods.
+    `with_ca`: what downloads trusts certificates that the operator was given."""
     name, roles = service["metadata"]["name"], _roles(service)
     pool_kinds = _OF_EACH_POOL if len(roles) == 1 else _OF_EACH_OF_TWO_POOLS
     monitors = (POD_MONITOR,) if POD_MONITOR in optional_kinds else ()
@@ -57,7 +61,7 @@ def child_names(service: Manifest, optional_kinds: tuple[Kind, ...]) -> frozense
             *((kind, f"{name}-{ROUTER}") for kind in (*_OF_ROUTERS, *monitors)),
             *((kind, f"{name}-{role}") for role in roles for kind in pool_kinds),
             *((kind, rule_name(name)) for kind in _of_promises(service) & set(optional_kinds)),
-            *_of_hubs(service),
+            *_of_hubs(service, with_ca=with_ca),
             *_of_adapters(service),
             *((kind, name) for kind in _of_routes(service) & set(optional_kinds)),
         )
@@ -98,13 +102,14 @@ def has_model_image(service: Manifest) -> bool:
     return scheme_of(str(uri)) == IMAGE
 
 
-def _of_hubs(service: Manifest) -> frozenset[Name]:
+def _of_hubs(service: Manifest, *, with_ca: bool) -> frozenset[Name]:
     if not fetches(service):
         return frozenset()
     name = service["metadata"]["name"]
     cache = service["spec"]["model"].get("cache") or {}
     claim = {(PERSISTENT_VOLUME_CLAIM, claim_name(name))} if "size" in cache else set()
-    return frozenset({(kind, fetch_name(name)) for kind in _OF_FETCHERS} | claim)
+    trusted = {(CONFIG_MAP, ca_name(name))} if with_ca else set()
+    return frozenset({(kind, fetch_name(name)) for kind in _OF_FETCHERS} | claim | trusted)
 
 
 def _of_adapters(service: Manifest) -> frozenset[Name]:

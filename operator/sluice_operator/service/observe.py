@@ -32,7 +32,7 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
 )
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
-from sluice_operator.manifests.fetching import HUB_ENDPOINT
+from sluice_operator.manifests.hub import PUBLIC_HUB, HubAccess
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
 from sluice_operator.service.names import (
     Name,
@@ -74,8 +74,8 @@ class Installation:
     """From where the operator may read the routers' load."""
     runbook_url_base: str = RUNBOOK_URL_BASE
     """Where alerts lead."""
-    hub_endpoint: str = HUB_ENDPOINT
-    """Where models of `hf://` are downloaded from."""
+    hub: HubAccess = PUBLIC_HUB
+    """Where models of `hf://` are downloaded from, and how."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class ServiceObserver:
         )
         mounts = has_model_image(service) and await self.image_volumes.accepted()
         progress = await self.progress.of(fetchers) if self.progress else None
-        names = child_names(service, optional)
+        names = child_names(service, optional, with_ca=bool(self.installation.hub.certificates))
         children, conflicts = await self._unlabelled(service, children, names)
         # A lost EnginePool says which ConfigMaps are in use.
         in_use = config_maps_in_use(children)

@@ -144,13 +144,13 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     if observed.name_conflicts and not spec.paused:
         return ServicePlan(refusal=_name_taken(observed.name_conflicts), spec=spec)
     top = owner(INFERENCE_SERVICE, service, service["metadata"]["name"])
-    delivery = delivery_of(observed, top, given.model)
+    delivery = delivery_of(observed, top, given)
     if delivery.refusal is not None:
         return ServicePlan(refusal=delivery.refusal, spec=spec, delivery=delivery)
     if delivery.waiting:
         plan = _awaiting(observed, spec, delivery)
     else:
-        adapters = adapters_of(observed, top, given.model)
+        adapters = adapters_of(observed, top, given)
         plan = _desired(observed, top, spec, delivery, adapters)
     return _paused(plan) if spec.paused else plan
 

@@ -24,8 +24,7 @@ from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import engine_config_map
 from sluice_operator.manifests.engine_pool import pool_spec
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.model.delivery import pod_fetch
-from sluice_operator.service.model import fetcher_of, model_image_of
+from sluice_operator.service.model import model_fetch_of, model_image_of
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import Pin, engine_inputs, pinned_spec
 from sluice_operator.service.replicas import Replicas, plan_replicas
@@ -76,7 +75,7 @@ def resolve_pool(
     first = first_engines(spec, role, accelerator.accelerator)
     replicas = plan_replicas(spec, role, _live(observed, role), first)
     name = config["metadata"]["name"]
-    fetch = pod_fetch(spec.model, fetcher_of(observed))
+    fetch = model_fetch_of(observed, spec.model)
     fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
     image_of_model = model_image_of(observed, spec.model)
     fresh = fresh.model_copy(update={"fetch": fetch, "model_image": image_of_model})
@@ -209,6 +208,7 @@ def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]
         for name in ("image", "endpoint"):
             pair = (f"fetch.{name}", getattr(kept.fetch, name), getattr(fresh.fetch, name))
             pairs.append(pair)
+        pairs.append(("fetch.network", str(kept.fetch.network), str(fresh.fetch.network)))
     if kept.model_image and fresh.model_image:
         for name in ("copier", "mounted"):
             old, new = getattr(kept.model_image, name), getattr(fresh.model_image, name)

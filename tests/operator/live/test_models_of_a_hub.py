@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from sluice_operator.kube.kinds import (
@@ -17,6 +18,7 @@ from sluice_operator.kube.kinds import (
 )
 
 from e2e.cluster.controlplane_only import ControlPlane
+from tests.fetch.corporate import Authority
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest, until_told
@@ -109,12 +111,17 @@ async def test_adapters_come_beside_engines_that_serve(
     assert sorted(await cluster.list(CONTROLLER_REVISION, namespace)) == before
 
 
-async def test_a_failure_is_named_and_a_refresh_tries_again(
-    cluster: Cluster, namespace: str, start_operator: StartOperator
+async def test_a_failure_is_named_and_a_refresh_tries_again_behind_a_proxy(
+    cluster: Cluster, namespace: str, start_operator: StartOperator, tmp_path: Path
 ) -> None:
-    start_operator()
+    certificates = Authority(tmp_path, "hub.example").file.read_text()
+    start_operator(SLUICE_HTTPS_PROXY="http://proxy:3128", SLUICE_HUB_CA=certificates)
     await cluster.create(INFERENCE_SERVICE, _on_a_hub(namespace))
     failed = await _ends(cluster, namespace, "resolve", 2, said("AccessDenied", "gated"))
+    (container,) = failed["spec"]["template"]["spec"]["containers"]
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
+    trusted = (await cluster.list(CONFIG_MAP, namespace))["chat-hub-ca"]
+    assert trusted["data"] == {"ca.crt": certificates}
     for kind, status in (("Ready", "False"), ("ModelAvailable", "False"), ("Stalled", "True")):
         told = _says(kind, status, "AccessDenied")
         await cluster.until(INFERENCE_SERVICE, namespace, told)

@@ -8,6 +8,7 @@ import pytest
 from sluice_contract import labels
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.hub import HubAccess
 from sluice_operator.manifests.network import MONITORING_LABEL, NAMESPACE_LABEL
 from sluice_operator.service.observe import Installation
 from sluice_operator.service.plan import plan_service
@@ -130,10 +131,18 @@ def test_only_pods_that_download_reach_a_hub(
 
 
 def test_a_mirror_is_reached_at_its_port() -> None:
-    found = Installation(hub_endpoint="http://mirror.example.com:8081/hub")
+    found = Installation(hub=HubAccess("http://mirror.example.com:8081/hub"))
     observed = service_observed(service(HUB), installation=found)
     policies = [m["spec"] for m in plan_service(observed).apply if m["kind"] == "NetworkPolicy"]
     for port, allowed in ((8081, True), (443, True), (80, False)):
+        assert _passes(policies, FETCHING, STRANGER, port, "egress", "to") is allowed
+
+
+def test_a_proxy_is_reached_at_its_port() -> None:
+    hub = HubAccess(https_proxy="http://proxy.example.com:3128")
+    observed = service_observed(service(HUB), installation=Installation(hub=hub))
+    policies = [m["spec"] for m in plan_service(observed).apply if m["kind"] == "NetworkPolicy"]
+    for port, allowed in ((3128, True), (443, True), (80, False)):
         assert _passes(policies, FETCHING, STRANGER, port, "egress", "to") is allowed
 
 

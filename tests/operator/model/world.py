@@ -9,6 +9,7 @@ from typing import Any
 from sluice_contract.fetch_progress import FetchProgress
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.observe import Installation
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.status import service_status
 
@@ -26,12 +27,17 @@ class World:
     children: dict[tuple[str, str], Manifest] = field(default_factory=dict)
     pods: list[Manifest] = field(default_factory=list)
     uids: int = 0
+    installation: Installation = field(default_factory=Installation)
 
     def reconcile(self, progress: FetchProgress | None = None) -> ServicePlan:
         """Plans, carries out and reports once."""
         item = service(self.spec, generation=self.generation) | {"status": self.status}
         observed = service_observed(
-            item, self.children.values(), fetchers=tuple(self.pods), progress=progress
+            item,
+            self.children.values(),
+            fetchers=tuple(self.pods),
+            progress=progress,
+            installation=self.installation,
         )
         plan = plan_service(observed)
         for manifest in plan.apply:

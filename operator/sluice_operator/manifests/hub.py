@@ -1,0 +1,107 @@
+"""How a hub is reached from inside the cluster: its address, proxies, private authorities.
+
+One setting of the operator's for all services; their fetching containers are given it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from sluice_operator.api.pool import HubNetwork
+from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
+from sluice_operator.manifests.metadata import Owner
+
+HUB_ENDPOINT: Final = "https://huggingface.co"
+HTTPS: Final = 443
+"""Where hubs keep large files, wherever the hub itself is."""
+CA_VOLUME: Final = "hub-ca"
+CA_FOLDER: Final = "/etc/sluice/hub-ca"
+CA_FILE: Final = "ca.crt"
+
+
+@dataclass(frozen=True)
+class HubAccess:
+    """What the operator is told; what is empty is not used."""
+
+    endpoint: str = HUB_ENDPOINT
+    """The hub, or a mirror of it."""
+    http_proxy: str = ""
+    https_proxy: str = ""
+    """As URLs, of requests to http and to https addresses."""
+    no_proxy: str = ""
+    """Hosts that are asked directly, separated by commas."""
+    certificates: str = ""
+    """PEM, of authorities that are trusted beside the public ones."""
+
+    @property
+    def ports(self) -> list[int]:
+        """Of the hub, of where it keeps files, and of proxies: their addresses a NetworkPolicy
+        cannot know."""
+        urls = filter(None, (self.endpoint, self.http_proxy, self.https_proxy))
+        return sorted({HTTPS, *map(_port, urls)})
+
+    def network(self, service: str) -> HubNetwork | None:
+        """What fetching containers of a service are given; None where nothing is needed."""
+        found = HubNetwork(
+            http_proxy=self.http_proxy or None,
+            https_proxy=self.https_proxy or None,
+            no_proxy=self.no_proxy or None,
+            ca_config_map=ca_name(service) if self.certificates else None,
+        )
+        return found if found.to_json_dict() else None
+
+
+PUBLIC_HUB: Final = HubAccess()
+
+
+def ca_name(service: str) -> str:
+    """Name of the ConfigMap with certificates; it keeps its name when they change, so that nothing
+    restarts."""
+    return f"{service}-{CA_VOLUME}"
+
+
+def ca_config_maps(owner: Owner, hub: HubAccess, component: str) -> tuple[Manifest, ...]:
+    """The ConfigMap with certificates; none where there are none."""
+    if not hub.certificates:
+        return ()
+    head = owner.child(CONFIG_MAP, ca_name(owner.service), component, component)
+    return (head | {"data": {CA_FILE: hub.certificates}},)
+
+
+def network_arguments(network: HubNetwork | None) -> list[str]:
+    """Arguments of a fetching container."""
+    given = network is not None and network.ca_config_map
+    return ["--ca-file", f"{CA_FOLDER}/{CA_FILE}"] if given else []
+
+
+def network_variables(network: HubNetwork | None) -> list[Manifest]:
+    """Its environment."""
+    if network is None:
+        return []
+    values = {
+        "HTTP_PROXY": network.http_proxy,
+        "HTTPS_PROXY": network.https_proxy,
+        "NO_PROXY": network.no_proxy,
+    }
+    return [{"name": name, "value": value} for name, value in values.items() if value]
+
+
+def network_mounts(network: HubNetwork | None) -> list[Manifest]:
+    """Where it finds the certificates."""
+    if network is None or network.ca_config_map is None:
+        return []
+    return [{"name": CA_VOLUME, "mountPath": CA_FOLDER, "readOnly": True}]
+
+
+def network_volumes(network: HubNetwork | None) -> list[Manifest]:
+    """The volumes of its pod for that."""
+    if network is None or network.ca_config_map is None:
+        return []
+    return [{"name": CA_VOLUME, "configMap": {"name": network.ca_config_map}}]
+
+
+def _port(url: str) -> int:
+    found = urlsplit(url)
+    return found.port or (HTTPS if found.scheme == "https" else 80)

@@ -1,0 +1,130 @@
+"""What containers that fetch are given of a company's network, and Jobs of the pools' templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_fetch.__main__ import _parse
+from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
+from sluice_operator.manifests.engine import engine_deployment
+from sluice_operator.manifests.hub import HubAccess
+from sluice_operator.manifests.metadata import owner
+from sluice_operator.service.observe import Installation
+
+from tests.operator.examples import of
+from tests.operator.model.world import World
+from tests.operator.model_pods import COMMIT, resolved, said
+
+HUB: Manifest = {"uri": "hf://Qwen/Qwen3-8B"}
+CACHED: Manifest = HUB | {"cache": {"size": "20Gi"}}
+NETWORK = HubAccess(https_proxy="http://proxy:3128", no_proxy="a,b", certificates="PEM")
+BEHIND = Installation(hub=NETWORK)
+
+
+def served(model: Manifest, installation: Installation) -> tuple[World, list[Manifest]]:
+    """A service with engines, and the specs of the pods in which something is fetched, each with
+    the container that does alone."""
+    world, pods = World({"model": model}, installation=installation), {}
+    for _ in range(6):
+        world.reconcile()
+        for job in (child for (kind, _), child in world.children.items() if kind == "Job"):
+            name = job["metadata"]["name"]
+            pods[name] = job["spec"]["template"]["spec"]
+            world.ends(0, resolved() if "resolve" in name else said("ModelFetched", COMMIT))
+    pool = of(world.children.values(), "EnginePool")
+    made = engine_deployment(owner(ENGINE_POOL, pool, "chat"), parse_pool(pool))
+    engine = made["spec"]["template"]["spec"]
+    if first := engine.get("initContainers"):
+        pods["engine"] = {**engine, "containers": first}
+    return world, list(pods.values())
+
+
+def parse_pool(pool: Manifest) -> EnginePoolSpec:
+    return EnginePoolSpec.model_validate(pool["spec"])
+
+
+@pytest.mark.parametrize("model", [HUB, CACHED])
+def test_every_container_that_fetches_has_proxies_and_authorities(model: Manifest) -> None:
+    world, pods = served(model, BEHIND)
+    assert len(pods) == 2
+    kept = world.children["ConfigMap", "chat-hub-ca"]["data"]
+    for pod in pods:
+        (container,) = pod["containers"]
+        variables = {each["name"]: each.get("value") for each in container["env"]}
+        assert variables["HTTPS_PROXY"] == NETWORK.https_proxy
+        assert variables["NO_PROXY"] == NETWORK.no_proxy
+        assert "HTTP_PROXY" not in variables
+        (mount,) = (m for m in container["volumeMounts"] if m["name"] == "hub-ca")
+        (volume,) = (v for v in pod["volumes"] if v["name"] == "hub-ca")
+        assert volume["configMap"]["name"] == "chat-hub-ca"
+        (key,) = kept
+        options = _parse(container["args"])
+        assert str(options.ca_file) == f"{mount['mountPath']}/{key}"
+
+
+def test_other_certificates_change_no_pod_and_none_leave_nothing_behind() -> None:
+    world, _ = served(HUB, BEHIND)
+    before = world.revisions()
+    world.installation = Installation(hub=HubAccess(**{**vars(NETWORK), "certificates": "NEW"}))
+    world.reconcile()
+    assert world.children["ConfigMap", "chat-hub-ca"]["data"] == {"ca.crt": "NEW"}
+    assert world.revisions() == before
+    plain, pods = served(CACHED, Installation())
+    assert ("ConfigMap", "chat-hub-ca") not in plain.children
+    assert not any("HTTPS_PROXY" in str(pod) or "hub-ca" in str(pod) for pod in pods)
+
+
+def job_of(spec: dict[str, Any]) -> Manifest:
+    """The pod template of the Job that resolves the model."""
+    world = World({"model": HUB, **spec})
+    world.reconcile()
+    template: Manifest = world.job()["spec"]["template"]
+    return template
+
+
+TOLERATION = {"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"}
+
+
+def test_a_job_runs_where_and_as_the_pods_of_its_only_pool() -> None:
+    template = {
+        "imagePullSecrets": [{"name": "registry"}],
+        "tolerations": [TOLERATION],
+        "nodeSelector": {"disk": "fast"},
+        "labels": {"team": "a"},
+        "annotations": {"sidecar.istio.io/inject": "false"},
+        "priorityClassName": "serving",
+    }
+    found = job_of({"pools": {"mixed": {"template": template, "accelerator": {"count": 1}}}})
+    pod, metadata = found["spec"], found["metadata"]
+    assert pod["imagePullSecrets"] == template["imagePullSecrets"]
+    assert pod["tolerations"][0] == TOLERATION
+    assert "nvidia.com/gpu" in {each["key"] for each in pod["tolerations"]}
+    assert pod["nodeSelector"] == template["nodeSelector"]
+    assert metadata["annotations"] == template["annotations"]
+    assert metadata["labels"].items() >= {"team": "a"}.items()
+    assert metadata["labels"]["serving.sluice.dev/fetches"] == "true"
+    assert "priorityClassName" not in pod
+
+
+def test_of_two_pools_a_job_takes_what_suits_both() -> None:
+    shared = {"imagePullSecrets": [{"name": "registry"}], "tolerations": [TOLERATION]}
+    other = {"key": "big", "operator": "Exists", "effect": "NoSchedule"}
+    prefill = shared | {"nodeSelector": {"zone": "a", "gpu": "big"}}
+    decode = {
+        "nodeSelector": {"zone": "a", "gpu": "small"},
+        "imagePullSecrets": [{"name": "registry"}, {"name": "more"}],
+        "tolerations": [TOLERATION, other],
+    }
+    pools = {"prefill": {"template": prefill}, "decode": {"template": decode}}
+    pod = job_of({"mode": "Disaggregated", "pools": pools})["spec"]
+    assert pod["nodeSelector"] == {"zone": "a"}
+    assert pod["imagePullSecrets"] == [{"name": "registry"}, {"name": "more"}]
+    assert pod["tolerations"] == [TOLERATION, other]
+
+
+def test_without_templates_a_job_is_as_it_was() -> None:
+    found = job_of({})
+    assert "annotations" not in found["metadata"]
+    assert not {"nodeSelector", "tolerations", "imagePullSecrets"} & found["spec"].keys()
