@@ -161,8 +161,9 @@ def serving(hub: Hub, context: ssl.SSLContext | None = None) -> Iterator[Hub]:
         ThreadingHTTPServer(("127.0.0.1", 0), handler) as first,
         ThreadingHTTPServer(("127.0.0.1", 0), handler) as second,
     ):
-        for server in (first, second) if context else ():
-            server.socket = context.wrap_socket(server.socket, server_side=True)
+        if context is not None:
+            for server in (first, second):
+                server.socket = context.wrap_socket(server.socket, server_side=True)
         scheme = "https" if context else "http"
         hub.url = f"{scheme}://127.0.0.1:{first.server_port}"
         hub.files_url = f"{scheme}://localhost:{second.server_port}"
