@@ -119,7 +119,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _end_on_sigterm() -> None:
+    """Process 1 of a container would ignore the signal; nothing needs an end, the next run goes on.
+
+    Not a handler: that runs in the main thread alone, which a signal to another thread does not
+    wake from a read.
+    """
+
+    def wait() -> None:
+        signal.sigwait({signal.SIGTERM})
+        os._exit(128 + signal.SIGTERM)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=wait, name="sigterm", daemon=True).start()
+
+
 if __name__ == "__main__":
-    # As process 1 it would ignore the signal; nothing needs an end, the next run goes on.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    _end_on_sigterm()
     sys.exit(main())

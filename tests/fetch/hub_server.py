@@ -140,8 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(piece)
             self.hub.sent_bytes += len(piece)
             if self.hub.stalls_at is not None and self.hub.sent_bytes >= self.hub.stalls_at:
-                self.hub.stalled.set()
-                self.hub.go_on.wait(60)
+                stalled, go_on = self.hub.stalled, self.hub.go_on
+                stalled.set()
+                go_on.wait(60)
 
     def log_message(self, *_: object) -> None:
         """Nothing on stderr."""

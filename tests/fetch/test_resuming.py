@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.fetch.conftest import SHARDS
 from tests.fetch.hub_server import COMMIT, Hub
 from tests.fetch.test_fetch import EVERYTHING_BYTES, Run, needed_of, snapshot_of
+from tests.patience import PATIENCE_SECONDS
 
 OVERHEAD_BYTES = 20_000
 """Small files and lists, a few times."""
@@ -75,13 +77,16 @@ def test_a_process_killed_at_ten_random_points_goes_on_each_time(hub: Hub, tmp_p
     command = [sys.executable, "-m", "sluice_fetch", "--uri", "hf://org/name"]
     command += ["--endpoint", hub.url, "--cache", str(tmp_path), "--parallel", "1"]
     for _ in range(10):
-        hub.stalled.clear()
-        hub.go_on.clear()
+        hub.stalled, hub.go_on = threading.Event(), threading.Event()
         hub.stalls_at = hub.sent_bytes + drawn.randrange(1, 4_000_000)
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-            assert hub.stalled.wait(60)
-            process.send_signal(drawn.choice([signal.SIGKILL, signal.SIGTERM]))
-        hub.go_on.set()
+            try:
+                assert hub.stalled.wait(PATIENCE_SECONDS)
+                process.send_signal(drawn.choice([signal.SIGKILL, signal.SIGTERM]))
+                process.wait(PATIENCE_SECONDS)
+            finally:
+                process.kill()
+                hub.go_on.set()
     hub.stalls_at = None
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
     assert snapshot_of(tmp_path) == needed_of(hub)
