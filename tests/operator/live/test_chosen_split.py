@@ -34,24 +34,36 @@ def loads(**prefill: Any) -> ServiceLoad:
     return load(*computing, *answering)
 
 
-async def test_a_service_without_pools_begins_as_a_split_that_shrinks_where_it_is_idle(
+async def begins_as_a_split(cluster: Cluster, namespace: str) -> None:
+    wanted: dict[str, Any] = {"mode": "Disaggregated", "autoscaling": {"gpuBudget": BUDGET}}
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, **wanted))
+    pools = await cluster.until(ENGINE_POOL, namespace, lambda found: len(found) == 2)
+    assert split_of(pools) == {"prefill": 2, "decode": 4}
+    found = await cluster.until(
+        INFERENCE_SERVICE, namespace, lambda all_: condition(all_["chat"], "ScalingActive")
+    )
+    told = condition(found["chat"], "ScalingActive")["message"]
+    assert f"{BUDGET} GPUs begin as 2 prefill and 4 decode engines" in told
+
+
+async def test_a_service_without_pools_begins_as_a_split(
     cluster: Cluster, namespace: str, start_operator: Callable[..., OperatorProcess]
 ) -> None:
     start_operator()
-    wanted: dict[str, Any] = {"mode": "Disaggregated", "autoscaling": {"gpuBudget": BUDGET}}
-    async with fake_router() as router:
-        await cluster.create(INFERENCE_SERVICE, chat(namespace, **wanted))
-        pools = await cluster.until(ENGINE_POOL, namespace, lambda found: len(found) == 2)
-        assert split_of(pools) == {"prefill": 2, "decode": 4}
-        found = await cluster.until(
-            INFERENCE_SERVICE, namespace, lambda all_: condition(all_["chat"], "ScalingActive")
-        )
-        told = condition(found["chat"], "ScalingActive")["message"]
-        assert f"{BUDGET} GPUs begin as 2 prefill and 4 decode engines" in told
+    await begins_as_a_split(cluster, namespace)
 
+
+@pytest.mark.full
+async def test_a_split_shrinks_where_it_is_idle(
+    cluster: Cluster, namespace: str, start_operator: Callable[..., OperatorProcess]
+) -> None:
+    """After a minute without work for its engines."""
+    start_operator()
+    async with fake_router() as router:
+        await begins_as_a_split(cluster, namespace)
         router.load = loads(**BEHIND)
         await play_controllers(cluster, namespace, DEPLOYMENTS, router.address)
         pools = await cluster.until(
-            ENGINE_POOL, namespace, lambda found: split_of(found)["decode"] < 4, 90
+            ENGINE_POOL, namespace, lambda found: split_of(found)["decode"] < 4, 240
         )
         assert split_of(pools)["prefill"] == 2, "its engines come once those of decode have gone"
