@@ -18,7 +18,7 @@ from typing import Final
 from sluice_runtime import exits
 
 _SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
-_SECOND_END_SECONDS: Final = 3.0
+_SECOND_END_SECONDS: Final = 10.0
 """How long the second child has to end by itself after the first: it still answers clients or
 delivers its last messages."""
 _STOP_SECONDS: Final = 2.0

@@ -12,6 +12,7 @@ from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
+from sluice_runtime.grammar.allowance import STARVED
 from sluice_runtime.messages import (
     Generate,
     Grammar,
@@ -56,6 +57,17 @@ class Answers:
                 self.ends[delta.request_id] = delta
                 self.order.append(delta.request_id)
 
+    def forget(self, request_id: str) -> None:
+        """An answer that is to come again."""
+        self.order.remove(request_id)
+        del self.tokens[request_id], self.ends[request_id]
+
+    def take(self, more: Answers) -> None:
+        """The answers of another run."""
+        self.tokens |= more.tokens
+        self.ends |= more.ends
+        self.order += more.order
+
     def text(self, request_id: str) -> str:
         return bytes(t for t in self.tokens[request_id] if t < 256).decode(errors="replace")
 
@@ -98,7 +110,27 @@ def run(
     *,
     overlap: bool = False,
 ) -> Answers:
-    """Turns of the loop until all requests, or `until` of them, have ended."""
+    """Turns of the loop until all requests, or `until` of them, have ended. Where the machine was
+    too busy to follow an answer's grammar, it is asked for again, as a router would."""
+    answers = _run(engine, requests, until, overlap)
+    starved = [
+        one
+        for one in requests
+        if isinstance(one, Generate) and _is_starved(answers, one.request_id)
+    ]
+    if starved:
+        for one in starved:
+            answers.forget(one.request_id)
+        answers.take(run(engine, starved, overlap=overlap))
+    return answers
+
+
+def _is_starved(answers: Answers, name: str) -> bool:
+    end = answers.ends.get(name)
+    return end is not None and STARVED.error in (end.error or "")
+
+
+def _run(engine: Engine, requests: Sequence[ToEngine], until: int | None, overlap: bool) -> Answers:
     answers = Answers(coming=list(requests))
     page_size = engine.settings.page_size
     wanted = until or sum(isinstance(request, Generate) for request in requests)
