@@ -20,8 +20,6 @@ from tests.runtime.launch.processes import HANG_SECONDS, until
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("disaggregated")]
 
-SOON_SECONDS = 10.0
-"""For pages and rooms to be free again; loads are reported once a second."""
 LONG = text(6000, 1, logprobs=2)
 """A second or two of prefill, in about a hundred chunks."""
 ENDLESS = text(100, 2, max_tokens=6000)
@@ -44,7 +42,7 @@ def service(pools: Service) -> Iterator[Service]:
     """Nothing is held when a test ends; engines that ended are there for the next."""
     yield pools
     ended = [engine for engine in pools.engines if engine.process.popen.poll() is not None]
-    pools.idle(*ended, seconds=SOON_SECONDS)
+    pools.idle(*ended)
     for engine in ended:
         engine.stop()
         engine.start()
@@ -69,8 +67,14 @@ def clients() -> Iterator[ThreadPoolExecutor]:
 def transferring(service: Service, asked: Future[Any]) -> tuple[EngineProcess, EngineProcess]:
     """The pair of the one request that is asked, once some of its pages were read."""
     before = {id(engine): engine.metric(READ) for engine in service.decodes}
-    until(lambda: bool(busy(service.prefills)) and bool(busy(service.decodes)))
-    (prefill,), (decode,) = busy(service.prefills), busy(service.decodes)
+    found: list[list[EngineProcess]] = []
+
+    def both_busy() -> bool:
+        found[:] = busy(service.prefills), busy(service.decodes)
+        return all(found)
+
+    until(both_busy)
+    (prefill,), (decode,) = found
     until(lambda: decode.metric(READ) > before[id(decode)])
     assert not asked.done(), "the prompt is too short for this machine"
     return prefill, decode
@@ -78,6 +82,18 @@ def transferring(service: Service, asked: Future[Any]) -> tuple[EngineProcess, E
 
 def busy(engines: list[EngineProcess]) -> list[EngineProcess]:
     return [engine for engine in engines if any(engine.load().queues.to_json_dict().values())]
+
+
+def running(engines: list[EngineProcess]) -> list[EngineProcess]:
+    """Those that compute a request, once there are some."""
+    found: list[EngineProcess] = []
+
+    def some() -> bool:
+        found[:] = [engine for engine in engines if engine.load().running_requests]
+        return bool(found)
+
+    until(some)
+    return found
 
 
 def test_a_prefill_engine_killed_in_a_transfer_costs_time_and_no_request(
@@ -132,8 +148,7 @@ def test_a_decode_engine_killed_in_an_answer_is_followed_by_another(
 ) -> None:
     asked = text(100, 5, max_tokens=1500)
     streaming = clients.submit(ask, service.url, asked, stream=True)
-    until(lambda: any(engine.load().running_requests for engine in service.decodes))
-    (decode,) = (engine for engine in service.decodes if engine.load().running_requests)
+    (decode,) = running(service.decodes)
     decode.signal(signal.SIGKILL)
     answer = streaming.result()
     assert answer["choices"][0]["text"] == ask(service.url, asked)["choices"][0]["text"]
@@ -164,8 +179,7 @@ def test_a_decode_engine_asked_to_leave_ends_its_streams_whole(
 ) -> None:
     asked = text(100, 3, max_tokens=1500)
     streaming = clients.submit(ask, service.url, asked, stream=True)
-    until(lambda: any(engine.load().running_requests for engine in service.decodes))
-    (decode,) = (engine for engine in service.decodes if engine.load().running_requests)
+    (decode,) = running(service.decodes)
     assert not streaming.done()
     decode.process.popen.terminate()
     answer = streaming.result()
@@ -191,7 +205,7 @@ def test_a_client_that_goes_leaves_nothing(
             with pytest.raises(httpx.ReadTimeout):
                 client.post(service.url + request.path, json=body, timeout=impatient)
     tokens = [engine.metric("sluice_generated_tokens_total") for engine in service.decodes]
-    service.idle(seconds=SOON_SECONDS)
+    service.idle()
     assert sum(tokens) < 20_000, "it was over, not aborted"
 
 
@@ -211,7 +225,7 @@ def test_a_full_queue_of_a_prefill_engine_is_429(
         assert code == "queue_full"
         assert "prefill engine p-0: the queue is full: 3 requests" in message
         assert int(refused.headers["retry-after"]) >= 1
-        service.idle(seconds=SOON_SECONDS)
+        service.idle()
 
 
 @pytest.mark.full

@@ -211,7 +211,7 @@ def test_nothing_waits_for_a_turn_of_an_idle_loop() -> None:
         began = time.monotonic()
         for number in range(10):
             decode.answers(through(prefill, [generate(f"r{number}", prompt(20, number), 2)]))
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 10.0
 
 
 def test_what_a_role_lacks_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.process
 def test_sigterm_mid_stream_drains(own_engine: Process) -> None:
     url = own_engine.ready_url()
     children = descendants(own_engine.popen.pid)
-    body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "max_tokens": 200}
+    body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "max_tokens": 600}
     with (
         httpx.Client(verify=False, timeout=HANG_SECONDS) as http,
         http.stream("POST", f"{url}/v1/completions", json=body) as response,
@@ -72,7 +72,7 @@ def test_a_local_engine_says_how_to_ask_it(own_engine: Process) -> None:
 
 def test_a_killed_engine_ends_streams_with_an_error(own_engine: Process, tmp_path: Path) -> None:
     url = own_engine.ready_url()
-    body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "max_tokens": 1000}
+    body = {"model": "tiny", "prompt": "x", "stream": True, "ignore_eos": True, "max_tokens": 3000}
     with (
         httpx.Client(verify=False, timeout=HANG_SECONDS) as http,
         http.stream("POST", f"{url}/v1/completions", json=body) as response,
