@@ -33,6 +33,7 @@ from e2e.install import ROOT, install_operator
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.hub import REPOSITORY, serving_hub
+from e2e.stories.old_node import old_node
 from e2e.stories.padded import padded_model
 from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service
 from e2e.stories.volume import claimed_volume
@@ -61,10 +62,13 @@ class Bench:
 
     def runs(self, number: int) -> Iterator[tuple[str, Seconds]]:
         """Each source once; `number` tells claims apart."""
-        if not self.padded:
-            yield "engine's image", self.measure({"uri": IN_THE_ENGINES_IMAGE})
-        yield "oci, copied", self.measure({"uri": f"oci://{IMAGE}"})
+        image = {"uri": f"oci://{IMAGE}"}
+        with old_node(self.kubectl):
+            if not self.padded:
+                yield "engine's image", self.measure({"uri": IN_THE_ENGINES_IMAGE})
+            yield "oci, copied", self.measure(image)
         yield "hf, each engine", self.measure({"uri": HUB})
+        yield "oci, mounted", self.measure(image)
         with claimed_volume(self.kubectl, f"models-{number}", self.fetcher) as claim:
             model = {"uri": HUB, "cache": {"claim": claim}}
             yield "hf, volume, cold", self.measure(model)

@@ -17,6 +17,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import say
 from e2e.cluster.provider import Cluster
 from e2e.cluster.toolchain.binaries import ensure_binaries
+from e2e.cluster.toolchain.containerd import ensure_containerd
 from e2e.cluster.toolchain.gateway_api import http_route_definition
 from e2e.cluster.toolchain.helm import ensure_helm
 
@@ -39,6 +40,7 @@ def _dispatch(words: list[str]) -> int:
     parsed = _parser().parse_args(words)
     if parsed.command == "build":
         ensure_binaries()
+        ensure_containerd()
         ensure_helm()
         http_route_definition()
         return 0
@@ -88,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("up", help="have a cluster, ready for pods")
     commands.add_parser("down", help="remove it and everything it made on this machine")
     commands.add_parser(
-        "build", help="make the cluster's binary, helm and what tests install, once"
+        "build", help="make the cluster's programs, helm and what tests install, once"
     )
     commands.add_parser("status", help="whether it runs, and where its files are")
     commands.add_parser("kubeconfig", help="print the path of its kubeconfig")

@@ -146,6 +146,7 @@ def test_an_install_by_kubectl_is_taken_over(
     labels = get(plane, "deployment", "sluice-operator", "-n", NAMESPACE)["metadata"]["labels"]
     assert labels["app.kubernetes.io/managed-by"] == "Helm"
     assert get(plane, SERVICES, "chat")["metadata"]["uid"] == uid
+    run_helm("upgrade", "sluice", chart, "--set", "crds.install=false")
     run_helm("uninstall", "sluice")
     assert get(plane, SERVICES, "chat")["metadata"]["uid"] == uid
 

@@ -21,43 +21,52 @@ KUBERNETES_NAMESPACE = "k8s.io"
 CNI_PLUGINS = "/usr/lib/cni"
 # As `uname -m` has it → as images have it.
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-# Not `version = 3`: containerd 1.6 and 1.7 do not read it, and 2.x reads this.
+# `imports`: none, so that nothing of this machine's own containerd is read.
 CONFIG = """\
-version = 2
+version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
 oom_score = 0
+imports = []
 disabled_plugins = [
-  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.blockfile",
   "io.containerd.snapshotter.v1.btrfs",
   "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.erofs",
   "io.containerd.snapshotter.v1.zfs",
   "io.containerd.internal.v1.opt",
+  "io.containerd.nri.v1.nri",
   "io.containerd.tracing.processor.v1.otlp",
 ]
 
 [grpc]
   address = "{socket}"
 
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{pause}"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{pause}"
+
+[plugins."io.containerd.cri.v1.runtime"]
   # Without CAP_SYS_RESOURCE no score can be lowered, and sandboxes fail that try.
   restrict_oom_score_adj = true
   # A profile would stay in the kernel after `down`.
   disable_apparmor = true
 
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.runtime".containerd]
     default_runtime_name = "runc"
 
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
+      # Another release's may be on the PATH, which would be taken first.
+      runtime_path = "{shim}"
 
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
         SystemdCgroup = false
 
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{cni_plugins}"
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["{cni_plugins}"]
     conf_dir = "{cni}"
 """
 
@@ -66,6 +75,7 @@ def render_config(layout: Layout) -> str:
     return CONFIG.format(
         socket=layout.in_node(layout.containerd_socket),
         pause=PAUSE_IMAGE,
+        shim=layout.in_node(layout.programs / "containerd-shim-runc-v2"),
         cni_plugins=CNI_PLUGINS,
         cni=layout.in_node(layout.state / "config" / "cni"),
     )
@@ -107,8 +117,8 @@ def write_static_image(program: Path, image: str, archive: Path) -> None:
 
 def ctr_argv(layout: Layout, *words: str | Path) -> list[str | Path]:
     """A command of containerd's client in the namespace that the kubelet uses."""
-    socket = layout.containerd_socket
-    return ["ctr", "--address", socket, "--namespace", KUBERNETES_NAMESPACE, *words]
+    argv: list[str | Path] = [layout.programs / "ctr", "--address", layout.containerd_socket]
+    return [*argv, "--namespace", KUBERNETES_NAMESPACE, *words]
 
 
 def import_image(layout: Layout, archive: Path) -> None:

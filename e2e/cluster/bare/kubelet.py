@@ -31,6 +31,8 @@ def render_kubelet(layout: Layout) -> str:
             "cgroupRoot": f"/{layout.cgroup}",
             "failCgroupV1": False,
             "failSwapOn": False,
+            # On by default since Kubernetes 1.35.
+            "featureGates": {"ImageVolume": True},
             "oomScoreAdj": 0,
             "clusterDNS": [layout.node_address],
             "clusterDomain": CLUSTER_DOMAIN,

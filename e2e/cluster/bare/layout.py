@@ -104,6 +104,11 @@ class Layout:
         return self.state / "pki"
 
     @property
+    def programs(self) -> Path:
+        """The folder of what the node runs."""
+        return self.state / "bin"
+
+    @property
     def containerd_socket(self) -> Path:
         return self.state / "containerd.sock"
 

@@ -23,7 +23,7 @@ API_PORT = 6443
 
 
 def describe_node(layout: Layout, build: str) -> dict[str, Any]:
-    """What `node.json` holds. `build` names the binary, so that a new one restarts the node."""
+    """What `node.json` holds. `build` names the programs, so that others restart the node."""
     return {
         "cgroup": layout.cgroup,
         "state": str(layout.state),
@@ -58,7 +58,11 @@ def command_lines(layout: Layout) -> dict[str, list[str]]:
             _program(layout, "etcd"), Path("/var/lib/etcd"), ETCD_URL, ETCD_PEER_URL
         ),
         "kube-apiserver": _apiserver(layout),
-        "containerd": ["/usr/bin/containerd", "--config", f"{config}/containerd.toml"],
+        "containerd": [
+            str(_program(layout, "containerd")),
+            "--config",
+            f"{config}/containerd.toml",
+        ],
         "kube-controller-manager": _controller_manager(layout),
         "kube-scheduler": controlplane.scheduler_argv(
             _program(layout, "kube-scheduler"), _kubeconfig(layout, "kube-scheduler"), "127.0.0.1"
@@ -93,6 +97,8 @@ def _apiserver(layout: Layout) -> list[str]:
             "authorization-mode": "Node,RBAC",
             "enable-admission-plugins": "NodeRestriction",
             "allow-privileged": "true",
+            # On by default since Kubernetes 1.35.
+            "feature-gates": "ImageVolume=true",
             "kubelet-preferred-address-types": "InternalIP",
             "kubelet-certificate-authority": str(_inside(layout, "pki/ca.crt")),
             "kubelet-client-certificate": str(_inside(layout, "pki/kubelet-client.crt")),
@@ -131,7 +137,7 @@ def _inside(layout: Layout, path: str) -> Path:
 
 
 def _program(layout: Layout, name: str) -> Path:
-    return _inside(layout, f"bin/{name}")
+    return Path(layout.in_node(layout.programs / name))
 
 
 def _kubeconfig(layout: Layout, name: str) -> Path:

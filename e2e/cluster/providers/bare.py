@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from e2e.cluster.bare import containerd, network, node_process
@@ -30,6 +30,7 @@ from e2e.cluster.loaded_images import present_images
 from e2e.cluster.progress import Step, say
 from e2e.cluster.provider import Status
 from e2e.cluster.toolchain.binaries import Binaries, ensure_binaries
+from e2e.cluster.toolchain.containerd import ensure_containerd
 from e2e.cluster.toolchain.prerequisites import NODE_PACKAGES, ensure_packages
 
 
@@ -56,10 +57,11 @@ class BareCluster:
         _require_root()
         ensure_packages(NODE_PACKAGES)
         binaries = ensure_binaries()
+        runtime = ensure_containerd()
         with locked(self._root):
             layout = claim_layout(self._root, self._name)
             admin = ensure_identities(layout)
-            _ensure_node(layout, binaries)
+            _ensure_node(layout, (binaries.directory, runtime))
             with Step("Waiting for the cluster to be ready") as step:
                 wait_for(layout, runtime_checks(layout), step)
                 _load_pause_image(layout, binaries)
@@ -107,9 +109,10 @@ class BareCluster:
         return [str(kubectl), f"--kubeconfig={self.kubeconfig}", *words]
 
 
-def _ensure_node(layout: Layout, binaries: Binaries) -> None:
-    """Starts the node, unless exactly this one is running."""
-    described = json.dumps(describe_node(layout, binaries.directory.name), indent=2)
+def _ensure_node(layout: Layout, builds: Sequence[Path]) -> None:
+    """Starts the node, unless exactly this one is running. `builds`: folders of its programs."""
+    build = " ".join(folder.name for folder in builds)
+    described = json.dumps(describe_node(layout, build), indent=2)
     written = layout.node_file.read_text() if layout.node_file.exists() else ""
     if node_process.find_node(layout) is not None and written == described:
         return
@@ -119,16 +122,20 @@ def _ensure_node(layout: Layout, binaries: Binaries) -> None:
             file = layout.state / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)
-        _place_programs(binaries, layout.state / "bin")
+        _place_programs(builds, layout.programs)
         layout.node_file.write_text(described)
         node_process.start_node(layout, lambda pid: network.connect(layout, pid))
 
 
-def _place_programs(binaries: Binaries, target: Path) -> None:
+def _place_programs(builds: Sequence[Path], target: Path) -> None:
     """Into the node's own directory: the cache may lie where the node cannot see it."""
     shutil.rmtree(target, ignore_errors=True)
-    # Hard links cost no space where both are on one disk; a link of a link stays one.
-    shutil.copytree(binaries.directory, target, symlinks=True, copy_function=_link_or_copy)
+    target.mkdir()
+    for folder in builds:
+        # Hard links cost no space where both are on one disk; a link of a link stays one.
+        shutil.copytree(
+            folder, target, symlinks=True, copy_function=_link_or_copy, dirs_exist_ok=True
+        )
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -17,14 +17,22 @@ from e2e.cluster.toolchain.golang import ensure_go
 
 @dataclass(frozen=True)
 class GoProgram:
-    """A command of a Go module, at one version. `package` ends with the program's name."""
+    """A command of a Go module, at one version. `package` ends with the program's name; `beside`
+    names commands of the same folder of packages that are built with it."""
 
     package: str
     version: str
+    beside: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.package.rpartition("/")[2]
+
+    @property
+    def packages(self) -> list[str]:
+        """All that is built, at the version."""
+        folder = self.package.rpartition("/")[0]
+        return [f"{folder}/{name}@{self.version}" for name in (self.name, *self.beside)]
 
 
 def ensure_program(program: GoProgram, cache: Path | None = None) -> Path:
@@ -40,7 +48,7 @@ def _build(program: GoProgram, folder: Path) -> None:
     partial = folder.with_name(f"{folder.name}.{os.getpid()}")
     environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": str(partial)}
     argv: list[str | Path] = ["nice", "-n", "10", ensure_go(), "install"]
-    argv.append(f"{program.package}@{program.version}")
+    argv += ["-ldflags", "-s -w", *program.packages]
     with Step(f"Building {program.name} {program.version} (2 minutes the first time)"):
         run(argv, env=environment)
     partial.rename(folder)

@@ -31,7 +31,6 @@ class Package:
 
 
 NODE_PACKAGES = (
-    Package("containerd", "/usr/bin/containerd"),
     Package("runc", "runc"),
     Package("containernetworking-plugins", "/usr/lib/cni/ptp"),
     Package("iptables", "iptables"),

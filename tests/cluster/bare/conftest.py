@@ -12,6 +12,7 @@ from e2e.cluster.bare.containerd import write_static_image
 from e2e.cluster.command import run
 from e2e.cluster.providers.bare import BareCluster
 from e2e.cluster.toolchain.binaries import ensure_binaries
+from e2e.cluster.toolchain.containerd import ensure_containerd
 from e2e.cluster.toolchain.golang import ensure_go
 from e2e.cluster.toolchain.prerequisites import NODE_PACKAGES, ensure_packages
 
@@ -20,11 +21,12 @@ PROBE_IMAGE = "sluice.local/probe:1"
 
 @pytest.fixture(scope="session")
 def prepared() -> None:
-    """Packages and the binary, so that no test counts them as its own traces."""
+    """Packages and programs, so that no test counts them as its own traces."""
     if os.geteuid() != 0:
         pytest.skip("the bare cluster needs root; where there is Docker, `make up` uses kind")
     ensure_packages(NODE_PACKAGES)
     ensure_binaries()
+    ensure_containerd()
 
 
 @pytest.fixture(scope="session")

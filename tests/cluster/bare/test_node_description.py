@@ -45,6 +45,12 @@ def test_the_kubelet_keeps_to_its_own_cgroup_and_accepts_old_kernels() -> None:
     assert kubelet["clusterDNS"] == [LAYOUT.node_address]
 
 
+def test_pods_may_mount_images() -> None:
+    kubelet = yaml.safe_load(files(LAYOUT)["config/kubelet.yaml"])
+    assert kubelet["featureGates"] == {"ImageVolume": True}
+    assert "--feature-gates=ImageVolume=true" in command_lines(LAYOUT)["kube-apiserver"]
+
+
 def test_the_proxy_follows_at_once() -> None:
     proxy = yaml.safe_load(files(LAYOUT)["config/kube-proxy.yaml"])
     # Its default of a second takes the place of a zero.
@@ -53,9 +59,11 @@ def test_the_proxy_follows_at_once() -> None:
 
 def test_containerd_is_configured_in_valid_toml() -> None:
     config = tomllib.loads(files(LAYOUT)["config/containerd.toml"])
-    cri = config["plugins"]["io.containerd.grpc.v1.cri"]
+    cri = config["plugins"]["io.containerd.cri.v1.runtime"]
     assert cri["restrict_oom_score_adj"] is True
     assert cri["cni"]["conf_dir"] == "/run/sluice/config/cni"
+    shim = cri["containerd"]["runtimes"]["runc"]["runtime_path"]
+    assert shim == "/run/sluice/bin/containerd-shim-runc-v2"
     assert config["grpc"]["address"] == "/run/sluice/containerd.sock"
 
 

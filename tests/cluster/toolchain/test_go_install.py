@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.toolchain import go_install
+from e2e.cluster.toolchain.containerd import CONTAINERD
 from e2e.cluster.toolchain.helm import HELM
 from e2e.cluster.toolchain.kwok import KWOK
 
@@ -23,6 +24,14 @@ def test_it_is_built_into_the_cache_once(
     cache = tmp_path / "cache"
     cache.mkdir()
     built = go_install.ensure_program(program, cache)
-    assert built.read_text().strip() == f"install {program.package}@{program.version}"
+    assert built.read_text().split()[-1] == f"{program.package}@{program.version}"
     fake.unlink()
     assert go_install.ensure_program(program, cache) == built
+
+
+def test_what_belongs_together_is_built_together() -> None:
+    folder = "github.com/containerd/containerd/v2/cmd"
+    assert CONTAINERD.packages == [
+        f"{folder}/{name}@{CONTAINERD.version}"
+        for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+    ]
