@@ -16,6 +16,7 @@ import aiohttp
 import kopf
 
 from sluice_operator.kube.errors import ApiError, OperatorError, SilentError, UnavailableError
+from sluice_operator.kube.kubeconfig import kubeconfig_connection
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SILENCE_SECONDS: Final = 70.0
@@ -67,7 +68,7 @@ def log_in(environment: Mapping[str, str] = os.environ) -> kopf.ConnectionInfo:
     """The pod's service account, else the current context of the kubeconfig.
 
     Raises:
-        OperatorError: there is neither.
+        OperatorError: there is neither, or the kubeconfig cannot be used.
     """
     host = environment.get("KUBERNETES_SERVICE_HOST")
     token = SERVICE_ACCOUNT / "token"
@@ -78,9 +79,9 @@ def log_in(environment: Mapping[str, str] = os.environ) -> kopf.ConnectionInfo:
             ca_path=str(SERVICE_ACCOUNT / "ca.crt"),
             token=token.read_text().strip(),
         )
-    connection = kopf.login_with_kubeconfig(settings=kopf.OperatorSettings())
+    connection = kubeconfig_connection(environment)
     if connection is None:
-        raise OperatorError("no API server: neither a service account nor KUBECONFIG is there")
+        raise OperatorError("no API server: there is neither a service account nor a kubeconfig")
     return connection
 
 
