@@ -20,8 +20,8 @@ from e2e.reach import reach
 from e2e.stories.pods import KV_PORTS, Pod, load_report, metric, pods, rule, wait_until_idle
 from e2e.stories.service import DISAGGREGATED, MODEL, NAMESPACE, Service
 
-IDLE_SECONDS = 30
-FAILED_WITHIN_SECONDS = 40
+IDLE_SECONDS = 60
+FAILED_WITHIN_SECONDS = 90
 KV_BYTES_PER_TOKEN = 4096
 """Of the sample's model; see e2e/model/README.md."""
 NEW_EACH_TIME = {"id", "created", "request_id", "prompt_tokens_details"}

@@ -106,11 +106,13 @@ def test_a_budget_holds_at_every_instant_and_no_room_is_named(
                 full = poll(lambda: sum(found.ready().values()) == BUDGET, GROWN_SECONDS)
                 assert full, f"{found.replicas()}: {found.scaling()}"
                 burst.wait_for_more(BURST_CLIENTS)
+                assert poll(lambda: seen.most >= BUDGET, GROWN_SECONDS), "the watch is silent"
                 assert seen.most == BUDGET
                 found.service.apply(budgeted(pretended, 2 * GPUS_ON_NODE))
                 named = poll(lambda: "lock" in str(found.scaling()), GROWN_SECONDS)
                 assert named, f"{found.replicas()}: {found.scaling()}"
-                assert sum(found.ready().values()) == GPUS_ON_NODE
+                full = poll(lambda: sum(found.ready().values()) == GPUS_ON_NODE, GROWN_SECONDS)
+                assert full, f"{found.replicas()}: {found.scaling()}"
             assert burst.wrong == prompts.wrong == []
         finally:
             found.service.delete()

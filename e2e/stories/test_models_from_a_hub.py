@@ -30,7 +30,7 @@ URI: Final = f"hf://{REPOSITORY}"
 CONTENT: Final = "/lfs/"
 """Where the hub keeps weights."""
 OTHER_COMMIT: Final = "decade" * 6 + "4567"
-NAMED_WITHIN_SECONDS: Final = 30
+NAMED_WITHIN_SECONDS: Final = 90
 EXIT_REFUSED: Final = 2
 """Of the fetcher, where trying again does not help."""
 TOKEN: Final = "hub-token-of-a-story"

@@ -35,8 +35,10 @@ def scale_operator(kubectl: Kubectl, replicas: int) -> None:
 def test_a_deleted_child_comes_back(kubectl: Kubectl, service: Service) -> None:
     before = [child for child in service.children() if not child.startswith("pod/")]
     kubectl.run("delete", "service/owned", "deployment/owned-router", "-n", NAMESPACE)
-    kubectl.run("wait", "--for=create", "service/owned", "-n", NAMESPACE, "--timeout=30s")
-    kubectl.run("wait", "--for=create", "deployment/owned-router", "-n", NAMESPACE, "--timeout=30s")
+    kubectl.run("wait", "--for=create", "service/owned", "-n", NAMESPACE, "--timeout=120s")
+    kubectl.run(
+        "wait", "--for=create", "deployment/owned-router", "-n", NAMESPACE, "--timeout=90s"
+    )
     after = [child for child in service.children() if not child.startswith("pod/")]
     assert after == before
     service.wait_for("Updated", "True")
