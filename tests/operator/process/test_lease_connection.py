@@ -35,11 +35,10 @@ async def test_the_lease_is_renewed_while_every_connection_of_the_workers_is_bus
             POD_NAME="operator-0",
             POD_NAMESPACE="default",
             SLUICE_WORKERS="256",
-            SLUICE_LEASE_SECONDS="10",
             SLUICE_REQUEST_TIMEOUT_SECONDS="600",
         )
         started.append(operator)
         operator.start()
         await api.until_hanging(CONNECTIONS, seconds=PATIENCE_SECONDS)
-        await api.until_renewed(5, seconds=PATIENCE_SECONDS)
+        await api.until_renewed(3, seconds=PATIENCE_SECONDS)
         assert operator.running, operator.log.read_text()
