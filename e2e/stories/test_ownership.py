@@ -36,9 +36,7 @@ def test_a_deleted_child_comes_back(kubectl: Kubectl, service: Service) -> None:
     before = [child for child in service.children() if not child.startswith("pod/")]
     kubectl.run("delete", "service/owned", "deployment/owned-router", "-n", NAMESPACE)
     kubectl.run("wait", "--for=create", "service/owned", "-n", NAMESPACE, "--timeout=120s")
-    kubectl.run(
-        "wait", "--for=create", "deployment/owned-router", "-n", NAMESPACE, "--timeout=90s"
-    )
+    kubectl.run("wait", "--for=create", "deployment/owned-router", "-n", NAMESPACE, "--timeout=90s")
     after = [child for child in service.children() if not child.startswith("pod/")]
     assert after == before
     service.wait_for("Updated", "True")
