@@ -15,12 +15,15 @@ from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.chart import Chart
-from e2e.stories.service import KIND, MODEL, NAMESPACE
+from e2e.stories.service import KIND, MODEL, NAMESPACE, Service
 from e2e.up import PROMPT, SERVICE, apply_sample, await_sample, deliver_images
 
 OPERATOR = ("deployment/sluice-operator", "-n", OPERATOR_NAMESPACE)
 PODS = ("pods", "-n", NAMESPACE, "-l", f"serving.sluice.dev/service={SERVICE}", "-o", "name")
-LEFT = "clusterroles,clusterrolebindings,roles,rolebindings,services,deployments,secrets,configmaps"
+LEFT = (
+    "clusterroles,clusterrolebindings,roles,rolebindings,serviceaccounts,services,deployments,pods,"
+    "secrets,configmaps,networkpolicies,poddisruptionbudgets"
+)
 
 
 @pytest.fixture
@@ -46,6 +49,7 @@ def answer(cluster: Cluster) -> str:
 def test_from_install_to_uninstall(empty_cluster: Cluster, tmp_path: Path) -> None:
     kubectl = Kubectl(empty_cluster)
     chart = Chart(empty_cluster, deliver_images(empty_cluster), tmp_path)
+    service = Service(kubectl, SERVICE)
     copied = PROMPT.removeprefix("copy: ").rstrip()
 
     chart.install()
@@ -63,8 +67,8 @@ def test_from_install_to_uninstall(empty_cluster: Cluster, tmp_path: Path) -> No
 
     chart.uninstall()
     assert answer(empty_cluster) == copied
-    kubectl.run("delete", KIND, SERVICE, "-n", NAMESPACE)
-    kubectl.run("wait", "--for=delete", *PODS[:-2], "--timeout=150s")
+    service.delete()
+    service.wait_until_children_are_gone()
     kubectl.run("delete", "namespace", OPERATOR_NAMESPACE)
     kubectl.run("delete", "crd", KIND, "enginepools.serving.sluice.dev")
     assert "sluice" not in kubectl.run("get", LEFT, "-A", "-o", "name")

@@ -193,11 +193,12 @@ def test_all_rights_in_one_namespace_suffice(plane: ControlPlane, helm: Path, ch
     words = ("--clusterrole=cluster-admin", "--user=jane", "-n", "team-a")
     plane.kubectl("create", "rolebinding", "sluice-installer", *words)
 
-    def as_jane(*words: str | Path) -> None:
+    def as_jane(*words: str | Path) -> str:
         place = ["--kubeconfig", plane.kubeconfig, "--namespace", "team-a"]
-        run([helm, *words, *place, "--kube-as-user", "jane"])
+        return run([helm, *words, *place, "--kube-as-user", "jane"])
 
-    as_jane("install", "sluice", chart, "--set", "scope=Namespace")
+    notes = as_jane("install", "sluice", chart, "--set", "scope=Namespace")
+    assert "kubectl get inferenceservices.serving.sluice.dev -n team-a" in notes
     as_jane("upgrade", "sluice", chart, "--reset-then-reuse-values")
     labels = get(plane, "deployment", "sluice-operator", "-n", "team-a")["metadata"]["labels"]
     assert labels["app.kubernetes.io/managed-by"] == "Helm"
