@@ -33,7 +33,9 @@ from sluice_runtime.errors import (
     AbortedError,
     InvalidRequestError,
     OverloadedError,
+    PrefillUnavailableError,
     RequestError,
+    UnavailableError,
 )
 from sluice_runtime.messages import PrefillEngine
 from sluice_runtime.server.answer_text import Piece
@@ -154,7 +156,12 @@ class Answerer:
         running = planned.running
         pieces = self._counted(generator.pieces(planned.choices, caller), running, caller, span)
         writer = route.writer(planned.asked, planned.envelope, planned.usage)
-        response = await self._respond(writer, request, planned, pieces)
+        try:
+            response = await self._respond(writer, request, planned, pieces)
+        except (UnavailableError, PrefillUnavailableError):
+            # Raises where it is the adapter that is not there any more.
+            self._service.adapter_key(planned.asked.requested_model)
+            raise
         response.headers.update(planned.headers)
         return response
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from sluice_runtime.messages import Adapters, AdaptersChanged, Generate, LoadedAdapter
 
@@ -60,3 +62,26 @@ async def test_adapters_come_and_go(server: Server) -> None:
     assert answer.status_code == 404
     server.engine.say(AdaptersChanged(READY.adapters))
     await until(lambda: ADAPTER in server.service.adapters)
+
+
+@pytest.mark.parametrize(
+    ("left", "status", "code"),
+    [([], 404, "model_not_found"), (READY.adapters.loaded, 503, "unavailable")],
+    ids=["it has gone", "another version has come"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_waited_while_its_adapter_went(
+    server: Server, left: list[LoadedAdapter], status: int, code: str, stream: bool
+) -> None:
+    server.engine.paused.set()
+    body = {"prompt": "abc", "model": ADAPTER, "stream": stream}
+    waiting = asyncio.ensure_future(server.http.post("/v1/completions", json=body))
+    await until(lambda: server.engine.of(Generate))
+    server.engine.refuse_with, server.engine.refusal = "adapter poems@01 is gone", "unavailable"
+    server.engine.say(AdaptersChanged(Adapters(left, {}, "f00d")))
+    await until(lambda: len(server.service.adapters) == len(left))
+    server.engine.paused.clear()
+    answer = await waiting
+    server.engine.say(AdaptersChanged(READY.adapters))
+    await until(lambda: ADAPTER in server.service.adapters)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
