@@ -1,4 +1,5 @@
-"""A hub in the cluster, with the small trained model as its repository `sluice/tiny`.
+"""A hub in the cluster, with the small trained model as its repository `sluice/tiny`, and adapters
+of it, `sluice/poems` and `sluice/law`.
 
 Its pod runs the sample engine's image, which has Python and the model; its code comes from a
 ConfigMap. Knows nothing of services that fetch from it.
@@ -23,7 +24,12 @@ PORT: Final = 8080
 STATE_PORT: Final = 8081
 ENDPOINT: Final = f"http://{NAME}.{NAMESPACE}.svc:{PORT}"
 STATE: Final = f"/api/v1/namespaces/{NAMESPACE}/services/{NAME}:{STATE_PORT}/proxy/state"
-CODE: Final = ("e2e/stories/hub_pod.py", "e2e/stories/padded.py", "tests/fetch/hub_server.py")
+CODE: Final = (
+    "e2e/stories/hub_pod.py",
+    "e2e/stories/adapters.py",
+    "e2e/stories/padded.py",
+    "tests/fetch/hub_server.py",
+)
 MODEL_FOLDER: Final = "/models/sluice-tiny"
 
 

@@ -1,7 +1,8 @@
-"""`python -m e2e.stories.hub_pod FOLDER BYTES`, in a pod: a hub with one repository, and its state.
+"""`python -m e2e.stories.hub_pod FOLDER BYTES`, in a pod: a hub with a model and adapters of it.
 
-The hub is that of the fetcher's tests; its weights have BYTES more than those of the folder. On
-another port `GET /state` tells what it was asked, and `POST /state` says how it answers from then.
+The hub is that of the fetcher's tests; the model's weights have BYTES more than those of the
+folder. On another port `GET /state` tells what it was asked, and `POST /state` says how it answers
+from then.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
+from e2e.stories.adapters import adapter_files
 from e2e.stories.padded import padded_model
 from tests.fetch.hub_server import Hub, handler_of
 
 HUB_PORT: Final = 8080
 STATE_PORT: Final = 8081
 REPOSITORY: Final = "sluice/tiny"
+ADAPTERS: Final = ("sluice/poems", "sluice/law")
 FILES_URL: Final = f"http://hub-files:{HUB_PORT}"
 """Files of LFS are on another host than the hub itself."""
 SETTABLE: Final = frozenset({"revisions", "refusals", "token", "ends_after", "damage"})
@@ -67,7 +70,9 @@ class _State(BaseHTTPRequestHandler):
 
 def main(folder: Path, more_bytes: int) -> None:
     files = padded_model(folder, more_bytes)
-    hub = Hub(files, repository=REPOSITORY, files_url=FILES_URL)
+    config = json.loads(files["config.json"])
+    others = {name: adapter_files(config, seed) for seed, name in enumerate(ADAPTERS)}
+    hub = Hub(files, repository=REPOSITORY, others=others, files_url=FILES_URL)
     state = type("State", (_State,), {"hub": hub})
     server = ThreadingHTTPServer(("", STATE_PORT), state)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,5 +1,5 @@
-"""A platform engineer adds an adapter to a service and takes another away, under load: no engine
-restarts, and clients of the model notice nothing."""
+"""A platform engineer adds an adapter to a service and takes another away, under load, from a
+volume or a hub: no engine restarts, and clients of the model notice nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from e2e.kubectl import Kubectl
 from e2e.model.tasks import make_prompt
 from e2e.reach import reach
 from e2e.stories.adapters import adapter_files
+from e2e.stories.hub import Hub
 from e2e.stories.load import CLIENTS, load
 from e2e.stories.pods import poll
 from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service
@@ -37,6 +38,14 @@ def claim(kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[str]:
     image = installed_images["SLUICE_ENGINE_IMAGE"]
     with claimed_volume(kubectl, "adapters-story", image) as found:
         filled(kubectl, found, image)
+        yield found
+
+
+@pytest.fixture
+def hub_claim(kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[str]:
+    """An empty claim for what is downloaded."""
+    image = installed_images["SLUICE_ENGINE_IMAGE"]
+    with claimed_volume(kubectl, "adapters-cache", image) as found:
         yield found
 
 
@@ -121,6 +130,37 @@ def served_after(url: str, name: str, status: int) -> float:
     began = time.monotonic()
     assert poll(lambda: ask(url, name).status_code == status, BROUGHT_SECONDS), ask(url, name).text
     return time.monotonic() - began
+
+
+@pytest.mark.full
+def test_adapters_of_a_hub_are_downloaded_beside_engines_that_serve(
+    cluster: Cluster, kubectl: Kubectl, hub: Hub, hub_claim: str, service: Service
+) -> None:
+    commit = hub.revisions()["main"]
+    cached = {"uri": "file:///models/sluice-tiny", "name": MODEL, "cache": {"claim": hub_claim}}
+
+    def serve_with(**repositories: str) -> None:
+        adapters = [{"name": name, "uri": f"hf://{uri}"} for name, uri in repositories.items()]
+        model = cached | {"adapters": adapters}
+        service.apply(chat_service(service.name, model=model, engine=ENGINE))
+
+    serve_with()
+    service.wait_for("Updated", "True")
+    before = engines(kubectl, service)
+    serve_with(poems="sluice/poems", law=f"sluice/law@{commit}", prose="sluice/nothing")
+    failed = service.wait_for_reason("AdaptersLoaded", "RepositoryNotFound")
+    assert "prose is not downloaded: hf://sluice/nothing" in failed["message"]
+    with reach(cluster, NAMESPACE, service.name) as url:
+        for name in ("poems", "law"):
+            served_after(url, name, 200)
+        answers = {text(url, name) for name in (MODEL, "poems", "law")}
+        assert len(answers) == 3
+    assert service.condition("Updated")["status"] == "True"
+    there = {each["name"]: each["commit"] for each in service.get()["status"]["adapters"]}
+    assert there == {"poems": commit, "law": commit}
+    serve_with(poems="sluice/poems", law=f"sluice/law@{commit}")
+    service.wait_for("AdaptersLoaded", "True")
+    assert engines(kubectl, service) == before, "no engine has restarted"
 
 
 @pytest.mark.full

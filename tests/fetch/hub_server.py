@@ -34,6 +34,8 @@ class Hub:
     files: dict[str, bytes]
     revisions: dict[str, str] = field(default_factory=lambda: {"main": COMMIT, COMMIT: COMMIT})
     repository: str = "org/name"
+    others: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Files of further repositories, of the same revisions."""
     refusals: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """Status and headers of the next answers, whatever is asked."""
     refused_files: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
@@ -55,9 +57,13 @@ class Hub:
     url: str = ""
     files_url: str = ""
 
-    def info(self, revision: str) -> dict[str, Any]:
+    def files_of(self, repository: str) -> dict[str, bytes] | None:
+        """By name; None where there is no such repository."""
+        return self.files if repository == self.repository else self.others.get(repository)
+
+    def info(self, repository: str, revision: str) -> dict[str, Any]:
         siblings = []
-        for name, content in self.files.items():
+        for name, content in (self.files_of(repository) or {}).items():
             entry: dict[str, Any] = {"rfilename": name, "size": len(content)}
             entry["blobId"] = hashlib.sha1(name.encode()).hexdigest()
             if name.endswith(".safetensors"):
@@ -66,7 +72,7 @@ class Hub:
             else:
                 entry["blobId"] = etag(name, content)
             siblings.append(entry)
-        return {"id": self.repository, "sha": self.revisions[revision], "siblings": siblings}
+        return {"id": repository, "sha": self.revisions[revision], "siblings": siblings}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -87,17 +93,19 @@ class _Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/api/models/(\w+/\w+)/revision/(.+)", path):
             return self._info(match[1], unquote(match[2]))
         if match := re.fullmatch(r"/(\w+/\w+)/resolve/(\w+)/(.+)", path):
-            return self._resolve(match[3])
-        return self._content(path.removeprefix("/lfs/"))
+            return self._resolve(match[1], match[3])
+        if match := re.fullmatch(r"/lfs/(\w+/\w+)/(.+)", path):
+            return self._content(match[1], match[2])
+        return self._answer(404, b"", {})
 
     def _info(self, repository: str, revision: str) -> None:
-        if repository != self.hub.repository:
+        if self.hub.files_of(repository) is None:
             return self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
         if revision not in self.hub.revisions:
             return self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        return self._answer(200, json.dumps(self.hub.info(revision)).encode(), {})
+        return self._answer(200, json.dumps(self.hub.info(repository, revision)).encode(), {})
 
-    def _resolve(self, name: str) -> None:
+    def _resolve(self, repository: str, name: str) -> None:
         if name in self.hub.refused_files:
             status, headers = self.hub.refused_files[name]
             return self._answer(status, b"", headers)
@@ -105,11 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.token is not None and given != f"Bearer {self.hub.token}":
             return self._answer(403 if given else 401, b"", {"X-Error-Code": "GatedRepo"})
         if name.endswith(".safetensors"):
-            return self._answer(302, b"", {"Location": f"{self.hub.files_url}/lfs/{name}"})
-        return self._content(name)
+            place = f"{self.hub.files_url}/lfs/{repository}/{name}"
+            return self._answer(302, b"", {"Location": place})
+        return self._content(repository, name)
 
-    def _content(self, name: str) -> None:
-        content = self.hub.files[name]
+    def _content(self, repository: str, name: str) -> None:
+        content = (self.hub.files_of(repository) or {})[name]
         lfs = name.endswith(".safetensors")
         if lfs and self.hub.damage:
             self.hub.damage -= 1

@@ -51,7 +51,7 @@ def test_a_server_without_ranges_sends_all_again(hub: Hub, tmp_path: Path) -> No
 )
 def test_what_was_left_and_is_wrong_is_fetched_anew(left: bytes, hub: Hub, tmp_path: Path) -> None:
     blobs(tmp_path).mkdir(parents=True)
-    sha256 = hub.info("main")["siblings"][0]["lfs"]["sha256"]
+    sha256 = hub.info(hub.repository, "main")["siblings"][0]["lfs"]["sha256"]
     (blobs(tmp_path) / f"{sha256}.incomplete").write_bytes(left)
     assert Run(hub, tmp_path).code == 0
     assert snapshot_of(tmp_path) == needed_of(hub)
@@ -93,7 +93,7 @@ def test_a_process_killed_at_ten_random_points_goes_on_each_time(hub: Hub, tmp_p
     offsets = [
         int(sent["range"].removeprefix("bytes=").removesuffix("-")) if "range" in sent else 0
         for path, sent in hub.requests
-        if path == f"/lfs/{SHARDS[0]}"
+        if path == f"/lfs/org/name/{SHARDS[0]}"
     ]
     assert offsets == sorted(offsets)
     assert offsets[-1] > 5_000_000, "of 20 MB on average that were sent before the last kill"

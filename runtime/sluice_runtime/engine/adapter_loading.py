@@ -60,8 +60,9 @@ class AdapterScheduler(Protocol):
 
 
 class AdapterLoader:
-    """What the first rank has loaded, requests may name. Used by the engine's loop, and by a thread
-    of its own, which replaces `_found`."""
+    """What the first rank has loaded, requests may name; other ranks follow the same file, so that
+    no step reads one. Used by the engine's loop, and by a thread of its own, which replaces
+    `_found`."""
 
     def __init__(self, table: AdapterTable, names: Iterable[str], file: Path | None) -> None:
         """`names`: of the model, which no adapter may have. `file`: one to follow."""
@@ -132,6 +133,11 @@ class AdapterLoader:
         scheduler.take_adapters({key: str(one.folder) for key, one in current.items()})
         return self.adapters
 
+    def take_change_beside_rows(self) -> None:
+        """The same on a rank for which no scheduler decides: what has gone stays as long as a row
+        has it."""
+        self.take_change(_Rows(self._table))
+
     def _follow(self, on_change: Callable[[], None], closed: threading.Event) -> None:
         polls = 0
         while not closed.wait(POLL_SECONDS):
@@ -198,3 +204,16 @@ class AdapterLoader:
         if why != self._unread:
             _log.error("adapters stay as they are: %s", why)
         self._unread = why
+
+
+class _Rows:
+    """Rows instead of requests."""
+
+    def __init__(self, table: AdapterTable) -> None:
+        self._table = table
+
+    def take_adapters(self, folders: Mapping[str, str]) -> None:
+        """The first rank says which rows have which."""
+
+    def has_adapter(self, key: str) -> bool:
+        return self._table.has_row_of(key)

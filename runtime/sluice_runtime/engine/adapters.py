@@ -2,8 +2,8 @@
 
 An adapter that was read stays in the host's memory, and is copied into a slot of the device when a
 row of a step has it: that of the adapter that was used least recently, but for those of the same
-step, which the scheduler keeps few enough. Ranks after the first read what they need when a row
-first has it. Knows no layer and no file format.
+step, which the scheduler keeps few enough. A rank after the first that has not read one yet when a
+row first has it reads it within the step. Knows no layer and no file format.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class AdapterTable:
     def forget(self, key: str) -> None:
         """No row has it, or will have it."""
         del self._kept[key]
+
+    def has_row_of(self, key: str) -> bool:
+        """Whether a row has it."""
+        return key in self._rows
 
     def apply(self, batch: Batch) -> None:
         """Takes in which rows have gone and come."""

@@ -166,7 +166,7 @@ def build_engine(
     adapters = loader = None
     if model.adapters is not None:
         adapters = AdapterTable(model.adapters, placement.shard, rows, device)
-        loader = _adapter_loader(config, adapters, group)
+        loader = _adapter_loader(config, adapters)
 
     def pool_of(shape: KvShape, pages: int) -> PagePool:
         return PagePool(shape, pages, config.page_size or 1, device.place)
@@ -242,10 +242,9 @@ def _slots(config: EngineConfig, context_tokens: int) -> SlotShape | None:
     )
 
 
-def _adapter_loader(config: EngineConfig, table: AdapterTable, group: Group) -> AdapterLoader:
-    """With all that there is now. The first rank alone follows a file: the others read what its
-    steps name."""
-    file = config.adapters_file if group.rank == 0 else None
+def _adapter_loader(config: EngineConfig, table: AdapterTable) -> AdapterLoader:
+    """With all that there is now."""
+    file = config.adapters_file
     loader = AdapterLoader(table, config.model.served_names, Path(file) if file else None)
     loader.start(config.adapters)
     return loader

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections import deque
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Final
@@ -89,11 +89,15 @@ def _follow(config: EngineConfig, folder: Path, rank: int) -> None:
             if config.role is not Role.MIXED:
                 copier = (engine.pool, folder, rank, size)
                 Thread(target=_copy, args=copier, name="kv-copies", daemon=True).start()
+            adapters = engine.adapters
             launched: deque[LaunchedStep] = deque()
-            for batch in steps_for(folder, rank):
-                launched.append(engine.runner.launch(batch))
-                if len(launched) > _AHEAD:
-                    launched.popleft().land()
+            with adapters.following(lambda: None) if adapters else nullcontext():
+                for batch in steps_for(folder, rank):
+                    if adapters is not None:
+                        adapters.take_change_beside_rows()
+                    launched.append(engine.runner.launch(batch))
+                    if len(launched) > _AHEAD:
+                        launched.popleft().land()
 
 
 def _copy(pool: PagePool, folder: Path, rank: int, ranks: int) -> None:

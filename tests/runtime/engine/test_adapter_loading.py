@@ -28,6 +28,10 @@ class FakeTable(AdapterTable):
     def __init__(self) -> None:
         self.kept: dict[str, Adapter] = {}
         self.broken: Exception | None = None
+        self.in_rows: set[str] = set()
+
+    def has_row_of(self, key: str) -> bool:
+        return key in self.in_rows
 
     def read(self, folder: Path) -> Adapter:
         if self.broken:
@@ -111,6 +115,23 @@ def test_an_adapter_goes_once_nobody_uses_it(
     scheduler.busy = set()
     assert made.take_change(scheduler) is None
     assert set(table.kept) == {keys["law"]}
+
+
+def test_where_no_scheduler_decides_it_goes_once_no_row_has_it(
+    file: Path, folders: dict[str, Path]
+) -> None:
+    table = FakeTable()
+    made = AdapterLoader(table, ["base"], file)
+    for there in (folders, {}):
+        say(file, **there)
+        assert made.look()
+        made.take_change_beside_rows()
+        table.in_rows = set(table.kept)
+        made.take_change_beside_rows()
+        assert len(table.kept) == 2
+    table.in_rows = set()
+    made.take_change_beside_rows()
+    assert table.kept == {}
 
 
 def test_one_that_comes_back_is_not_let_go(

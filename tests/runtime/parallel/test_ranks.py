@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from contextlib import closing, suppress
@@ -112,6 +113,8 @@ def test_two_ranks_answer_as_one(
 
     with joined_ranks(config) as ranks:
         engine = first_of_two(config, ranks, EngineHooks(on_logits=of_requests))
+        for folder in adapters.values():
+            shutil.rmtree(folder)  # each rank has read it: no step does
         with closing(engine.executor(overlap=overlap, announce=ranks.announce)) as executor:
             drive(engine.scheduler, executor, run, recorder, asked, ())
         assert engine.pool.shape.kv_heads == 1, "each rank holds half of the heads"
