@@ -44,6 +44,11 @@ NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
             "AcceleratorMissing",
             "accelerator: 2 x T4 is asked for, and ",
         ),
+        (
+            {"model": DUMMY, "maxLorasPerBatch": 2, "maxLoraRank": 8},
+            "InvalidConfig",
+            "maxLorasPerBatch: 2 is not allowed; allowed: only with adapters; maxLoraRank: 8",
+        ),
         ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", 'model.revision: "v1"'),
         ({"model": {"uri": "/nowhere"}}, "ModelLoadFailed", "/nowhere"),
         ({"model": {"uri": "dummy://x"}}, "ModelLoadFailed", "dummy://qwen3-tiny"),
