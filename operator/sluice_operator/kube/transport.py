@@ -146,7 +146,7 @@ class HttpTransport:
             silent = f"nothing for {self._silence_seconds:g} seconds"
             raise SilentError(str(request), silent) from error
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            raise UnavailableError(str(request), repr(error)) from error
+            raise UnavailableError(str(request), str(error) or type(error).__name__) from error
 
     async def _send_once(self, request: Request) -> Response:
         headers = {
@@ -165,7 +165,7 @@ class HttpTransport:
                 body = await _body(response)
                 return Response(response.status, body, _retry_after(response.headers))
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            raise UnavailableError(str(request), repr(error)) from error
+            raise UnavailableError(str(request), str(error) or type(error).__name__) from error
 
 
 async def _body(response: aiohttp.ClientResponse) -> Any:

@@ -43,3 +43,12 @@ async def test_errors_are_told_by_their_status_whatever_their_body(
     finally:
         await transport.close()
         await runner.cleanup()
+
+
+async def test_a_server_that_nobody_runs_is_named_in_words() -> None:
+    transport = HttpTransport(5.0, lambda: kopf.ConnectionInfo(server="http://127.0.0.1:1"))
+    try:
+        with pytest.raises(UnavailableError, match=r"^GET /apis: Cannot connect to host 127"):
+            await transport.send(Request("GET", "/apis"))
+    finally:
+        await transport.close()
