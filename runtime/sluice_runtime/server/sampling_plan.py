@@ -54,8 +54,9 @@ def defaults_from(
     return defaults, left_out
 
 
-_NOT_HONOURED: Final = {"no_repeat_ngram_size": 0}
-"""Keys of generation_config.json that would change tokens, with the value that does not."""
+_NOT_HONOURED: Final = {"no_repeat_ngram_size": 0, "do_sample": True}
+"""Keys of generation_config.json that would change tokens, with the value that does not. vLLM and
+SGLang sample in spite of `do_sample: false`, too: greedy is a request's temperature 0."""
 
 
 def sampling_of(

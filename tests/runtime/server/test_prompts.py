@@ -278,6 +278,7 @@ def test_a_chat_needs_a_template() -> None:
         ),
         ({"repetition_penalty": None, "no_repeat_ngram_size": 0}, Defaults((1,)), []),
         ({"temperature": 0.0}, Defaults((1,), temperature=0.0), []),
+        ({"do_sample": False, "temperature": 0.6}, Defaults((1,), 0.6), ["do_sample"]),
     ],
 )
 def test_generation_config_is_honoured_and_what_is_not_is_named(
