@@ -210,6 +210,9 @@ class RevisionStatus(ApiModel):
     config: str = Field(description="ConfigMap of the revision.")
     replicas: int = Field(description="Pods of the revision.")
     ready: int = Field(description="Pods of the revision that answer.")
+    loading: int | None = Field(
+        default=None, description="Pods of the revision that load their model and make progress."
+    )
     current: bool = Field(description="Whether this is the revision the spec asks for.")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.conditions import reasons
-from sluice_operator.conditions.pods import first_failure
+from sluice_operator.conditions.pods import first_failure, is_loading
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import is_current
 
@@ -31,11 +31,12 @@ def shortfall(
 ) -> Check:
     """Why a Deployment that was applied is not complete: its pods' failures, its controller's
     message, or that the rest are starting (`reason`). `count` says how many there are."""
-    if failure := first_failure(pods):
+    found = tuple(pods)
+    if failure := first_failure(found):
         return Check("False", failure.reason, f"{count}; {failure}")
     if reached.failure:
         return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
-    if reached.deadline_exceeded:
+    if _is_late(reached, found):
         text = f"{count}; no progress within the deadline."
         return Check("False", reasons.PROGRESS_DEADLINE_EXCEEDED, text)
     return Check("False", reason, f"{count}; the others are starting.")
@@ -44,9 +45,15 @@ def shortfall(
 def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
     """Whether only a person helps a Deployment that is not complete: a pod's failure is one that
     waiting does not cure, or the Deployment's own deadline has passed."""
-    failure = first_failure(pods)
+    found = tuple(pods)
+    failure = first_failure(found)
     lasting = failure is not None and failure.lasting
-    return lasting or (reached.applied and reached.deadline_exceeded)
+    return lasting or (reached.applied and _is_late(reached, found))
+
+
+def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
+    """Whether the deadline counts: to a Deployment an engine that loads makes no progress."""
+    return reached.deadline_exceeded and not any(map(is_loading, pods))
 
 
 def progress(desired: Manifest, live: Manifest | None) -> Progress:
@@ -66,11 +73,12 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
     )
 
 
-def has_stopped(live: Manifest) -> bool:
-    """Whether a Deployment's controller has said that it comes no further."""
+def has_stopped(live: Manifest, *, loads: bool) -> bool:
+    """Whether a Deployment's controller has said that it comes no further; `loads`: an engine of it
+    loads its model, so that the deadline does not count."""
     status = live.get("status") or {}
     late = _condition(status, "Progressing").get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED
-    return late or _condition(status, "ReplicaFailure").get("status") == "True"
+    return (late and not loads) or _condition(status, "ReplicaFailure").get("status") == "True"
 
 
 def _condition(status: Manifest, kind: str) -> dict[str, Any]:

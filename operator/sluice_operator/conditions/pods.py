@@ -14,6 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from sluice_contract.termination import EXIT_REFUSED, TerminationMessage
 
+from sluice_operator.api.template import ENGINE_CONTAINER
 from sluice_operator.conditions.hub_token import name_secret
 from sluice_operator.kube.kinds import Manifest
 
@@ -83,6 +84,15 @@ def is_draining(pod: Manifest) -> bool:
 def is_unschedulable(pod: Manifest) -> bool:
     """Whether the scheduler has found no place for the pod."""
     return _unschedulable(pod) is not None
+
+
+def is_loading(pod: Manifest) -> bool:
+    """Whether the pod's engine loads its model and makes progress: its startup probe has passed,
+    which it does then, and its liveness probe has not ended it, which it does otherwise."""
+    found = (each for each in _containers(pod) if each["name"] == ENGINE_CONTAINER)
+    engine = next(found, {})
+    runs = engine.get("started") and "running" in (engine.get("state") or {})
+    return bool(runs) and not engine.get("ready") and failure_of(pod) is None
 
 
 def is_finished(pod: Manifest) -> bool:

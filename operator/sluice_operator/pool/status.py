@@ -38,6 +38,7 @@ from sluice_operator.conditions.pods import (
     halting_failure,
     is_draining,
     is_finished,
+    is_loading,
     is_ready,
 )
 from sluice_operator.kube.errors import ApiError
@@ -211,12 +212,14 @@ def _revisions(
 ) -> list[RevisionStatus]:
     counts = Counter(revision_of(pod) for pod in pods)
     ready = Counter(revision_of(pod) for pod in pods if is_ready(pod))
+    loading = Counter(revision_of(pod) for pod in pods if is_loading(pod))
     found = [
         RevisionStatus(
             name=name,
             config=_config(deployment),
             replicas=counts[name],
             ready=ready[name],
+            loading=loading[name] or None,
             current=name == plan.revision,
         )
         for deployment in of_kind(observed.children, DEPLOYMENT)

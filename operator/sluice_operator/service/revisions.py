@@ -5,6 +5,7 @@ Pure. Reads Deployments, and the statuses of the service and its pools.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from sluice_operator.api.conditions import UPDATED
@@ -37,19 +38,18 @@ def pool_state(observed: ServiceObserved, spec: EnginePoolSpec, config_map: Mani
     uids = {pool["metadata"]["uid"] for pool in pools}
     planned = {name: count for pool in pools for name, count in _planned(pool).items()}
     failed = {name for pool in pools for name in _failed(pool)}
-    found = {
-        revision_of(item): _revision(item, fingerprint_of_deployment(item, observed.children))
-        for item in of_kind(observed.children, DEPLOYMENT)
-        if controller_uid(item) in uids and not is_being_deleted(item)
-    }
-    found = {
-        each.name: replace(
+    loading = {name for pool in pools for name in _loading(pool)}
+    found: dict[str, Revision] = {}
+    for item in of_kind(observed.children, DEPLOYMENT):
+        if controller_uid(item) not in uids or is_being_deleted(item):
+            continue
+        fingerprint = fingerprint_of_deployment(item, observed.children)
+        each = _revision(item, fingerprint, loads=revision_of(item) in loading)
+        found[each.name] = replace(
             each,
             planned=planned.get(each.name, each.replicas),
             stopped=each.stopped or each.name in failed,
         )
-        for each in found.values()
-    }
     wanted = found.pop(name, Revision(name, is_there=False))
     wanted = replace(wanted, fingerprint=fingerprint_of(config_map))
     return PoolState(spec.role, spec.replicas, wanted, tuple(found.values()))
@@ -96,7 +96,14 @@ def _failed(pool: Manifest) -> tuple[str, ...]:
     return tuple(each["name"] for each in status.get("revisions") or () if each["current"])
 
 
-def _revision(deployment: Manifest, fingerprint: str) -> Revision:
+def _loading(pool: Manifest) -> Iterator[str]:
+    """The revisions of which a pool says that engines load."""
+    for each in (pool.get("status") or {}).get("revisions") or ():
+        if each.get("loading"):
+            yield each["name"]
+
+
+def _revision(deployment: Manifest, fingerprint: str, *, loads: bool) -> Revision:
     spec, status = deployment["spec"], deployment.get("status") or {}
     replicas = spec.get("replicas", 1)
     seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
@@ -107,5 +114,5 @@ def _revision(deployment: Manifest, fingerprint: str) -> Revision:
         ready=status.get("readyReplicas", 0),
         settled=seen and all(count == replicas for count in counts),
         fingerprint=fingerprint,
-        stopped=has_stopped(deployment),
+        stopped=has_stopped(deployment, loads=loads),
     )

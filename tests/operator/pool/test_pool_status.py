@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sluice_operator.conditions.conditions import find
@@ -136,6 +137,15 @@ def _too_slow() -> PoolObserved:
     return pool_observed(pool(THREE), [current])
 
 
+def _loading(**engine: Any) -> PoolObserved:
+    """The deadline has passed, and engines of the new revision load beside the old ones."""
+    loads = {"name": "engine", "ready": False, "started": True, "state": {"running": {}}} | engine
+    old, new = _deployment(), _deployment(THREE_NEW)
+    coming = pods(new, phase="Running", containerStatuses=[loads])
+    children = [complete(old), live(new, observedGeneration=1, conditions=[LATE])]
+    return pool_observed(pool(THREE_NEW), children, [*coming, *pods(old)])
+
+
 def _scaled_to_zero() -> PoolObserved:
     none = {"pools": {"mixed": {"replicas": 0}}}
     return pool_observed(pool(none), [complete(_deployment(none))])
@@ -179,6 +189,8 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
     "rolling-out-short": (_rolling_out_short, Told("True", "False", "RollingOut")),
     "no-quota": (_no_quota, Told("False", "False", "ReplicaFailure")),
     "too-slow": (_too_slow, Told("False", "False", "ProgressDeadlineExceeded")),
+    "loading-for-long": (_loading, Told("True", "False", "RollingOut")),
+    "hanging": (lambda: _loading(started=False), Told("True", "False", "ProgressDeadlineExceeded")),
     "scaled-to-zero": (_scaled_to_zero, Told("True", "True", "ScaledToZero")),
     "scaling-up": (_scaling_up, Told("True", "False", "Applying")),
     "paused": (_paused, Told("False", "False", "Paused")),
@@ -187,6 +199,7 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
 }
 STALLED = {
     "given-up", "killed-in-a-loop", "model-missing", "rolling-out-in-vain", "too-slow", "orphaned",
+    "hanging",
 }  # fmt: skip
 
 

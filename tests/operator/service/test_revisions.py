@@ -27,6 +27,7 @@ from tests.operator.examples import (
 
 OLD: Manifest = {"engine": {"image": "old:1"}}
 NEW: Manifest = {"engine": {"image": "new:2"}}
+LATE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
 
 
 def _state(*children: Manifest) -> PoolState:
@@ -62,7 +63,7 @@ def test_a_revision_without_a_deployment_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("condition", "stopped"),
     [
-        ({"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}, True),
+        (LATE, True),
         ({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}, True),
         ({"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}, False),
     ],
@@ -74,13 +75,27 @@ def test_a_deployment_says_that_it_comes_no_further(condition: Manifest, stopped
 
 @pytest.mark.parametrize(
     ("reason", "stopped"),
-    [("Unschedulable", True), ("ModelLoadFailed", True), ("Starting", False), ("Applying", False)],
+    [
+        ("Unschedulable", True),
+        ("ProgressDeadlineExceeded", True),
+        ("ModelLoadFailed", True),
+        ("Starting", False),
+        ("Applying", False),
+    ],
 )
 def test_a_pool_says_what_keeps_its_engines_from_starting(reason: str, stopped: bool) -> None:
     found = _state(_says(reason), _deployment(NEW), _deployment(OLD))
     assert found.wanted.stopped is stopped
     assert [other.stopped for other in found.others] == [False]
     assert not _state(_says("AllReady", "True"), _deployment(NEW)).wanted.stopped
+
+
+def test_a_deployment_whose_engines_load_is_not_late() -> None:
+    late = _deployment(NEW, conditions=[LATE])
+    loading = {"name": revision_of(late), "current": True, "loading": 1}
+    assert not _state(pool(NEW) | {"status": {"revisions": [loading]}}, late).wanted.stopped
+    done = loading | {"loading": None}
+    assert _state(pool(NEW) | {"status": {"revisions": [done]}}, late).wanted.stopped
 
 
 def test_engines_are_counted_as_planned_and_not_as_somebody_edited_them() -> None:
