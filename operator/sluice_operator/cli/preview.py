@@ -18,7 +18,6 @@ from sluice_contract.sizing import Source, sizes_of
 from sluice_operator.accelerators.spelling import unusual_spelling
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.findings import InvalidSpecError
-from sluice_operator.api.model_uri import HUB, scheme_of
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.cli.kv_room import room_json, room_lines
@@ -46,6 +45,8 @@ class Preview:
     pool_plans: tuple[PoolPlan, ...]
     model: ModelStatus | None = None
     """A hub's model, where the document's status says what it was resolved to."""
+    adapters: tuple[Manifest, ...] = ()
+    """Of a hub: what their status would be."""
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -83,12 +84,12 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
         pin = known or assumed_pin(model)
         status["model"] = previewed(pin, metadata["name"], model)
     if adapters := assumed_adapters(metadata["name"], model):
-        status["adapters"] = adapters
+        status["adapters"] = list(adapters)
     if status:
         service["status"] = status
     plan = plan_service(ServiceObserved(service, images, nodes=nodes, optional_kinds=(HTTP_ROUTE,)))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
-    return Preview(service, plan, pools, known)
+    return Preview(service, plan, pools, known, adapters)
 
 
 def _read(document: Any) -> ServiceDocument:
@@ -194,7 +195,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     yield f"{head}: mode {plan.spec.mode}, model {plan.spec.model.uri}"
     yield f"  served as {plan.spec.model.served_name} at http://{meta['name']}.{meta['namespace']}.svc"
     yield from _model(plan.spec.model, shown.model, meta["name"])
-    yield from _adapters(shown.service["spec"]["model"])
+    yield from _adapters(plan.spec.model, shown.adapters)
     yield from _promise(plan)
     yield from _priorities(plan)
     if transfer := _kv_transfer(plan):
@@ -257,12 +258,12 @@ def _model(model: ModelSpec, known: ModelStatus | None, service: str) -> Iterato
         yield "  Each engine downloads it at its start; spec.model.cache: once for all."
 
 
-def _adapters(model: Manifest) -> Iterator[str]:
-    """How adapters of a hub get to the engines; `model`: as the spec has it."""
-    for each in model.get("adapters") or ():
-        if scheme_of(each["uri"]) == HUB:
-            yield f"  Adapter {each['name']}: a Job resolves {each['uri']} to a commit, downloads"
-            yield "  it to the cache, and engines, which do not wait for it, load it then."
+def _adapters(model: ModelSpec, fetched: Iterable[Manifest]) -> Iterator[str]:
+    """How adapters of a hub get to the engines; `model` is pinned."""
+    for each in fetched:
+        assert model.cache is not None
+        yield f"  Adapter {each['name']}: a Job resolves {each['uri']} to a commit and"
+        yield f"  downloads it to claim {model.cache.claim}. Engines do not wait for it."
 
 
 def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:

@@ -101,10 +101,10 @@ def plan_adapters(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) ->
     )
 
 
-def assumed_adapters(service: str, model: ModelSpec) -> list[Manifest]:
+def assumed_adapters(service: str, model: ModelSpec) -> tuple[Manifest, ...]:
     """The status of adapters that nobody has resolved: for previews."""
     claim = claim_of(service, model)
-    return [
+    return tuple(
         FetchedAdapter(
             name=each.name,
             uri=each.uri,
@@ -114,7 +114,7 @@ def assumed_adapters(service: str, model: ModelSpec) -> list[Manifest]:
         ).to_json_dict()
         for each in model.adapters or ()
         if each.is_fetched and claim is not None
-    ]
+    )
 
 
 def _is_asked(known: FetchedAdapter | None, adapter: AdapterSpec, model: ModelSpec) -> bool:

@@ -405,6 +405,21 @@ def test_a_plan_says_where_priorities_of_tenants_change_nothing(
     assert (f"{says} schedulingPolicy fcfs" in capsys.readouterr().out) is told
 
 
+def test_a_plan_says_how_adapters_of_a_hub_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapters = [{"name": "a", "uri": f"hf://org/a@{COMMIT}"}, {"name": "b", "uri": "file:///b"}]
+    model = {"uri": "pvc://models/q", "cache": {"size": "1Gi"}, "adapters": adapters}
+    asked = _file(tmp_path, document({"model": model}))
+    assert main(["plan", "-f", asked]) == 0
+    out = capsys.readouterr().out
+    assert f"Adapter a: a Job resolves hf://org/a@{COMMIT} to a commit and" in out
+    assert "downloads it to claim chat-model. Engines do not wait for it." in out
+    assert "Adapter b" not in out
+    assert main(["render", "-f", asked]) == 0
+    assert f"/mnt/adapters/chat-model/models--org--a/snapshots/{COMMIT}" in capsys.readouterr().out
+
+
 def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
