@@ -1,6 +1,6 @@
 """What a preview says of the room for KV cache, pool by pool: for people, and for programs.
 
-Only of a hub's model: of others the operator knows nothing but where they are.
+Of others than a hub's models the operator knows no more than the spec says.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from sluice_contract.sizing import resolved_values
 
+from sluice_operator.api.quantities import amount
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.kube.kinds import Manifest
@@ -19,21 +20,24 @@ from sluice_operator.service.plan import PlannedPool
 
 def kv_room(model: ModelStatus | None, pool: PlannedPool) -> Room:
     """The room of one engine of the pool; `model`: as it was resolved, if it was."""
-    if model is None:
-        return Room(missing="the model is not resolved yet")
-    return room_of(model, pool.accelerator.accelerator, resolved_values(pool.settings))
+    resources = pool.manifest["spec"].get("resources") or {}
+    limit = amount((resources.get("limits") or {}).get("memory"))
+    settings = resolved_values(pool.settings)
+    bytes_ = None if limit is None else int(limit)
+    return room_of(model, pool.accelerator.accelerator, settings, bytes_)
 
 
 def room_lines(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Iterator[str]:
-    """An indented line; none of a model that is not a hub's."""
-    if not is_fetched(spec.model):
-        return
+    """An indented line; none where nothing is known, and never will be."""
     room = kv_room(model, pool)
+    if room.tokens is None and not is_fetched(spec.model):
+        return
     each = f", {room.token_bytes:,} bytes each" if room.token_bytes else ""
     if room.tokens is not None:
-        yield f"  KV pool: about {room.tokens:,} tokens an engine{each}"
+        how = "" if room.how == "exactly" else f"{room.how} "
+        yield f"  KV pool: {how}{room.tokens:,} tokens an engine{each}"
     else:
         yield f"  KV pool: tokens that fit are not known{each}: {room.missing}"
 
@@ -41,8 +45,13 @@ def room_lines(
 def room_json(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Manifest | None:
-    """None of a model that is not a hub's."""
-    if not is_fetched(spec.model):
-        return None
+    """None where nothing is known, and never will be."""
     room = kv_room(model, pool)
-    return {"tokens": room.tokens, "tokenBytes": room.token_bytes, "missing": room.missing}
+    if room.tokens is None and not is_fetched(spec.model):
+        return None
+    return {
+        "tokens": room.tokens,
+        "how": None if room.tokens is None else room.how,
+        "tokenBytes": room.token_bytes,
+        "missing": room.missing,
+    }

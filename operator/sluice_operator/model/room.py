@@ -1,13 +1,14 @@
 """How many tokens one engine's KV cache has room for, of a resolved model. Pure.
 
-The arithmetic of the engine on GPUs, without what it measures once the weights are loaded.
+The arithmetic of the engine, on GPUs without what it measures once the weights are loaded, on CPUs
+without what it keeps free of a container's memory for other uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from sluice_contract.accelerators import Accelerator, memory_mib_of
 from sluice_contract.sizing import Value
@@ -25,14 +26,37 @@ class Room:
     """Of one engine, over all of its GPUs. What is not known is None."""
 
     tokens: int | None = None
+    how: Literal["exactly", "about", "at most"] = "about"
+    """How `tokens` is meant."""
     token_bytes: int | None = None
     """Of one token's keys and values."""
     missing: str | None = None
     """Why `tokens` is not known, for a person."""
 
 
-def room_of(model: ModelStatus, accelerator: Accelerator, settings: Mapping[str, Value]) -> Room:
-    """The room under resolved `settings`, by field name; never more than these can use."""
+def room_of(
+    model: ModelStatus | None,
+    accelerator: Accelerator,
+    settings: Mapping[str, Value],
+    memory_limit_bytes: int | None = None,
+) -> Room:
+    """The room under resolved `settings`, by field name; never more than these can use. `model`: if
+    it was resolved; `memory_limit_bytes`: of an engine's container."""
+    room = Room(missing="the model is not resolved yet")
+    if model is not None:
+        room = _computed(model, accelerator, settings, memory_limit_bytes)
+    configured = settings.get("kv_pool_tokens")
+    if configured is None:
+        return room
+    return Room(int(configured), "exactly", room.token_bytes)
+
+
+def _computed(
+    model: ModelStatus,
+    accelerator: Accelerator,
+    settings: Mapping[str, Value],
+    memory_limit_bytes: int | None,
+) -> Room:
     stored = model.dtype or UNSAID_DTYPE
     dtype = stored if settings["dtype"] == "auto" else str(settings["dtype"])
     if model.layers is None or model.kv_heads is None or model.head_dim is None:
@@ -42,17 +66,23 @@ def room_of(model: ModelStatus, accelerator: Accelerator, settings: Mapping[str,
     ranks = max(1, accelerator.count)
     token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * BYTES[dtype]
     if accelerator.is_cpu:
-        return Room(None, token_bytes, "an engine on CPUs tells it at its start")
-    memory_mib = memory_mib_of(accelerator)
-    if memory_mib is None:
-        return Room(None, token_bytes, f"the memory of {accelerator} is not known")
-    share = memory_mib * MIB * ranks * float(settings["memory_fraction"])
+        memory_bytes, place = memory_limit_bytes, "the memory limit"
+        unknown = "an engine on CPUs without a memory limit tells it at its start"
+    else:
+        memory_mib, place = memory_mib_of(accelerator), str(accelerator)
+        memory_bytes = None if memory_mib is None else memory_mib * MIB * ranks
+        unknown = f"the memory of {accelerator} is not known"
+    if memory_bytes is None:
+        return Room(token_bytes=token_bytes, missing=unknown)
+    share = memory_bytes * float(settings["memory_fraction"])
     weights = model.bytes * BYTES[dtype] / BYTES[stored]
     if weights >= share:
-        short = f"weights of {weights / 1e9:.1f} GB do not fit: {accelerator} leaves"
-        return Room(None, token_bytes, f"{short} {share / 1e9:.1f} GB to weights and KV cache")
+        short = f"weights of {weights / 1e9:.1f} GB do not fit: {place} leaves"
+        text = f"{short} {share / 1e9:.1f} GB to weights and KV cache"
+        return Room(token_bytes=token_bytes, missing=text)
     tokens = int((share - weights) // token_bytes)
-    return Room(min(tokens, _useful(model, settings) or tokens), token_bytes)
+    how: Literal["about", "at most"] = "at most" if accelerator.is_cpu else "about"
+    return Room(min(tokens, _useful(model, settings) or tokens), how, token_bytes)
 
 
 def _useful(model: ModelStatus, settings: Mapping[str, Value]) -> int | None:

@@ -436,6 +436,10 @@ def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
     assert main(["plan", "-o", "json", "-f", file]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["pools"]["mixed"]["kvPool"]["tokenBytes"] == 147_456
+    limited = {"mixed": {"resources": {"limits": {"memory": "40Gi"}}}}
+    on_cpus = asked | {"spec": asked["spec"] | {"pools": limited}, "status": {"model": pin}}
+    assert main(["plan", "-f", _file(tmp_path, on_cpus)]) == 0
+    assert "KV pool: at most 136,360 tokens an engine" in capsys.readouterr().out
     unlike = asked | {"status": {"model": pin | {"revision": "v2"}}}
     assert main(["plan", "-f", _file(tmp_path, unlike)]) == 0
     assert "is not resolved yet" in capsys.readouterr().out

@@ -17,10 +17,16 @@ H100 = "NVIDIA-H100-80GB-HBM3"
 TOKEN_BYTES = 2 * 36 * 8 * 128 * 2
 
 
-def room(accelerator: Accelerator, engine: dict[str, Any] | None = None, **facts: Any) -> Room:
+def room(
+    accelerator: Accelerator,
+    engine: dict[str, Any] | None = None,
+    limit: int | None = None,
+    **facts: Any,
+) -> Room:
     known = {"uri": "hf://org/name", "revision": "main", **RESOLVED, **facts}
     settings = resolve_settings(EngineSettings.model_validate(engine or {}), accelerator)
-    return room_of(ModelStatus.model_validate(known), accelerator, resolved_values(settings))
+    status = ModelStatus.model_validate(known)
+    return room_of(status, accelerator, resolved_values(settings), limit)
 
 
 def test_what_weights_leave_of_each_gpu_is_room() -> None:
@@ -42,6 +48,24 @@ def test_no_more_than_the_settings_can_use_and_twice_the_bytes_in_float32() -> N
     assert wide.token_bytes == 2 * TOKEN_BYTES
 
 
+def test_on_cpus_the_memory_limit_is_an_upper_bound() -> None:
+    found = room(Accelerator(), limit=40 << 30)
+    assert found.how == "at most"
+    assert found.tokens == (0.85 * (40 << 30) - 16_400_000_000) // TOKEN_BYTES
+    assert room(Accelerator(product=H100, count=1), limit=40 << 30) == room(
+        Accelerator(product=H100, count=1)
+    )
+
+
+@pytest.mark.parametrize("accelerator", [Accelerator(), Accelerator(product=H100, count=1)])
+def test_what_is_configured_is_known_of_every_model(accelerator: Accelerator) -> None:
+    found = room(accelerator, {"kvPoolTokens": 4096}, limit=1 << 30)
+    assert found == Room(4096, "exactly", TOKEN_BYTES)
+    settings = resolve_settings(EngineSettings.model_validate({"kvPoolTokens": 4096}), accelerator)
+    unresolved = room_of(None, accelerator, resolved_values(settings))
+    assert unresolved == Room(4096, "exactly")
+
+
 @pytest.mark.parametrize(
     ("accelerator", "facts", "says"),
     [
@@ -49,6 +73,7 @@ def test_no_more_than_the_settings_can_use_and_twice_the_bytes_in_float32() -> N
         (Accelerator(product=H100, count=1), {"dtype": "float8"}, "float8"),
         (Accelerator(product="X-1", count=1), {}, "the memory of 1 x X-1 is not known"),
         (Accelerator(), {}, "at its start"),
+        (Accelerator(), {"limit": 10 << 30}, "the memory limit leaves 9.1 GB"),
         (Accelerator(product="NVIDIA-L4", count=1), {"bytes": 30_000_000_000}, "do not fit"),
     ],
 )
