@@ -155,7 +155,7 @@ def _resolve(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> Deli
     what = f"{uri} at {revision}"
     outcome = outcome_in(seen.children, seen.pods, job, MODEL_RESOLVED)
     if not isinstance(outcome, Done):
-        text = f"{what} is resolved to a commit."
+        text = f"{what} is being resolved to a commit."
         return _undone(job, outcome, Check("False", RESOLVING, text))
     try:
         told = ResolvedModel.model_validate_json(outcome.message, extra="ignore")

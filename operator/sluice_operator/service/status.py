@@ -181,7 +181,7 @@ def _in_place(
     """The checks where nothing is planned for what serves: the spec is refused, or its model is on
     its way."""
     why, model = _obstacle(observed, plan, refused)
-    why = replace(why, message=why.message + in_use)
+    why = replace(why, message=why.message.removesuffix(".") + in_use) if in_use else why
     parts = parts_in_place(observed)
     ready = {kind: part.ready for kind, part in parts.items()}
     serving = serves((front_in_place(observed), *ready.values(), paired_in_place(observed)), why)

@@ -303,6 +303,8 @@ def test_what_serves_stays_while_another_model_is_on_its_way_or_fails() -> None:
     world.reconcile()
     assert before.items() <= world.children.items()
     assert world.condition("Updated") == ("False", "ResolvingModel")
+    message = (find(world.status, "Updated") or {})["message"]
+    assert "is being resolved to a commit; the settings of generation 1" in message
     world.ends(2, said("RepositoryNotFound", "does not exist"))
     world.reconcile()
     assert before.items() <= world.children.items()
