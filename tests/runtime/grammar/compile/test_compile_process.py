@@ -145,10 +145,10 @@ def test_one_that_sleeps_now_and_then_has_its_time_of_a_processor() -> None:
         import time
         write_frame(1, DONE)
         read_frame(0)
-        time.sleep(0.3)
+        time.sleep(0.5)
         write_frame(1, DONE + b"fine")
     """
-    with process_of(stub(script), compile_seconds=0.2) as process:
+    with process_of(stub(script), compile_seconds=0.4) as process:
         assert process.compile(GOOD) == b"fine"
 
 

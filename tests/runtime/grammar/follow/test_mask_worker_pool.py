@@ -33,6 +33,9 @@ COMPILER = GrammarCompiler(TokenizerInfo(WORDS, RAW, SIZE, [], False), 1, False,
 ENDLESS = "[xy]{5}(a{0,60}){0,60}b"
 """Compiles at once; behind the fifth letter one mask takes minutes."""
 LETTERS = "(xyz){100}"
+TOO_LONG = {"slow", "starved"}
+"""Why a mask that takes minutes is given up: on a busy machine its thread may be without a processor.
+"""
 PROMPT = [1, 2, 3]
 
 
@@ -120,7 +123,8 @@ def test_a_mask_that_takes_minutes_ends_its_own_answer_alone(
         letter = answers.expected()
         assert answers.step()[1] == letter
         given_up += answers.given_up()
-    assert given_up == [("0", "slow")]
+    ((place, why),) = given_up
+    assert (place, why in TOO_LONG) == ("0", True)
     until(lambda: len(started) == 2 and started[0]._process.returncode is not None)
     for _ in range(7):
         letter = answers.expected()
@@ -211,7 +215,9 @@ def test_many_answers_of_one_endless_grammar_do_not_stop_others(pool: MaskWorker
     answers = Answers(pool, *[ENDLESS] * 20, LETTERS)
     while not (given_up := answers.given_up()):
         assert answers.step()[-1] != "?"
-    assert sorted(why for _, why in given_up) == ["crowded"] * 18 + ["slow"] * 2
+    reasons = [why for _, why in given_up]
+    assert (len(reasons), reasons.count("crowded")) == (20, 18)
+    assert TOO_LONG >= {*reasons} - {"crowded"}
 
 
 def test_a_step_with_many_grammars_that_take_minutes_has_an_end(pool: MaskWorkerPool) -> None:
