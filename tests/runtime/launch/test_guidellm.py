@@ -15,7 +15,7 @@ import pytest
 from benchmarks.peers.environments import Packages, python_with
 from tests.runtime.launch.processes import Process, running
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("engine")]
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("engine"), pytest.mark.timeout(600)]
 
 TOKENIZER = Path("e2e/model/sluice-tiny").resolve()
 REQUESTS, OUTPUT_TOKENS = 6, 8
