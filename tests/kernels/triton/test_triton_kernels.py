@@ -21,7 +21,7 @@ from tests.kernels.triton.interpreted import cases
 from tests.kernels.triton.shapes import copy_call, rotary_call
 
 # One process runs the interpreter for all cases.
-pytestmark = pytest.mark.xdist_group("triton")
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("triton")]
 ROOT: Final = Path(__file__).parents[3]
 SHARED_BYTES: Final = {75: 65_536, 80: 166_912, 90: 232_448, 100: 232_448}
 """A block's, by compute capability: CUDA C++ Programming Guide, "Technical Specifications"."""
@@ -61,7 +61,6 @@ def test_compiled_for_a_gpu(kernel: str, architecture: int, tmp_path: Path) -> N
     check(CALLS[kernel], architecture, tmp_path)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("architecture", SHARED_BYTES)
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 def test_every_head_dimension_compiled(dim: int, architecture: int, tmp_path: Path) -> None:

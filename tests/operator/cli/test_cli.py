@@ -361,6 +361,7 @@ def test_plan_says_where_an_engine_would_take_its_nodes_memory(
     assert found["pools"]["mixed"]["memoryLimit"] == limit
 
 
+@pytest.mark.process
 def test_the_version_is_that_of_the_package_and_of_the_images_that_are_assumed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert ended("--version").stdout == f"sluice {project['version']}\n"

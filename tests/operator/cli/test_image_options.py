@@ -75,6 +75,7 @@ def test_a_flag_comes_before_the_variable_and_an_empty_variable_is_none(
     assert found["pools"]["mixed"]["image"]["name"] == image
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", [["plan", "-f"], ["render", "-f"], ["translate", "--from"]])
 def test_nobody_who_reads_is_no_traceback(words: list[str], file: str) -> None:
     rest = ["vllm", "--", "--max-num-seqs", "8"] if words[0] == "translate" else [file]
