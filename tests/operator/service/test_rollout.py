@@ -341,5 +341,6 @@ TestTwoPools.settings = settings(max_examples=90, stateful_step_count=30, deadli
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)
 class TestTwoPoolsLong(TwoPools.TestCase):  # type: ignore[misc]
     settings = settings(max_examples=3000, stateful_step_count=40, deadline=None)

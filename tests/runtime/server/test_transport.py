@@ -35,6 +35,8 @@ from sluice_runtime.messages import (
 from sluice_runtime.transport import ApiLink, EngineLink, TransportError, _decode, private_endpoint
 from sluice_runtime.wakeup import Wakeup
 
+from tests.patience import PATIENCE_SECONDS
+
 LOAD = Load(1.0, 0, 0, 0, 8, 8, 0, 0.0, 0.7, 0, 0, {"DECODE": 3})
 READY = EngineReady(PROTOCOL_VERSION, "epoch", 128, 256, 16, 8, 8, 259, "float32")
 
@@ -127,7 +129,7 @@ async def test_a_send_never_waits_for_a_reader(endpoint: str) -> None:
     for number in range(20_000):
         engine.send(EngineFailed("R", str(number)))
         api.send(Abort(str(number)))
-    assert len(engine.poll(1.0)) > 0
+    assert len(engine.poll(PATIENCE_SECONDS)) > 0
     api.close()
     engine.close()
 
@@ -163,7 +165,7 @@ def test_the_engine_refuses_an_api_process_of_another_protocol_version(
         engine = EngineLink(endpoint)
         stranger.send(msgspec.msgpack.encode(first))
         with pytest.raises(TransportError, match=error):
-            engine.poll(2.0)
+            engine.poll(PATIENCE_SECONDS)
         engine.close()
 
 
@@ -210,7 +212,7 @@ async def test_what_cannot_be_decoded_is_an_error_on_both_sides(
         engine = EngineLink(other)
         stranger.send(frame)
         with pytest.raises(TransportError, match="API process"):
-            engine.poll(2.0)
+            engine.poll(PATIENCE_SECONDS)
         engine.close()
         stranger.close(linger=0)
     context.term()
