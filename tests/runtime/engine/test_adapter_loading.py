@@ -277,6 +277,7 @@ def tokens_to_the_end(engine: RunningEngine, name: str) -> list[int]:
                 return found[-50:]
 
 
+@pytest.mark.process
 def test_a_running_engine_follows_its_file(
     file: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,8 +96,8 @@ def test_an_adapter_goes_with_the_request(tmp_path: Path) -> None:
 PAGES_OF_1 = pytest.param(1, marks=pytest.mark.process, id="pages-of-1")
 PAIRS = [
     ("TCP", True, "host to host"),
-    ("TCP", False, "staged to host"),
-    ("Mooncake", False, "host to staged"),
+    pytest.param("TCP", False, "staged to host", marks=pytest.mark.process),
+    pytest.param("Mooncake", False, "host to staged", marks=pytest.mark.process),
     pytest.param("Mooncake", True, "staged to staged", marks=pytest.mark.process),
     pytest.param("Mooncake", False, "host to host", marks=pytest.mark.full),
     pytest.param("TCP", True, "staged to staged", marks=pytest.mark.full),
