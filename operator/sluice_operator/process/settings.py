@@ -5,6 +5,7 @@ Knows the variables and their defaults; nothing else reads the environment.
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
@@ -19,6 +20,8 @@ from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.manifests.hub import HUB_ENDPOINT, HubAccess
 from sluice_operator.service.observe import API_SERVER_PORTS
 
+PROXY: Final = r"^(https?://[^/\s@]+/?)?$"
+_USER: Final = re.compile(r"(?<=//)[^/@]*(?=@)")
 PREFIX: Final = "SLUICE_"
 IDENTITY: Final = {"pod_name": "POD_NAME", "pod_namespace": "POD_NAMESPACE", "pod_ip": "POD_IP"}
 
@@ -40,12 +43,18 @@ def _certificates(pem: str) -> str:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem)
     except (ssl.SSLError, ValueError) as error:
-        raise ValueError(f"no certificates as PEM: {error}") from None
+        raise ValueError(f"certificates as PEM ({error})") from None
     return pem
 
 
-ProxyUrl = Annotated[str, AfterValidator(_with_port), Field(pattern=r"^(https?://[^/\s@]+/?)?$")]
-"""Without a user: it would stand in the pods of every Job."""
+def _proxy(url: str) -> str:
+    """Raises ValueError where it is none, or has a user, who would stand in every Job."""
+    if not re.fullmatch(PROXY, url):
+        raise ValueError("http://host:port or https://host:port, without a user")
+    return _with_port(url)
+
+
+ProxyUrl = Annotated[str, AfterValidator(_proxy), Field(json_schema_extra={"pattern": PROXY})]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -128,7 +137,8 @@ class Settings(BaseModel):
             finding = error.errors(include_url=False)[0]
             name = str(finding["loc"][0])
             value = environment.get(variables[name])
-            raise ConfigError(variables[name], value, finding["msg"]) from None
+            allowed = finding["msg"].removeprefix("Value error, ")
+            raise ConfigError(variables[name], value and _USER.sub("…", value), allowed) from None
 
 
 def variable_of(field: str) -> str:

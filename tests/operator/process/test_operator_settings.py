@@ -66,6 +66,14 @@ def test_a_bad_value_is_refused_by_the_variables_name(variable: str, value: str)
         Settings.from_environment({**IMAGES, variable: value})
 
 
+def test_a_refused_proxy_shows_what_is_allowed_and_no_password() -> None:
+    asked = {**IMAGES, "SLUICE_HTTPS_PROXY": "http://user:word@proxy.example:3128"}
+    with pytest.raises(ConfigError, match="allowed: http://host:port") as refused:
+        Settings.from_environment(asked)
+    assert "proxy.example" in str(refused.value)
+    assert "word" not in str(refused.value)
+
+
 def test_the_reference_names_every_variable_and_every_metric() -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / "operator.md").read_text()
     documented = set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE))
