@@ -128,3 +128,18 @@ def test_without_templates_a_job_is_as_it_was() -> None:
     found = job_of({})
     assert "annotations" not in found["metadata"]
     assert not {"nodeSelector", "tolerations", "imagePullSecrets"} & found["spec"].keys()
+
+
+def test_jobs_of_adapters_are_given_the_same() -> None:
+    adapters = [{"name": "sql", "uri": "hf://org/sql"}]
+    model = {"uri": "dummy://tiny", "cache": {"claim": "cache"}, "adapters": adapters}
+    template = {"tolerations": [TOLERATION]}
+    spec = {"model": model, "pools": {"mixed": {"template": template}}}
+    world = World(spec, installation=BEHIND)
+    world.reconcile()
+    pod = world.job()["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {"name": "HTTPS_PROXY", "value": NETWORK.https_proxy} in container["env"]
+    assert "--ca-file" in container["args"]
+    assert pod["tolerations"] == [TOLERATION]
+    assert ("ConfigMap", "chat-hub-ca") in world.children
