@@ -28,3 +28,9 @@ def test_rendered_manifests_are_golden(name: str) -> None:
     assert shown.plan.refusal is None
     assert_golden(f"manifests/{name}.yaml", to_yaml_stream(shown.manifests))
     assert_golden(f"manifests/{name}.plan.txt", as_text(shown))
+
+
+def test_samples_do_not_replace_each_other() -> None:
+    samples = [yaml.safe_load(path.read_text()) for path in SAMPLES.glob("*.yaml")]
+    names = [sample["metadata"]["name"] for sample in samples]
+    assert len(set(names)) == len(names) > 0
