@@ -30,12 +30,12 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_place_has_the_version() -> None:
+def test_every_place_has_the_version(chart: Path) -> None:
     found = list(versions(ROOT))
     assert {name for name, _ in found} == PLACES.keys()
     assert {version for _, version in found} == {VERSION}
-    chart = yaml.safe_load(chart_files(Released())["Chart.yaml"])
-    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+    described = yaml.safe_load((chart / "Chart.yaml").read_text())
+    assert (described["version"], described["appVersion"]) == (VERSION, VERSION)
 
 
 def test_no_other_page_or_manifest_has_it() -> None:

@@ -216,7 +216,8 @@ def test_many_answers_of_one_endless_grammar_do_not_stop_others(pool: MaskWorker
     while not (given_up := answers.given_up()):
         assert answers.step()[-1] != "?"
     reasons = [why for _, why in given_up]
-    assert (len(reasons), reasons.count("crowded")) == (20, 18)
+    assert len(reasons) == 20
+    assert len(reasons) - reasons.count("crowded") <= MAX_ABANDONED
     assert {*reasons} - {"crowded"} <= TOO_LONG
 
 
