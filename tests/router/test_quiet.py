@@ -40,7 +40,7 @@ async def test_without_a_request_it_comes_in_the_end_and_a_router_that_leaves_an
             assert answer.status == 200
         assert time.monotonic() - started >= 0.05
         asked = asyncio.create_task(client.get(f"{router.metrics_url}/load?wait=600"))
-        await asyncio.wait([asked], timeout=0.1)
+        await asyncio.wait([asked], timeout=0.5)
         router.stop.set()
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await (await asked).json())["draining"]

@@ -24,13 +24,15 @@ def test_the_second_write_of_an_answer_does_not_wait_for_the_first_to_be_acknowl
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+LATE_SECONDS = 0.4
+"""Long enough for a client that does send something to have done so."""
 HEAD = b"GET / HTTP/1.1\r\nhost: a\r\n"
 Connect = Callable[[], "asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]"]
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
     """After longer than a head may take here, so that only what is no head is waited for."""
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(1.5 * LATE_SECONDS)
     headers = [(b"content-length", b"2")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"ok"})
@@ -38,8 +40,8 @@ async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest_asyncio.fixture
 async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connect]:
-    """Connects to a server where a head may take 0.1 seconds, and an answer takes longer."""
-    monkeypatch.setattr(HttpProtocol, "head_seconds", 0.1)
+    """Connects to a server where a head may take `LATE_SECONDS`, and an answer takes longer."""
+    monkeypatch.setattr(HttpProtocol, "head_seconds", LATE_SECONDS)
     listener = listen("127.0.0.1", 0)
     server = HttpServer(_answer)
     serving = asyncio.create_task(server.serve([listener]))
@@ -56,7 +58,7 @@ def error_of(answer: bytes) -> tuple[bytes, str]:
     return head.splitlines()[0], json.loads(body)["error"]["message"]
 
 
-LATE = (b"HTTP/1.1 408 Request Timeout", "the request's head did not arrive within 0.1 seconds")
+LATE = (b"HTTP/1.1 408 Request Timeout", "the request's head did not arrive within 0.4 seconds")
 
 
 @pytest.mark.parametrize("parts", [[HEAD], [b"G", b"ET / HTTP/1.1\r\n", b"a: b\r\n"]])
@@ -85,7 +87,7 @@ async def test_the_head_of_a_later_request_has_the_same_time_limit(
     reader, writer = await connect()
     writer.write(HEAD + b"\r\n")
     assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200")
-    await asyncio.sleep(0.2)  # a connection may idle for longer than a head may take
+    await asyncio.sleep(1.5 * LATE_SECONDS)  # a connection may idle for longer than a head may take
     writer.write(begin)
     assert error_of(await reader.read()) == LATE
     writer.close()
