@@ -27,8 +27,10 @@ IMAGE_VOLUME: Final = "model-image"
 IMAGE_MOUNT: Final = "/mnt/model-image"
 ADAPTERS_VOLUME: Final = "sluice-adapters"
 """With the file of adapters; followed by a number, of a claim that adapters are on."""
+HUB_CA_VOLUME: Final = "sluice-hub-ca"
 RESERVED_VOLUMES: Final = (
-    "config", "handover", "hub-token", "model", COPIER_VOLUME, IMAGE_VOLUME, "shm", "tmp",
+    "config", "handover", "hub-token", "model", COPIER_VOLUME, IMAGE_VOLUME, "shm", HUB_CA_VOLUME,
+    "tmp",
 )  # fmt: skip
 RESERVED_MOUNTS: Final = ("/etc/sluice", "/mnt/model", IMAGE_MOUNT, "/dev/shm", "/tmp")  # noqa: S108
 

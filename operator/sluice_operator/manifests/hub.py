@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
+from sluice_operator.api.environment import HUB_CA_VOLUME
 from sluice_operator.api.pool import HubNetwork
 from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
 from sluice_operator.manifests.metadata import Owner
@@ -16,7 +17,6 @@ from sluice_operator.manifests.metadata import Owner
 HUB_ENDPOINT: Final = "https://huggingface.co"
 HTTPS: Final = 443
 """Where hubs keep large files, wherever the hub itself is."""
-CA_VOLUME: Final = "hub-ca"
 CA_FOLDER: Final = "/etc/sluice/hub-ca"
 CA_FILE: Final = "ca.crt"
 
@@ -59,7 +59,7 @@ PUBLIC_HUB: Final = HubAccess()
 def ca_name(service: str) -> str:
     """Name of the ConfigMap with certificates; it keeps its name when they change, so that nothing
     restarts."""
-    return f"{service}-{CA_VOLUME}"
+    return f"{service}-hub-ca"
 
 
 def ca_config_maps(owner: Owner, hub: HubAccess, component: str) -> tuple[Manifest, ...]:
@@ -92,14 +92,14 @@ def network_mounts(network: HubNetwork | None) -> list[Manifest]:
     """Where it finds the certificates."""
     if network is None or network.ca_config_map is None:
         return []
-    return [{"name": CA_VOLUME, "mountPath": CA_FOLDER, "readOnly": True}]
+    return [{"name": HUB_CA_VOLUME, "mountPath": CA_FOLDER, "readOnly": True}]
 
 
 def network_volumes(network: HubNetwork | None) -> list[Manifest]:
     """The volumes of its pod for that."""
     if network is None or network.ca_config_map is None:
         return []
-    return [{"name": CA_VOLUME, "configMap": {"name": network.ca_config_map}}]
+    return [{"name": HUB_CA_VOLUME, "configMap": {"name": network.ca_config_map}}]
 
 
 def _port(url: str) -> int:

@@ -85,6 +85,11 @@ INVALID: dict[str, Invalid] = {
         "spec.pools.mixed.template.volumes[0].name",
         "sluice-adapters",
     ),
+    "the volume with certificates of a hub": Invalid(
+        _template(volumes=[{"name": "sluice-hub-ca", "emptyDir": {}}]),
+        "spec.pools.mixed.template.volumes[0].name",
+        "sluice-hub-ca",
+    ),
     "revision of a file": Invalid(
         {"model": {"uri": "file:///m", "revision": "main"}}, "spec.model.revision", "hf://"
     ),

@@ -23,10 +23,10 @@ NETWORK = HubAccess(https_proxy="http://proxy:3128", no_proxy="a,b", certificate
 BEHIND = Installation(hub=NETWORK)
 
 
-def served(model: Manifest, installation: Installation) -> tuple[World, list[Manifest]]:
+def served(spec: Manifest, installation: Installation) -> tuple[World, list[Manifest]]:
     """A service with engines, and the specs of the pods in which something is fetched, each with
     the container that does alone."""
-    world, pods = World({"model": model}, installation=installation), {}
+    world, pods = World(spec, installation=installation), {}
     for _ in range(6):
         world.reconcile()
         for job in (child for (kind, _), child in world.children.items() if kind == "Job"):
@@ -47,7 +47,7 @@ def parse_pool(pool: Manifest) -> EnginePoolSpec:
 
 @pytest.mark.parametrize("model", [HUB, CACHED])
 def test_every_container_that_fetches_has_proxies_and_authorities(model: Manifest) -> None:
-    world, pods = served(model, BEHIND)
+    world, pods = served({"model": model}, BEHIND)
     assert len(pods) == 2
     kept = world.children["ConfigMap", "chat-hub-ca"]["data"]
     for pod in pods:
@@ -56,22 +56,31 @@ def test_every_container_that_fetches_has_proxies_and_authorities(model: Manifes
         assert variables["HTTPS_PROXY"] == NETWORK.https_proxy
         assert variables["NO_PROXY"] == NETWORK.no_proxy
         assert "HTTP_PROXY" not in variables
-        (mount,) = (m for m in container["volumeMounts"] if m["name"] == "hub-ca")
-        (volume,) = (v for v in pod["volumes"] if v["name"] == "hub-ca")
+        (mount,) = (m for m in container["volumeMounts"] if m["name"] == "sluice-hub-ca")
+        (volume,) = (v for v in pod["volumes"] if v["name"] == "sluice-hub-ca")
         assert volume["configMap"]["name"] == "chat-hub-ca"
         (key,) = kept
         options = _parse(container["args"])
         assert str(options.ca_file) == f"{mount['mountPath']}/{key}"
 
 
+def test_a_volume_of_the_template_may_be_called_hub_ca() -> None:
+    volume = {"name": "hub-ca", "emptyDir": {}}
+    spec = {"model": HUB, "pools": {"mixed": {"template": {"volumes": [volume]}}}}
+    _, (_, engine) = served(spec, BEHIND)
+    names = [each["name"] for each in engine["volumes"]]
+    assert "hub-ca" in names
+    assert len(names) == len(set(names))
+
+
 def test_other_certificates_change_no_pod_and_none_leave_nothing_behind() -> None:
-    world, _ = served(HUB, BEHIND)
+    world, _ = served({"model": HUB}, BEHIND)
     before = world.revisions()
     world.installation = Installation(hub=HubAccess(**{**vars(NETWORK), "certificates": "NEW"}))
     world.reconcile()
     assert world.children["ConfigMap", "chat-hub-ca"]["data"] == {"ca.crt": "NEW"}
     assert world.revisions() == before
-    plain, pods = served(CACHED, Installation())
+    plain, pods = served({"model": CACHED}, Installation())
     assert ("ConfigMap", "chat-hub-ca") not in plain.children
     assert not any("HTTPS_PROXY" in str(pod) or "hub-ca" in str(pod) for pod in pods)
 
