@@ -156,6 +156,10 @@ bench-startup: setup ## process start to /health and to the first token
 bench-delivery: binaries ## a model from apply to the first token, by where it comes from, on a bare cluster: ARGS="--runs 5"
 	$(PYTHON) -m benchmarks.delivery $(ARGS)
 
+.PHONY: bench-fetch
+bench-fetch: setup ## downloading and verifying a model, from a hub on loopback: ARGS="--megabytes 1000"
+	$(PYTHON) -m benchmarks.fetch_rate $(ARGS)
+
 .PHONY: bench-load
 bench-load: setup ## loading weights to a device, beside a plain read of the same file
 	$(PYTHON) -m benchmarks.load_weights
