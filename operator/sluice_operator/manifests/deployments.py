@@ -66,8 +66,12 @@ def with_replicas(manifest: Manifest, replicas: int) -> Manifest:
 def kept(built: Manifest, applied: Manifest | None) -> Manifest:
     """The Deployment to apply: `built` by this release, or `applied`, what the release before has
     applied of the live one, where both were made of the same inputs. `built` also where somebody
-    has edited the live one's pods: they have restarted anyway."""
-    if applied is None or note_of(applied, TEMPLATE) in ("", note_of(built, TEMPLATE)):
+    has edited the live one's pods, which have restarted anyway, and where nothing but a restart is
+    new."""
+    if applied is None:
+        return built
+    before = restart_mark(_annotations(applied["spec"]["template"]).get(RESTARTED_AT))
+    if note_of(applied, TEMPLATE) in ("", note_of(_restarted(built, before), TEMPLATE)):
         return built
     fields = fields_hash(applied["spec"].get("template"), _ATOMIC)
     edited = fields != note_of(applied, TEMPLATE_FIELDS)

@@ -44,6 +44,13 @@ def test_pods_of_a_former_release_stay_as_they_were_written() -> None:
         assert taken_back == applied
 
 
+def test_a_restart_by_the_same_release_keeps_nothing_back() -> None:
+    for applied, built in zip(deployments(), deployments(RESTART), strict=True):
+        assert kept(built, applied) is built, "else an upgrade would be told of"
+        assert kept(built, built) is built
+        assert kept(applied, built) is applied, "and taken back"
+
+
 def of_next_release(deployment: Manifest) -> Manifest:
     """The same, with pods that are written otherwise."""
     found = copy.deepcopy(deployment)
