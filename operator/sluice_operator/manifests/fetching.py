@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +24,6 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.hub import (
-    HubAccess,
     network_arguments,
     network_mounts,
     network_variables,
@@ -88,8 +88,8 @@ def fetch_account(owner: Owner) -> Manifest:
     return head | {"automountServiceAccountToken": False}
 
 
-def fetch_policy(owner: Owner, hub: HubAccess, operator_namespace: str) -> Manifest:
-    """Pods that download may reach DNS, and the ports of the hub. The operator may ask how far they
+def fetch_policy(owner: Owner, hub: Iterable[int], operator_namespace: str) -> Manifest:
+    """Pods that download may reach DNS, and the ports `hub`. The operator may ask how far they
     are."""
     asks = {
         "from": [operator_pods(operator_namespace)],
@@ -101,7 +101,7 @@ def fetch_policy(owner: Owner, hub: HubAccess, operator_namespace: str) -> Manif
             "podSelector": {"matchLabels": selected},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [asks],
-            "egress": [DNS, {"ports": [policy_port(port) for port in hub.ports]}],
+            "egress": [DNS, {"ports": [policy_port(port) for port in sorted(hub)]}],
         }
     }
 

@@ -36,11 +36,9 @@ class HubAccess:
     """PEM, of authorities that are trusted beside the public ones."""
 
     @property
-    def ports(self) -> list[int]:
-        """Of the hub, of where it keeps files, and of proxies: their addresses a NetworkPolicy
-        cannot know."""
-        urls = filter(None, (self.endpoint, self.http_proxy, self.https_proxy))
-        return sorted({HTTPS, *map(_port, urls)})
+    def ports(self) -> frozenset[int]:
+        """See `hub_ports`."""
+        return hub_ports(self.endpoint, self.http_proxy, self.https_proxy)
 
     def network(self, service: str) -> HubNetwork | None:
         """What fetching containers of a service are given; None where nothing is needed."""
@@ -54,6 +52,12 @@ class HubAccess:
 
 
 PUBLIC_HUB: Final = HubAccess()
+
+
+def hub_ports(endpoint: str, *proxies: str | None) -> frozenset[int]:
+    """Of the hub, of where it keeps files, and of proxies: their addresses a NetworkPolicy cannot
+    know. Raises ValueError where a port is none."""
+    return frozenset({HTTPS, _port(endpoint), *map(_port, filter(None, proxies))})
 
 
 def ca_name(service: str) -> str:

@@ -58,6 +58,8 @@ class Fetcher:
     """From where it is asked how far it is."""
     placement: Placement = AS_IT_COMES
     """Of its Jobs."""
+    kept_ports: frozenset[int] = frozenset()
+    """Of hubs and proxies of engines that were made with other settings."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ def _replace_claim(seen: Seen, pin: ModelStatus, claim: str) -> ModelStatus:
 def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
     """What there is beside Jobs for as long as something is of a hub."""
     yield fetch_account(top)
-    yield fetch_policy(top, fetcher.hub, fetcher.operator_namespace)
+    ports = fetcher.hub.ports | fetcher.kept_ports
+    yield fetch_policy(top, ports, fetcher.operator_namespace)
     yield from ca_config_maps(top, fetcher.hub, FETCH)
     if model.cache is not None and model.cache.size is not None:
         yield model_claim(top, model.cache)

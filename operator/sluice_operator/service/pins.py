@@ -16,13 +16,14 @@ from pydantic import BaseModel
 from sluice_contract.labels import Role
 
 from sluice_operator.api.model_uri import adapter_claims
-from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.pool import EnginePoolSpec, HubNetwork, ModelFetch
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_spec
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import ENGINE_FILE, RESOLVED
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
+from sluice_operator.manifests.hub import hub_ports
 from sluice_operator.manifests.metadata import note_of
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.settings import Settings, settings_from
@@ -81,6 +82,20 @@ def pins_of(observed: ServiceObserved, role: Role, inputs: str) -> Iterator[Pin]
     for fields, in_use in _decided(observed, role):
         if fields.get("inputs") == inputs and (pin := _pin(observed, fields, in_use)):
             yield pin
+
+
+def kept_ports(observed: ServiceObserved) -> frozenset[int]:
+    """Ports at which engines that download themselves reach their hub, as it was decided when they
+    were made."""
+    found: frozenset[int] = frozenset()
+    for fields, _ in (each for role in Role for each in _decided(observed, role)):
+        try:
+            fetch = ModelFetch.model_validate(fields.get("fetch"))
+            network = fetch.network or HubNetwork()
+            found |= hub_ports(fetch.endpoint, network.http_proxy, network.https_proxy)
+        except ValueError:  # none, edited, or of another release
+            continue
+    return found
 
 
 def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:

@@ -85,6 +85,17 @@ def test_other_certificates_change_no_pod_and_none_leave_nothing_behind() -> Non
     assert not any("HTTPS_PROXY" in str(pod) or "hub-ca" in str(pod) for pod in pods)
 
 
+def test_engines_that_keep_their_proxy_reach_it_under_other_settings() -> None:
+    world, _ = served({"model": HUB}, BEHIND)
+    new = HubAccess("https://hub.corp:8443", https_proxy="http://new:8080")
+    world.installation = Installation(hub=new)
+    world.reconcile()
+    fetch = of(world.children.values(), "EnginePool")["spec"]["fetch"]
+    assert fetch["network"]["httpsProxy"] == NETWORK.https_proxy
+    (_, hub) = world.children["NetworkPolicy", "chat-fetch"]["spec"]["egress"]
+    assert [each["port"] for each in hub["ports"]] == [443, 3128, 8080, 8443]
+
+
 def job_of(spec: dict[str, Any]) -> Manifest:
     """The pod template of the Job that resolves the model."""
     world = World({"model": HUB, **spec})
