@@ -92,7 +92,8 @@ def is_loading(pod: Manifest) -> bool:
     found = (each for each in _containers(pod) if each["name"] == ENGINE_CONTAINER)
     engine = next(found, {})
     runs = engine.get("started") and "running" in (engine.get("state") or {})
-    return bool(runs) and not engine.get("ready") and failure_of(pod) is None
+    starts = bool(runs) and not engine.get("ready") and not is_draining(pod)
+    return starts and failure_of(pod) is None
 
 
 def is_finished(pod: Manifest) -> bool:

@@ -146,6 +146,15 @@ def _loading(**engine: Any) -> PoolObserved:
     return pool_observed(pool(THREE_NEW), children, [*coming, *pods(old)])
 
 
+def _draining() -> PoolObserved:
+    """As when they load, but they are going away."""
+    observed = _loading()
+    for pod in observed.pods:
+        if "containerStatuses" in pod["status"]:
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return observed
+
+
 def _scaled_to_zero() -> PoolObserved:
     none = {"pools": {"mixed": {"replicas": 0}}}
     return pool_observed(pool(none), [complete(_deployment(none))])
@@ -191,6 +200,7 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
     "too-slow": (_too_slow, Told("False", "False", "ProgressDeadlineExceeded")),
     "loading-for-long": (_loading, Told("True", "False", "RollingOut")),
     "hanging": (lambda: _loading(started=False), Told("True", "False", "ProgressDeadlineExceeded")),
+    "draining": (_draining, Told("True", "False", "ProgressDeadlineExceeded")),
     "scaled-to-zero": (_scaled_to_zero, Told("True", "True", "ScaledToZero")),
     "scaling-up": (_scaling_up, Told("True", "False", "Applying")),
     "paused": (_paused, Told("False", "False", "Paused")),
@@ -199,7 +209,7 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
 }
 STALLED = {
     "given-up", "killed-in-a-loop", "model-missing", "rolling-out-in-vain", "too-slow", "orphaned",
-    "hanging",
+    "hanging", "draining",
 }  # fmt: skip
 
 
