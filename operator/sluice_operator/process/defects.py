@@ -59,7 +59,7 @@ class Defects:
 
     async def _report(self, kind: Kind, key: Key, error: Exception) -> None:
         try:
-            live = await self.reader.get(kind, key.namespace, key.name)
+            live = await self.reader.certain().get(kind, key.namespace, key.name)
             if live is None or is_being_deleted(live):
                 return
             status = self._status(live, error)

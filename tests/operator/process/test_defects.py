@@ -13,9 +13,10 @@ from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.informer.reader import StoreReader
+from sluice_operator.informer.store import Objects
 from sluice_operator.informer.workqueue import WorkQueue
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD, SERVICE_CHILDREN, Manifest
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD, SERVICE_CHILDREN, Kind, Manifest
 from sluice_operator.process.defects import Defects
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.service import reconcile as service_reconcile
@@ -44,8 +45,9 @@ class Operator:
         self.broken: dict[str, Callable[[], Exception]] = {}
         self.queue: WorkQueue[Key] = WorkQueue(self.timer)
         client, clock = ApiClient(self.api, lambda verb, plural: None), FakeClock()
+        self.held: dict[Kind, Objects] = {}
         reader, writes = (
-            StoreReader({}, client),
+            StoreReader(self.held, client),
             executor(client, clock, "test", self.metrics.statuses),
         )
         kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
@@ -76,6 +78,14 @@ class Operator:
             await asyncio.sleep(0)
         worker.cancel()
         await asyncio.gather(worker, return_exceptions=True)
+
+    def remember(self) -> None:
+        """The store has services as they are now, and is not told of what is written later."""
+        store = self.held[INFERENCE_SERVICE] = Objects(INFERENCE_SERVICE)
+        store.retain(None, set(), 0, store.mark())
+        for (kind, _), item in self.api.objects.items():
+            if kind == INFERENCE_SERVICE:
+                store.put(item)
 
     def live(self, name: str) -> Manifest:
         return self.api.objects[INFERENCE_SERVICE, name]
@@ -144,6 +154,19 @@ async def test_what_serves_is_said_to_serve_and_all_is_well_once_the_defect_is_g
     operator.broken.clear()
     await operator.reconcile("chat")
     assert operator.live("chat")["status"] == before
+
+
+async def test_what_was_written_since_the_store_was_told_stays(operator: Operator) -> None:
+    operator.remember()
+    await operator.reconcile("chat")
+    before = operator.live("chat")["status"]
+    assert before["url"]
+    operator.broken["chat"] = lambda: RuntimeError("broken")
+    await operator.reconcile("chat")
+    during = operator.live("chat")["status"]
+    assert condition(during, "Updated")["reason"] == "InternalError"
+    assert during["url"] == before["url"]
+    assert condition(during, "Ready") == condition(before, "Ready")
 
 
 async def test_a_status_that_cannot_be_written_hides_no_defect(
