@@ -81,15 +81,16 @@ def plan_adapters(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) ->
     access = () if is_fetched(model) else tuple(hub_access(top, model, fetcher))
     if not fetcher.image:
         return AdapterDelivery(access, check=_no_fetcher(wanted[0]) if wanted else None)
+    # Also on the claim of another cache, but for one of the operator's that was made anew.
     known = {
         name: each
         for name, each in fetched_adapters(seen.service).items()
-        if each.claim == claim and each.claim_uid == uid_of_claim(seen.children, claim)
+        if each.claim_uid == uid_of_claim(seen.children, each.claim)
     }
     tasks = [
         _task(seen, top, model, fetcher, each, claim)
         for each in wanted
-        if not _is_asked(known.get(each.name), each, model)
+        if not _is_asked(known.get(each.name), each, model, claim)
     ]
     done = {task.name: record for task in tasks if (record := _record(seen, task, model, claim))}
     records = (done.get(each.name) or known.get(each.name) for each in wanted)
@@ -117,8 +118,11 @@ def assumed_adapters(service: str, model: ModelSpec) -> tuple[Manifest, ...]:
     )
 
 
-def _is_asked(known: FetchedAdapter | None, adapter: AdapterSpec, model: ModelSpec) -> bool:
-    return known is not None and (known.uri, known.refresh) == (adapter.uri, model.refresh)
+def _is_asked(
+    known: FetchedAdapter | None, adapter: AdapterSpec, model: ModelSpec, claim: str
+) -> bool:
+    asked = (adapter.uri, model.refresh, claim)
+    return known is not None and (known.uri, known.refresh, known.claim) == asked
 
 
 def _task(

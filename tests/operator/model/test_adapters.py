@@ -54,6 +54,12 @@ def loaded(world: World) -> dict[str, str]:
     return {each["name"]: each["uri"] for each in json.loads(text)["adapters"]}
 
 
+def claims(world: World) -> list[str] | None:
+    """The claims with adapters that engines mount."""
+    found: list[str] | None = world.children["EnginePool", "chat-mixed"]["spec"].get("adapterClaims")
+    return found
+
+
 def message(world: World) -> str:
     return str((find(world.status, "AdaptersLoaded") or {})["message"])
 
@@ -142,6 +148,46 @@ def test_the_version_before_is_served_until_the_next_one_is_there() -> None:
     world.reconcile()
     assert (loaded(world), world.status.get("adapters")) == ({}, None)
     assert world.revisions() == made, "the cache stays mounted for the next one"
+
+
+def test_another_cache_takes_none_from_engines_that_serve() -> None:
+    world = world_with(SQL)
+    ends(world, "hf://org/sql", 0, said("ModelFetched", COMMIT))
+    before, known = loaded(world), world.status["adapters"]
+    world.edit(cache={"claim": "other"})
+    world.reconcile()
+    made = world.revisions()
+    world.reconcile()
+    assert (loaded(world), world.status["adapters"]) == (before, known)
+    assert claims(world) == ["cache", "other"]
+    assert world.condition("AdaptersLoaded") == ("False", "FetchingAdapters")
+    ends(world, "hf://org/sql", 2, said("AccessDenied", "gated"))
+    assert "gated; the version before is served" in message(world)
+    assert (loaded(world), world.revisions()) == (before, made)
+    world.edit(refresh="again")
+    world.reconcile()
+    ends(world, "hf://org/sql", 0, said("ModelFetched", COMMIT))
+    assert loaded(world) == {name: uri.replace("/cache/", "/other/") for name, uri in before.items()}
+    assert claims(world) == ["other"], "the claim of the former cache is let go of last"
+
+
+def test_nor_does_one_that_the_model_is_downloaded_to_first() -> None:
+    world = World({"model": {"uri": "hf://org/model", "cache": {"claim": "a"}, "adapters": [LAW]}})
+    for told in (resolved(), said("ModelFetched", COMMIT)):
+        world.reconcile()
+        world.ends(0, told)
+        world.reconcile()
+    world.reconcile()
+    ends(world, "hf://org/law", 0, said("ModelFetched", OTHER_COMMIT))
+    world.edit(cache={"claim": "b"})
+    world.reconcile()
+    world.ends(0, said("ModelFetched", COMMIT))
+    for _ in range(3):
+        world.reconcile()
+    folder = f"models--org--law/snapshots/{OTHER_COMMIT}"
+    assert loaded(world) == {"law": f"file:///mnt/adapters/a/{folder}"}
+    ends(world, "hf://org/law", 0, said("ModelFetched", OTHER_COMMIT))
+    assert loaded(world) == {"law": f"file:///mnt/model/{folder}"}
 
 
 def test_few_are_fetched_at_once_and_an_outcome_that_is_lost_is_fetched_anew() -> None:
