@@ -7,7 +7,7 @@ A version that cannot be had leaves the one before, and concerns neither model n
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,25 +79,20 @@ def plan_adapters(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) ->
     if claim is None or (not wanted and is_fetched(model)):
         return NO_ADAPTERS
     access = () if is_fetched(model) else tuple(hub_access(top, model, fetcher))
-    if not fetcher.image:
-        return AdapterDelivery(access, check=_no_fetcher(wanted[0]) if wanted else None)
     # Also on the claim of another cache, but for one of the operator's that was made anew.
     known = {
         name: each
         for name, each in fetched_adapters(seen.service).items()
         if each.claim_uid == uid_of_claim(seen.children, each.claim)
     }
-    tasks = [
-        _task(seen, top, model, fetcher, each, claim)
-        for each in wanted
-        if not _is_asked(known.get(each.name), each, model, claim)
-    ]
+    missing = [each for each in wanted if not _is_asked(known.get(each.name), each, model, claim)]
+    tasks = [_task(seen, top, model, fetcher, each, claim) for each in missing if fetcher.image]
     done = {task.name: record for task in tasks if (record := _record(seen, task, model, claim))}
     records = (done.get(each.name) or known.get(each.name) for each in wanted)
     return AdapterDelivery(
         manifests=(*access, *_jobs(tasks)),
         fetched=tuple(record for record in records if record is not None),
-        check=_check(tasks, known.keys()),
+        check=_check(tasks, known.keys()) if fetcher.image else _no_fetcher(missing),
         events=tuple(_event(record) for record in done.values()),
     )
 
@@ -174,7 +169,7 @@ def _check(tasks: Iterable[_Task], served: Collection[str]) -> Check | None:
         return None
     told = (task.outcome for task in tasks if isinstance(task.outcome, Running))
     troubled = next((outcome for outcome in told if outcome.reason), None)
-    text = f"{', '.join(names[:MAX_NAMED])}{' and others' if len(names) > MAX_NAMED else ''}"
+    text = _listed(names)
     if troubled is not None:
         return Check("False", troubled.reason, f"{text}: {troubled.message}")
     return Check("False", FETCHING_ADAPTERS, f"{text}: downloaded from a hub.")
@@ -185,7 +180,13 @@ def _event(record: FetchedAdapter) -> Event:
     return Event("Normal", "AdapterFetched", text)
 
 
-def _no_fetcher(adapter: AdapterSpec) -> Check:
+def _no_fetcher(missing: Iterable[AdapterSpec]) -> Check | None:
+    if not (uris := [each.uri for each in missing]):
+        return None
     allowed = "adapters that are not fetched, as SLUICE_FETCH_IMAGE of the operator is not set"
-    text = f"spec.model.adapters: {adapter.uri} is not allowed; allowed: {allowed}"
+    text = f"spec.model.adapters: {_listed(uris)} is not allowed; allowed: {allowed}"
     return Check("False", INVALID, text)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:MAX_NAMED])}{' and others' if len(words) > MAX_NAMED else ''}"

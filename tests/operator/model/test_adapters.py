@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,7 +57,9 @@ def loaded(world: World) -> dict[str, str]:
 
 def claims(world: World) -> list[str] | None:
     """The claims with adapters that engines mount."""
-    found: list[str] | None = world.children["EnginePool", "chat-mixed"]["spec"].get("adapterClaims")
+    found: list[str] | None = world.children["EnginePool", "chat-mixed"]["spec"].get(
+        "adapterClaims"
+    )
     return found
 
 
@@ -167,7 +170,9 @@ def test_another_cache_takes_none_from_engines_that_serve() -> None:
     world.edit(refresh="again")
     world.reconcile()
     ends(world, "hf://org/sql", 0, said("ModelFetched", COMMIT))
-    assert loaded(world) == {name: uri.replace("/cache/", "/other/") for name, uri in before.items()}
+    assert loaded(world) == {
+        name: uri.replace("/cache/", "/other/") for name, uri in before.items()
+    }
     assert claims(world) == ["other"], "the claim of the former cache is let go of last"
 
 
@@ -201,6 +206,21 @@ def test_few_are_fetched_at_once_and_an_outcome_that_is_lost_is_fetched_anew() -
     assert "hf://org/a0" not in jobs(world)
     world.reconcile()
     assert "hf://org/a0" in jobs(world)
+
+
+def test_an_operator_without_an_image_that_fetches_lets_go_of_none() -> None:
+    world = world_with(SQL)
+    ends(world, "hf://org/sql", 0, said("ModelFetched", COMMIT))
+    before, known = loaded(world), world.status["adapters"]
+    world.images = replace(world.images, fetch="")
+    world.reconcile()
+    world.reconcile()
+    assert (loaded(world), world.status["adapters"]) == (before, known)
+    assert world.condition("AdaptersLoaded")[1] != "InvalidSpec"
+    world.edit(adapters=[SQL, LAW])
+    world.reconcile()
+    assert (loaded(world), world.status["adapters"]) == (before, known)
+    assert "adapters: hf://org/law is not allowed; allowed: adapters that are not" in message(world)
 
 
 def test_what_is_no_commit_is_not_taken_for_one() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 from sluice_contract.fetch_progress import FetchProgress
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.observe import Installation
+from sluice_operator.service.observe import Images, Installation
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.status import service_status
 
-from tests.operator.examples import NOW, live, of, service, service_observed
+from tests.operator.examples import IMAGES, NOW, live, of, service, service_observed
 from tests.operator.model_pods import ended_pod
 
 
@@ -28,6 +28,7 @@ class World:
     pods: list[Manifest] = field(default_factory=list)
     uids: int = 0
     installation: Installation = field(default_factory=Installation)
+    images: Images = IMAGES
 
     def reconcile(self, progress: FetchProgress | None = None) -> ServicePlan:
         """Plans, carries out and reports once."""
@@ -39,6 +40,7 @@ class World:
             progress=progress,
             installation=self.installation,
         )
+        observed = replace(observed, images=self.images)
         plan = plan_service(observed)
         for manifest in plan.apply:
             self._apply(manifest)
