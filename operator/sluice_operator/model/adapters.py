@@ -18,7 +18,7 @@ from sluice_operator.api.conditions import Check
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.status import FetchedAdapter
 from sluice_operator.apply.plan import Event
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.kube.kinds import JOB, Manifest, of_kind
 from sluice_operator.manifests.fetching import adapter_arguments, fetch_job
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.model.delivery import Fetcher, Seen, fetch_task, hub_access
@@ -61,6 +61,8 @@ class _Task:
     adapter: AdapterSpec
     job: Manifest
     outcome: Outcome
+    is_made: bool
+    """Whether its Job is there."""
 
     @property
     def name(self) -> str:
@@ -129,7 +131,9 @@ def _task(
     if isinstance(outcome, Done) and not re.fullmatch("[0-9a-f]{40}", outcome.message):
         text = f"the fetcher's answer is not understood: {outcome.message[:256]}"
         outcome = Failed("FetcherMismatch", text)
-    return _Task(adapter, job, outcome)
+    name = job["metadata"]["name"]
+    live = (each["metadata"]["name"] for each in of_kind(seen.children, JOB))
+    return _Task(adapter, job, outcome, is_made=name in live)
 
 
 def _record(seen: Seen, task: _Task, model: ModelSpec, claim: str) -> FetchedAdapter | None:
@@ -146,12 +150,13 @@ def _record(seen: Seen, task: _Task, model: ModelSpec, claim: str) -> FetchedAda
 
 
 def _jobs(tasks: Iterable[_Task]) -> Iterator[Manifest]:
-    """Those that stay or are made, each once: two adapters may be of one repository. One whose
-    outcome is lost goes, and is made again."""
+    """Those that stay or are made, each once: two adapters may be of one repository. One that runs
+    goes on before another is made; one whose outcome is lost goes, and is made again."""
     jobs = {task.job["metadata"]["name"]: task for task in tasks}
     stay = [task for task in jobs.values() if not isinstance(task.outcome, Lost)]
     yield from (task.job for task in stay if task.ends)
-    yield from [task.job for task in stay if not task.ends][:MAX_AT_ONCE]
+    running = sorted((task for task in stay if not task.ends), key=lambda task: not task.is_made)
+    yield from (task.job for task in running[:MAX_AT_ONCE])
 
 
 def _check(tasks: Iterable[_Task], served: Collection[str]) -> Check | None:

@@ -196,7 +196,7 @@ def test_nor_does_one_that_the_model_is_downloaded_to_first() -> None:
 
 
 def test_few_are_fetched_at_once_and_an_outcome_that_is_lost_is_fetched_anew() -> None:
-    world = world_with(*({"name": f"a{n}", "uri": f"hf://org/a{n}"} for n in range(6)))
+    world = world_with(*({"name": f"a{n}", "uri": f"hf://org/a{n}"} for n in range(5)))
     assert sorted(jobs(world)) == [f"hf://org/a{n}" for n in range(4)]
     ends(world, "hf://org/a1", 2, said("AccessDenied", "gated"))
     assert len(jobs(world)) == 5, "what has failed holds up nobody"
@@ -206,6 +206,17 @@ def test_few_are_fetched_at_once_and_an_outcome_that_is_lost_is_fetched_anew() -
     assert "hf://org/a0" not in jobs(world)
     world.reconcile()
     assert "hf://org/a0" in jobs(world)
+
+
+def test_those_that_run_go_on_whatever_comes_before_them_in_the_list() -> None:
+    six = [{"name": f"a{n}", "uri": f"hf://org/a{n}"} for n in range(6)]
+    world = world_with(*six)
+    running = set(jobs(world))
+    world.edit(adapters=six[::-1])
+    world.reconcile()
+    assert set(jobs(world)) == running
+    ends(world, "hf://org/a0", 0, said("ModelFetched", COMMIT))
+    assert set(jobs(world)) == running - {"hf://org/a0"} | {"hf://org/a5"}
 
 
 def test_an_operator_without_an_image_that_fetches_lets_go_of_none() -> None:
