@@ -30,18 +30,29 @@ def plane() -> Iterator[ControlPlane]:
     """etcd, API server and two controllers, with Sluice's kinds, and the rights to them."""
     controllers = ["garbage-collector-controller", "clusterrole-aggregation-controller"]
     with control_plane(controllers) as running:
-        running.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests" / "base"))
-        running.kubectl("wait", "--for=condition=Established", "crd", "--all")
-        wait_until_served(running)
+        install(running)
         yield running
 
 
 def wait_until_served(running: ControlPlane) -> None:
     """New kinds are not in the index at once, and their first requests are answered with 429."""
+    until_done(running, "get", "inferenceservices.serving.sluice.dev,enginepools", "-A")
+
+
+def install(running: ControlPlane) -> None:
+    """Sluice's kinds and rights; returns when the kinds are served."""
+    until_done(running, "apply", "--server-side", "-k", str(ROOT / "manifests" / "base"))
+    until_done(running, "wait", "--for=condition=Established", "crd", "--all")
+    wait_until_served(running)
+
+
+def until_done(running: ControlPlane, *words: str) -> None:
+    """Tries a command of kubectl until it succeeds: an API server that has just started, or has new
+    kinds, refuses some requests."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            running.kubectl("get", "inferenceservices.serving.sluice.dev,enginepools", "-A")
+            running.kubectl(*words)
         except CommandFailedError:
             if time.monotonic() > deadline:
                 raise

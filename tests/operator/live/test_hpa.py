@@ -16,7 +16,7 @@ from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind, Manifest
 
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
-from tests.operator.conftest import OPERATOR_NAMESPACE, OPERATOR_USER, ROOT, wait_until_served
+from tests.operator.conftest import OPERATOR_NAMESPACE, OPERATOR_USER, install
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.scenery import chat
@@ -60,9 +60,7 @@ METRIC_CRD: Manifest = {
 def plane() -> Iterator[ControlPlane]:
     """A control plane whose controller manager scales."""
     with control_plane(["horizontal-pod-autoscaler-controller"]) as running:
-        running.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests" / "base"))
-        running.kubectl("wait", "--for=condition=Established", "crd", "--all")
-        wait_until_served(running)
+        install(running)
         yield running
 
 
