@@ -46,7 +46,7 @@ def error_response(error: RouterError) -> web.Response:
 class _Response(web.StreamResponse):
     """Its head goes out with its first bytes: both are there when an answer begins."""
 
-    _send_headers_immediately = False
+    _send_headers_immediately = False  # aiohttp's own class for whole responses sets it, too
 
 
 class Relay:
@@ -130,8 +130,8 @@ class Relay:
         return response
 
     async def _begin(self, reply: Reply, whole_bytes: int | None = None) -> web.StreamResponse:
-        """Send the response's head; `whole_bytes`: of the answer, where events brought it and the
-        client did not ask for events."""
+        """The response, whose head waits for its first bytes; `whole_bytes`: of the answer, where
+        events brought it and the client did not ask for events."""
         response = _Response(status=reply.status, headers=reply.headers)
         self._response, self._streams = response, reply.streams_events and whole_bytes is None
         if self._streams:

@@ -33,8 +33,8 @@ def corporate(
         ports = [urlsplit(url).port or 0 for url in (behind.url, behind.files_url)]
         with proxying(dict(zip((HUB, FILES), ports, strict=True))) as proxy:
             monkeypatch.setenv("HTTPS_PROXY", proxy.url)
-            monkeypatch.delenv("NO_PROXY", raising=False)
-            monkeypatch.delenv("no_proxy", raising=False)
+            for name in ("NO_PROXY", "no_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
+                monkeypatch.delenv(name, raising=False)
             behind.url, behind.files_url = f"https://{HUB}", f"https://{FILES}"
             set_client_factory(default_client_factory)  # what another test has read is forgotten
             yield behind, proxy

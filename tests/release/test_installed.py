@@ -110,9 +110,21 @@ def left_in_the_end(plane: ControlPlane, wanted: Callable[[set[str]], bool]) -> 
         except CommandFailedError:
             if late:
                 raise
-            continue
-        if late or wanted(found):
-            return found
+        else:
+            if late or wanted(found):
+                return found
+        time.sleep(0.2)
+
+
+def the_same_twice() -> Callable[[set[str]], bool]:
+    """Holds for what was found by the look before, too."""
+    looks: list[set[str]] = []
+
+    def wanted(found: set[str]) -> bool:
+        looks.append(found)
+        return looks[-2:-1] == [found]
+
+    return wanted
 
 
 def make_service(plane: ControlPlane) -> str:
@@ -133,8 +145,7 @@ def test_a_release_from_install_to_uninstall(
     plane: ControlPlane, run_helm: Helm, former_chart: Path, chart: Path
 ) -> None:
     plane.kubectl("create", "namespace", NAMESPACE)
-    made = everything(plane)
-    before = left_in_the_end(plane, lambda found: found == made)
+    before = left_in_the_end(plane, the_same_twice())
     run_helm("install", "sluice", former_chart)
     uid = make_service(plane)
     assert "paused" not in spec_of(get(plane, "crd", SERVICES))

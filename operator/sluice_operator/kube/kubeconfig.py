@@ -41,7 +41,9 @@ def kubeconfig_connection(environment: Mapping[str, str]) -> kopf.ConnectionInfo
     try:
         connection = kopf.login_with_kubeconfig(settings=kopf.OperatorSettings())
         command = None if connection is None else _command(environment)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
+        raise _unreadable(environment, _syntax(error)) from None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise _unreadable(environment, f"{type(error).__name__}: {error}") from None
     except kopf.LoginError as error:
         raise _unreadable(environment, str(error)) from None
@@ -52,6 +54,13 @@ def kubeconfig_connection(environment: Mapping[str, str]) -> kopf.ConnectionInfo
 
 def _unreadable(environment: Mapping[str, str], why: str) -> OperatorError:
     return OperatorError(f"kubeconfig {_places(environment)}: {' '.join(why.split())}")
+
+
+def _syntax(error: yaml.YAMLError) -> str:
+    """Without the line itself, which may hold a token."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return type(error).__name__
+    return f"{type(error).__name__}: {error.problem} in line {error.problem_mark.line + 1}"
 
 
 def _places(environment: Mapping[str, str]) -> str:
@@ -88,7 +97,9 @@ def _files(environment: Mapping[str, str]) -> Iterator[tuple[Path, dict[str, Any
 def _with_credentials(
     connection: kopf.ConnectionInfo, command: Command, environment: Mapping[str, str]
 ) -> kopf.ConnectionInfo:
-    cluster = {"server": connection.server, "certificate-authority-data": connection.ca_data}
+    cluster: dict[str, Any] = {"server": connection.server}
+    if connection.ca_data:
+        cluster["certificate-authority-data"] = connection.ca_data
     asked = {"interactive": False, **({"cluster": cluster} if command.wants_cluster else {})}
     told = _run(command, asked, environment)
     certificate, key = told.get("clientCertificateData"), told.get("clientKeyData")
@@ -118,7 +129,12 @@ def _run(
             text=True,
         )
         return dict(json.loads(done.stdout)["status"])
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError) as error:
+    # Not the errors' own words: these repeat the arguments, which may hold a secret.
+    except subprocess.CalledProcessError as error:
+        raise _no_credentials(command, f"exit status {error.returncode}") from None
+    except subprocess.TimeoutExpired:
+        raise _no_credentials(command, f"no answer within {EXEC_SECONDS} seconds") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise _no_credentials(command, f"{type(error).__name__}: {error}") from None
 
 

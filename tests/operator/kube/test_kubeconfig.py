@@ -13,6 +13,7 @@ import yaml
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kubeconfig import kubeconfig_connection
 
+SECRET = "s3cret"
 SERVER = "https://api.example.com"
 PRINTS = """
 import json, os, sys
@@ -87,7 +88,7 @@ def test_a_command_beside_the_kubeconfig(tmp_path: Path, monkeypatch: pytest.Mon
     [
         (asks({}), "has neither a token nor a certificate and key"),
         (asks({}, command="no-such-program"), "no-such-program gives no credentials: FileNotFound"),
-        (asks({}, args=["-c", "raise SystemExit(3)"]), "exit status 3"),
+        (asks({}, args=["-c", "raise SystemExit(3)", SECRET]), "exit status 3"),
         (asks({}, args=["-c", "print(1)"]), "gives no credentials: TypeError"),
         ({"exec": {"command": "a"}}, "KeyError: 'apiVersion'"),
     ],
@@ -98,11 +99,17 @@ def test_what_is_wrong_is_named(
     with pytest.raises(OperatorError) as raised:
         kubeconfig_connection(written(tmp_path, monkeypatch, user))
     assert said in str(raised.value)
+    assert SECRET not in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "FileNotFoundError"), ("{}", "Current context is not set"), ("a: [", "ParserError")],
+    [
+        (None, "FileNotFoundError"),
+        ("{}", "Current context is not set"),
+        ("a: [", "ParserError"),
+        (f"token: {SECRET}: {{", "mapping values are not allowed here in line 1"),
+    ],
 )
 def test_a_kubeconfig_that_cannot_be_read_is_named(
     text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,3 +122,4 @@ def test_a_kubeconfig_that_cannot_be_read_is_named(
         kubeconfig_connection({"KUBECONFIG": str(file)})
     assert str(raised.value).startswith(f"kubeconfig {file}: ")
     assert said in str(raised.value)
+    assert SECRET not in str(raised.value)

