@@ -116,7 +116,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     to = parser.add_mutually_exclusive_group(required=True)
     to.add_argument("--cache", type=Path, metavar="FOLDER", help="Hugging Face's layout")
     to.add_argument("--resolve-only", action="store_true", help="print the commit, fetch nothing")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.resolve_only and options.adapter:
+        parser.error("argument --resolve-only: not allowed with argument --adapter")
+    return options
 
 
 def _end_on_sigterm() -> None:

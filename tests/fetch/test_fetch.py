@@ -49,6 +49,14 @@ def needed_of(hub: Hub) -> dict[str, bytes]:
     return {name: hub.files[name] for name in NEEDED}
 
 
+def test_an_adapter_is_not_only_resolved(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match=str(EXIT_REFUSED)):
+        Run(hub, tmp_path, "--resolve-only", "--adapter")
+    assert "--resolve-only: not allowed with argument --adapter" in capsys.readouterr().err
+
+
 def test_what_an_engine_reads_is_there_and_nothing_else(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
