@@ -229,13 +229,13 @@ class EngineSettings(ContractModel):
         ge=1,
         le=64,
         description="Most adapters whose requests run at once; requests of others wait. Each takes "
-        "memory of the device, used or not. Only with adapters.",
+        "memory of the device, used or not. Not read without adapters.",
     )
     max_lora_rank: int | None = Field(
         default=None,
         ge=1,
         le=512,
-        description="Largest rank of an adapter. Only with adapters.",
+        description="Largest rank of an adapter. Not read without adapters.",
     )
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="Threads that compute on CPUs."

@@ -92,15 +92,15 @@ def unsupported(settings: EngineSettings, *, on_cpus: bool = True) -> Iterator[C
             yield ConfigError(row.key, _value(settings, row.key), row.allowed)
 
 
-def unused_without_adapters(settings: EngineSettings) -> Iterator[ConfigError]:
-    """A refusal for every setting that an engine without adapters would ignore."""
+def unused_without_adapters(settings: EngineSettings) -> Iterator[str]:
+    """A warning of every setting that an engine without adapters does not read."""
     given = {
         "maxLorasPerBatch": settings.max_loras_per_batch,
         "maxLoraRank": settings.max_lora_rank,
     }
     for key, value in given.items():
         if value is not None:
-            yield ConfigError(key, value, "only with adapters")
+            yield f"{key}: {value} is not read without adapters"
 
 
 def _value(settings: ContractModel, key: str) -> object:

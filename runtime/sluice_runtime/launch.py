@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None, find: FindAccelerator = find_ac
     path: Path = parser.parse_args(arguments).config
     try:
         config = checked_config(path)
+        for warning in _warnings(config):
+            print(f"warning: {warning}", file=sys.stderr)
         accelerator = find(config)
     except StartupError as error:
         return exits.give_up(error.reason, str(error), exits.STARTUP)
@@ -76,9 +78,12 @@ def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
             yield error
     accelerator = config.accelerator or Accelerator()
     yield from unsupported(config, on_cpus=accelerator.is_cpu)
-    if not config.adapters and config.adapters_file is None:
-        yield from unused_without_adapters(config)
     try:
         resolve_settings(config, accelerator, config.slo)
     except ConfigError as error:
         yield from error.each
+
+
+def _warnings(config: EngineConfig) -> Iterator[str]:
+    if not config.adapters and config.adapters_file is None:
+        yield from unused_without_adapters(config)

@@ -14,10 +14,12 @@ from pydantic.alias_generators import to_camel
 from sluice_contract.config import KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.sizing import Source, sizes_of
+from sluice_contract.supported import unused_without_adapters
 
 from sluice_operator.accelerators.spelling import unusual_spelling
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.findings import InvalidSpecError
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.cli.kv_room import room_json, room_lines
@@ -212,6 +214,7 @@ def _lines(shown: Preview) -> Iterator[str]:
         yield ""
         yield f"Pool {pool.role}: replicas {_replicas(plan, pool)}, each on {pool.accelerator.text}"
         yield from _product(plan, pool)
+        yield from _unused(plan.spec, pool)
         yield f"  revision {below.revision} of image {_image(below)}"
         if _memory_limit(below) is None and pool.accelerator.accelerator.is_cpu:
             key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
@@ -275,6 +278,13 @@ def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:
     if accelerator.product is not None and sizes_of(accelerator)[1] is Source.GENERAL:
         yield f"  ProductUnknown: {accelerator.product} is not in the table of accelerators: sized"
         yield "  for 40 GiB, unless its nodes tell more; else set engine.chunkSize, memoryFraction"
+
+
+def _unused(spec: InferenceServiceSpec, pool: PlannedPool) -> Iterator[str]:
+    """Settings that the pool's engines do not read."""
+    if spec.model.adapters is None:
+        for warning in unused_without_adapters(spec.engine_of(pool.role)):
+            yield f"  {warning} (spec.model.adapters, be it an empty list)"
 
 
 def _replicas(plan: ServicePlan, pool: PlannedPool) -> str:

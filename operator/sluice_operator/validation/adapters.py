@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from sluice_contract.http_errors import shown_json
-from sluice_contract.supported import unused_without_adapters
 
 from sluice_operator.api.adapters import CLAIMS_MOUNT, FILE_MOUNT, MAX_CLAIMS
-from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.model_uri import adapter_claims
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.validation.refusal import INVALID, Refusal
@@ -18,10 +16,9 @@ PLACE: Final = "spec.model.adapters"
 
 
 def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """Names that are the model's, more claims than a pod mounts, mounts of others where those are,
-    and settings that nothing would read."""
+    """Names that are the model's, more claims than a pod mounts, and mounts of others where those
+    are."""
     if spec.model.adapters is None:
-        yield from _unused(spec)
         return
     for index, adapter in enumerate(spec.model.adapters):
         if adapter.name in spec.model.served_names:
@@ -33,15 +30,6 @@ def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         words = f"{len(claims)} claims are not allowed; allowed: at most {MAX_CLAIMS}"
         yield Refusal(INVALID, PLACE, f"{PLACE}: {words}")
     yield from _mounts(spec)
-
-
-def _unused(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    engines = {"spec.engine": spec.engine}
-    engines |= {f"spec.pools.{role}.engine": spec.pool(role).engine for role in spec.roles}
-    for path, engine in engines.items():
-        for error in unused_without_adapters(engine or EngineSpec()):
-            message = f"{path}.{error} (spec.model.adapters, be it an empty list)"
-            yield Refusal(INVALID, f"{path}.{error.key}", message)
 
 
 def _mounts(spec: InferenceServiceSpec) -> Iterator[Refusal]:

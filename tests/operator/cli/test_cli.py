@@ -395,6 +395,17 @@ def test_a_plan_warns_of_a_spelling_in_each_pool_and_of_the_image_once(
     assert out.count("is assumed, since the spec names none") == 1
 
 
+@pytest.mark.parametrize(("adapters", "times"), [({}, 2), ({"adapters": []}, 0)])
+def test_a_plan_warns_in_each_pool_of_settings_that_are_not_read_without_adapters(
+    adapters: dict[str, list[Any]], times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = {role: {"engine": {"maxLoraRank": 8}} for role in ("prefill", "decode")}
+    model = {"uri": "pvc://m/q"} | adapters
+    spec = {"model": model, "mode": "Disaggregated", "pools": pools}
+    assert main(["plan", "-f", _file(tmp_path, document(spec))]) == 0
+    assert capsys.readouterr().out.count("maxLoraRank: 8 is not read without adapters") == times
+
+
 @pytest.mark.parametrize(("policy", "told"), [("fcfs", True), ("priority", False)])
 def test_a_plan_says_where_priorities_of_tenants_change_nothing(
     policy: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

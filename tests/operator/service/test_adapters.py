@@ -164,17 +164,6 @@ def test_what_is_refused(adapters: list[Manifest], words: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (
-            {"model": {"uri": "pvc://models/a"}, "engine": {"maxLoraRank": 8}},
-            "spec.engine.maxLoraRank: 8 is not allowed; allowed: only with adapters",
-        ),
-        (
-            {
-                "model": {"uri": "pvc://models/a"},
-                "pools": {"mixed": {"engine": {"maxLorasPerBatch": 2}}},
-            },
-            "spec.pools.mixed.engine.maxLorasPerBatch: 2 is not allowed; allowed: only with",
-        ),
         *(
             (
                 spec_with(SQL)

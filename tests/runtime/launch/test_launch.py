@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sluice_contract.accelerators import Accelerator
+from sluice_contract.config import EngineConfig
 from sluice_contract.termination import TerminationMessage
 from sluice_runtime import launch
+from sluice_runtime.errors import StartupError
 
 DUMMY = {"uri": "dummy://qwen3-tiny"}
 NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
@@ -44,11 +47,6 @@ NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}
             "AcceleratorMissing",
             "accelerator: 2 x T4 is asked for, and ",
         ),
-        (
-            {"model": DUMMY, "maxLorasPerBatch": 2, "maxLoraRank": 8},
-            "InvalidConfig",
-            "maxLorasPerBatch: 2 is not allowed; allowed: only with adapters; maxLoraRank: 8",
-        ),
         ({"model": DUMMY | {"revision": "v1"}}, "InvalidConfig", 'model.revision: "v1"'),
         ({"model": {"uri": "/nowhere"}}, "ModelLoadFailed", "/nowhere"),
         ({"model": {"uri": "dummy://x"}}, "ModelLoadFailed", "dummy://qwen3-tiny"),
@@ -75,6 +73,26 @@ def test_a_bad_file_is_one_line_and_a_termination_message(
     left = TerminationMessage.model_validate_json(log.read_text())
     assert left.reason == reason
     assert says in left.message
+
+
+@pytest.mark.parametrize("adapters", [{}, {"adaptersFile": "/adapters.json"}])
+def test_what_is_not_read_without_adapters_is_warned_of(
+    adapters: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none(_: EngineConfig) -> Accelerator:
+        raise StartupError("none")
+
+    path = tmp_path / "engine.json"
+    settings = {"model": DUMMY, "maxLorasPerBatch": 2, "maxLoraRank": 8}
+    path.write_text(json.dumps(settings | adapters))
+    assert launch.main(["--config", str(path)], find=none) == 2
+    *warnings, error = capsys.readouterr().err.splitlines()
+    assert error == "error: none"
+    assert warnings == [
+        f"warning: {setting} is not read without adapters"
+        for setting in ("maxLorasPerBatch: 2", "maxLoraRank: 8")
+        if not adapters
+    ]
 
 
 def test_fewer_threads_of_openmp_than_the_engine_uses_are_refused(
