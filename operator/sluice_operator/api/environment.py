@@ -5,6 +5,7 @@ The kinds of volumes are those the restricted Pod Security Standard allows.
 
 from __future__ import annotations
 
+import posixpath
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field
@@ -200,8 +201,13 @@ class VolumeMount(ApiModel):
     RULES: ClassVar = (
         Rule(
             f"!(self.mountPath in {_cel_list(RESERVED_MOUNTS)})",
-            lambda s: s.mount_path not in RESERVED_MOUNTS,
+            lambda s: s.folder not in RESERVED_MOUNTS,
             f"all but {', '.join(RESERVED_MOUNTS)}, which are the operator's",
             "mountPath",
         ),
     )
+
+    @property
+    def folder(self) -> str:
+        """The path, normalised; the API server's rule compares it as it is spelled."""
+        return posixpath.normpath(f"/{self.mount_path.lstrip('/')}")

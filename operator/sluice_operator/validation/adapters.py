@@ -38,7 +38,7 @@ def _mounts(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for role in spec.roles:
         template = spec.pool(role).template
         for index, mount in enumerate((template and template.volume_mounts) or ()):
-            if mount.mount_path.rstrip("/") in ours:
+            if mount.folder in ours:
                 path = f"spec.pools.{role}.template.volumeMounts[{index}].mountPath"
                 allowed = f"all but {', '.join(sorted(ours))}, where adapters are"
                 words = f"{shown_json(mount.mount_path)} is not allowed; allowed: {allowed}"

@@ -47,6 +47,11 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     (_mixed(replicas=2.5), "spec.pools.mixed.replicas: 2.5 is not allowed; allowed: an integer"),
     (_mixed(replicas=-1), "spec.pools.mixed.replicas: -1 is not allowed; allowed: 0 to 1000"),
     (_mixed(replicas=1001), "spec.pools.mixed.replicas: 1001 is not allowed; allowed: 0 to 1000"),
+    (_template(volumes=[{"name": "a", "emptyDir": {}}],
+               volumeMounts=[{"name": "a", "mountPath": "//etc/./sluice/"}]),
+     'spec.pools.mixed.template.volumeMounts[0].mountPath: "//etc/./sluice/" is not allowed; '
+     "allowed: all but /etc/sluice, /mnt/model, /mnt/model-image, /dev/shm, /tmp, which are the "
+     "operator's"),
     ({"paused": "yes"}, 'spec.paused: "yes" is not allowed; allowed: true or false'),
     ({"mode": "Both"}, 'spec.mode: "Both" is not allowed; allowed: "Mixed" or "Disaggregated"'),
     ({"mode": True}, 'spec.mode: true is not allowed; allowed: "Mixed" or "Disaggregated"'),
