@@ -12,7 +12,7 @@ from sluice_fetch.errors import InvalidConfigError
 
 
 def trust(file: Path) -> None:
-    """Every later connection, to a hub or an https proxy, trusts the certificates in `file`, too.
+    """Every later connection to a hub trusts the certificates in `file`, too.
 
     Raises:
         InvalidConfigError: it cannot be read, or holds none.

@@ -20,7 +20,7 @@ from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.manifests.hub import HUB_ENDPOINT, HubAccess
 from sluice_operator.service.observe import API_SERVER_PORTS
 
-PROXY: Final = r"^(https?://[^/\s@]+/?)?$"
+PROXY: Final = r"^(http://[^/\s@]+/?)?$"
 _USER: Final = re.compile(r"(?<=//)[^/@]*(?=@)")
 PREFIX: Final = "SLUICE_"
 IDENTITY: Final = {"pod_name": "POD_NAME", "pod_namespace": "POD_NAMESPACE", "pod_ip": "POD_IP"}
@@ -50,7 +50,7 @@ def _certificates(pem: str) -> str:
 def _proxy(url: str) -> str:
     """Raises ValueError where it is none, or has a user, who would stand in every Job."""
     if not re.fullmatch(PROXY, url):
-        raise ValueError("http://host:port or https://host:port, without a user")
+        raise ValueError("http://host:port, without a user")
     return _with_port(url)
 
 

@@ -55,6 +55,7 @@ def test_the_api_servers_ports_are_a_list() -> None:
         ("SLUICE_HUB_ENDPOINT", "https://user:word@hub.example"),
         ("SLUICE_HTTPS_PROXY", "http://user:word@proxy.example:3128"),
         ("SLUICE_HTTPS_PROXY", "proxy.example:3128"),
+        ("SLUICE_HTTPS_PROXY", "https://proxy.example:3128"),
         ("SLUICE_HTTP_PROXY", "http://proxy.example:99999"),
         ("SLUICE_HUB_CA", "-----BEGIN CERTIFICATE-----"),
         ("SLUICE_HUB_CA", "none"),
