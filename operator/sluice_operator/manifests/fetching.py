@@ -134,7 +134,7 @@ def fetch_job(owner: Owner, task: FetchTask) -> Manifest:
     of its content, which cannot be changed."""
     name = f"{owner.service}-{task.name}"
     ours = child_labels(owner.service, FETCH, FETCH_ROLE) | {labels.FETCHES: "true"}
-    metadata: Manifest = {"labels": {**task.placement.labels, **ours}}
+    metadata: Manifest = {"labels": ours}
     if task.placement.annotations:
         metadata["annotations"] = dict(task.placement.annotations)
     refused = {"containerName": FETCH_CONTAINER, "operator": "In", "values": [EXIT_REFUSED]}

@@ -1,5 +1,5 @@
 """What the pods of Jobs take over from the templates of a service's pools, so that what a cluster
-asks of pods is said once: where they may run, who pulls their image, how they are marked."""
+asks of pods is said once: where they may run, who pulls their image, how they are annotated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from sluice_operator.kube.kinds import Manifest
 class Placement:
     """Additions to a pod."""
 
-    labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     spec: Mapping[str, object] = field(default_factory=dict)
     """Fields of its spec."""
@@ -27,8 +26,8 @@ AS_IT_COMES: Final = Placement()
 
 
 def placement_of(pools: Iterable[PoolSpec]) -> Placement:
-    """Pull secrets and tolerations of any of `pools`; labels, annotations and node selector as far
-    as all of them say the same."""
+    """Pull secrets and tolerations of any of `pools`; annotations and node selector as far as all
+    of them say the same. No labels: by these, users select engines."""
     given = tuple(pools)
     templates = [pool.template or PodTemplate() for pool in given]
     secrets = [each.to_json_dict() for t in templates for each in t.image_pull_secrets or ()]
@@ -42,7 +41,6 @@ def placement_of(pools: Iterable[PoolSpec]) -> Placement:
         "nodeSelector": _common(template.node_selector for template in templates),
     }
     return Placement(
-        labels=_common(template.labels for template in templates),
         annotations=_common(template.annotations for template in templates),
         spec={name: value for name, value in found.items() if value},
     )
