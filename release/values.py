@@ -149,7 +149,8 @@ def _settings() -> Iterator[Setting]:
         schema = {key: value for key, value in told.items() if key not in _TOLD}
         default = field.get_default()
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        meaning = " ".join(f"{told.get('description', '')} Default: {shown}.".split())
+        said = f" Default: {shown}." if shown != "" else ""
+        meaning = " ".join(f"{told.get('description', '')}{said}".split())
         value = Value(None, {"anyOf": [schema, {"type": "null"}]}, meaning)
         yield Setting(camel(name), variable_of(name), value)
 
