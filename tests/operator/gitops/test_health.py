@@ -21,10 +21,13 @@ RECORDED = ROOT / "tests" / "golden" / "status"
 HEALTHY, PROGRESSING, DEGRADED, SUSPENDED = "Healthy", "Progressing", "Degraded", "Suspended"
 CURRENT, IN_PROGRESS, FAILED = "Current", "InProgress", "Failed"
 STATES = {
+    "pool-draining": (DEGRADED, FAILED),
     "pool-edited": (HEALTHY, CURRENT),
     "pool-given-up": (DEGRADED, FAILED),
+    "pool-hanging": (DEGRADED, FAILED),
     "pool-killed": (PROGRESSING, IN_PROGRESS),
     "pool-killed-in-a-loop": (DEGRADED, FAILED),
+    "pool-loading-for-long": (PROGRESSING, IN_PROGRESS),
     "pool-model-missing": (DEGRADED, FAILED),
     "pool-new": (PROGRESSING, IN_PROGRESS),
     "pool-no-quota": (PROGRESSING, IN_PROGRESS),
