@@ -66,12 +66,12 @@ def ca_name(service: str) -> str:
     return f"{service}-hub-ca"
 
 
-def ca_config_maps(owner: Owner, hub: HubAccess, component: str) -> tuple[Manifest, ...]:
+def ca_config_maps(owner: Owner, certificates: str, component: str) -> tuple[Manifest, ...]:
     """The ConfigMap with certificates; none where there are none."""
-    if not hub.certificates:
+    if not certificates:
         return ()
     head = owner.child(CONFIG_MAP, ca_name(owner.service), component, component)
-    return (head | {"data": {CA_FILE: hub.certificates}},)
+    return (head | {"data": {CA_FILE: certificates}},)
 
 
 def network_arguments(network: HubNetwork | None) -> list[str]:

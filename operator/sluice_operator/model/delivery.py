@@ -60,6 +60,8 @@ class Fetcher:
     """Of its Jobs."""
     kept_ports: frozenset[int] = frozenset()
     """Of hubs and proxies of engines that were made with other settings."""
+    kept_certificates: str = ""
+    """That such engines mount, whether the operator still has any or not."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manif
     yield fetch_account(top)
     ports = fetcher.hub.ports | fetcher.kept_ports
     yield fetch_policy(top, ports, fetcher.operator_namespace)
-    yield from ca_config_maps(top, fetcher.hub, FETCH)
+    certificates = fetcher.hub.certificates or fetcher.kept_certificates
+    yield from ca_config_maps(top, certificates, FETCH)
     if model.cache is not None and model.cache.size is not None:
         yield model_claim(top, model.cache)
 

@@ -13,7 +13,7 @@ from sluice_operator.model.adapters import AdapterDelivery, plan_adapters
 from sluice_operator.model.delivery import Delivery, Fetcher, Seen, plan_delivery, pod_fetch
 from sluice_operator.model.image import model_image, nodes_mount_images
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.pins import kept_ports
+from sluice_operator.service.pins import kept_certificates, kept_ports
 
 
 def model_fetch_of(observed: ServiceObserved, model: ModelSpec) -> ModelFetch | None:
@@ -46,7 +46,12 @@ def _seen(observed: ServiceObserved) -> Seen:
 def _fetcher_for(observed: ServiceObserved, spec: InferenceServiceSpec) -> Fetcher:
     """What Jobs fetch with, which are placed as the pools of `spec` are."""
     placement = placement_of(map(spec.pool, spec.roles))
-    return replace(_fetcher(observed), placement=placement, kept_ports=kept_ports(observed))
+    return replace(
+        _fetcher(observed),
+        placement=placement,
+        kept_ports=kept_ports(observed),
+        kept_certificates=kept_certificates(observed),
+    )
 
 
 def _fetcher(observed: ServiceObserved) -> Fetcher:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from sluice_contract.labels import Role
 
 from sluice_operator.api.model_uri import adapter_claims
@@ -23,7 +23,7 @@ from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, Mani
 from sluice_operator.manifests.config_map import ENGINE_FILE, RESOLVED
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
-from sluice_operator.manifests.hub import hub_ports
+from sluice_operator.manifests.hub import CA_FILE, ca_name, hub_ports
 from sluice_operator.manifests.metadata import note_of
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.settings import Settings, settings_from
@@ -88,14 +88,23 @@ def kept_ports(observed: ServiceObserved) -> frozenset[int]:
     """Ports at which engines that download themselves reach their hub, as it was decided when they
     were made."""
     found: frozenset[int] = frozenset()
-    for fields, _ in (each for role in Role for each in _decided(observed, role)):
+    for fetch in _kept_fetches(observed):
+        network = fetch.network or HubNetwork()
         try:
-            fetch = ModelFetch.model_validate(fields.get("fetch"))
-            network = fetch.network or HubNetwork()
             found |= hub_ports(fetch.endpoint, network.http_proxy, network.https_proxy)
-        except ValueError:  # none, edited, or of another release
+        except ValueError:  # edited
             continue
     return found
+
+
+def kept_certificates(observed: ServiceObserved) -> str:
+    """Those that such engines mount; empty where none does."""
+    networks = (fetch.network for fetch in _kept_fetches(observed))
+    if not any(network.ca_config_map for network in networks if network):
+        return ""
+    name = ca_name(observed.service["metadata"]["name"])
+    found = (m for m in of_kind(observed.children, CONFIG_MAP) if m["metadata"]["name"] == name)
+    return next(((item.get("data") or {}).get(CA_FILE, "") for item in found), "")
 
 
 def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
@@ -104,6 +113,14 @@ def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
     if not pin.has_key:
         own.pop("handoverSecret", None)
     return EnginePoolSpec.model_validate(own | pin.fields)
+
+
+def _kept_fetches(observed: ServiceObserved) -> Iterator[ModelFetch]:
+    for fields, _ in (each for role in Role for each in _decided(observed, role)):
+        try:
+            yield ModelFetch.model_validate(fields.get("fetch"))
+        except ValidationError:  # none, edited, or of another release
+            continue
 
 
 def _hash(spec: InferenceServiceSpec, parts: Mapping[str, Any]) -> str:

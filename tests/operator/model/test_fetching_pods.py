@@ -96,6 +96,17 @@ def test_engines_that_keep_their_proxy_reach_it_under_other_settings() -> None:
     assert [each["port"] for each in hub["ports"]] == [443, 3128, 8080, 8443]
 
 
+def test_engines_that_mount_authorities_keep_them_when_the_operator_has_none_any_more() -> None:
+    world, _ = served({"model": HUB}, BEHIND)
+    world.installation = Installation()
+    for _ in range(2):
+        world.reconcile()
+        assert world.children["ConfigMap", "chat-hub-ca"]["data"] == {"ca.crt": "PEM"}
+    world.children["EnginePool", "chat-mixed"]["spec"]["fetch"].pop("network")
+    world.reconcile()
+    assert ("ConfigMap", "chat-hub-ca") not in world.children
+
+
 def job_of(spec: dict[str, Any]) -> Manifest:
     """The pod template of the Job that resolves the model."""
     world = World({"model": HUB, **spec})
