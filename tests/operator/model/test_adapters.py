@@ -95,12 +95,7 @@ def test_engines_are_made_at_once_and_an_adapter_is_served_once_it_is_there() ->
 def test_beside_a_model_of_the_hub_they_are_on_its_claim() -> None:
     world = World({"model": {"uri": "hf://org/model", "cache": {"size": "1Gi"}, "adapters": [LAW]}})
     world.reconcile()
-    world.ends(0, resolved())
-    world.reconcile()
-    world.reconcile()
-    world.ends(0, said("ModelFetched", COMMIT))
-    world.reconcile()
-    world.reconcile()
+    world.deliver()
     assert list(jobs(world)) == ["hf://org/law"]
     ends(world, "hf://org/law", 0, said("ModelFetched", OTHER_COMMIT))
     folder = f"/mnt/model/models--org--law/snapshots/{OTHER_COMMIT}"

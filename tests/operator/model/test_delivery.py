@@ -130,12 +130,7 @@ def test_adapters_wait_for_the_model_and_may_be_on_its_claim() -> None:
     world = World({"model": HUB | {"cache": {"claim": "models"}, "adapters": adapters}})
     world.reconcile()
     assert world.condition("ModelAvailable") == ("False", "ResolvingModel")
-    world.ends(0, resolved())
-    world.reconcile()
-    world.reconcile()
-    world.ends(0, said("ModelFetched", COMMIT))
-    world.reconcile()
-    world.reconcile()
+    world.deliver()
     pool = world.children["EnginePool", "chat-mixed"]["spec"]
     assert (pool["modelClaim"], pool["adapterClaims"]) == ("models", ["others"])
 
@@ -318,12 +313,7 @@ def test_what_serves_stays_while_another_model_is_on_its_way_or_fails() -> None:
 def test_a_larger_claim_restarts_nothing() -> None:
     world = World({"model": CACHED})
     world.reconcile()
-    world.ends(0, resolved())
-    world.reconcile()
-    world.reconcile()
-    world.ends(0, said("ModelFetched", COMMIT))
-    world.reconcile()
-    world.reconcile()
+    world.deliver()
     before = world.children["EnginePool", "chat-mixed"]["spec"]
     world.edit(cache={"size": "40Gi"})
     world.reconcile()
@@ -335,12 +325,7 @@ def test_a_larger_claim_restarts_nothing() -> None:
 def test_a_claim_that_was_made_anew_is_filled_again() -> None:
     world = World({"model": CACHED})
     world.reconcile()
-    world.ends(0, resolved())
-    world.reconcile()
-    world.reconcile()
-    world.ends(0, said("ModelFetched", COMMIT))
-    for _ in range(2):
-        world.reconcile()
+    world.deliver()
     assert "Job" not in world.kinds()
     del world.children["PersistentVolumeClaim", "chat-model"]
     world.reconcile()

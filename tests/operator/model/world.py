@@ -14,7 +14,7 @@ from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.status import service_status
 
 from tests.operator.examples import IMAGES, NOW, live, of, service, service_observed
-from tests.operator.model_pods import ended_pod
+from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
 
 
 @dataclass
@@ -66,6 +66,13 @@ class World:
     def ends(self, code: int, message: str) -> None:
         """The Job's next pod ends."""
         self.pods.append(ended_pod(self.job(), code, message, len(self.pods)))
+
+    def deliver(self) -> None:
+        """A hub's model, asked for by the last plan, is resolved and downloaded to its claim."""
+        for message in (resolved(), said("ModelFetched", COMMIT)):
+            self.ends(0, message)
+            self.reconcile()
+            self.reconcile()
 
     def kinds(self) -> set[str]:
         return {kind for kind, _ in self.children}
