@@ -47,15 +47,17 @@ def missing_libraries(library: Path, cuda: Path) -> set[str]:
 
 
 def _kernels() -> Iterator[str]:
-    from sluice_kernels.flashinfer_ahead import BUILT, missing_modules, shapes, use_built
+    from sluice_kernels import flashinfer_ahead as ahead
     from sluice_kernels.triton.cubins import BUILT as CUBINS
 
-    use_built()
+    ahead.use_built()
     wanted = os.environ
     architectures = [int(one) for one in wanted["ARCHITECTURES"].split()]
     dims = [int(one) for one in wanted["HEAD_DIMS"].split()]
     for architecture in architectures:
-        for shape in shapes(wanted["DTYPES"].split(), dims):
-            yield from missing_modules(shape, architecture, BUILT)
+        for shape in ahead.shapes(wanted["DTYPES"].split(), dims):
+            yield from ahead.missing_modules(shape, architecture)
+            if missing := ahead.missing_hopper_module(shape, architecture):
+                yield missing
     if not any(CUBINS.glob("*")):
         yield f"{CUBINS} has no kernels"

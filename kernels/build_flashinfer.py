@@ -33,6 +33,7 @@ from sluice_kernels.flashinfer_ahead import (
     Module,
     Shape,
     digest,
+    hopper_module,
     library,
     needed_modules,
     shapes,
@@ -48,13 +49,17 @@ Build = Callable[[str, tuple[int, ...]], Path]
 
 
 def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, ...]]:
-    """By module, what it is built for."""
-    wanted: dict[str, set[int]] = {}
-    for shape in every:
-        for architecture in architectures:
-            for name in needed_modules(shape, architecture):
-                wanted.setdefault(name, set()).add(architecture)
-    return {name: tuple(sorted(found)) for name, found in wanted.items()}
+    """By module, what it is built for; FA3's come last, since each takes an hour."""
+    everywhere = {
+        name: tuple(sorted(architectures)) for shape in every for name in needed_modules(shape)
+    }
+    on_hopper = {
+        name: (architecture,)
+        for shape in every
+        for architecture in architectures
+        if (name := hopper_module(shape, architecture))
+    }
+    return everywhere | on_hopper
 
 
 def build_all(folder: Path, wanted: dict[str, tuple[int, ...]], build: Build) -> None:
@@ -107,7 +112,9 @@ def flashinfer_builder(
     """Compiles by flashinfer's own generators."""
     if "CUDA_HOME" not in os.environ:
         os.environ["CUDA_HOME"] = str(cuda_home(scratch))
-    os.environ |= {"FLASHINFER_WORKSPACE_BASE": str(scratch), "MAX_JOBS": str(jobs)}
+    # ninja is called by its name.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    os.environ |= {"FLASHINFER_WORKSPACE_BASE": str(scratch), "MAX_JOBS": str(jobs), "PATH": path}
     # When it is imported it names its folder after them.
     os.environ[TARGETS] = targets(architectures)
     import flashinfer

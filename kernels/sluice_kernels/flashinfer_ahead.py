@@ -55,12 +55,15 @@ class Shape:
         )
 
 
-def needed_modules(shape: Shape, architecture: int) -> tuple[str, ...]:
-    """What an engine calls; architecture: compute capability, 90 for 9.0."""
-    attention = [shape.decode_module(), shape.prefill_module("fa2")]
-    if architecture == HOPPER:  # has kernels of its own for prompts
-        attention.append(shape.prefill_module("fa3"))
-    return (*attention, *SHARED)
+def needed_modules(shape: Shape) -> tuple[str, ...]:
+    """What every engine calls."""
+    return (shape.decode_module(), shape.prefill_module("fa2"), *SHARED)
+
+
+def hopper_module(shape: Shape, architecture: int) -> str | None:
+    """What an engine on Hopper calls for long prompts; without it FA2 computes them. None: not
+    Hopper. architecture: compute capability, 90 for 9.0."""
+    return shape.prefill_module("fa3") if architecture == HOPPER else None
 
 
 @dataclass(frozen=True)
@@ -113,15 +116,23 @@ def digest(path: Path) -> str:
 
 def missing_modules(shape: Shape, architecture: int, folder: Path = BUILT) -> list[str]:
     """What an engine needs and `folder` does not hold for its GPU, each with the reason."""
+    return _missing(needed_modules(shape), architecture, folder)
+
+
+def missing_hopper_module(shape: Shape, architecture: int, folder: Path = BUILT) -> str | None:
+    """Why FA3 does not compute long prompts on Hopper; None: it does, or the GPU is another one."""
+    name = hopper_module(shape, architecture)
+    missing = _missing((name,) if name else (), architecture, folder)
+    return missing[0] if missing else None
+
+
+def _missing(names: Iterable[str], architecture: int, folder: Path) -> list[str]:
     manifest = Manifest.read(folder)
     modules = manifest.modules if manifest else {}
     if manifest and manifest.version != VERSION:
         return [f"{folder} was built from flashinfer {manifest.version}, not {VERSION}"]
-    found = (
-        (name, _obstacle(name, modules.get(name), architecture, folder))
-        for name in needed_modules(shape, architecture)
-    )
-    return [f"{name} ({obstacle})" for name, obstacle in found if obstacle]
+    obstacles = ((name, _obstacle(name, modules.get(name), architecture, folder)) for name in names)
+    return [f"{name} ({obstacle})" for name, obstacle in obstacles if obstacle]
 
 
 def _obstacle(name: str, module: Module | None, architecture: int, folder: Path) -> str | None:

@@ -31,7 +31,9 @@ READS_PRIORITY: Final[tuple[SchedulingPolicy, ...]] = ("priority", "adaptive")
 """Policies under which a request's priority counts."""
 
 EvictionPolicy = Literal["lru", "lfu", "fifo", "slru"]
-AttentionBackend = Literal["auto", "native", "torch", "flashinfer"]
+AttentionBackend = Literal[
+    "auto", "native", "torch", "flashinfer", "flashinfer-fa2", "flashinfer-fa3"
+]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 MAX_ALIASES: Final = 16
 NAMES_ONCE: Final = "aliases each once, and other than the model's name"
@@ -171,7 +173,8 @@ class EngineSettings(ContractModel):
     attention_backend: AttentionBackend | None = Field(
         default=None,
         description="What computes attention: native (compiled kernels) or torch on CPUs, "
-        "flashinfer or torch on GPUs; auto: the fastest that device and model have kernels for.",
+        "flashinfer or torch on GPUs; auto: the fastest that device and model have kernels for. "
+        "flashinfer-fa2 and -fa3 fix the kernels for prompts; else FA3 has Hopper's long chunks.",
     )
     page_size: int | None = Field(
         default=None, ge=1, le=1024, description="Tokens in one page of the KV pool."

@@ -51,7 +51,7 @@ ROWS: Final = (
     ),
     Unsupported(
         "attentionBackend",
-        lambda s: s.attention_backend == "flashinfer",
+        lambda s: (s.attention_backend or "").startswith("flashinfer"),
         "auto, native or torch without an accelerator",
         on_cpus_only=True,
     ),

@@ -91,3 +91,4 @@ def test_answers_are_those_of_transformers(case: Case) -> None:
     clear = assert_agrees(oracle, requests, run, SHARE[case.dtype])
     assert clear > CLEAR_TOKENS[case.dtype], f"only {clear} tokens had a clear margin"
     assert (run.retractions > 0) == (not long)
+    assert (run.graph_steps > 0) == bool(case.graphs), "captured and replayed, or neither"

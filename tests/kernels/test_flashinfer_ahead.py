@@ -108,10 +108,16 @@ def test_an_interrupted_build_goes_on_where_it_was(builder: ModuleType, tmp_path
     folder, wanted = tmp_path / "built", builder.plan([BF16], [90])
     with pytest.raises(RuntimeError, match="interrupted"):
         builder.build_all(folder, wanted, Compiler(tmp_path, fails_at=2))
-    assert len(ahead.missing_modules(BF16, 90, folder)) == len(wanted) - 2
+    assert len(ahead.missing_modules(BF16, 90, folder)) == len(SHARED)
+    assert ahead.missing_hopper_module(BF16, 90, folder) == (
+        f"{BF16.prefill_module('fa3')} (not built ahead)"
+    )
     rest = Compiler(tmp_path)
     builder.build_all(folder, wanted, rest)
     assert rest.built == list(wanted.items())[2:]
+    assert rest.built[-1][0] == BF16.prefill_module("fa3"), "the slowest comes last"
+    assert ahead.missing_hopper_module(BF16, 90, folder) is None
+    assert ahead.missing_hopper_module(BF16, 80, folder) is None
     # More architectures: what is the same for the new ones is left alone.
     more = Compiler(tmp_path)
     builder.build_all(folder, builder.plan([BF16], [80, 90]), more)

@@ -14,6 +14,7 @@ from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.build import EngineHooks, build_engine
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.messages import Generate, Sampling, TokenDelta
 from sluice_runtime.model_files import resolve
 from sluice_runtime.scheduler.batch import Batch
@@ -47,6 +48,8 @@ class Run:
     """Batches that were launched before the results of the one before them were in."""
     evictions: int = 0
     """Pages that left the prefix cache for others."""
+    graph_steps: int = 0
+    """Steps that CUDA graphs computed."""
     layers: str = ""
     """Name of the class that computed them."""
 
@@ -60,7 +63,8 @@ class Recorder:
 
     def __call__(self, batch: Batch, logits: torch.Tensor) -> None:
         for row, line in zip(batch.sampling_rows, logits, strict=True):
-            self._run.logits.setdefault(self._rows[row], []).append(line.clone())
+            if (request := self._rows.get(row)) is not None:  # else of the warm-up
+                self._run.logits.setdefault(request, []).append(line.clone())
 
     def learn(self, batch: Batch) -> None:
         starts = {extend.row: extend.start for extend in batch.extend_rows}
@@ -104,6 +108,8 @@ def run_engine(
     config = resolved(config)
     files = resolve(config.model.uri)
     engine = build_engine(config, files, replace(hooks or EngineHooks(), on_logits=recorder))
+    if engine.device.place.type == "cuda":
+        prepare(config, engine)
     try:
         with closing(engine.executor(overlap=overlap)) as device:
             drive(engine.scheduler, device, run, recorder, requests, chunk_sizes)
@@ -113,6 +119,7 @@ def run_engine(
     run.layers = type(engine.model.layers).__name__
     run.cuts, run.retractions = status.chunk_cuts, status.retractions
     run.evictions = status.evicted_pages
+    run.graph_steps = engine.runner.graph_steps
     assert status.pages_available == status.pages_total, "pages leaked"
     return run
 

@@ -58,6 +58,8 @@ class DecodeGraphs:
         self._pool = pool
         self._batches = batches
         self._graphs: dict[int, _Graph] = {}
+        self.replays = 0
+        """Steps that were computed by a graph."""
         place, rows = pool.data.device, batches[-1]
 
         def whole(value: int) -> Tensor:
@@ -92,6 +94,7 @@ class DecodeGraphs:
         inputs.pages[rows:batch].fill_(self._pool.padding_page)
         graph.wrapper.plan(layout)
         graph.replay()
+        self.replays += 1
         return inputs.hidden[:rows]
 
     def _step(self, forward: Forward, wrapper: GraphWrapper) -> Callable[[], None]:

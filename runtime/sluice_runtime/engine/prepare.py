@@ -12,12 +12,13 @@ from sluice_runtime.engine.warm_up import warm_up
 
 
 def prepare(config: EngineConfig, engine: Engine) -> None:
-    """Runs the first steps, captures graphs for those that decode, and sets the garbage collector.
+    """Runs the first steps, sets the garbage collector, which each capture runs, and captures graphs
+    for steps that decode.
 
     Raises:
         OutOfMemoryError: there is too little memory for the steps.
     """
     warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
+    collect_garbage_rarely()
     if config.role is not Role.PREFILL:
         capture_graphs(engine, config.cuda_graph_max_batch or 0)
-    collect_garbage_rarely()

@@ -123,6 +123,11 @@ class Runner:
         they can."""
         self._graphs = graphs
 
+    @property
+    def graph_steps(self) -> int:
+        """Steps that the graphs computed that there are now; 0 without."""
+        return self._graphs.replays if self._graphs else 0
+
     def close(self) -> None:
         """Drops the graphs. Before ranks part: NCCL waits until no graph has one of its calls."""
         self._graphs = None

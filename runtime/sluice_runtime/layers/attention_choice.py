@@ -17,6 +17,8 @@ from sluice_contract.config import AttentionBackend
 from sluice_runtime.errors import InvalidConfigError
 
 Name = Literal["native", "torch", "flashinfer"]
+Prefill = Literal["auto", "fa2", "fa3"]
+"""Which of flashinfer's kernels compute prompts; auto: chosen for each step."""
 Vendor = Literal["NVIDIA", "AMD"]
 Capability = tuple[int, int]
 
@@ -26,6 +28,20 @@ FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
 """Its templates are made for these."""
 FLASHINFER_FROM: Final[Capability] = (7, 5)
 """Turing: the first with the matrix instructions that its kernels use."""
+HOPPER: Final = 9
+"""Major compute capability that FA3 has kernels for."""
+NAMES: Final[Mapping[AttentionBackend, Name]] = {
+    "native": "native",
+    "torch": "torch",
+    "flashinfer": "flashinfer",
+    "flashinfer-fa2": "flashinfer",
+    "flashinfer-fa3": "flashinfer",
+}
+PREFILL: Final[Mapping[AttentionBackend, Prefill]] = {
+    "flashinfer-fa2": "fa2",
+    "flashinfer-fa3": "fa3",
+}
+"""Values of `attentionBackend` that fix what computes prompts."""
 NEEDS_CPU: Final = "it computes on CPUs"
 NEEDS_NVIDIA: Final = "it computes on NVIDIA's GPUs"
 UNTRIED: Final = "nobody has run this engine on GPUs of AMD"
@@ -44,6 +60,20 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class FlashinferState:
+    """What of flashinfer is at hand for one model on one GPU."""
+
+    missing: str | None = None
+    """Why it cannot be used; None: it can."""
+    to_compile: int = 0
+    """Modules that were not built ahead. nvcc makes each at its first call, in minutes."""
+    fa3_missing: str | None = None
+    """Why FA3 is not at hand on Hopper; None: it was built ahead."""
+    compiler: bool = False
+    """Whether there is nvcc."""
+
+
+@dataclass(frozen=True)
 class Situation:
     """What the choice depends on."""
 
@@ -57,8 +87,7 @@ class Situation:
     native_isa: str = ""
     """Instruction set that the compiled kernels use here."""
     native_dtypes: tuple[str, ...] = ()
-    flashinfer_missing: str | None = None
-    """Why flashinfer is not at hand; None: it is."""
+    flashinfer: FlashinferState = FlashinferState()
 
 
 @dataclass(frozen=True)
@@ -67,6 +96,8 @@ class AttentionChoice:
 
     name: Name
     message: str
+    prefill: Prefill = "fa2"
+    """Of flashinfer."""
 
 
 def choose_attention(situation: Situation, wanted: AttentionBackend = "auto") -> AttentionChoice:
@@ -80,14 +111,45 @@ def choose_attention(situation: Situation, wanted: AttentionBackend = "auto") ->
         fastest: Name = "native" if situation.gpu is None else "flashinfer"
         obstacle = obstacles[fastest]
         name = fastest if obstacle is None else "torch"
-        return AttentionChoice(name, _message(name, situation, obstacle))
-    if (obstacle := obstacles[wanted]) is not None:
-        able = ", ".join(
-            ("auto", *(name for name in ("native", "flashinfer") if not obstacles[name]))
-        )
-        error = ConfigError(KEY, wanted, f"{able} or torch ({wanted}: {obstacle})")
-        raise InvalidConfigError(str(error))
-    return AttentionChoice(wanted, f"{_named(wanted, situation)}, as {KEY} asks for")
+        message = _message(name, situation, obstacle)
+    else:
+        name = NAMES[wanted]
+        message = f"{_named(name, situation)}, as {KEY} asks for"
+        obstacle = obstacles[name]
+        if obstacle is None and wanted == "flashinfer-fa3":
+            obstacle = _without_fa3(situation)
+        if obstacle is not None:
+            raise _refusal(wanted, obstacle, obstacles)
+    if name != "flashinfer":
+        return AttentionChoice(name, message)
+    prefill = PREFILL.get(wanted) or _prefill(situation)
+    return AttentionChoice(name, message + _remarks(situation, wanted, prefill), prefill)
+
+
+def _refusal(
+    wanted: AttentionBackend, obstacle: str, obstacles: Mapping[Name, str | None]
+) -> InvalidConfigError:
+    able = ", ".join(("auto", *(name for name in ("native", "flashinfer") if not obstacles[name])))
+    return InvalidConfigError(
+        str(ConfigError(KEY, wanted, f"{able} or torch ({wanted}: {obstacle})"))
+    )
+
+
+def _prefill(situation: Situation) -> Prefill:
+    """FA3 only if it was built ahead: to compile it takes an hour, and FA2 computes everything."""
+    on_hopper = situation.gpu is not None and situation.gpu.capability[0] == HOPPER
+    return "auto" if on_hopper and situation.flashinfer.fa3_missing is None else "fa2"
+
+
+def _remarks(situation: Situation, wanted: AttentionBackend, prefill: Prefill) -> str:
+    gpu, state = situation.gpu, situation.flashinfer
+    remarks = []
+    if gpu and gpu.capability[0] == HOPPER and state.fa3_missing and wanted not in PREFILL:
+        remarks.append(f"FA2 computes all prompts, since FA3 lacks {state.fa3_missing}")
+    modules = state.to_compile + (prefill == "fa3" and state.fa3_missing is not None)
+    if modules:
+        remarks.append(f"{modules} modules were not built ahead: nvcc compiles them, minutes each")
+    return "".join(f"; {remark}" for remark in remarks)
 
 
 def _message(name: Name, situation: Situation, obstacle: str | None) -> str:
@@ -137,4 +199,11 @@ def _without_flashinfer(situation: Situation) -> str | None:
         return f"flashinfer does not compute {situation.dtype}"
     if situation.head_dim not in FLASHINFER_HEAD_DIMS:
         return f"flashinfer has no kernels for heads of {situation.head_dim}"
-    return situation.flashinfer_missing
+    return situation.flashinfer.missing
+
+
+def _without_fa3(situation: Situation) -> str | None:
+    if situation.gpu is None or situation.gpu.capability[0] != HOPPER:
+        return f"FA3 has no kernels for {situation.gpu}"
+    state = situation.flashinfer
+    return None if state.compiler else state.fa3_missing

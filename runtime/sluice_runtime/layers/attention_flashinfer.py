@@ -8,6 +8,7 @@ the copy of the plan before has been made. Knows nothing of requests.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -15,7 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.attention_plan import Kind, Part, page_indices, parts_of
+from sluice_runtime.layers.attention_plan import (
+    AttentionPlan,
+    Kind,
+    Part,
+    PrefillKernels,
+    page_indices,
+    parts_of,
+    prefill_kernels,
+)
 from sluice_runtime.layers.flashinfer_library import Library, Target, Wrapper
 from sluice_runtime.layers.flashinfer_workspace import HeadShape, step_workspace_bytes
 from sluice_runtime.layers.norm import HeadNorm
@@ -41,40 +50,62 @@ class CopyEvent(Protocol):
 class StepWrapper:
     """A wrapper that plans for steps of any rows."""
 
-    def __init__(self, kind: Kind, wrapper: Wrapper, copied: CopyEvent | None) -> None:
+    def __init__(
+        self, library: Library, kind: Kind, wrapper: Wrapper, copied: CopyEvent | None
+    ) -> None:
         """`copied`: None where the plan is not copied, since the device is the host."""
+        self._library = library
         self._kind = kind
         self._wrapper = wrapper
         self._copied = copied
+        self._plan_again = False
         self.run = wrapper.run
 
     def plan(self, pool: PagePool, layout: TokenLayout, part: Part, heads: int) -> None:
         """For the `run`s of one step."""
         if self._copied is not None:
             self._copied.synchronize()
-        self._wrapper.plan(**self._arguments(pool, layout, part), **constants(pool, heads))
+        indices = page_indices(layout, part, pool.page_size)
+        arguments = {**constants(pool, heads), "indices": indices}
+        if self._kind != "decode":
+            self._plan_prompts(part.plan, arguments, pool.shape.head_dim)
+        else:
+            self._plan_decode(part.plan, {**arguments, "head_dim": pool.shape.head_dim})
         if self._copied is not None:
             self._copied.record()
 
-    def _arguments(self, pool: PagePool, layout: TokenLayout, part: Part) -> dict[str, Any]:
-        plan, pinned = part.plan, self._copied is not None
-        indices = page_indices(layout, part, pool.page_size)
-        if self._kind == "decode":
-            return {
-                "indptr": on_host(plan.kv_indptr, pinned=pinned),
-                "indices": indices,
-                "last_page_len": on_host(plan.last_page_len, pinned=pinned),
-                "head_dim": pool.shape.head_dim,
-            }
-        return {
-            "qo_indptr": on_host(plan.qo_indptr, pinned=pinned),
-            "paged_kv_indptr": on_host(plan.kv_indptr, pinned=pinned),
-            "paged_kv_indices": indices,
-            "paged_kv_last_page_len": on_host(plan.last_page_len, pinned=pinned),
-            "head_dim_qk": pool.shape.head_dim,
-            "causal": True,
-            "max_token_per_sequence": plan.most_queries,
-        }
+    def _plan_prompts(self, plan: AttentionPlan, arguments: dict[str, Any], head_dim: int) -> None:
+        self._wrapper.plan(
+            qo_indptr=self._on_host(plan.qo_indptr),
+            paged_kv_indptr=self._on_host(plan.kv_indptr),
+            paged_kv_indices=arguments.pop("indices"),
+            paged_kv_last_page_len=self._on_host(plan.last_page_len),
+            head_dim_qk=head_dim,
+            causal=True,
+            max_token_per_sequence=plan.most_queries,
+            **arguments,
+        )
+
+    def _plan_decode(self, plan: AttentionPlan, arguments: dict[str, Any]) -> None:
+        indptr, last_page_len = self._on_host(plan.kv_indptr), self._on_host(plan.last_page_len)
+        if not self._plan_again:
+            self._wrapper.plan(indptr=indptr, last_page_len=last_page_len, **arguments)
+            self._plan_again = True
+            return
+        # `plan` goes through all rows in Python: 0.4 ms for 256. This one keeps the tensors that it
+        # is given for the kernel, and would wait for lengths that are on the device.
+        place = arguments["indices"].device
+        self._library.fast_decode_plan(
+            self._wrapper,
+            indptr=indptr.to(place, non_blocking=True),
+            global_override_indptr_cpu=indptr,
+            last_page_len=last_page_len,
+            **arguments,
+        )
+        self._wrapper._paged_kv_last_page_len_buf = last_page_len.to(place, non_blocking=True)
+
+    def _on_host(self, numbers: NDArray[Any]) -> Tensor:
+        return on_host(numbers, pinned=self._copied is not None)
 
 
 def constants(pool: PagePool, heads: int) -> dict[str, Any]:
@@ -114,8 +145,14 @@ class FlashinferAttention:
         self, pool: PagePool, layout: TokenLayout, heads: int
     ) -> Iterator[tuple[slice, StepWrapper]]:
         """The parts of a step: their tokens, and a wrapper that has planned for them."""
-        kernels, group = self._target.prefill_kernels, heads // pool.shape.kv_heads
+        target, group = self._target, heads // pool.shape.kv_heads
         wrappers = self._wrappers or self._made(HeadShape(heads, *_key_heads(pool)))
+        rows = layout.numbers, layout.extends
+        kernels: PrefillKernels = (
+            prefill_kernels(*rows, heads, target.multiprocessors)
+            if target.prefill == "auto"
+            else target.prefill
+        )
         for part in parts_of(layout.numbers, layout.extends, pool.page_size, group, kernels):
             wrappers[part.kind].plan(pool, layout, part, heads)
             yield part.tokens, wrappers[part.kind]
@@ -130,15 +167,19 @@ class FlashinferAttention:
         size = step_workspace_bytes(shape, self._target.multiprocessors)
         # Kernels of one stream run one after the other, so they share it.
         workspace = torch.zeros(size, dtype=torch.uint8, device=self._target.place)
-        prefill = self._library.BatchPrefillWithPagedKVCacheWrapper(
-            workspace, kv_layout=LAYOUT, backend=self._target.prefill_kernels
-        )
-        decode = self._library.BatchDecodeWithPagedKVCacheWrapper(
+        library, place = self._library, self._target.place
+        prefill = partial(library.BatchPrefillWithPagedKVCacheWrapper, workspace, kv_layout=LAYOUT)
+        decode = library.BatchDecodeWithPagedKVCacheWrapper(
             workspace, kv_layout=LAYOUT, use_tensor_cores=shape.tensor_core_decode
         )
+        every: dict[Kind, Wrapper] = {"decode": decode}
+        if self._target.prefill != "fa3":
+            every["fa2"] = prefill(backend="fa2")
+        if self._target.prefill != "fa2":
+            every["fa3"] = prefill(backend="fa3")
         self._wrappers = {
-            "prefill": StepWrapper("prefill", prefill, copy_event(self._target.place)),
-            "decode": StepWrapper("decode", decode, copy_event(self._target.place)),
+            kind: StepWrapper(library, kind, wrapper, copy_event(place))
+            for kind, wrapper in every.items()
         }
         return self._wrappers
 

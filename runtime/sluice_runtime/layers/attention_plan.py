@@ -17,13 +17,18 @@ from torch import Tensor
 from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
 
 Int32 = NDArray[np.int32]
-Kind = Literal["prefill", "decode"]
 PrefillKernels = Literal["fa2", "fa3"]
+Kind = Literal["fa2", "fa3", "decode"]
 
 LARGE_TILE_OVER: Final = 64
 """FA2 computes tiles of 128 queries if the rows have more than so many on average, counted once for
 each query head of a key head, else of 64 or 16 (`FA2DetermineCtaTileQ` in flashinfer's utils.cuh).
 """
+FA3_TILE: Final = 128
+"""Queries of one head that FA3 computes in a block, which reads all keys before them: it does not
+split keys, so fewer blocks than multiprocessors leave some of these idle (`PrefillSM90Plan`)."""
+FA3_BLOCKS_PER_SM: Final = 2
+"""With fewer, FA2 computes the prompts, which splits keys and packs the heads of a key head."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +93,25 @@ def parts_of(
     numbers: RowNumbers, extends: int, page_size: int, group: int, kernels: PrefillKernels
 ) -> tuple[Part, ...]:
     """The step's rows in one part, or rows that extend and rows that decode apart; `group`: query
-    heads of each key head."""
+    heads of each key head; `kernels`: of the rows that extend."""
     rows = len(numbers.rows)
     if extends == 0:
         return (_part("decode", numbers, slice(0, rows), page_size),)
     if extends == rows or _one_call(int(numbers.begins[-1]), rows, group, kernels):
-        return (_part("prefill", numbers, slice(0, rows), page_size),)
+        return (_part(kernels, numbers, slice(0, rows), page_size),)
     return (
-        _part("prefill", numbers, slice(0, extends), page_size),
+        _part(kernels, numbers, slice(0, extends), page_size),
         _part("decode", numbers, slice(extends, rows), page_size),
     )
+
+
+def prefill_kernels(
+    numbers: RowNumbers, extends: int, heads: int, multiprocessors: int
+) -> PrefillKernels:
+    """What computes the prompts of a step where both can: FA3, if its blocks fill the GPU."""
+    queries = np.diff(numbers.begins[: extends + 1])
+    blocks = heads * int((-(-queries // FA3_TILE)).sum())
+    return "fa3" if blocks >= FA3_BLOCKS_PER_SM * multiprocessors else "fa2"
 
 
 def _one_call(tokens: int, rows: int, group: int, kernels: PrefillKernels) -> bool:

@@ -20,6 +20,7 @@ from sluice_runtime.kv.pool import CPU, PagePool
 from sluice_runtime.layers.attention_choice import (
     Gpu,
     Name,
+    Prefill,
     Situation,
     Vendor,
     choose_attention,
@@ -32,7 +33,7 @@ from sluice_runtime.layers.draw_native import draw_native
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import (
     flashinfer_library,
-    flashinfer_missing,
+    flashinfer_state,
     target_at,
 )
 from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
@@ -96,9 +97,9 @@ NATIVE: Final = Backend(
 )
 
 
-def _flashinfer(device: torch.device) -> Backend:
+def flashinfer_backend(device: torch.device, prefill: Prefill) -> Backend:
     """Wrappers and workspaces are the device's, so there is one backend for each."""
-    target, library = target_at(device), flashinfer_library()
+    target, library = target_at(device, prefill), flashinfer_library()
     own = FlashinferOperators(library)
     attention = FlashinferAttention(target, library)
     operators = Operators(own.rms_norm, own.add_rms_norm, own.silu_and_multiply, attention)
@@ -114,10 +115,10 @@ def _flashinfer(device: torch.device) -> Backend:
     )
 
 
-BACKENDS: Final[Mapping[Name, Callable[[torch.device], Backend]]] = {
-    "native": lambda _: NATIVE,
-    "torch": lambda _: TORCH,
-    "flashinfer": _flashinfer,
+BACKENDS: Final[Mapping[Name, Callable[[torch.device, Prefill], Backend]]] = {
+    "native": lambda *_: NATIVE,
+    "torch": lambda *_: TORCH,
+    "flashinfer": flashinfer_backend,
 }
 """By the name that `attentionBackend` has for it."""
 
@@ -142,7 +143,7 @@ def choose_backend(
         InvalidConfigError: the wanted one cannot compute this model here.
     """
     choice = choose_attention(situation(dtype, head_dim, device), wanted)
-    return Choice(BACKENDS[choice.name](device), choice.message)
+    return Choice(BACKENDS[choice.name](device, choice.prefill), choice.message)
 
 
 def situation(dtype: torch.dtype, head_dim: int, device: torch.device) -> Situation:
@@ -151,8 +152,8 @@ def situation(dtype: torch.dtype, head_dim: int, device: torch.device) -> Situat
     if device.type != "cpu":
         vendor: Vendor = "AMD" if torch.version.hip else "NVIDIA"
         capability = torch.cuda.get_device_capability(device)
-        flashinfer = flashinfer_missing(name, head_dim, capability)
-        return Situation(name, head_dim, Gpu(vendor, capability), flashinfer_missing=flashinfer)
+        flashinfer = flashinfer_state(name, head_dim, capability)
+        return Situation(name, head_dim, Gpu(vendor, capability), flashinfer=flashinfer)
     missing = native.load()
     return Situation(
         name,

@@ -16,17 +16,19 @@ import torch
 from sluice_kernels import flashinfer_ahead
 from torch import Tensor
 
-from sluice_runtime.layers.attention_plan import PrefillKernels
+from sluice_runtime.layers.attention_choice import FlashinferState, Prefill
 from sluice_runtime.layers.flashinfer_operators import Kernels
 
 PACKAGE: Final = "flashinfer-python"
 VERSION: Final = flashinfer_ahead.VERSION
 """Its signatures and the sizes of its workspaces are those of this version, too."""
-HOPPER: Final = 9
 
 
 class Wrapper(Protocol):
     """Of flashinfer, for paged keys and values; made for either prefill or decode."""
+
+    _paged_kv_last_page_len_buf: Tensor
+    """Of decode wrappers: what `run` reads. [rows] int32 on the device."""
 
     def plan(self, **arguments: Any) -> None:
         """Prepares the next `run`s; fills a pinned buffer and copies it in the current stream."""
@@ -64,31 +66,37 @@ class Target:
     place: torch.device
     capability: tuple[int, int]
     multiprocessors: int
-
-    @property
-    def prefill_kernels(self) -> PrefillKernels:
-        """Hopper has kernels of its own for prompts."""
-        return "fa3" if self.capability[0] == HOPPER else "fa2"
+    prefill: Prefill = "fa2"
+    """What computes prompts."""
 
 
-def target_at(place: torch.device) -> Target:
+def target_at(place: torch.device, prefill: Prefill) -> Target:
     """What torch knows of the GPU."""
     properties = torch.cuda.get_device_properties(place)
-    return Target(place, (properties.major, properties.minor), properties.multi_processor_count)
+    capability = properties.major, properties.minor
+    return Target(place, capability, properties.multi_processor_count, prefill)
 
 
-def flashinfer_missing(dtype: str, head_dim: int, capability: tuple[int, int]) -> str | None:
-    """Why flashinfer cannot be used for such a model on such a GPU; None: it can."""
+def flashinfer_state(dtype: str, head_dim: int, capability: tuple[int, int]) -> FlashinferState:
+    """Whether flashinfer can be used for such a model on such a GPU."""
     try:
-        found = version(PACKAGE)
+        installed = version(PACKAGE)
     except PackageNotFoundError:
-        return "flashinfer is not installed (it comes with the extra gpu)"
-    if found != VERSION:
-        return f"flashinfer {found} is installed, not {VERSION}"
+        return FlashinferState("flashinfer is not installed (it comes with the extra gpu)")
+    if installed != VERSION:
+        return FlashinferState(f"flashinfer {installed} is installed, not {VERSION}")
     if dtype not in flashinfer_ahead.SHORT:
-        return f"flashinfer does not compute {dtype}"
-    major, minor = capability
-    return flashinfer_ahead.unusable(flashinfer_ahead.Shape(dtype, head_dim), 10 * major + minor)
+        return FlashinferState(f"flashinfer does not compute {dtype}")
+    shape, architecture = (
+        flashinfer_ahead.Shape(dtype, head_dim),
+        10 * capability[0] + capability[1],
+    )
+    return FlashinferState(
+        flashinfer_ahead.unusable(shape, architecture),
+        to_compile=len(flashinfer_ahead.missing_modules(shape, architecture)),
+        fa3_missing=flashinfer_ahead.missing_hopper_module(shape, architecture),
+        compiler=flashinfer_ahead.find_compiler() is not None,
+    )
 
 
 def flashinfer_library() -> Library:

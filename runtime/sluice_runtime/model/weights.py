@@ -48,9 +48,10 @@ class WeightSource(Protocol):
         ...
 
 
-DRAWN: Final = 1 << 24
-"""Numbers that are drawn of a tensor; a larger one repeats them, since nothing depends on them and
-models of billions would take minutes."""
+DRAWN: Final = (1 << 20) + 7
+"""Numbers that are drawn of a tensor, on the host; a larger one repeats them where it is, since
+nothing depends on them and a model of billions would take minutes. Odd, so that no row is another
+one's copy."""
 
 
 class RandomWeights:

@@ -46,7 +46,7 @@ def test_replayed_steps_take_the_adapters_of_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = flashinfer_on_cpu(monkeypatch)
-    monkeypatch.setitem(backends.BACKENDS, "torch", lambda _: flashinfer_backend(library))
+    monkeypatch.setitem(backends.BACKENDS, "torch", lambda *_: flashinfer_backend(library))
     folders = {name: write_random_adapter(tmp_path / name, i) for i, name in enumerate("abc", 5)}
     keys = {"": "", **{name: adapter_key(name, folder) for name, folder in folders.items()}}
 

@@ -53,7 +53,7 @@ def on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
 
     def patch() -> list[int]:
         library, replays = flashinfer_on_cpu(monkeypatch), []
-        monkeypatch.setitem(backends.BACKENDS, "torch", lambda _: flashinfer_backend(library))
+        monkeypatch.setitem(backends.BACKENDS, "torch", lambda *_: flashinfer_backend(library))
 
         def counted(step: Callable[[], None]) -> Callable[[], None]:
             replay = capture(step)

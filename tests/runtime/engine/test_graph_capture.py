@@ -30,7 +30,7 @@ def built() -> Engine:
 @pytest.fixture
 def on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     library = flashinfer_on_cpu(monkeypatch)
-    monkeypatch.setitem(backends.BACKENDS, "torch", lambda _: flashinfer_backend(library))
+    monkeypatch.setitem(backends.BACKENDS, "torch", lambda *_: flashinfer_backend(library))
     engine = built()
     with closing(engine.grammar_processes):
         yield engine

@@ -72,15 +72,26 @@ class Site:
         return graphs
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+HEADS = {"group4": {"num_attention_heads": 8, "num_key_value_heads": 2}, "group2": {}}
+"""Query heads of a key head: four or more decode on tensor cores."""
+SITES = [
+    *(pytest.param(("cuda", dim, heads), id=f"cuda-dim{dim}-{heads}", marks=pytest.mark.gpu)
+      for dim in (128, 64) for heads in HEADS),
+    pytest.param(("cpu", 16, "group2"), id="cpu"),
+]  # fmt: skip
+
+
+@pytest.fixture(params=SITES)
 def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """On a GPU with flashinfer's kernels and real graphs."""
-    place, dtype = torch.device(request.param), torch.float32
-    if request.param == "cpu":
+    """On a GPU with flashinfer's kernels, which are made for heads of 64 and 128, and real graphs."""
+    kind, head_dim, heads = request.param
+    place, dtype = torch.device(kind), torch.float32
+    if kind == "cpu":
         backend = flashinfer_backend(flashinfer_on_cpu(monkeypatch))
     else:
-        backend, dtype = BACKENDS["flashinfer"](place), torch.bfloat16
-    spec = spec_from(resolve("dummy://qwen3-tiny").config)
+        backend, dtype = BACKENDS["flashinfer"](place, "fa2"), torch.bfloat16
+    config = resolve("dummy://qwen3-tiny").config
+    spec = spec_from({**config, "head_dim": head_dim, **HEADS[heads]})
     reader = Reader(spec, RandomWeights(0, place), dtype, Placement(place))
     model = build_decoder(reader, backend)
     return Site(model, place, CudaCapture if place.type == "cuda" else lambda: capture)
@@ -135,13 +146,15 @@ def test_a_padded_step_computes_what_it_computes_without_a_graph(site: Site) -> 
     draw, generator = random.Random(1), torch.Generator().manual_seed(1)
     pool = site.pool()
     graphs = site.graphs(pool)
-    close = {"atol": site.tolerance, "rtol": site.tolerance}
+    close, replayed = {"atol": site.tolerance, "rtol": site.tolerance}, 0
     for count in draw.sample(range(1, LARGEST + 1), LARGEST):
         pool.data[:PAGES] = float("nan")
         layout = decode_step([draw.randint(1, 20) for _ in range(count)], draw, site.place)
         remember(pool, layout, generator)
         seen, wanted, apart = both(site, graphs, pool, layout)
         assert seen is not None
+        assert graphs.replays == replayed + 1
+        replayed = graphs.replays
         torch.testing.assert_close(seen, wanted, **close)
         torch.testing.assert_close(pool.data[:PAGES], apart.data[:PAGES], **close, equal_nan=True)
 

@@ -13,7 +13,7 @@ from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import Target
 from sluice_runtime.layers.stack_plain import PlainStack
 
-TARGET = Target(torch.device("cpu"), (9, 0), 132)
+TARGET = Target(torch.device("cpu"), (9, 0), 132, "auto")
 
 
 def flashinfer_backend(library: Any) -> Backend:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 from sluice_contract.config import AttentionBackend
 from sluice_runtime.errors import InvalidConfigError
-from sluice_runtime.layers.attention_choice import Gpu, Situation, choose_attention
+from sluice_runtime.layers.attention_choice import (
+    FlashinferState,
+    Gpu,
+    Situation,
+    choose_attention,
+)
 
 H200, V100, T4 = (Gpu("NVIDIA", capability) for capability in ((9, 0), (7, 0), (7, 5)))
 KERNELS = {"native_isa": "amx", "native_dtypes": ("float32", "bfloat16")}
@@ -41,7 +46,7 @@ CHOICES: dict[str, tuple[Situation, str, str]] = {
         f"plain torch on sm_90, {SLOWER}: flashinfer has no kernels for heads of 80",
     ),
     "not installed": (
-        Situation("bfloat16", 128, H200, flashinfer_missing="flashinfer is not installed"),
+        Situation("bfloat16", 128, H200, flashinfer=FlashinferState("flashinfer is not installed")),
         "torch",
         f"plain torch on sm_90, {SLOWER}: flashinfer is not installed",
     ),
@@ -84,3 +89,42 @@ def test_one_that_cannot_is_refused_by_key_and_value(
     with pytest.raises(InvalidConfigError) as caught:
         choose_attention(CHOICES[name][0], wanted)
     assert str(caught.value) == (f'attentionBackend: "{wanted}" is not allowed; allowed: {allowed}')
+
+
+NOTHING_BUILT = FlashinferState(to_compile=5, fa3_missing="fa3 (not built ahead)", compiler=True)
+WITHOUT_FA3 = FlashinferState(fa3_missing="fa3 (not built ahead)")
+COMPILES = "modules were not built ahead: nvcc compiles them, minutes each"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "state", "wanted", "prefill", "remarks"),
+    [
+        (H200, FlashinferState(), "auto", "auto", ""),
+        (T4, FlashinferState(), "auto", "fa2", ""),
+        (H200, FlashinferState(), "flashinfer-fa2", "fa2", ""),
+        (H200, FlashinferState(), "flashinfer-fa3", "fa3", ""),
+        (H200, WITHOUT_FA3, "auto", "fa2",
+         "; FA2 computes all prompts, since FA3 lacks fa3 (not built ahead)"),
+        (H200, NOTHING_BUILT, "flashinfer-fa2", "fa2", f"; 5 {COMPILES}"),
+        (H200, NOTHING_BUILT, "flashinfer-fa3", "fa3", f"; 6 {COMPILES}"),
+    ],
+)  # fmt: skip
+def test_prompts_are_computed_by_what_is_built_or_asked_for(
+    gpu: Gpu, state: FlashinferState, wanted: AttentionBackend, prefill: str, remarks: str
+) -> None:
+    choice = choose_attention(Situation("bfloat16", 128, gpu, flashinfer=state), wanted)
+    assert choice.prefill == prefill
+    asked = ", as attentionBackend asks for" if wanted != "auto" else ""
+    assert choice.message == f"flashinfer for {gpu}{asked}{remarks}"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "obstacle"), [(H200, "fa3 (not built ahead)"), (T4, "FA3 has no kernels for sm_75")]
+)
+def test_fa3_is_refused_where_it_cannot_be_had(gpu: Gpu, obstacle: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        choose_attention(Situation("bfloat16", 128, gpu, flashinfer=WITHOUT_FA3), "flashinfer-fa3")
+    assert str(caught.value) == (
+        'attentionBackend: "flashinfer-fa3" is not allowed; allowed: auto, flashinfer or torch '
+        f"(flashinfer-fa3: {obstacle})"
+    )

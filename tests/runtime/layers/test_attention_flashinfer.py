@@ -13,8 +13,14 @@ import pytest
 import torch
 from sluice_runtime.kv.pool import CPU, KvShape, PagePool
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
+from sluice_runtime.layers.attention_plan import PrefillKernels
 from sluice_runtime.layers.attention_torch import TorchAttention
-from sluice_runtime.layers.flashinfer_library import Target, target_at
+from sluice_runtime.layers.flashinfer_library import (
+    Target,
+    flashinfer_library,
+    flashinfer_state,
+    target_at,
+)
 from sluice_runtime.layers.norm import HeadNorm
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from sluice_runtime.layers.token_layout import TokenLayout
@@ -32,8 +38,8 @@ STEPS: dict[str, tuple[tuple[Row, ...], int]] = {
     "mixed, mostly prompt": (((120, 130), (1, 33), (1, 1)), 1),
 }
 HEADS = {"1": (2, 2), "2": (4, 2), "3": (6, 2), "4": (8, 2), "5": (10, 2), "16": (16, 1)}
-HOPPER = Target(torch.device("cpu"), (9, 0), 132)
-AMPERE = Target(torch.device("cpu"), (8, 0), 108)
+HOPPER = Target(torch.device("cpu"), (9, 0), 132, "fa3")
+AMPERE = Target(torch.device("cpu"), (8, 0), 108, "fa2")
 
 
 @pytest.fixture
@@ -142,15 +148,27 @@ def test_a_wrapper_plans_again_only_when_its_last_plan_was_copied(
     attention = FlashinferAttention(AMPERE, library)
     for _ in range(2):
         attended(attention, where, filled(where, 16, 2, float("nan")), 8)
-    _, decode = copies
+    decode, _ = copies
     assert decode.log == ["synchronize", "record"] * 2
+
+
+def fa3_missing() -> str | None:
+    """Why this machine's GPU has no FA3 kernels."""
+    capability = torch.cuda.get_device_capability()
+    if capability[0] != HOPPER.capability[0]:
+        return "FA3 is for Hopper"
+    return flashinfer_state("bfloat16", DIM, capability).fa3_missing
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("group", HEADS)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("name", STEPS)
-def test_the_real_kernels_agree_with_plain_torch(name: str, page_size: int, group: str) -> None:
-    import flashinfer
-
-    assert_same(target_at(torch.device("cuda", 0)), flashinfer, name, page_size, group)
+@pytest.mark.parametrize("prefill", ["fa2", "fa3"])
+def test_the_real_kernels_agree_with_plain_torch(
+    prefill: PrefillKernels, name: str, page_size: int, group: str
+) -> None:
+    if prefill == "fa3" and (missing := fa3_missing()):
+        pytest.skip(missing)
+    target = target_at(torch.device("cuda", 0), prefill)
+    assert_same(target, flashinfer_library(), name, page_size, group)

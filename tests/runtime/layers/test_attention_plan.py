@@ -14,6 +14,7 @@ from sluice_runtime.layers.attention_plan import (
     padded,
     page_indices,
     parts_of,
+    prefill_kernels,
 )
 from sluice_runtime.layers.token_layout import TokenLayout
 
@@ -53,7 +54,7 @@ def test_the_parts_of_a_step_are_all_of_its_rows(
     assert [part.tokens.start for part in parts] == [0, *(part.tokens.stop for part in parts)][:-1]
     assert parts[-1].tokens.stop == int(where.begins[-1])
     for part in parts:
-        assert part.kind == "prefill" or set(np.diff(part.plan.qo_indptr)) == {1}
+        assert part.kind == kernels or set(np.diff(part.plan.qo_indptr)) == {1}
         plan = part.plan
         assert plan.qo_indptr[0] == plan.kv_indptr[0] == 0
         for numbers in (plan.qo_indptr, plan.kv_indptr, plan.last_page_len):
@@ -63,11 +64,11 @@ def test_the_parts_of_a_step_are_all_of_its_rows(
 @pytest.mark.parametrize(
     ("extends", "decodes", "kernels", "kinds"),
     [
-        (1, 0, "fa3", ["prefill"]),
+        (1, 0, "fa3", ["fa3"]),
         (0, 3, "fa3", ["decode"]),
-        (1, 256, "fa2", ["prefill", "decode"]),
-        (1, 20, "fa2", ["prefill"]),
-        (1, 20, "fa3", ["prefill", "decode"]),
+        (1, 256, "fa2", ["fa2", "decode"]),
+        (1, 20, "fa2", ["fa2"]),
+        (1, 20, "fa3", ["fa3", "decode"]),
     ],
 )
 def test_decode_rows_join_a_prompt_only_where_its_tiles_stay_large(
@@ -76,6 +77,26 @@ def test_decode_rows_join_a_prompt_only_where_its_tiles_stay_large(
     where = layout(16, [(512, 512)] * extends + [(1, 40)] * decodes, extends)
     parts = parts_of(where.numbers, extends, 16, 4, kernels)
     assert [part.kind for part in parts] == kinds
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "kernels"),
+    [
+        # Blocks of 128 queries of a head; 132 multiprocessors take two each.
+        ([256], 32, "fa2"),
+        ([1024], 32, "fa2"),
+        ([1025], 32, "fa3"),
+        ([20] * 8, 32, "fa2"),
+        ([20] * 9, 32, "fa3"),
+        ([8192], 16, "fa3"),
+    ],
+)
+def test_fa3_computes_prompts_that_fill_the_gpu(
+    queries: list[int], heads: int, kernels: PrefillKernels
+) -> None:
+    rows = [(count, count + 100) for count in queries]
+    where = layout(16, [*rows, (1, 40)], len(rows))
+    assert prefill_kernels(where.numbers, len(rows), heads, 132) == kernels
 
 
 @given(st.lists(DECODE, min_size=1, max_size=6), st.integers(0, 5))

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 from sluice_kernels import flashinfer_ahead
 from sluice_runtime.layers import flashinfer_library
-from sluice_runtime.layers.flashinfer_library import VERSION, flashinfer_missing
+from sluice_runtime.layers.flashinfer_library import VERSION, flashinfer_state
 
 H200 = ("bfloat16", 128, (9, 0))
 
@@ -23,21 +23,24 @@ def test_what_is_not_installed_or_of_another_version_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flashinfer_library, "version", lambda package: "0.7.0")
-    assert flashinfer_missing(*H200) == "flashinfer 0.7.0 is installed, not 0.6.13"
+    assert flashinfer_state(*H200).missing == "flashinfer 0.7.0 is installed, not 0.6.13"
 
     def version(package: str) -> str:
         raise PackageNotFoundError(package)
 
     monkeypatch.setattr(flashinfer_library, "version", version)
-    assert "the extra gpu" in str(flashinfer_missing(*H200))
+    assert "the extra gpu" in str(flashinfer_state(*H200).missing)
 
 
 def test_kernels_that_were_not_built_are_told_unless_a_compiler_makes_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    missing = str(flashinfer_missing(*H200))
+    missing = str(flashinfer_state(*H200).missing)
     assert missing.startswith("flashinfer lacks batch_decode_with_kv_cache_dtype_q_bf16_")
-    assert missing.endswith("(not built ahead) and 5 more, and there is no nvcc to compile it")
-    assert flashinfer_missing("float32", 128, (9, 0)) == "flashinfer does not compute float32"
+    assert missing.endswith("(not built ahead) and 4 more, and there is no nvcc to compile it")
+    assert flashinfer_state("float32", 128, (9, 0)).missing == "flashinfer does not compute float32"
     monkeypatch.setattr(flashinfer_ahead, "find_compiler", lambda: "nvcc")
-    assert flashinfer_missing(*H200) is None
+    state = flashinfer_state(*H200)
+    assert (state.missing, state.to_compile, state.compiler) == (None, 5, True)
+    assert str(state.fa3_missing).endswith("_sm90 (not built ahead)")
+    assert flashinfer_state("bfloat16", 128, (8, 0)).fa3_missing is None

@@ -23,7 +23,7 @@ from tests.runtime.host_sync import GPU, fake_tensors
 ON_HOST = ("qo_indptr", "indptr", "paged_kv_indptr", "last_page_len", "paged_kv_last_page_len",
            "global_override_indptr_cpu")  # fmt: skip
 ON_DEVICE = ("indices", "paged_kv_indices")
-HOPPER = Target(GPU, (9, 0), 132)
+HOPPER = Target(GPU, (9, 0), 132, "auto")
 
 
 class Wrapper:
