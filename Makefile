@@ -106,15 +106,19 @@ soak: setup ## ten minutes of two pools under load, engines killed and clients g
 ## On a GPU: each ends within eight minutes; the next run goes on where it was
 
 GPU_RUN := python3 -m e2e.gpu_runs
-GPU_OPTIONS = $(if $(WHEELS),--wheels $(WHEELS)) $(if $(RESULTS),--results $(RESULTS)) $(if $(FRESH),--fresh)
+GPU_OPTIONS = $(if $(WHEELS),--wheels $(WHEELS)) $(if $(RESULTS),--results $(RESULTS)) $(if $(FRESH),--fresh) $(if $(COMPILE),--compile)
 
 .PHONY: test-gpu
-test-gpu: ## agreement, hand-over, sampling, kernels on this machine's GPU: CASES="agreement graphs" FRESH=1 RESULTS=FILE WHEELS=FOLDER
+test-gpu: ## agreement, hand-over, sampling, kernels on this machine's GPU: CASES="graphs kernels" FRESH=1 RESULTS=FILE WHEELS=FOLDER COMPILE=1
 	@$(GPU_RUN) test $(CASES) $(GPU_OPTIONS)
 
 .PHONY: bench-gpu
 bench-gpu: ## throughput, long prompts, where a step goes, on this machine's GPU; options as for test-gpu
 	@$(GPU_RUN) bench $(CASES) $(GPU_OPTIONS)
+
+.PHONY: gpu-kernels
+gpu-kernels: ## what both need, compiled ahead without a GPU: about five hours for Hopper, most of it for FA3, which comes last
+	@scripts/gpu-kernels
 
 .PHONY: e2e-gpu
 e2e-gpu: setup ## the stories on real GPUs: make e2e-gpu CLUSTER=current REGISTRY=registry.example.com/team

@@ -7,7 +7,6 @@ the buffers as on a GPU, and copied nowhere: what is left is the disk and the re
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -24,6 +23,8 @@ from sluice_runtime.model.staging import Copies, CudaCopies, Wait
 from sluice_runtime.model.streamed_weights import BLOCK_BYTES, StreamedWeights
 from sluice_runtime.model.weights import Checkpoint
 from torch import Tensor
+
+from benchmarks.turns import report, scaled
 
 SHAPE: Final = (4096, 12_288)
 """Of a feed-forward matrix of an 8 B model: 96 MiB in bfloat16."""
@@ -49,7 +50,7 @@ class NoCopies:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--matrices", type=int, default=12)
+    parser.add_argument("--matrices", type=int, default=scaled(12))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--device", choices=("none", "cuda"), default="none")
     parser.add_argument("--folder", help="on the disk to be measured")
@@ -64,16 +65,15 @@ def main() -> None:
         ]
         size = path.stat().st_size
     plain, loaded = (statistics.median(rates) for rates in zip(*runs, strict=True))
-    line = {
-        "bench": "load-weights",
-        "device": options.device,
-        "gigabytes": round(size / 1e9, 2),
-        "figure": "loaded_gb_per_s",
-        "value": round(loaded, 2),
-        "plain_gb_per_s": round(plain, 2),
-        "ratio": round(loaded / plain, 2),
-    }
-    print(json.dumps(line))
+    report(
+        "load_weights",
+        loaded,
+        unit="GB/s",
+        to=options.device,
+        gigabytes=round(size / 1e9, 2),
+        plain_read=round(plain, 2),
+        ratio=round(loaded / plain, 2),
+    )
 
 
 def matrix(number: int) -> Tensor:

@@ -7,11 +7,21 @@ of the machine: ratios are of runs of one round, and the median of the rounds is
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median, median_low
+
+SCALE = float(os.environ.get("SLUICE_BENCH_SCALE", "1"))
+"""Of the workloads on GPUs: less than 1 shows within a minute whether all of them run. Figures of
+such runs say so, and mean little."""
+
+
+def scaled(count: int) -> int:
+    """Requests, rows, steps or tokens of a workload; 1 at least."""
+    return max(1, round(count * SCALE))
 
 
 @dataclass(frozen=True)
@@ -99,4 +109,6 @@ def report_rounds(figure: str, ours: str, seen: Rounds) -> None:
 
 
 def report(figure: str, value: float, **more: object) -> None:
+    if SCALE != 1:
+        more["scale"] = SCALE
     print(json.dumps({"figure": figure, "value": round(value, 3), **more}), flush=True)

@@ -1,26 +1,30 @@
-"""Engines on this machine's GPU, with random weights of published shapes.
+"""Engines on this machine's GPU with random weights of published shapes, prepared as in production.
 
-The weights are made on the device: nothing is read from a disk, so a benchmark begins in seconds.
+The weights are made where they are used: nothing is read from a disk, so a benchmark begins in
+seconds. One that compares settings of the scheduler does so on one engine (`under`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
-from sluice_runtime.engine.plan import resolved
-from sluice_runtime.engine.warm_up import warm_up
+from sluice_runtime.engine.plan import resolved, scheduler_settings
+from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.model_files import ModelFiles
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_simulator.percentiles import Spread, spread
 from sluice_simulator.record import Record
 from sluice_simulator.traces.request import TraceRequest
 
 from benchmarks.gpu.limits import beside
-from benchmarks.turns import report
+from benchmarks.turns import SCALE, report
 
 # From the config.json of Qwen/Qwen3-0.6B and meta-llama/Meta-Llama-3-8B. The context of the second
 # is that of 3.1, so that a prompt of 100,000 tokens fits.
@@ -53,28 +57,50 @@ def accelerator() -> dict[str, Any]:
     return {"product": product, "memory_mib": found.total_memory >> 20, "count": 1}
 
 
+def configured(shape: str, **settings: Any) -> EngineConfig:
+    """With the sizes that the accelerator table gives it, but for `settings`."""
+    given = {
+        "model": {"uri": f"random://{shape}"},
+        "accelerator": accelerator(),
+        **DEFAULTS,
+        **settings,
+    }
+    return resolved(EngineConfig.model_validate(given))
+
+
 @contextmanager
 def engine(shape: str, **settings: Any) -> Iterator[Engine]:
-    """Warm; with the sizes that the accelerator table gives it, but for `settings`."""
-    config = EngineConfig.model_validate(
-        {
-            "model": {"uri": f"random://{shape}"},
-            "accelerator": accelerator(),
-            **DEFAULTS,
-            **settings,
-        }
-    )
+    """See `configured`. Ready to serve; its memory is free again afterwards.
+
+    Raises:
+        RuntimeError: there are CUDA graphs, and no step was computed by one.
+    """
+    config = configured(shape, **settings)
     files = ModelFiles(config.model.uri, None, SHAPES[shape], {})
-    made = build_engine(resolved(config), files)
+    made = build_engine(config, files)
     with closing(made.grammar_processes):
-        warm_up(made.runner, made.settings, made.model.spec.vocabulary_size)
+        prepare(config, made)
+        captured = made.runner.graph_steps is not None
         yield made
+    if captured and made.runner.graph_steps == 0:
+        raise RuntimeError("no step was computed by a CUDA graph")
+
+
+def under(made: Engine, shape: str, **settings: Any) -> Engine:
+    """`made`, whose requests have ended, with the scheduler of other settings, whose rows and chunk
+    are no larger than what it was made for."""
+    config = configured(shape, **settings)
+    context = made.settings.limits.context_length_tokens
+    scheduling = scheduler_settings(config, context, made.pool.pages)
+    scheduler = Scheduler(scheduling, PageAllocator(made.pool.pages))
+    return replace(made, settings=scheduling, scheduler=scheduler)
 
 
 def told(figure: str, value: float, unit: str, **more: object) -> None:
     """One line, with the device's limit and what others reach where that is known."""
     device = torch.cuda.get_device_name(0)
-    report(figure, value, unit=unit, **{**beside(figure, device), **more})
+    known = beside(figure, device) if SCALE == 1 else {}
+    report(figure, value, unit=unit, **{**known, **more})
 
 
 def output_rate(record: Record) -> float:

@@ -27,13 +27,13 @@ from sluice_runtime.layers.rotate_and_store import KernelStep, TorchStep
 from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
 from torch import Tensor
 
-from benchmarks.turns import report
+from benchmarks.turns import report, scaled
 
 GPU = torch.device("cuda", 0)
 PAGE, PAGES, LAYERS, DIM = 16, 1024, 4, 128
 MODELS = {"qwen3-0.6b": (16, 8, True), "llama3-8b": (32, 8, False)}
 """Query heads, key heads, and whether each has a norm."""
-TOKENS = (1, 64, 256, 8192)
+TOKENS = sorted({1, *map(scaled, (64, 256, 8192))})
 LAUNCHES, REPLAYS = 20, 15
 MOVED_PAGES = 64
 
@@ -173,7 +173,7 @@ def _replayed(graph: Any) -> float:
 
 def copy_rate() -> float:
     """Bytes/s of a large copy, counting what is read and what is written."""
-    source = torch.randn(1 << 28, device=GPU)
+    source = torch.randn(scaled(1 << 28), device=GPU)
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds(lambda: target.copy_(source))
 

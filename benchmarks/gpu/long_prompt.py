@@ -12,11 +12,13 @@ from sluice_simulator.record import Record
 from sluice_simulator.traces.request import TraceRequest
 
 from benchmarks.engine_loop import recorded
-from benchmarks.gpu.engines import at_once, check_served, engine, gaps, told
+from benchmarks.gpu.engines import at_once, check_served, engine, gaps, told, under
+from benchmarks.turns import scaled
 
-DECODERS, CONTEXT, LONG = 20, 2000, 100_000
+DECODERS, CONTEXT, LONG = map(scaled, (20, 2000, 100_000))
 PROMISE_MILLISECONDS = 50
-ANSWER = 400
+ANSWER = scaled(400)
+SHAPE, ROWS = "llama3-8b", {"max_running_requests": 32}
 VARIANTS: dict[str, dict[str, Any]] = {
     "chosen": {"slo": {"itl_milliseconds": PROMISE_MILLISECONDS}},
     "fixed-2048": {"chunk_size": 2048},
@@ -31,16 +33,16 @@ def observe(made: Engine) -> Record:
 
 
 def main() -> None:
-    for variant, settings in VARIANTS.items():
-        with engine("llama3-8b", max_running_requests=32, **settings) as made:
-            record = observe(made)
-        check_served(record)
-        long = record.timelines[-1]
-        first = spread([(long.first_token_seconds or 0.0) - long.request.arrival_seconds])
-        named = "long_prompt" if variant == "chosen" else f"long_prompt.{variant}"
-        told(f"{named}.itl_p99", gaps(record).p99, "s, gaps of all tokens")
-        told(f"{named}.itl_worst", gaps(record).worst, "s")
-        told(f"{named}.ttft", first.mean, "s")
+    with engine(SHAPE, **ROWS) as made:
+        for variant, settings in VARIANTS.items():
+            record = observe(under(made, SHAPE, **ROWS, **settings))
+            check_served(record)
+            long = record.timelines[-1]
+            first = spread([(long.first_token_seconds or 0.0) - long.request.arrival_seconds])
+            named = "long_prompt" if variant == "chosen" else f"long_prompt.{variant}"
+            told(f"{named}.itl_p99", gaps(record).p99, "s, gaps of all tokens")
+            told(f"{named}.itl_worst", gaps(record).worst, "s")
+            told(f"{named}.ttft", first.mean, "s")
 
 
 if __name__ == "__main__":

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+
+from sluice_runtime.engine.build import Engine
 
 from benchmarks.engine_loop import recorded
 from benchmarks.gpu.engines import at_once, check_served, engine, output_rate, told
+from benchmarks.turns import scaled
 
-SHAPE = "qwen3-0.6b"
+SHAPE, REQUESTS = "qwen3-0.6b", 256
 
 
-def lengths(count: int = 256) -> list[tuple[int, int]]:
+def lengths(count: int = REQUESTS) -> list[tuple[int, int]]:
     """The draws are those of nano-vllm's bench.py, so that the totals are comparable."""
     draw = random.Random(0)
     prompts = [
@@ -21,13 +23,23 @@ def lengths(count: int = 256) -> list[tuple[int, int]]:
     return list(zip(prompts, [draw.randint(100, 1024) for _ in range(count)], strict=True))
 
 
-def rate(count: int, *, overlap: bool = True, **settings: Any) -> float:
-    with engine(SHAPE, max_running_requests=256, overlap=overlap, **settings) as made:
-        recorded(made, at_once([(64, 8)] * 32), overlap=overlap)
-        record = recorded(made, at_once(lengths(count)), overlap=overlap)
+def rate(made: Engine, count: int, *, overlap: bool = True) -> float:
+    recorded(made, at_once([(64, 8)] * 32), overlap=overlap)
+    requests = [(scaled(prompt), scaled(answer)) for prompt, answer in lengths(count)]
+    record = recorded(made, at_once(requests), overlap=overlap)
     check_served(record)
     return output_rate(record)
 
 
+def main() -> None:
+    with engine(SHAPE, max_running_requests=REQUESTS) as made:
+        told(
+            "offline",
+            rate(made, scaled(REQUESTS)),
+            "output tokens/s",
+            graph_steps=made.runner.graph_steps,
+        )
+
+
 if __name__ == "__main__":
-    told("offline", rate(256), "output tokens/s")
+    main()

@@ -13,14 +13,16 @@ from benchmarks.gpu.engines import (
     output_rate,
     told,
 )
+from benchmarks.turns import scaled
 
-AT_ONCE, WAVES = 256, 3
+AT_ONCE, WAVES = scaled(256), 3
+PROMPT, ANSWER = scaled(1024), scaled(128)
 
 
 def main() -> None:
     with engine("llama3-8b", max_running_requests=AT_ONCE) as made:
         recorded(made, at_once([(256, 4)] * 32), overlap=True)
-        record = recorded(made, at_once([(1024, 128)] * AT_ONCE * WAVES), overlap=True)
+        record = recorded(made, at_once([(PROMPT, ANSWER)] * AT_ONCE * WAVES), overlap=True)
     check_served(record)
     told("serving", output_rate(record), "output tokens/s")
     told("serving.itl_p50", gaps(record).p50, "s")

@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from contextlib import closing
 
 import torch
+from sluice_contract.accelerators import product_row
 from sluice_runtime.engine.build import Engine
+from sluice_runtime.engine.device_sizes import ModelBytes
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.scheduler.batch import Batch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.engines import engine, told
+from benchmarks.turns import scaled
 
 ACTIVITIES = (ProfilerActivity.CUDA, ProfilerActivity.CPU)
-ROWS, CONTEXT, STEPS, WARM_STEPS = 256, 512, 40, 12
+ROWS, CONTEXT, STEPS, WARM_STEPS = *map(scaled, (256, 512, 40)), 12
 KINDS: Mapping[str, tuple[str, ...]] = {
     "products": ("gemm", "cutlass", "nvjet", "cublas", "splitk", "sm90_xmma"),
     "attention": ("flashinfer", "Attention", "PagedKV", "BatchDecode", "BatchPrefill", "flash"),
@@ -53,6 +56,16 @@ class Steps:
                 self._scheduler.process(landed, result(), time.monotonic())
 
 
+def bandwidth_limit(made: Engine, context: float) -> float | None:
+    """Seconds of a step that reads all weights and the keys and values of `context` tokens a row at
+    the device's peak rate; None: a device that is in no table."""
+    row = product_row(torch.cuda.get_device_name(0).replace(" ", "-"))
+    if row is None or row.peak is None:
+        return None
+    size = ModelBytes(made.model.spec, made.model.dtype.itemsize)
+    return (size.weights + ROWS * context * size.token) / (row.peak.terabytes * 1e12)
+
+
 def main() -> None:
     with engine("llama3-8b", max_running_requests=ROWS) as made:
         answer = WARM_STEPS + STEPS + 64
@@ -69,6 +82,7 @@ def main() -> None:
             steps.run(STEPS)
             torch.cuda.synchronize()
             plain = (time.perf_counter() - began) / STEPS
+            limit = bandwidth_limit(made, CONTEXT + WARM_STEPS + 1.5 * STEPS)
             with profile(activities=ACTIVITIES, acc_events=True) as profiled:
                 steps.run(STEPS)
                 torch.cuda.synchronize()
@@ -77,6 +91,8 @@ def main() -> None:
         if event.self_device_time_total:
             spent[kind_of(event.key)] += event.self_device_time_total / 1e6 / STEPS
     told("steps.decode", 1000 * plain, "ms", rows=ROWS)
+    if limit is not None:
+        told("steps.bandwidth_limit", 1000 * limit, "ms", share=round(limit / plain, 3))
     for kind, seconds in spent.items():
         told(f"steps.{kind}", 1000 * seconds, "ms", share=round(seconds / plain, 3))
     told("steps.idle", max(0.0, 1 - spent.total() / plain), "share of a step without the profiler")

@@ -9,16 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from e2e.gpu_runs.cases import LISTS, Case, UnknownCaseError, chosen
-from e2e.gpu_runs.device import NoDeviceError, cuda_devices
+from e2e.gpu_runs.device import CudaDevice, NoDeviceError, cuda_devices, missing_modules
 from e2e.gpu_runs.environment import (
+    CACHE,
     ROOT,
     Environment,
     EnvironmentFailedError,
@@ -28,49 +32,66 @@ from e2e.gpu_runs.results import Outcome, Setting, done, line_of, sources_digest
 from e2e.gpu_runs.session import run_session
 
 SECONDS = 480.0
-TAIL_LINES = 40
+TAIL_LINES = 60
+READER_SECONDS = 10.0
+"""For the last lines of a process that has ended; what it left running may hold its output open."""
 
 
 class Runner:
-    """Runs cases as processes and appends their outcomes to the file."""
+    """Runs cases as processes. Figures go to the file of results as they are measured, all output
+    to a log beside it: a run that is killed leaves both."""
 
     def __init__(self, environment: Environment, setting: Setting, results: Path) -> None:
         self._environment = environment
         self._setting = setting
         self._results = results
+        self._log = results.with_suffix(".log")
 
     def __call__(self, case: Case, seconds: float) -> Outcome:
         print(f"… {case.name} (at most {seconds:.0f} s)", file=sys.stderr, flush=True)
         outcome = self._run(case, seconds)
-        with self._results.open("a") as file:
-            file.write(line_of(outcome, self._setting) + "\n")
+        self._keep(outcome)
         print(f"  {outcome.state} in {outcome.seconds:.1f} s", file=sys.stderr, flush=True)
-        for figure in outcome.figures:
-            print(json.dumps({"case": case.name, "device": self._setting.device, **figure}))
         for line in outcome.tail:
             print(f"  | {line}", file=sys.stderr)
-        sys.stdout.flush()
         return outcome
 
     def _run(self, case: Case, seconds: float) -> Outcome:
         began, state = time.monotonic(), "passed"
         command = [str(self._environment.python), *case.words]
-        variables = self._environment.variables(os.environ)
         process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            command, cwd=ROOT, env=self._environment.variables(os.environ), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        lines: list[str] = []
+        reader = threading.Thread(target=self._read, args=(case, process, lines), daemon=True)
+        reader.start()
         try:
-            output, _ = process.communicate(timeout=seconds)
-            state = "passed" if process.returncode == 0 else "failed"
+            state = "passed" if process.wait(seconds) == 0 else "failed"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            output, _ = process.communicate()
+            os.killpg(process.pid, signal.SIGKILL)
             state = "timed-out"
+        process.wait()
+        reader.join(READER_SECONDS)
         taken = round(time.monotonic() - began, 1)
-        lines = output.splitlines()
         tail = [] if state == "passed" else lines[-TAIL_LINES:]
         return Outcome(case.name, state, taken, list(figures(lines)), tail)
+
+    def _read(self, case: Case, process: subprocess.Popen[str], lines: list[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout, self._log.open("a") as log:
+            print(f"# {case.name}", file=log, flush=True)
+            for line in process.stdout:
+                print(line, end="", file=log, flush=True)
+                lines.append(line.rstrip("\n"))
+                for figure in figures(lines[-1:]):
+                    self._keep(Outcome(case.name, "measured", 0.0, [figure]))
+                    told = {"case": case.name, "device": self._setting.device, **figure}
+                    print(json.dumps(told), flush=True)
+
+    def _keep(self, outcome: Outcome) -> None:
+        with self._results.open("a") as file:
+            file.write(line_of(outcome, self._setting) + "\n")
 
 
 def figures(lines: list[str]) -> Iterator[dict[str, Any]]:
@@ -87,20 +108,40 @@ def main(words: list[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         cases = chosen(options.kind, options.cases)
-        devices = cuda_devices()
-        cache = ROOT / ".cache" / "gpu"
-        python = environment(options.wheels, cache)
+        device = cuda_devices()[0]
+        runnable = cases if options.compile else _with_modules(cases, device)
+        python = environment(options.wheels) if runnable else None
     except (NoDeviceError, UnknownCaseError, EnvironmentFailedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    results = options.results or cache / f"{options.kind}.jsonl"
+    if python is None:
+        return 1
+    if not options.compile:
+        os.environ["FLASHINFER_DISABLE_JIT"] = "1"  # what is missing fails at once
+    results = options.results or CACHE / f"{options.kind}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
-    setting = Setting(devices[0], sources_digest(ROOT))
+    setting = Setting(device.name, sources_digest(ROOT))
     known = results.read_text().splitlines() if results.exists() and not options.fresh else []
     runner = Runner(python, setting, results)
-    session = run_session(cases, done(known, setting), options.seconds, runner, time.monotonic)
-    print(f"{options.kind} on {devices[0]}: {session.message}; results: {results}", file=sys.stderr)
-    return 1 if session.failed else 2 if session.left else 0
+    session = run_session(runnable, done(known, setting), options.seconds, runner, time.monotonic)
+    session = replace(session, refused=tuple(c.name for c in cases if c not in runnable))
+    print(
+        f"{options.kind} on {device.name}: {session.message}; results: {results}", file=sys.stderr
+    )
+    return session.exit_status
+
+
+def _with_modules(cases: tuple[Case, ...], device: CudaDevice) -> tuple[Case, ...]:
+    """Those whose kernels were built ahead; the others are named: to compile them takes longer
+    than a run has."""
+    missing = {case.name: missing_modules(device, case.head_dims) for case in cases}
+    refused = [name for name, modules in missing.items() if modules]
+    if refused:
+        modules = sorted({module for name in refused for module in missing[name]})
+        print(f"error: {', '.join(refused)}: these modules of flashinfer are missing; "
+              "scripts/gpu-kernels builds them ahead, --compile lets nvcc do it here, for an hour",
+              *modules, sep="\n  ", file=sys.stderr)  # fmt: skip
+    return tuple(case for case in cases if case.name not in refused)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,6 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole run")
     parser.add_argument("--results", type=Path, help="default: .cache/gpu/KIND.jsonl")
     parser.add_argument("--fresh", action="store_true", help="run what is done as well")
+    parser.add_argument(
+        "--compile", action="store_true", help="let nvcc make kernels that were not built ahead"
+    )
     parser.add_argument("--wheels", type=Path, help="packages that were carried along")
     return parser
 

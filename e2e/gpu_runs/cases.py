@@ -19,50 +19,52 @@ class Case:
     words: tuple[str, ...]
     """Of the command line, after the Python."""
     seconds: int
+    head_dims: tuple[int, ...] = ()
+    """Of its bfloat16 models: flashinfer's modules for them must have been built ahead."""
 
 
-def _tests(name: str, file: str, seconds: int, chosen: str = "") -> Case:
-    words = [
-        "-m",
-        "pytest",
-        "-c",
-        "tests/gpu/pytest.ini",
-        "--rootdir=.",
-        "-q",
-        "-x",
-        "-m",
-        "gpu",
-        file,
-    ]
-    return Case(name, (*words, *(["-k", chosen] if chosen else [])), seconds)
+def _tests(
+    name: str, seconds: int, *files: str, chosen: str = "", dims: tuple[int, ...] = ()
+) -> Case:
+    words = ["-m", "pytest", "-c", "tests/gpu/pytest.ini", "--rootdir=.", "-v", "--tb=short"]
+    words += ["-m", "gpu", *files, *(["-k", chosen] if chosen else [])]
+    return Case(name, tuple(words), seconds, dims)
 
 
-def _bench(name: str, seconds: int, *words: str) -> Case:
-    return Case(name, ("-m", f"benchmarks.gpu.{name.split('@')[0]}", *words), seconds)
+def _bench(name: str, seconds: int, dims: tuple[int, ...] = (128,)) -> Case:
+    return Case(name, ("-m", f"benchmarks.gpu.{name}"), seconds, dims)
 
 
 AGREEMENT = "tests/gpu/test_agreement.py"
+GRAPHS = "tests/runtime/engine/test_graphs.py"
+ATTENTION = "tests/runtime/layers/test_attention_flashinfer.py"
+OPERATORS = "tests/runtime/layers/test_flashinfer_operators.py"
+TABLE = "tests/runtime/engine/sampling/test_sampling_table.py"
 TESTS = (
-    _tests("agreement", AGREEMENT, 150, "float32"),
-    _tests("agreement-bfloat16", AGREEMENT, 150, "bfloat16"),
-    _tests("trained-model", "tests/gpu/test_trained_model.py", 90),
-    _tests("graphs", AGREEMENT, 120, "graphs"),
-    _tests("hand-over", "tests/gpu/test_handover.py", 90),
-    _tests("sampling", "tests/gpu/test_sampling.py", 60),
-    _tests("memory", "tests/gpu/test_host_blocks.py", 60),
-    _tests("weights", "tests/gpu/test_weights.py", 60),
-    _tests("kernels", "tests/gpu/test_kernels.py", 90),
-    _tests("attention", "tests/runtime/layers/test_attention_flashinfer.py", 90),
+    _tests("graphs", 90, GRAPHS, chosen="dim128", dims=(128,)),
+    _tests("agreement-bfloat16", 150, AGREEMENT, chosen="bfloat16 and dim128", dims=(128,)),
+    _tests("agreement-graphs", 150, AGREEMENT, chosen="graphs and dim128", dims=(128,)),
+    _tests("sampling", 90, "tests/gpu/test_sampling.py", TABLE),
+    _tests("kernels", 90, "tests/gpu/test_kernels.py"),
+    _tests("operators", 60, OPERATORS, dims=(128,)),
+    _tests("hand-over", 90, "tests/gpu/test_handover.py"),
+    _tests("agreement-float32", 150, AGREEMENT, chosen="float32"),
+    _tests("memory", 60, "tests/gpu/test_host_blocks.py"),
+    _tests("weights", 60, "tests/gpu/test_weights.py"),
+    _tests("trained-model", 90, "tests/gpu/test_trained_model.py", dims=(64,)),
+    _tests("attention", 120, ATTENTION, dims=(64,)),
+    _tests("graphs-dim64", 90, GRAPHS, chosen="dim64", dims=(64,)),
+    _tests("agreement-dim64", 120, AGREEMENT, chosen="dim64 and not float32", dims=(64,)),
 )
 BENCHES = (
-    _bench("offline", 150),
-    _bench("serving", 120),
+    _bench("overlap", 120),
     _bench("steps", 90),
+    _bench("offline", 120),
+    _bench("serving", 120),
     _bench("long_prompt", 120),
-    _bench("overlap", 150),
     _bench("interference", 150),
-    _bench("copies", 45),
-    _bench("kernels", 60),
+    _bench("copies", 45, ()),
+    _bench("kernels", 60, ()),
     Case("weights", ("-m", "benchmarks.load_weights", "--device", "cuda", "--runs", "3"), 60),
 )
 LISTS = {"test": TESTS, "bench": BENCHES}

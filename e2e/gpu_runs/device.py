@@ -1,4 +1,5 @@
-"""Which CUDA devices this machine has, asked of the driver's own library.
+"""Which CUDA devices this machine has, asked of the driver's own library, and which of flashinfer's
+modules they lack.
 
 Needs neither torch nor a toolkit, so a machine without a GPU is told at once.
 """
@@ -6,17 +7,30 @@ Needs neither torch nor a toolkit, so a machine without a GPU is told at once.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 NAME_BYTES = 256
+CAPABILITY = (75, 76)
+"""`CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `…_MINOR`."""
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 
 class NoDeviceError(Exception):
     """One line for whoever asked."""
 
 
-def cuda_devices(load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> list[str]:
-    """Names of the devices, in the driver's order.
+@dataclass(frozen=True)
+class CudaDevice:
+    name: str
+    architecture: int
+    """Compute capability, 90 for 9.0."""
+
+
+def cuda_devices(load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> list[CudaDevice]:
+    """The devices, in the driver's order.
 
     Raises:
         NoDeviceError: there is no driver, or it has no device.
@@ -30,10 +44,25 @@ def cuda_devices(load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> list[str]:
     count = ctypes.c_int()
     if (code := driver.cuDeviceGetCount(ctypes.byref(count))) or not count.value:
         raise NoDeviceError(f"no CUDA device: the driver has {count.value} (code {code})")
-    return [_name(driver, index) for index in range(count.value)]
+    return [_device(driver, index) for index in range(count.value)]
 
 
-def _name(driver: ctypes.CDLL, index: int) -> str:
-    text = ctypes.create_string_buffer(NAME_BYTES)
+def _device(driver: ctypes.CDLL, index: int) -> CudaDevice:
+    text, numbers = ctypes.create_string_buffer(NAME_BYTES), [ctypes.c_int(), ctypes.c_int()]
     code = driver.cuDeviceGetName(text, NAME_BYTES, index)
-    return text.value.decode() if not code else f"device {index}"
+    for number, attribute in zip(numbers, CAPABILITY, strict=True):
+        driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, index)
+    major, minor = numbers
+    name = text.value.decode() if not code else f"device {index}"
+    return CudaDevice(name, 10 * major.value + minor.value)
+
+
+def missing_modules(device: CudaDevice, head_dims: tuple[int, ...]) -> list[str]:
+    """flashinfer's modules for bfloat16 that were not built ahead, each with the reason."""
+    if str(KERNELS) not in sys.path:
+        sys.path.append(str(KERNELS))
+    from sluice_kernels import flashinfer_ahead
+
+    every = flashinfer_ahead.shapes(["bfloat16"], head_dims)
+    missing = (flashinfer_ahead.missing_modules(shape, device.architecture) for shape in every)
+    return list(dict.fromkeys(module for modules in missing for module in modules))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "gpu"
 FOLDERS = ("", "runtime", "kernels", "operator")
 """Of the tree, that are imported from."""
 
@@ -32,20 +33,21 @@ class Environment:
             **given,
             "PYTHONPATH": os.pathsep.join(map(str, path)),
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": given.get("PYTHONPYCACHEPREFIX") or str(CACHE / "bytecode"),
             "HF_HUB_OFFLINE": "1",
         }
 
 
-def environment(wheels: Path | None, cache: Path) -> Environment:
+def environment(wheels: Path | None) -> Environment:
     """
     Raises:
         EnvironmentFailedError: packages could not be had.
     """
     if wheels is not None:
-        return _from_wheels(wheels, cache / "site")
+        return _from_wheels(wheels, CACHE / "site")
     uv = shutil.which("uv") or str(_uv_of_setup())
-    folder = cache / "venv"
+    folder = CACHE / "venv"
     words = [uv, "sync", "--frozen", "--inexact", "--no-default-groups", "--no-install-project"]
     words += ["--extra=engine", "--extra=gpu", "--group=gpu-runs"]
     _run(words, {**os.environ, "UV_PROJECT_ENVIRONMENT": str(folder)})

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("runtime", "kernels", "tests/gpu", "benchmarks", "uv.lock")
+SOURCES = ("runtime", "kernels", "tests/gpu", "tests/runtime", "benchmarks", "uv.lock")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Outcome:
 
     case: str
     state: str
-    """passed, failed or timed-out."""
+    """passed, failed or timed-out; measured: one figure of a case that still runs."""
     seconds: float
     figures: list[dict[str, Any]] = field(default_factory=list)
     """What it measured: the JSON lines of its output."""

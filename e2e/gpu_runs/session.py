@@ -22,6 +22,13 @@ class Session:
     """Not begun, or cut short by the session's end: the next one goes on with them."""
     skipped: tuple[str, ...]
     """Done before."""
+    refused: tuple[str, ...] = ()
+    """Not begun, as what they need is missing."""
+
+    @property
+    def exit_status(self) -> int:
+        """0: all are done; 1: some failed, or cannot run here; 2: some are left."""
+        return 1 if self.failed or self.refused else 2 if self.left else 0
 
     @property
     def message(self) -> str:
@@ -30,11 +37,12 @@ class Session:
             "failed": self.failed,
             "done before": self.skipped,
             "left for another run": self.left,
+            "refused": self.refused,
         }
-        told = [
+        listed = [
             f"{len(names)} {what} ({', '.join(names)})" for what, names in parts.items() if names
         ]
-        return "; ".join(told) or "nothing to do"
+        return "; ".join(listed) or "nothing to do"
 
 
 def run_session(

@@ -24,7 +24,7 @@ def test_the_answers_are_those_of_one_engine(overlap: bool) -> None:
     with running("mixed", **settings) as engine:
         expected = engine.answers(asked)
     with running("prefill", **settings) as prefill, running("decode", **settings) as decode:
-        assert prefill.engine.pool.data.device.type == "cuda"
+        assert prefill.engine.device.place.type == "cuda"
         found = decode.answers(through(prefill, asked))
         assert decode.last is not None
         handover = decode.last.load.handover

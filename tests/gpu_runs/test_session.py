@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from e2e.gpu_runs.__main__ import ROOT, figures, main
+from e2e.gpu_runs import __main__ as gpu_runs
+from e2e.gpu_runs.__main__ import Runner, figures, main
 from e2e.gpu_runs.cases import LISTS, Case, UnknownCaseError, chosen
-from e2e.gpu_runs.device import NoDeviceError, cuda_devices
+from e2e.gpu_runs.device import CudaDevice, NoDeviceError, cuda_devices
+from e2e.gpu_runs.environment import ROOT, Environment
 from e2e.gpu_runs.results import Outcome, Setting, done, line_of, sources_digest
 from e2e.gpu_runs.session import run_session
 
@@ -109,7 +112,7 @@ def test_every_case_is_there_and_the_first_ones_fit_into_a_run(kind: str) -> Non
 def test_cases_are_chosen_by_name_in_the_order_of_the_list() -> None:
     first, second, *_ = chosen("bench", [])
     assert chosen("bench", [second.name, first.name]) == (first, second)
-    with pytest.raises(UnknownCaseError, match="case nothing: allowed are offline, "):
+    with pytest.raises(UnknownCaseError, match="case nothing: allowed are overlap, "):
         chosen("bench", ["nothing"])
 
 
@@ -124,7 +127,7 @@ def test_figures_are_the_lines_of_the_report() -> None:
 def test_a_machine_without_a_gpu_is_told_in_one_line(
     kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def absent() -> list[str]:
+    def absent() -> list[CudaDevice]:
         def load(name: str) -> None:
             raise OSError(f"{name}: cannot open shared object file")
 
@@ -150,13 +153,60 @@ class Driver:
         count._obj.value = self.count  # type: ignore[attr-defined]
         return 0
 
+    def cuDeviceGetAttribute(self, number: object, attribute: int, index: int) -> int:
+        number._obj.value = {75: 9, 76: 0}[attribute]  # type: ignore[attr-defined]
+        return 0
+
     def cuDeviceGetName(self, text: object, size: int, index: int) -> int:
         text.value = f"GPU {index}".encode()  # type: ignore[attr-defined]
         return 0
 
 
 def test_devices_are_the_drivers() -> None:
-    assert cuda_devices(lambda name: Driver(2)) == ["GPU 0", "GPU 1"]  # type: ignore[arg-type,return-value]
+    found = cuda_devices(lambda name: Driver(2))  # type: ignore[arg-type,return-value]
+    assert found == [CudaDevice("GPU 0", 90), CudaDevice("GPU 1", 90)]
     for driver in (Driver(0), Driver(1, code=100)):
         with pytest.raises(NoDeviceError, match="no CUDA device"):
             cuda_devices(lambda name, driver=driver: driver)  # type: ignore[misc]
+
+
+def test_cases_whose_kernels_were_not_built_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compile them takes longer than a run has."""
+    monkeypatch.setattr(gpu_runs, "cuda_devices", lambda: [CudaDevice("NVIDIA H200", 90)])
+    monkeypatch.setattr(
+        gpu_runs, "missing_modules", lambda device, dims: [f"decode_{dim}" for dim in dims]
+    )
+    assert main(["bench", "steps", "offline", "--results", str(tmp_path / "results")]) == 1
+    assert capsys.readouterr().err == (
+        "error: steps, offline: these modules of flashinfer are missing; scripts/gpu-kernels "
+        "builds them ahead, --compile lets nvcc do it here, for an hour\n  decode_128\n"
+    )
+    assert not (tmp_path / "results").exists()
+
+
+def test_what_runs_is_kept_and_what_is_refused_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_runs, "cuda_devices", lambda: [CudaDevice("NVIDIA H200", 90)])
+    monkeypatch.setattr(gpu_runs, "missing_modules", lambda device, dims: list(map(str, dims)))
+    monkeypatch.setattr(gpu_runs, "environment", lambda wheels: Environment(Path("/bin/echo")))
+    results = tmp_path / "results.jsonl"
+    assert main(["bench", "steps", "copies", "--results", str(results)]) == 1
+    assert "1 passed (copies); 1 refused (steps)" in capsys.readouterr().err
+    assert results.with_suffix(".log").read_text() == "# copies\n-m benchmarks.gpu.copies\n"
+
+
+def test_a_case_that_is_cut_short_leaves_what_it_had_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = """import time; print('{"figure": "a", "value": 1}', flush=True); time.sleep(60)"""
+    results = tmp_path / "results.jsonl"
+    runner = Runner(Environment(Path(sys.executable)), HERE, results)
+    outcome = runner(Case("slow", ("-c", script), 60), 1.0)
+    assert (outcome.state, outcome.figures) == ("timed-out", [{"figure": "a", "value": 1}])
+    first, last = map(json.loads, results.read_text().splitlines())
+    assert (first["state"], last["state"]) == ("measured", "timed-out")
+    assert first["figures"] == last["figures"]
+    assert json.loads(capsys.readouterr().out)["figure"] == "a"

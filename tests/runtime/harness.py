@@ -119,7 +119,7 @@ def run_engine(
     run.layers = type(engine.model.layers).__name__
     run.cuts, run.retractions = status.chunk_cuts, status.retractions
     run.evictions = status.evicted_pages
-    run.graph_steps = engine.runner.graph_steps
+    run.graph_steps = engine.runner.graph_steps or 0
     assert status.pages_available == status.pages_total, "pages leaked"
     return run
 

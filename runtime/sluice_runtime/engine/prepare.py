@@ -12,8 +12,8 @@ from sluice_runtime.engine.warm_up import warm_up
 
 
 def prepare(config: EngineConfig, engine: Engine) -> None:
-    """Runs the first steps, sets the garbage collector, which each capture runs, and captures graphs
-    for steps that decode.
+    """Runs the first steps, sets the garbage collector, which each capture runs, and captures
+    graphs for steps that decode.
 
     Raises:
         OutOfMemoryError: there is too little memory for the steps.

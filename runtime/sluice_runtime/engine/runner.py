@@ -124,9 +124,9 @@ class Runner:
         self._graphs = graphs
 
     @property
-    def graph_steps(self) -> int:
-        """Steps that the graphs computed that there are now; 0 without."""
-        return self._graphs.replays if self._graphs else 0
+    def graph_steps(self) -> int | None:
+        """Steps that CUDA graphs computed; None: there are no graphs."""
+        return self._graphs.replays if self._graphs else None
 
     def close(self) -> None:
         """Drops the graphs. Before ranks part: NCCL waits until no graph has one of its calls."""

@@ -83,7 +83,7 @@ SITES = [
 
 @pytest.fixture(params=SITES)
 def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """On a GPU with flashinfer's kernels, which are made for heads of 64 and 128, and real graphs."""
+    """On a GPU with flashinfer's kernels, made for heads of 64 and 128, and with real graphs."""
     kind, head_dim, heads = request.param
     place, dtype = torch.device(kind), torch.float32
     if kind == "cpu":

@@ -56,8 +56,8 @@ class Compiled:
         return kept / kept.sum(-1, keepdim=True)
 
 
-@pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """flashinfer calls these from now on."""
     from flashinfer import activation, norm, sampling
 
     made = Compiled()
@@ -68,6 +68,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     for module in (norm, activation):
         monkeypatch.setattr(module, "device_support_pdl", lambda _: False)
     return made
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    return compiled_on_cpu(monkeypatch)
 
 
 @pytest.fixture
