@@ -14,14 +14,15 @@ MASK_BYTES: Final = 10
 """While grammar masks are applied, in addition to the logits: bits, marks, and two copies."""
 WORK_BYTES: Final = 40
 """While a row is sampled that has all tokens of the vocabulary sorted, in float64; the same while a
-row is penalised, for each token of its list."""
+row is penalised, for each token of its list. A row that takes its most probable token needs none of
+it, biased or not."""
 WORK_AT_ONCE_BYTES: Final = 256 << 20
-"""Rows are sampled in blocks of this much work: enough for every operation to fill a GPU, and on a
-CPU larger blocks would be no faster."""
+"""Rows are sampled in blocks of this much work, if some need any: enough for every operation to
+fill a GPU, and on a CPU larger blocks would be no faster."""
 
 
 def rows_at_once(vocabulary_size: int) -> int:
-    """Rows that are sampled together, 1 at least."""
+    """Rows that are sampled together where some need work, 1 at least."""
     return max(1, WORK_AT_ONCE_BYTES // (WORK_BYTES * vocabulary_size))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from sluice_runtime.engine.sampling.columns import Whole
 from sluice_runtime.engine.sampling.draw import RowParameters
+from sluice_runtime.layers.draw import GREEDY_BELOW
 from sluice_runtime.messages import Sampling
 
 
@@ -26,6 +27,10 @@ class ParameterTable:
         self._min_ps[row] = np.float32(sampling.min_p)
         self._top_ks[row] = sampling.top_k
         self._seeds[row] = sampling.seed
+
+    def draw(self, rows: Whole) -> bool:
+        """Whether any of them does not take its most probable token."""
+        return bool((self._temperatures[rows] >= GREEDY_BELOW).any())
 
     def of(self, rows: Whole, positions: Whole) -> RowParameters:
         """[m] rows, and the positions of the tokens to be drawn."""

@@ -113,6 +113,10 @@ class Penalties:
         self._tokens.view(-1).index_copy_(0, listed, tokens.int())
         self._counts.view(-1).index_copy_(0, counted, counts.int())
 
+    def any_of(self, rows: Whole) -> bool:
+        """Whether any of a step's rows is penalised."""
+        return bool(self._penalised[rows].any())
+
     def of(self, rows: Whole) -> PenalisedRows | None:
         """Those of a step's rows that are penalised."""
         places = np.flatnonzero(self._penalised[rows])

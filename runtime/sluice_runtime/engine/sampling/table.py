@@ -66,11 +66,15 @@ class SamplingTable:
         to be sampled: [m] on the host → [m] tokens on the device."""
         numbers = np.array(rows, np.int64)
         at_once = rows_at_once(logits.shape[1])
-        if len(rows) <= at_once:
+        if len(rows) <= at_once or not self._takes_memory(numbers):
             return self._sample(logits, numbers, positions)
         parts = [slice(first, first + at_once) for first in range(0, len(rows), at_once)]
         sampled = [self._sample(logits[part], numbers[part], positions[part]) for part in parts]
         return torch.cat(sampled)
+
+    def _takes_memory(self, rows: Whole) -> bool:
+        """Whether sampling these rows takes some for each token of the vocabulary or context."""
+        return self._parameters.draw(rows) or self._penalties.any_of(rows)
 
     def _sample(self, logits: Tensor, rows: Whole, positions: Whole) -> Tensor:
         self._bias.apply(logits, rows, positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 from sluice_runtime.engine.sampling import memory
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
+from sluice_runtime.layers.backend import TORCH, Backend
+from sluice_runtime.layers.draw import Draws, draw
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
 from torch.profiler import ProfilerActivity, profile
@@ -22,8 +25,8 @@ MANY = tuple(range(ROWS))
 HISTORY = tuple(range(CONTEXT))
 
 
-def table_of(**sampling: Any) -> SamplingTable:
-    table = SamplingTable(TableSize(ROWS, VOCABULARY, CONTEXT))
+def table_of(sampling: dict[str, Any], backend: Backend = TORCH) -> SamplingTable:
+    table = SamplingTable(TableSize(ROWS, VOCABULARY, CONTEXT), backend=backend)
     added = tuple(
         RowAdded(row, str(row), Sampling(**sampling), CONTEXT, HISTORY, logprobs=20) for row in MANY
     )
@@ -62,7 +65,7 @@ def test_no_request_makes_a_step_take_more_memory_than_planned(
     monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], at_once: int
 ) -> None:
     monkeypatch.setattr(memory, "WORK_AT_ONCE_BYTES", memory.WORK_BYTES * VOCABULARY * at_once)
-    table = table_of(**sampling)
+    table = table_of(sampling)
     logits = torch.randn(ROWS, VOCABULARY) / 100
     step_bytes = max_bytes(lambda: step(table, logits)) + logits.nbytes
     penalties = table._penalties
@@ -76,7 +79,7 @@ def test_rows_sampled_in_blocks_get_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logits = torch.randn(ROWS, VOCABULARY)
-    together, apart = table_of(**WORST), table_of(**WORST)
+    together, apart = table_of(WORST), table_of(WORST)
     wanted = [step(together, logits.clone()).tolist() for _ in range(3)]
     monkeypatch.setattr(memory, "WORK_AT_ONCE_BYTES", memory.WORK_BYTES * VOCABULARY * 5)
     assert [step(apart, logits.clone()).tolist() for _ in range(3)] == wanted
@@ -84,3 +87,31 @@ def test_rows_sampled_in_blocks_get_the_same_tokens(
 
 def test_with_a_very_large_vocabulary_rows_are_sampled_one_by_one() -> None:
     assert memory.rows_at_once(1 << 30) == 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "blocks"),
+    [
+        ({"temperature": 0.0}, 1),
+        ({"temperature": 0.0, "top_p": 0.9, "logit_bias": [(3, 1.5)]}, 1),
+        ({"temperature": 0.0, "presence_penalty": 0.5}, 3),
+        ({}, 3),
+    ],
+)
+def test_rows_that_need_no_memory_are_one_block(
+    monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], blocks: int
+) -> None:
+    monkeypatch.setattr(memory, "WORK_AT_ONCE_BYTES", memory.WORK_BYTES * VOCABULARY * 5)
+    rows: list[int] = []
+
+    def counted(logits: torch.Tensor, draws: Draws | None) -> torch.Tensor:
+        rows.append(len(logits))
+        return draw(logits, draws)
+
+    table, logits = (
+        table_of(sampling, replace(TORCH, draw=counted)),
+        torch.randn(ROWS, VOCABULARY),
+    )
+    small = max_bytes(lambda: table.sample(logits, MANY, np.ones(ROWS, np.int64)))
+    assert (len(rows), sum(rows)) == (blocks, ROWS)
+    assert blocks > 1 or small < VOCABULARY
