@@ -88,11 +88,14 @@ def pages_in_device_memory(
         )
     except OutOfMemoryError as error:
         raise OutOfMemoryError(f"{error}; chunkSize {smaller_chunk(config)} is next") from None
+    # What this step did not do, and requests may ask for: grammars, penalties of long contexts.
+    rows = config.max_running_requests or 1
+    step = max(step, sampling_bytes(rows, spec.vocabulary_size, loaded.context_tokens))
     part = ModelBytes(spec, dtype.itemsize, loaded.model.group.size)
     question = PoolQuestion(config, part, loaded.context_tokens, device, step)
     found = device_pool_pages(question)
     _log.info(
-        "memory of the GPU: %d of %d MiB are left by the weights; a full step of %d tokens took "
+        "memory of the GPU: %d of %d MiB are left by the weights; a full step of %d tokens takes "
         "%d MiB; %d MiB are kept free",
         *(device.available // MIB, device.total // MIB, step_tokens(config)),
         *(step // MIB, question.reserved // MIB),

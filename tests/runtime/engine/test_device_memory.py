@@ -12,6 +12,7 @@ from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.device_sizes import MIB, DeviceBytes
 from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.model_files import resolve
 from sluice_runtime.scheduler.batch import Batch
@@ -82,6 +83,16 @@ def test_the_pool_gets_what_a_full_step_or_the_memory_fraction_leaves(
     assert pool_mib(engine) == pytest.approx(left_mib, abs=16 * TOKEN / MIB)
     assert memory.steps == [(512, 64)], "a full chunk, and all rows"
     assert engine.available_bytes == 900 * MIB
+
+
+def test_what_the_full_step_did_not_do_is_kept_free_too() -> None:
+    """Penalties of long contexts and grammars, which requests may ask for."""
+    memory = PretendedMemory(1)
+    engine = built(memory, maxRunningRequests=128, memoryFraction=0.9, contextLength=4096)
+    vocabulary = engine.model.spec.vocabulary_size
+    sampling = sampling_bytes(128, vocabulary, 4096) / MIB
+    assert sampling > 10
+    assert pool_mib(engine) == pytest.approx(900 - sampling - 8 - 512, abs=16 * TOKEN / MIB)
 
 
 def test_a_step_that_leaves_too_little_is_told_with_numbers() -> None:
