@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -20,7 +20,11 @@ import numpy as np
 import torch
 from sluice_kernels import flashinfer_ahead
 from sluice_kernels.triton import operators
+from sluice_runtime.engine.sampling.draw import SamplingRows, sample
+from sluice_runtime.engine.sampling.memory import rows_at_once
+from sluice_runtime.engine.sampling.restriction import Ranked, Restrictions, RowsOf
 from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers.draw import Draws
 from sluice_runtime.layers.norm import HeadNorm
 from sluice_runtime.layers.rope import Angles, rotation
 from sluice_runtime.layers.rotate_and_store import KernelStep, TorchStep
@@ -35,7 +39,9 @@ MODELS = {"qwen3-0.6b": (16, 8, True), "llama3-8b": (32, 8, False)}
 """Query heads, key heads, and whether each has a norm."""
 TOKENS = sorted({1, *map(scaled, (64, 256, 8192))})
 LAUNCHES, REPLAYS = 20, 15
-MOVED_PAGES = 64
+VOCABULARY, SAMPLED_ROWS = 151_936, (1, 64, 256)
+RESTRICTIONS = {"none": (1.0, 0), "top_p": (0.9, 0), "top_k": (1.0, 50)}
+"""top_p and top_k."""
 
 Call = Callable[[], object]
 
@@ -46,7 +52,7 @@ class Figure:
 
     name: str
     moved_bytes: int
-    """Read once and written once."""
+    """By who reads and writes everything once."""
     ways: dict[str, Call]
     """Ours first."""
 
@@ -55,7 +61,8 @@ def figures() -> Iterator[Figure]:
     for model in MODELS:
         for tokens in TOKENS:
             yield stored(model, tokens)
-    yield from copied()
+    for rows, restriction in product(SAMPLED_ROWS, RESTRICTIONS):
+        yield sampled(rows, restriction)
 
 
 def stored(model: str, tokens: int) -> Figure:
@@ -115,39 +122,48 @@ class Flashinfer:
         )  # fmt: skip
 
 
-def copied() -> Iterator[Figure]:
-    """Scattered pages to one piece of memory and back; on the device and to the host's."""
-    pool = PagePool(KvShape(32, 8, DIM, torch.bfloat16), 512, PAGE, GPU)
-    pool.data.normal_()
-    listed = random.Random(0).sample(range(512), MOVED_PAGES)
-    places, page_ids = list(enumerate(listed)), torch.tensor(listed, device=GPU)
-    words = pool.data.view(torch.int64)
-    for name, staging in (
-        ("device", torch.empty_like(pool.data[:MOVED_PAGES])),
-        ("host", torch.empty(pool.data[:MOVED_PAGES].shape, dtype=torch.bfloat16).pin_memory()),
-    ):
-        moved, held = 2 * staging.nbytes, staging.view(torch.int64)
-
-        pack: dict[str, Call] = {
-            "ours": partial(operators.pack_pages, pool.data, page_ids, staging),
-            "a copy a page": partial(copy_each, [(staging[i], pool.data[at]) for i, at in places]),
-        }
-        unpack: dict[str, Call] = {
-            "ours": partial(operators.unpack_pages, staging, page_ids, pool.data),
-            "a copy a page": partial(copy_each, [(pool.data[at], staging[i]) for i, at in places]),
-        }
-        if name == "device":
-            # Eight bytes at a time, which is kinder to it than numbers of two.
-            pack["torch"] = partial(torch.index_select, words, 0, page_ids, out=held)
-            unpack["torch"] = partial(words.index_copy_, 0, page_ids, held)
-        yield Figure(f"pack_pages.{name}", moved, pack)
-        yield Figure(f"unpack_pages.{name}", moved, unpack)
+def sampled(rows: int, restriction: str) -> Figure:
+    """One token a row at temperature 0.8, from logits that a model of 16 bits could have."""
+    torch.manual_seed(rows)
+    logits = (torch.randn(rows, VOCABULARY, device=GPU) * 3).bfloat16().float()
+    top_p, top_k = RESTRICTIONS[restriction]
+    columns = (0.8, 0.0, top_p, 0.0, top_k)
+    asked = torch.tensor(columns, dtype=torch.float64, device=GPU)[:, None].repeat(1, rows)
+    asked[1] = torch.rand(rows, device=GPU)
+    at_once = rows_at_once(VOCABULARY)
+    parts = [sampling_rows(part, restriction) for part in asked.split(at_once, dim=1)]
+    blocks = list(zip(logits.clone().split(at_once), parts, strict=True))
+    ways: dict[str, Call] = {
+        "ours": partial(operators.sample_rows, logits, asked),
+        "torch": lambda: torch.cat([sample(*block) for block in blocks]),
+        "flashinfer": partial(flashinfer_sampling, logits, asked[0].float(), top_p, top_k),
+    }
+    return Figure(f"sample.{VOCABULARY}.{rows}.{restriction}", logits.nbytes, ways)
 
 
-def copy_each(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Each second one into its first one."""
-    for target, source in pairs:
-        target.copy_(source, non_blocking=True)
+def sampling_rows(asked: Tensor, restriction: str) -> SamplingRows:
+    """The same for engines without the kernel."""
+    temperature, uniforms, top_p, _, top_k = asked
+    draws, width = Draws(temperature.float(), uniforms, None), RESTRICTIONS[restriction][1]
+    every = RowsOf(None, draws.temperatures, top_p.float())
+    restrictions = {
+        "none": None,
+        "top_p": Restrictions(None, every, None),
+        "top_k": Restrictions(Ranked(every, top_k.long(), width), None, None),
+    }
+    return SamplingRows(draws, restrictions[restriction])
+
+
+def flashinfer_sampling(logits: Tensor, temperature: Tensor, top_p: float, top_k: int) -> Tensor:
+    """With numbers of its own."""
+    from flashinfer import sampling
+
+    probabilities = sampling.softmax(logits, temperature)
+    if top_k > 0:
+        return sampling.top_k_sampling_from_probs(probabilities, top_k)
+    if top_p < 1:
+        return sampling.top_p_sampling_from_probs(probabilities, top_p)
+    return sampling.sampling_from_probs(probabilities)
 
 
 def seconds(call: Call) -> float:

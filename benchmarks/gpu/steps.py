@@ -26,7 +26,7 @@ ROWS, CONTEXT, STEPS, WARM_STEPS = *map(scaled, (256, 512, 40)), 12
 KINDS: Mapping[str, tuple[str, ...]] = {
     "products": ("gemm", "cutlass", "nvjet", "cublas", "splitk", "sm90_xmma"),
     "attention": ("flashinfer", "Attention", "PagedKV", "BatchDecode", "BatchPrefill", "flash"),
-    "sampling": ("Sampling", "softmax", "SoftMax", "sort", "topk", "TopK", "argmax", "cumsum"),
+    "sampling": ("Sampl", "softmax", "SoftMax", "sort", "topk", "TopK", "argmax", "cumsum"),
     "copies": ("Memcpy", "Memset"),
 }
 """Parts of kernels' names; the first kind that one is in."""

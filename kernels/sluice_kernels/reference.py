@@ -79,21 +79,6 @@ def rotate_and_store_padded(
     return queries
 
 
-def pack_pages(pool: Tensor, page_ids: Tensor, staging: Tensor) -> None:
-    """staging[i] = pool[page_ids[i]]; where there is no such page, staging keeps what it has.
-
-    pool: [page, …], contiguous; page_ids: [m]; staging: [≥ m, …].
-    """
-    held = (page_ids >= 0) & (page_ids < len(pool))
-    staging[: len(page_ids)][held] = pool[page_ids[held].long()]
-
-
-def unpack_pages(staging: Tensor, page_ids: Tensor, pool: Tensor) -> None:
-    """pool[page_ids[i]] = staging[i]; what belongs to no page of the pool is left out."""
-    held = (page_ids >= 0) & (page_ids < len(pool))
-    pool[page_ids[held].long()] = staging[: len(page_ids)][held]
-
-
 def paged_attention(
     queries: Tensor,
     pool: Tensor,
@@ -142,3 +127,27 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, greedy_below: f
     drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
     tokens = torch.where(temperatures < greedy_below, tokens, drawn)
     return tokens.masked_fill(~finite, -1)
+
+
+def sample_rows(logits: Tensor, asked: Tensor) -> Tensor:
+    """One token a row of what its top_k, top_p and min_p leave of softmax(logits / temperature).
+
+    logits: [m, vocabulary]; asked: [5, m] float64: temperatures (0: the first of the most probable
+    tokens), numbers in [0, 1), top_p, min_p and top_k (below 1: none) → [m], -1 as in `draw`. Each
+    restriction is the least logit that a token must have, so equal logits are in or out together;
+    top_p is of the mass that top_k leaves.
+    """
+    temperatures, uniforms, top_p, min_p, top_k = asked
+    scale = temperatures.clamp_min(1e-30)
+    ordered = logits.double().sort(-1, descending=True).values
+    peaks, size = ordered[:, :1], logits.shape[1]
+    counts = torch.where(top_k < 1, size, top_k.clamp(max=size)).long()
+    beyond = torch.arange(size, device=logits.device) >= counts[:, None]
+    weights = ((ordered - peaks) / scale[:, None]).exp().masked_fill(beyond, 0)
+    cumulative = weights.cumsum(-1)
+    last = (cumulative < (top_p * cumulative[:, -1])[:, None]).sum(-1)
+    last = torch.where(top_p < 1, last, counts - 1).minimum(counts - 1)
+    least = ordered.gather(1, last[:, None]).squeeze(1)
+    least = torch.where(min_p > 0, least.maximum(peaks.squeeze(1) + scale * min_p.log()), least)
+    kept = logits.double().masked_fill(logits < least[:, None], float("-inf"))
+    return draw(kept, temperatures, uniforms, 1e-30)

@@ -14,7 +14,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.gpu import kernels
 
-CALLED = ("norm.rmsnorm", "apply_rope_with_cos_sin_cache_inplace", "append_paged_kv_cache")
+CALLED = (
+    "norm.rmsnorm",
+    "apply_rope_with_cos_sin_cache_inplace",
+    "append_paged_kv_cache",
+    "sampling.softmax",
+    "sampling.top_k_sampling_from_probs",
+    "sampling.top_p_sampling_from_probs",
+    "sampling.sampling_from_probs",
+)
 
 
 @pytest.fixture
@@ -56,7 +64,9 @@ def test_every_way_of_every_figure_can_be_called(called: list[str]) -> None:
         assert figure.moved_bytes > 0
         for call in figure.ways.values():
             call()
-    assert len(set(names)) == len(names) == len(kernels.MODELS) * len(kernels.TOKENS) + 4
+    sampled = len(kernels.SAMPLED_ROWS) * len(kernels.RESTRICTIONS)
+    assert len(set(names)) == len(names) == len(kernels.MODELS) * len(kernels.TOKENS) + sampled
+    assert called.count("sampling.softmax") == sampled
     normed = sum(normed for _, _, normed in kernels.MODELS.values()) * len(kernels.TOKENS)
     assert called.count("norm.rmsnorm") == 2 * normed
     assert called.count("append_paged_kv_cache") == len(kernels.MODELS) * len(kernels.TOKENS)

@@ -9,6 +9,8 @@ import torch
 from sluice_kernels import reference
 from sluice_kernels.triton import operators
 
+from tests.kernels.triton.sampled_rows import KINDS, asked_by, assert_sampled, rows_of_kind
+
 pytestmark = pytest.mark.gpu
 
 PAGES, LAYERS, PAGE = 7, 3, 16
@@ -47,20 +49,11 @@ def test_rotation_with_the_kv_write(
     torch.testing.assert_close(ours, theirs, **allowed)
 
 
-@pytest.mark.parametrize("where", ["cuda", "pinned"])
-@pytest.mark.parametrize("ids", [torch.int64, torch.int32])
-def test_pages_are_packed_and_unpacked(where: str, ids: torch.dtype) -> None:
-    pool = torch.randn(PAGES, LAYERS, 2, PAGE, 2, 64, device="cuda").half()
-    page_ids = torch.tensor([5, 0, 3, 99, -1], device="cuda", dtype=ids)
-    staging = torch.zeros(8, *pool.shape[1:], dtype=pool.dtype)
-    staging = staging.pin_memory() if where == "pinned" else staging.cuda()
-    operators.pack_pages(pool, page_ids, staging)
-    torch.cuda.synchronize()
-    expected = torch.zeros(8, *pool.shape[1:], dtype=pool.dtype, device="cuda")
-    reference.pack_pages(pool, page_ids, expected)
-    assert torch.equal(staging.cuda(), expected)
-    emptied = torch.zeros_like(pool)
-    operators.unpack_pages(staging, page_ids, emptied)
-    torch.cuda.synchronize()
-    assert torch.equal(emptied[[5, 0, 3]], pool[[5, 0, 3]])
-    assert not emptied[[1, 2, 4, 6]].any()
+@pytest.mark.parametrize("vocabulary", [259, 32_000, 151_936])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_sampling_of_rows(dtype: torch.dtype, kind: str, vocabulary: int) -> None:
+    torch.manual_seed(vocabulary)
+    logits = rows_of_kind(kind, vocabulary, 40).to(dtype).cuda()
+    asked = asked_by(kind, vocabulary, len(logits)).cuda()
+    assert_sampled(operators.sample_rows(logits, asked), logits, asked)

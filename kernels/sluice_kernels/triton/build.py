@@ -32,9 +32,8 @@ def programs() -> Iterator[Program]:
     for ids in (torch.int64, torch.int32):
         for dtype, dim, normed in itertools.product(DTYPES, HEAD_DIMS, (True, False)):
             yield rotary(dtype, dim, normed, ids)
-        for pack in (True, False):
-            pool = _meta(2, 2, 2, 16, 1, 64, dtype=torch.float16)
-            yield calls.copy_pages(pool, _meta(2, dtype=ids), pool, pack).program()
+    for vocabulary in (16, 1):  # a multiple of 16, and none
+        yield sampling(torch.float32, vocabulary)
 
 
 def rotary(dtype: torch.dtype, dim: int, normed: bool, ids: torch.dtype) -> Program:
@@ -45,6 +44,12 @@ def rotary(dtype: torch.dtype, dim: int, normed: bool, ids: torch.dtype) -> Prog
     return calls.rotate_and_store(
         qkv, norm if normed else None, 0.0, angles, angles, pool, 0, place, place, queries
     ).program()
+
+
+def sampling(dtype: torch.dtype, vocabulary: int) -> Program:
+    """For logits of `dtype`; of the vocabulary it matters whether it is a multiple of 16."""
+    logits, asked = _meta(1, vocabulary, dtype=dtype), _meta(5, 1, dtype=torch.float64)
+    return calls.sample_rows(logits, asked, _meta(1, dtype=torch.int64)).program()
 
 
 def _meta(*shape: int, dtype: torch.dtype) -> Tensor:

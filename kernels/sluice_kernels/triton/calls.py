@@ -17,6 +17,7 @@ POINTERS: Final = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
+    torch.float64: "*fp64",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
@@ -24,7 +25,8 @@ POINTERS: Final = {
 ROTARY_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _ROTARY_WARPS, _ROTARY_PAIRS = 2, 512
 """A program turns this many pairs: each thread reads 16 bytes of 16-bit numbers at a time."""
-_COPY_WARPS, _COPY_WORDS = 8, 2048
+_SAMPLE_WARPS, _SAMPLE_TOKENS = 32, 4096
+"""A program reads this many logits at a time: each thread four."""
 
 Value = int | float
 Constant = int | None
@@ -104,26 +106,16 @@ def rotate_and_store(
     )
 
 
-def copy_pages(pool: Tensor, page_ids: Tensor, staging: Tensor, pack: bool) -> Call:
-    """See `reference.pack_pages` and `reference.unpack_pages`.
-
-    pool, staging: any shape whose first dimension counts pages, of the same bytes a page.
-    """
-    words = pool[0].numel() * pool.element_size() // torch.int64.itemsize
-    source, target = (pool, staging) if pack else (staging, pool)
+def sample_rows(logits: Tensor, asked: Tensor, tokens: Tensor) -> Call:
+    """See `reference.sample_rows`; `tokens` [m] are written."""
+    rows, vocabulary = logits.shape
     return Call(
-        kernel="copy_pages",
-        grid=(len(page_ids), -(-words // _COPY_WORDS)),
-        arguments={
-            "source": source.view(torch.uint8).flatten().view(torch.int64),
-            "target": target.view(torch.uint8).flatten().view(torch.int64),
-            "page_ids": page_ids,
-            "pages": len(pool),
-            "words": words,
-        },
-        constants={"PACK": int(pack), "BLOCK": _COPY_WORDS},
-        warps=_COPY_WARPS,
-        multiples=("source", "target", *(("words",) if words % 16 == 0 else ())),
+        kernel="sample_rows",
+        grid=(rows, 1),
+        arguments={"logits": logits, "asked": asked, "tokens": tokens, "vocabulary": vocabulary},
+        constants={"BLOCK": _SAMPLE_TOKENS},
+        warps=_SAMPLE_WARPS,
+        multiples=() if vocabulary % 16 else ("logits", "vocabulary"),
     )
 
 

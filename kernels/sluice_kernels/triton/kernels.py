@@ -69,20 +69,150 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def copy_pages(  # type: ignore[no-untyped-def]
-    source,
-    target,
-    page_ids,
-    pages,
-    words,
-    PACK: tl.constexpr,  # noqa: N803
+def sample_rows(  # type: ignore[no-untyped-def]
+    logits,
+    asked,
+    tokens,
+    vocabulary,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """BLOCK of the words of one page: from the pool to staging (PACK), or back."""
-    entry = tl.program_id(0).to(tl.int64)
-    page = tl.load(page_ids + entry).to(tl.int64)
-    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    copied = (word < words) & (page >= 0) & (page < pages)
-    read, written = (page, entry) if PACK else (entry, page)
-    values = tl.load(source + read * words + word, mask=copied)
-    tl.store(target + written * words + word, values, mask=copied)
+    """One row, of which every pass reads BLOCK logits at a time."""
+    row = tl.program_id(0)
+    own = logits + row.to(tl.int64) * vocabulary
+    column, rows = asked + row, tl.num_programs(0)
+    temperature = tl.load(column).to(tl.float32)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    least = tl.full([BLOCK], float("inf"), tl.float32)
+    where = tl.full([BLOCK], 0, tl.int32)
+    for begin in range(0, vocabulary, BLOCK):
+        x, token = _block(own, begin, vocabulary, BLOCK)
+        larger = (x > best) | (x != x)  # what is not a number stays
+        where = tl.where(larger, token, where)
+        best = tl.where(larger, x, best)
+        least = tl.where((x < least) & (x > float("-inf")), x, least)
+    peak = tl.max(best, 0)
+    chosen = tl.min(tl.where(best == peak, where, vocabulary), 0)
+    strange = tl.max((best != best).to(tl.int32), 0)
+    distributed = (strange == 0) & (tl.abs(peak) < float("inf"))
+    if distributed & (temperature > 0):
+        scale = 1.4426950408889634 / temperature  # of powers of two
+        lowest = tl.min(least, 0)
+        top_p, min_p = tl.load(column + 2 * rows), tl.load(column + 3 * rows).to(tl.float32)
+        top_k = tl.load(column + 4 * rows).to(tl.int32)
+        if (top_k > 0) & (top_k < vocabulary):
+            wanted = top_k.to(tl.float64)
+            lowest = _least_kept(own, vocabulary, lowest, peak, None, wanted, BLOCK)
+        if top_p < 1:
+            # Of tokens equal to the last of the top_k, only as many count as top_k has room for.
+            count = _held(own, vocabulary, lowest, peak, None, BLOCK)
+            mass = _held(own, vocabulary, lowest, peak, scale, BLOCK)
+            beyond = tl.where(top_k > 0, tl.maximum(count - top_k, 0), 0)
+            mass -= beyond * _weights(lowest, peak, scale)
+            lowest = _least_kept(own, vocabulary, lowest, peak, scale, top_p * mass, BLOCK)
+        if min_p > 0:
+            lowest = tl.maximum(lowest, peak + temperature * tl.log(min_p))
+        uniform = tl.load(column + rows)
+        chosen = _drawn(own, vocabulary, lowest, peak, scale, uniform, BLOCK)
+    tl.store(tokens + row, tl.where(distributed, chosen, -1).to(tl.int64))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _block(own, begin, vocabulary, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Logits of BLOCK tokens, -inf behind the last, and the tokens."""
+    token = begin + tl.arange(0, BLOCK)
+    x = tl.load(own + token, mask=token < vocabulary, other=float("-inf"))
+    return x.to(tl.float32), token
+
+
+@triton.jit
+def _weights(x, peak, scale):  # type: ignore[no-untyped-def]
+    """Relative to the most probable token's; without a scale tokens are counted."""
+    return tl.full(x.shape, 1.0, tl.float32) if scale is None else tl.exp2((x - peak) * scale)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _held(own, vocabulary, lowest, peak, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Weight of the logits from `lowest` on."""
+    held = tl.full([BLOCK], 0, tl.float32)
+    for begin in range(0, vocabulary, BLOCK):
+        held += _kept(own, begin, vocabulary, lowest, peak, scale, BLOCK)
+    return tl.sum(held.to(tl.float64), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _least_kept(  # type: ignore[no-untyped-def]
+    own,
+    vocabulary,
+    low,
+    peak,
+    scale,
+    wanted,
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """The largest of the row's logits from which on they weigh `wanted`; `low` if they never do.
+
+    It is one of the row's between `low` and `high`. Each pass halves what is between them and moves
+    the end to the next logit there is, so that those of 16-bit models take about eight.
+    """
+    high = peak
+    while low < high:
+        middle = tl.minimum(0.5 * low + 0.5 * high, high)
+        middle = tl.where(middle > low, middle, high)
+        held = tl.full([BLOCK], 0, tl.float32)
+        above = tl.full([BLOCK], float("inf"), tl.float32)
+        under = tl.full([BLOCK], float("-inf"), tl.float32)
+        for begin in range(0, vocabulary, BLOCK):
+            x, _ = _block(own, begin, vocabulary, BLOCK)
+            held += tl.where(x >= middle, _weights(x, peak, scale), 0.0)
+            above = tl.where((x >= middle) & (x < above), x, above)
+            under = tl.where((x < middle) & (x > under), x, under)
+        enough = tl.sum(held.to(tl.float64), 0) >= wanted
+        low = tl.where(enough, tl.min(above, 0), low)
+        high = tl.where(enough, high, tl.max(under, 0))
+    return low
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _drawn(  # type: ignore[no-untyped-def]
+    own,
+    vocabulary,
+    lowest,
+    peak,
+    scale,
+    uniform,
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """The first token at which the running sum of the weights exceeds its share `uniform`."""
+    total, last = tl.full([], 0, tl.float64), 0
+    for begin in range(0, vocabulary, BLOCK):
+        mass = tl.sum(_kept(own, begin, vocabulary, lowest, peak, scale, BLOCK), 0)
+        total += mass
+        last = tl.where(mass > 0, begin, last)
+    left = uniform * total
+    begin = 0
+    mass = tl.sum(_kept(own, begin, vocabulary, lowest, peak, scale, BLOCK), 0)
+    while (mass <= left) & (begin < last):
+        left -= mass
+        begin += BLOCK
+        mass = tl.sum(_kept(own, begin, vocabulary, lowest, peak, scale, BLOCK), 0)
+    weights = _kept(own, begin, vocabulary, lowest, peak, scale, BLOCK)
+    token = begin + tl.arange(0, BLOCK)
+    # Rounding must not choose a token that was left out, nor none.
+    end = tl.max(tl.where(weights > 0, token, 0), 0)
+    found = (weights > 0) & (tl.cumsum(weights.to(tl.float64), 0) > left)
+    return tl.min(tl.where(found, token, end), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _kept(  # type: ignore[no-untyped-def]
+    own,
+    begin,
+    vocabulary,
+    lowest,
+    peak,
+    scale,
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """Weights of BLOCK tokens, 0 for those that are left out."""
+    x, _ = _block(own, begin, vocabulary, BLOCK)
+    return tl.where(x >= lowest, _weights(x, peak, scale), 0.0)

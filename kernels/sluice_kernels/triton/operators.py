@@ -34,14 +34,9 @@ def rotate_and_store(
     return cast(Tensor, operator(qkv, head_norm, eps, cos, sin, pool, layer, pages, offsets))
 
 
-def pack_pages(pool: Tensor, page_ids: Tensor, staging: Tensor) -> None:
-    """See `reference.pack_pages`; `staging` may be pinned memory of the host."""
-    torch.ops.sluice_triton.pack_pages.default(pool, page_ids, staging)
-
-
-def unpack_pages(staging: Tensor, page_ids: Tensor, pool: Tensor) -> None:
-    """See `reference.unpack_pages`; `staging` may be pinned memory of the host."""
-    torch.ops.sluice_triton.unpack_pages.default(staging, page_ids, pool)
+def sample_rows(logits: Tensor, asked: Tensor) -> Tensor:
+    """See `reference.sample_rows`."""
+    return cast(Tensor, torch.ops.sluice_triton.sample_rows.default(logits, asked))
 
 
 @cache
@@ -95,16 +90,14 @@ def _rotate_and_store(
     return queries
 
 
-def _nothing(*arguments: Tensor) -> None:
-    """Nothing comes out."""
+def _tokens(logits: Tensor, asked: Tensor) -> Tensor:
+    return logits.new_empty(len(logits), dtype=torch.int64)
 
 
-def _pack_pages(pool: Tensor, page_ids: Tensor, staging: Tensor) -> None:
-    _launch(calls.copy_pages(pool, page_ids, staging, pack=True), pool.device)
-
-
-def _unpack_pages(staging: Tensor, page_ids: Tensor, pool: Tensor) -> None:
-    _launch(calls.copy_pages(pool, page_ids, staging, pack=False), pool.device)
+def _sample_rows(logits: Tensor, asked: Tensor) -> Tensor:
+    tokens = _tokens(logits, asked)
+    _launch(calls.sample_rows(logits, asked, tokens), logits.device)
+    return tokens
 
 
 def _register(schema: str, launch: Callable[..., object], fake: Callable[..., object]) -> None:
@@ -121,9 +114,4 @@ _register(
     _rotate_and_store,
     _rotate_and_store_fake,
 )
-_register(
-    "pack_pages(Tensor pool, Tensor page_ids, Tensor(a!) staging) -> ()", _pack_pages, _nothing
-)
-_register(
-    "unpack_pages(Tensor staging, Tensor page_ids, Tensor(a!) pool) -> ()", _unpack_pages, _nothing
-)
+_register("sample_rows(Tensor logits, Tensor asked) -> Tensor", _sample_rows, _tokens)

@@ -7,7 +7,7 @@ chooses. Plain torch is the reference and runs everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -59,6 +59,9 @@ class Backend:
     """See `layers.nucleus.nucleus`."""
     draw: Callable[[Tensor, Draws | None], Tensor]
     """See `layers.draw.draw`."""
+    sample_rows: Callable[[Tensor, Tensor], Tensor] | None = None
+    """See `sluice_kernels.reference.sample_rows`: restricts and draws at once, in no memory but the
+    tokens'. None: several operations do so, `nucleus` and `draw` among them."""
     graph_wrappers: Callable[[PagePool, int], GraphWrappers] | None = None
     """For a pool and a number of query heads: attention that graphs may capture, if there is."""
 
@@ -97,6 +100,21 @@ NATIVE: Final = Backend(
 )
 
 
+def _row_sampler(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """The kernel, on NVIDIA's GPUs."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    # Registered where there is a GPU only.
+    from sluice_kernels.triton import operators
+
+    return operators.sample_rows
+
+
+def _torch(device: torch.device, _: Prefill) -> Backend:
+    sampler = _row_sampler(device)
+    return TORCH if sampler is None else replace(TORCH, sample_rows=sampler)
+
+
 def flashinfer_backend(device: torch.device, prefill: Prefill) -> Backend:
     """Wrappers and workspaces are the device's, so there is one backend for each."""
     target, library = target_at(device, prefill), flashinfer_library()
@@ -111,13 +129,14 @@ def flashinfer_backend(device: torch.device, prefill: Prefill) -> Backend:
         to_float=Tensor.float,
         nucleus=own.nucleus,
         draw=draw,
+        sample_rows=_row_sampler(device),
         graph_wrappers=partial(GraphWrappers, library, target),
     )
 
 
 BACKENDS: Final[Mapping[Name, Callable[[torch.device, Prefill], Backend]]] = {
     "native": lambda *_: NATIVE,
-    "torch": lambda *_: TORCH,
+    "torch": _torch,
     "flashinfer": flashinfer_backend,
 }
 """By the name that `attentionBackend` has for it."""

@@ -10,13 +10,15 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Final
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, Final
 
 import torch
 from sluice_kernels import reference
 from sluice_kernels.triton import calls
-from torch import Tensor
+
+from tests.kernels.triton.sampled_rows import KINDS, asked_by, assert_sampled, rows_of_kind
 
 LAYERS, PAGES, PAGE = 3, 6, 4
 # A number of 16 bits may be rounded to its neighbour: what is compared was computed in 32.
@@ -32,8 +34,24 @@ Case = Callable[[], None]
 def run(call: calls.Call) -> None:
     from sluice_kernels.triton import kernels
 
+    count_to_numbers_of_one_element()
     kernel = getattr(kernels, call.kernel)
     kernel[call.grid](**call.arguments, **call.constants)
+
+
+@cache
+def count_to_numbers_of_one_element() -> None:
+    """The interpreter hands numbers over as arrays of one element, of which numpy since 2.4 makes
+    no integer, as `range` needs."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
 
 
 def rotated(dtype: torch.dtype, dim: int, normed: bool, tokens: int, ids: torch.dtype) -> None:
@@ -58,26 +76,13 @@ def rotated(dtype: torch.dtype, dim: int, normed: bool, tokens: int, ids: torch.
     assert torch.equal(pool[:, 0], wanted_pool[:, 0])
 
 
-def copied(dtype: torch.dtype, page_shape: tuple[int, ...], pack: bool) -> None:
-    torch.manual_seed(7)
-    pool = _numbers((PAGES + 1, *page_shape), dtype)
-    page_ids = torch.tensor([PAGES, 2, -1, 0, PAGES + 1])
-    staging = _numbers((len(page_ids) + 1, *page_shape), dtype)
-    theirs, ours = (staging, pool.clone()), (staging.clone(), pool.clone())
-    if pack:
-        theirs = (staging.clone(), pool)
-        reference.pack_pages(pool, page_ids, theirs[0])
-    else:
-        reference.unpack_pages(staging, page_ids, theirs[1])
-    run(calls.copy_pages(ours[1], page_ids, ours[0], pack))
-    for mine, wanted in zip(ours, theirs, strict=True):
-        assert torch.equal(mine.view(torch.uint8), wanted.view(torch.uint8))
-
-
-def _numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Any bits, those of no number too."""
-    size = torch.empty(shape, dtype=dtype).numel() * dtype.itemsize
-    return torch.randint(0, 256, (size,), dtype=torch.uint8).view(dtype).view(shape)
+def sampled(kind: str, dtype: torch.dtype, vocabulary: int, block: int) -> None:
+    torch.manual_seed(vocabulary)
+    logits = rows_of_kind(kind, vocabulary, 5).to(dtype)
+    asked = asked_by(kind, vocabulary, len(logits))
+    tokens = torch.full((len(logits),), 7)
+    run(replace(calls.sample_rows(logits, asked, tokens), constants={"BLOCK": block}))
+    assert_sampled(tokens, logits, asked)
 
 
 def cases() -> Iterator[tuple[str, Case]]:
@@ -86,11 +91,10 @@ def cases() -> Iterator[tuple[str, Case]]:
         ids = torch.int64 if normed else torch.int32
         name = f"rotate_and_store-{dtype}-{dim}-{'normed' if normed else 'plain'}"
         yield name, partial(rotated, dtype, dim, normed, odd[dim], ids)
-    # Less than a block, words no multiple of 16, several blocks.
-    shapes = ((1, 2, 1, 1, 4), (1, 2, 5, 1, 80), (3, 2, 4, 3, 128))
-    for dtype, shape, pack in itertools.product(WITHIN, shapes, (True, False)):
-        name = f"{'pack' if pack else 'unpack'}-{dtype}-{'x'.join(map(str, shape))}"
-        yield name, partial(copied, dtype, shape, pack)
+    # Several blocks of which the last is not full, several full ones, one.
+    sizes = zip(WITHIN, ((600, 256), (64, 16), (259, 512)), strict=True)
+    for (dtype, size), kind in itertools.product(sizes, KINDS):
+        yield f"sample_rows-{dtype}-{kind}", partial(sampled, kind, dtype, *size)
 
 
 def outcome(case: Case) -> str | None:

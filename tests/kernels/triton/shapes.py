@@ -32,7 +32,9 @@ def rotary_call(
     )
 
 
-def copy_call(pack: bool, device: str = "meta") -> calls.Call:
-    pool = torch.zeros(PAGES + 1, LAYERS, 2, PAGE, KV_HEADS, 64, dtype=torch.float16, device=device)
-    page_ids = torch.zeros(TOKENS, dtype=torch.int64, device=device)
-    return calls.copy_pages(pool, page_ids, pool[:TOKENS].clone(), pack)
+def sample_call(
+    dtype: torch.dtype = torch.float32, vocabulary: int = 160, device: str = "meta"
+) -> calls.Call:
+    logits = torch.zeros(TOKENS, vocabulary, dtype=dtype, device=device)
+    asked = torch.zeros(5, TOKENS, dtype=torch.float64, device=device)
+    return calls.sample_rows(logits, asked, torch.zeros(TOKENS, dtype=torch.int64, device=device))

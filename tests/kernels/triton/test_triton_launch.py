@@ -17,7 +17,7 @@ from sluice_kernels.triton.cubins import Cubin, CubinFolder, file_name, write_fo
 from sluice_kernels.triton.driver import CudaDriver, CudaDriverError, Launcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.kernels.triton.shapes import copy_call, rotary_call
+from tests.kernels.triton.shapes import rotary_call, sample_call
 
 STREAM = 0xBEEF
 
@@ -74,16 +74,15 @@ def launcher(library: Library, architecture: int, folder: Path) -> Launcher:
 def test_a_launch_hands_over_grid_stream_and_parameters(
     tmp_path: Path, compiled: list[tuple[Program, int]]
 ) -> None:
-    library, call = Library(), copy_call(pack=True, device="cpu")
+    library, call = Library(), sample_call(device="cpu")
     launcher(library, 90, tmp_path).launch(call, STREAM)
     (launched,) = library.launches
     assert launched["sizes"] == [*call.grid, 1, call.warps * 32, 1, 1]
     assert (launched["shared"], launched["stream"]) == (48, STREAM)
-    addresses = [call.arguments[name].data_ptr() for name in ("source", "target", "page_ids")]
-    pages, words = (value & 0xFFFFFFFF for value in library.read[3:5])
+    addresses = [call.arguments[name].data_ptr() for name in ("logits", "asked", "tokens")]
     assert library.read[:3] == addresses
-    assert (pages, words) == (call.arguments["pages"], call.arguments["words"])
-    assert library.read[5:] == [0, 0], "scratch memory"
+    assert library.read[3] & 0xFFFFFFFF == call.arguments["vocabulary"]
+    assert library.read[4:] == [0, 0], "scratch memory"
 
 
 def test_a_program_is_compiled_and_loaded_once_and_another_one_for_another_type(
@@ -129,7 +128,8 @@ def test_an_image_brings_what_common_models_launch(
 ) -> None:
     assert build.main([str(tmp_path), "-a", "80", "90"]) == 0
     assert capsys.readouterr().out == f"{len(compiled)} GPU kernels in {tmp_path}\n"
-    launched = [copy_call(pack, device="cpu") for pack in (True, False)] + [
+    sizes = 151_936, 50_257
+    launched = [sample_call(vocabulary=size) for size in sizes] + [
         rotary_call(dtype, dim, normed, "cpu", ids)
         for dtype in (torch.float16, torch.bfloat16)
         for dim in (64, 128)
@@ -144,7 +144,7 @@ def test_an_image_brings_what_common_models_launch(
 def test_cubins_of_other_sources_are_not_found(
     tmp_path: Path, compiled: list[tuple[Program, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = copy_call(pack=True).program()
+    program = sample_call().program()
     write_folder(tmp_path, [program], [90])
     assert CubinFolder(tmp_path).find(program, 90) is not None
     changed = tmp_path / "kernels.py"
@@ -172,16 +172,16 @@ def test_machine_code_runs_on_its_architecture_and_before_hopper_on_later_ones_o
 
 
 def test_a_name_tells_everything_that_is_compiled_in() -> None:
-    program = copy_call(pack=True).program()
+    program = sample_call().program()
     changed = [
         dataclasses.replace(program, warps=1),
         dataclasses.replace(program, multiples=()),
-        copy_call(pack=False).program(),
+        sample_call(torch.float16).program(),
     ]
     names = {file_name(one, 90) for one in (program, *changed)} | {file_name(program, 80)}
     assert len(names) == 5
     # What a launch alone decides is not compiled in.
-    assert program == copy_call(pack=True, device="cpu").program()
+    assert program == sample_call(vocabulary=320, device="cpu").program()
 
 
 @pytest.mark.parametrize(
@@ -195,21 +195,21 @@ def test_the_driver_s_refusal_is_told(
     fails: str, message: str, tmp_path: Path, compiled: list[tuple[Program, int]]
 ) -> None:
     with pytest.raises(CudaDriverError, match=message):
-        launcher(Library(fails), 90, tmp_path).launch(copy_call(True, device="cpu"), STREAM)
+        launcher(Library(fails), 90, tmp_path).launch(sample_call(device="cpu"), STREAM)
 
 
 def test_a_tensor_that_a_program_would_misread_is_refused(
     tmp_path: Path, compiled: list[tuple[Program, int]]
 ) -> None:
-    ours, call = launcher(Library(), 90, tmp_path), copy_call(pack=True, device="cpu")
-    one_off = {name: torch.zeros(9).long()[1:] for name in ("source", "page_ids")}
-    ours.launch(replaced(call, page_ids=one_off["page_ids"]), STREAM)
-    with pytest.raises(AssertionError, match=r"source = \d+: no multiple of 16"):
-        ours.launch(replaced(call, source=one_off["source"]), STREAM)
-    with pytest.raises(AssertionError, match="words = 9: no multiple of 16"):
-        ours.launch(replaced(call, words=9), STREAM)
+    ours, call = launcher(Library(), 90, tmp_path), sample_call(device="cpu")
+    one_off = torch.zeros(9).double()[1:]
+    ours.launch(replaced(call, asked=one_off), STREAM)
+    with pytest.raises(AssertionError, match=r"logits = \d+: no multiple of 16"):
+        ours.launch(replaced(call, logits=torch.zeros(9)[1:]), STREAM)
+    with pytest.raises(AssertionError, match="vocabulary = 9: no multiple of 16"):
+        ours.launch(replaced(call, vocabulary=9), STREAM)
     with pytest.raises(AssertionError, match="not contiguous"):
-        ours.launch(replaced(call, page_ids=torch.zeros(8, 8).long()[:, 0]), STREAM)
+        ours.launch(replaced(call, asked=torch.zeros(8, 8).double()[:, 0]), STREAM)
 
 
 def replaced(call: Call, **arguments: torch.Tensor | int) -> Call:
@@ -225,5 +225,7 @@ def test_operators_pass_through_fake_tensors() -> None:
         angles, place = torch.empty(5, 32, device="cuda"), torch.zeros(5, device="cuda").long()
         queries = operators.rotate_and_store(qkv, None, 0.0, angles, angles, pool, 1, place, place)
         assert (queries.shape, queries.dtype, queries.device) == ((5, 8, 64), qkv.dtype, qkv.device)
-        operators.pack_pages(pool, place, pool[:5].clone())
-        operators.unpack_pages(pool[:5].clone(), place, pool)
+        tokens = operators.sample_rows(
+            torch.empty(5, 259, **on), torch.empty(5, 5, device="cuda").double()
+        )
+        assert (tokens.shape, tokens.dtype, tokens.device) == ((5,), torch.int64, qkv.device)

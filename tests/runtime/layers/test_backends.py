@@ -76,3 +76,13 @@ def test_a_dtype_that_the_kernels_lack_is_computed_by_torch() -> None:
     choice = choose_backend(torch.float16, DIM)
     assert choice.backend is TORCH
     assert "float16" in choice.message
+
+
+def test_rows_are_sampled_by_the_kernel_on_nvidias_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sluice_kernels.triton import operators
+
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert backends.BACKENDS["torch"](gpu).sample_rows is operators.sample_rows
+    assert backends.BACKENDS["torch"](cpu) is TORCH
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert backends.BACKENDS["torch"](gpu) is TORCH

@@ -44,6 +44,23 @@ class SamplingRows:
     """None: no row leaves tokens out."""
 
 
+def sampled(logits: Tensor, rows: RowParameters, device: Device, backend: Backend) -> Tensor:
+    """See `sample`; by the backend's kernel if it has one, but where no row draws."""
+    drawn = rows.temperature >= GREEDY_BELOW
+    vocabulary = logits.shape[1]
+    if backend.sample_rows is None or not drawn.any():
+        return sample(logits, sampling_rows(rows, vocabulary, device), backend)
+    columns = (
+        np.where(drawn, rows.temperature, 0),
+        uniform(rows.seed, rows.position),
+        rows.top_p,
+        rows.min_p,
+        rows.top_k.clip(max=vocabulary),
+    )
+    (asked,) = sent(device, [np.concatenate(columns, dtype=np.float64)])
+    return backend.sample_rows(logits, asked.view(len(columns), -1))
+
+
 def sample(logits: Tensor, rows: SamplingRows, backend: Backend = TORCH) -> Tensor:
     """logits: [m, vocabulary], float32, -inf from now on for tokens that are left out → [m] token
     ids, NO_TOKEN for rows without a distribution."""

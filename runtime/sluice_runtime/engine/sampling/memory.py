@@ -14,8 +14,8 @@ MASK_BYTES: Final = 10
 """While grammar masks are applied, in addition to the logits: bits, marks, and two copies."""
 WORK_BYTES: Final = 40
 """While a row is sampled that has all tokens of the vocabulary sorted, in float64; the same while a
-row is penalised, for each token of its list. A row that takes its most probable token needs none of
-it, biased or not."""
+row is penalised, for each token of its list. Rows without penalties need none of it if all of them
+take their most probable token, or if one kernel samples whole rows."""
 WORK_AT_ONCE_BYTES: Final = 256 << 20
 """Rows are sampled in blocks of this much work, if some need any: enough for every operation to
 fill a GPU, and on a CPU larger blocks would be no faster."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from sluice_runtime.engine.device import Device, HostDevice
 from sluice_runtime.engine.sampling.bias import LogitBias
 from sluice_runtime.engine.sampling.columns import Whole
-from sluice_runtime.engine.sampling.draw import sample, sampling_rows
+from sluice_runtime.engine.sampling.draw import sampled
 from sluice_runtime.engine.sampling.logprobs import Logprobs
 from sluice_runtime.engine.sampling.memory import rows_at_once
 from sluice_runtime.engine.sampling.parameters import ParameterTable
@@ -74,7 +74,9 @@ class SamplingTable:
 
     def _takes_memory(self, rows: Whole) -> bool:
         """Whether sampling these rows takes some for each token of the vocabulary or context."""
-        return self._parameters.draw(rows) or self._penalties.any_of(rows)
+        if self._backend.sample_rows is None and self._parameters.draw(rows):
+            return True
+        return self._penalties.any_of(rows)
 
     def _sample(self, logits: Tensor, rows: Whole, positions: Whole) -> Tensor:
         self._bias.apply(logits, rows, positions)
@@ -82,9 +84,7 @@ class SamplingTable:
         if penalised is not None:
             self._penalties.apply(logits, penalised)
         parameters = self._parameters.of(rows, positions)
-        tokens = sample(
-            logits, sampling_rows(parameters, logits.shape[1], self._device), self._backend
-        )
+        tokens = sampled(logits, parameters, self._device, self._backend)
         if penalised is not None:
             self._penalties.count(penalised, rows, tokens)
         return tokens

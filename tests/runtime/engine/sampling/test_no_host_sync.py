@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, Final
 
@@ -13,8 +14,10 @@ from sluice_runtime.engine.sampling.logprobs import StepScores
 from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.grammar.follow.matchers import Masks
+from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.host_sync import GPU, FakeGpu, fake_tensors, no_host_sync
 
@@ -29,6 +32,20 @@ ASKS: Final[dict[str, dict[str, Any]]] = {
     "bias": {"logit_bias": [(7, 1.0), (9, -100.0)]},
     "min_tokens": {"min_tokens": 4},
 }
+
+
+class OperationsSeen(TorchDispatchMode):
+    """Names of torch's operators, as they are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def every_combination() -> Iterator[dict[str, Any]]:
@@ -82,6 +99,25 @@ def test_no_combination_in_one_step_makes_the_host_wait() -> None:
         table = SamplingTable(SIZE, FakeGpu())
         with no_host_sync():
             step(table, COMBINATIONS)
+
+
+def test_a_kernel_for_whole_rows_is_one_operation_and_an_upload() -> None:
+    from sluice_kernels.triton import operators
+
+    asked = {key: value for key, value in COMBINATIONS[-1].items() if "penalty" not in key}
+    with fake_tensors(), torch.inference_mode():
+        backend = replace(TORCH, sample_rows=operators.sample_rows)
+        table = SamplingTable(SIZE, FakeGpu(), backend)
+        with no_host_sync():
+            step(table, [asked, {"temperature": 0.0}, asked])
+        rows = tuple(range(SIZE.rows))
+        new = tuple(added(row, {"top_p": 0.9}) for row in rows)
+        table.apply(Batch(2, ForwardMode.EXTEND, dropped_rows=rows, added_rows=new))
+        logits = torch.empty(SIZE.rows, VOCABULARY, device=GPU)
+        with OperationsSeen() as seen:
+            table.sample(logits, rows, np.zeros(SIZE.rows, np.int64))
+    assert "sluice_triton.sample_rows.default" in seen.names
+    assert len(seen.names) <= 4, seen.names
 
 
 def test_masks_do_not_make_the_host_wait() -> None:

@@ -115,3 +115,22 @@ def test_rows_that_need_no_memory_are_one_block(
     small = max_bytes(lambda: table.sample(logits, MANY, np.ones(ROWS, np.int64)))
     assert (len(rows), sum(rows)) == (blocks, ROWS)
     assert blocks > 1 or small < VOCABULARY
+
+
+@pytest.mark.parametrize(
+    ("sampling", "blocks"), [({}, 1), ({"top_p": 0.9, "top_k": 5, "min_p": 0.1}, 1), (WORST, 3)]
+)
+def test_a_kernel_for_whole_rows_needs_blocks_for_penalties_alone(
+    monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], blocks: int
+) -> None:
+    monkeypatch.setattr(memory, "WORK_AT_ONCE_BYTES", memory.WORK_BYTES * VOCABULARY * 5)
+    rows: list[int] = []
+
+    def kernel(logits: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        assert asked.shape == (5, len(logits))
+        rows.append(len(logits))
+        return torch.zeros(len(logits), dtype=torch.int64)
+
+    table = table_of(sampling, replace(TORCH, sample_rows=kernel))
+    table.sample(torch.zeros(ROWS, VOCABULARY), MANY, np.ones(ROWS, np.int64))
+    assert (len(rows), sum(rows)) == (blocks, ROWS)

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_contract.accelerators import Accelerator
+from sluice_kernels import reference
 from sluice_runtime.engine.device import CPU, Device, HostDevice, step_device
 from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
+from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
 
@@ -124,9 +126,9 @@ def test_a_batch_of_mixed_rows_equals_each_row_alone(
         assert asked.answer == alone(asked, len(asked.answer))
 
 
-def answers_on(device: Device, requests: list[Asked]) -> list[list[int]]:
+def answers_on(device: Device, requests: list[Asked], backend: Backend = TORCH) -> list[list[int]]:
     """The first tokens of requests that run side by side."""
-    table = SamplingTable(SIZE, device)
+    table = SamplingTable(SIZE, device, backend)
     running = {row: replace(asked, answer=[]) for row, asked in enumerate(requests)}
     table.apply(deltas(added=tuple(asked.added(row) for row, asked in running.items())))
     for _ in range(4):
@@ -143,6 +145,16 @@ def test_a_device_with_a_memory_of_its_own_draws_the_same(requests: list[Asked])
     """Nothing is read from it, and staging buffers are used again and again."""
     device = LateDevice()
     assert answers_on(device, requests) == answers_on(HostDevice(), requests)
+    assert device.waited == 0
+
+
+@given(requests=SIDE_BY_SIDE)
+@settings(max_examples=30, deadline=None)
+def test_a_kernel_for_whole_rows_draws_the_same(requests: list[Asked]) -> None:
+    """Its reference, on a device of its own, beside the operations that it replaces."""
+    kernel = replace(TORCH, sample_rows=reference.sample_rows)
+    device = LateDevice()
+    assert answers_on(device, requests, kernel) == answers_on(HostDevice(), requests)
     assert device.waited == 0
 
 
