@@ -18,6 +18,7 @@ from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
 from torch.profiler import ProfilerActivity, profile
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 ROWS, VOCABULARY, CONTEXT = 12, 20_000, 20_000
 WORST = {"top_p": 0.9999, "min_p": 1e-9, "presence_penalty": 1.0, "repetition_penalty": 1.2}
 LISTED = {"temperature": 0.0, "presence_penalty": 1.0, "repetition_penalty": 1.2}
@@ -58,7 +59,6 @@ def max_bytes(work: Callable[[], object]) -> int:
     return most
 
 
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 @pytest.mark.parametrize("at_once", [ROWS, 5])
 @pytest.mark.parametrize("sampling", [WORST, WORST | {"top_k": VOCABULARY}, LISTED])
 def test_no_request_makes_a_step_take_more_memory_than_planned(
