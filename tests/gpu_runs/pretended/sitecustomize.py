@@ -119,8 +119,11 @@ def replace_kernels() -> None:
 
     patch.setattr(flashinfer_ahead, "use_built", use_built)
     patch.setattr(flashinfer_ahead, "find_compiler", lambda: "nvcc")
-    operator = "sluice_triton::rotate_and_store"
-    torch.library.impl(operator, "CPU")(reference.rotate_and_store_padded)
+    for name, computed in (
+        ("rotate_and_store", reference.rotate_and_store_padded),
+        ("sample_rows", reference.sample_rows),
+    ):
+        torch.library.impl(f"sluice_triton::{name}", "CPU")(computed)
 
 
 def shrink_models() -> None:
