@@ -5,7 +5,7 @@ FOLDER gets one library a module, which holds the code of all architectures, and
 look beside `sluice_kernels` unless an image is made elsewhere. Needs flashinfer 0.6.13, torch for
 CUDA, a C++ compiler, and nvcc: that of CUDA_HOME, or of the packages of the group
 `flashinfer-build`. No GPU. For one architecture,
-on two busy cores, the modules took from 16 s (silu_and_mul) over ten minutes (fa2, sampling) to an
+on two busy cores, the modules took from 16 s (silu_and_mul) over six minutes (fa2) to an
 hour (fa3), 8 MB together. What a run was interrupted in goes on where it was: modules in the
 manifest are left alone, and objects are kept in the scratch folder.
 """
@@ -148,10 +148,8 @@ def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
     from flashinfer.jit.activation import gen_act_and_mul_module
     from flashinfer.jit.attention import gen_batch_decode_module, gen_batch_prefill_module
     from flashinfer.jit.norm import gen_norm_module
-    from flashinfer.jit.sampling import gen_sampling_module
 
     yield "norm", gen_norm_module
-    yield "sampling", gen_sampling_module
     yield "silu_and_mul", partial(gen_act_and_mul_module, "silu")
     for shape in every:
         dtype, dim = getattr(torch, shape.dtype), shape.head_dim

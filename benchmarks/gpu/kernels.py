@@ -39,7 +39,7 @@ MODELS = {"qwen3-0.6b": (16, 8, True), "llama3-8b": (32, 8, False)}
 """Query heads, key heads, and whether each has a norm."""
 TOKENS = sorted({1, *map(scaled, (64, 256, 8192))})
 LAUNCHES, REPLAYS = 20, 15
-VOCABULARY, SAMPLED_ROWS = 151_936, (1, 64, 256)
+VOCABULARY, SAMPLED_ROWS = scaled(151_936), (1, 64, 256)
 RESTRICTIONS = {"none": (1.0, 0), "top_p": (0.9, 0), "top_k": (1.0, 50)}
 """top_p and top_k."""
 

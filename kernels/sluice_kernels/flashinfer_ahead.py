@@ -24,7 +24,7 @@ VERSION: Final = "0.6.13"
 BUILT: Final = Path(__file__).with_name("flashinfer_built")
 """Where an image keeps them."""
 MANIFEST: Final = "manifest.json"
-SHARED: Final = ("norm", "silu_and_mul", "sampling")
+SHARED: Final = ("norm", "silu_and_mul")
 """Modules that are the same for every model."""
 SHORT: Final = {"bfloat16": "bf16", "float16": "f16"}
 """flashinfer's names of number types."""

@@ -39,7 +39,6 @@ from sluice_runtime.layers.flashinfer_library import (
 from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
 from sluice_runtime.layers.mlp import silu_and_multiply
 from sluice_runtime.layers.norm import add_rms_norm, rms_norm
-from sluice_runtime.layers.nucleus import nucleus
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights
 from sluice_runtime.layers.stack_plain import Operators, PlainStack
 from sluice_runtime.layers.stack_sharded import ShardedStack
@@ -55,13 +54,11 @@ class Backend:
     reads_whole_pages: bool
     """Whether attention reads slots that were not written yet, so that they must not hold NaN."""
     to_float: Callable[[Tensor], Tensor]
-    nucleus: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """See `layers.nucleus.nucleus`."""
     draw: Callable[[Tensor, Draws | None], Tensor]
     """See `layers.draw.draw`."""
     sample_rows: Callable[[Tensor, Tensor], Tensor] | None = None
     """See `sluice_kernels.reference.sample_rows`: restricts and draws at once, in no memory but the
-    tokens'. None: several operations do so, `nucleus` and `draw` among them."""
+    tokens'. None: several operations do so, `draw` among them."""
     graph_wrappers: Callable[[PagePool, int], GraphWrappers] | None = None
     """For a pool and a number of query heads: attention that graphs may capture, if there is."""
 
@@ -86,7 +83,6 @@ TORCH: Final = Backend(
     layers=lambda layers, shape: PlainStack(layers, shape, _TORCH),
     reads_whole_pages=True,
     to_float=Tensor.float,
-    nucleus=nucleus,
     draw=draw,
 )
 NATIVE: Final = Backend(
@@ -95,7 +91,6 @@ NATIVE: Final = Backend(
     layers=_native_layers,
     reads_whole_pages=False,
     to_float=native.to_float,
-    nucleus=nucleus,
     draw=draw_native,
 )
 
@@ -127,7 +122,6 @@ def flashinfer_backend(device: torch.device, prefill: Prefill) -> Backend:
         layers=lambda layers, shape: PlainStack(layers, shape, operators),
         reads_whole_pages=False,
         to_float=Tensor.float,
-        nucleus=own.nucleus,
         draw=draw,
         sample_rows=_row_sampler(device),
         graph_wrappers=partial(GraphWrappers, library, target),

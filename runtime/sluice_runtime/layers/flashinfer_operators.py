@@ -1,4 +1,4 @@
-"""Norms, activation and nucleus by flashinfer's kernels, which fuse what torch does in several.
+"""Norms and activation by flashinfer's kernels, which fuse what torch does in several.
 
 What its kernels do not take is computed by torch: float32, norms with a weight for each head,
 rows that do not begin at a multiple of 16 bytes, no rows at all. Knows no model.
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.layers import mlp, norm
-from sluice_runtime.layers.nucleus import scaled
 
 _DTYPES: Final = (torch.bfloat16, torch.float16)
 _VECTOR_BYTES: Final = 16
@@ -35,18 +34,9 @@ class Kernels(Protocol):
 
     def silu_and_mul(self, input: Tensor) -> Tensor: ...
 
-    def top_p_renorm_probs(
-        self,
-        probs: Tensor,
-        top_p: Tensor,
-        is_deterministic: bool,
-    ) -> Tensor:
-        """0 for tokens less probable than the least that is needed for a mass of top_p."""
-        ...
-
 
 class FlashinferOperators:
-    """See `layers.norm`, `layers.mlp` and `layers.nucleus` for what each computes."""
+    """See `layers.norm` and `layers.mlp` for what each computes."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -69,13 +59,6 @@ class FlashinferOperators:
         if not taken or half_bytes % _VECTOR_BYTES:
             return mlp.silu_and_multiply(gate_up)
         return self._kernels.silu_and_mul(gate_up)
-
-    def nucleus(self, logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
-        """Equal probabilities are kept or left out together, too; sums are of whole numbers, so
-        they do not depend on the order in which the device adds."""
-        probabilities = torch.softmax(scaled(logits, temperature), -1)
-        kept = self._kernels.top_p_renorm_probs(probabilities, top_p, is_deterministic=True) > 0
-        return logits.masked_fill(~kept, torch.inf).amin(-1)
 
 
 def _is_taken(x: Tensor, weight: Tensor) -> bool:

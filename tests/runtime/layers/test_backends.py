@@ -82,7 +82,7 @@ def test_rows_are_sampled_by_the_kernel_on_nvidias_gpus(monkeypatch: pytest.Monk
     from sluice_kernels.triton import operators
 
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert backends.BACKENDS["torch"](gpu).sample_rows is operators.sample_rows
-    assert backends.BACKENDS["torch"](cpu) is TORCH
+    assert backends.BACKENDS["torch"](gpu, "fa2").sample_rows is operators.sample_rows
+    assert backends.BACKENDS["torch"](cpu, "fa2") is TORCH
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert backends.BACKENDS["torch"](gpu) is TORCH
+    assert backends.BACKENDS["torch"](gpu, "fa2") is TORCH

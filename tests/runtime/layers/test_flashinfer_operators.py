@@ -13,7 +13,6 @@ import torch
 from sluice_runtime.layers import mlp, norm
 from sluice_runtime.layers.flashinfer_library import flashinfer_library
 from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
-from sluice_runtime.layers.nucleus import nucleus
 from torch import Tensor
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -43,28 +42,15 @@ class Compiled:
         self.calls.append("silu_and_mul")
         out.copy_(mlp.silu_and_multiply(x.float()))
 
-    def top_p_renorm_probs(
-        self, probs: Tensor, top_p: Tensor, _: float, exact: bool, workspace: Tensor
-    ) -> Tensor:
-        self.calls.append("top_p_renorm_probs")
-        assert exact
-        assert (probs.dtype, top_p.dtype) == (torch.float32, torch.float32)
-        ordered = probs.sort(-1, descending=True).values
-        last = (ordered.cumsum(-1) < top_p[:, None]).sum(-1, keepdim=True)
-        least = ordered.gather(1, last.clamp(max=probs.shape[1] - 1))
-        kept = torch.where(probs >= least, probs, 0)
-        return kept / kept.sum(-1, keepdim=True)
-
 
 def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Compiled:
     """flashinfer calls these from now on."""
-    from flashinfer import activation, norm, sampling
+    from flashinfer import activation, norm
 
     made = Compiled()
     monkeypatch.setattr(norm, "_USE_CUDA_NORM", True)
     monkeypatch.setattr(norm, "get_norm_module", lambda: made)
     monkeypatch.setattr(activation, "get_act_and_mul_module", lambda _: made)
-    monkeypatch.setattr(sampling, "get_sampling_module", lambda: made)
     for module in (norm, activation):
         monkeypatch.setattr(module, "device_support_pdl", lambda _: False)
     return made
@@ -104,19 +90,6 @@ def assert_same(
     torch.testing.assert_close(operators.silu_and_multiply(both), wanted, **close)
 
 
-def assert_same_nucleus(operators: FlashinferOperators, device: torch.device) -> None:
-    """But for a token at the border, where float32 rounds; row 1 has equal logits, row 3 none."""
-    logits = randoms(5, 3000, dtype=torch.float32, device=device) * 3
-    logits[1] = logits[1].round()
-    logits[3] = torch.nan
-    temperature = torch.tensor([1.0, 0.5, 1.5, 1.0, 1e-5], device=device)
-    top_p = torch.tensor([0.9, 0.8, 0.3, 0.9, 0.99], device=device)
-    least, wanted = (of(logits, temperature, top_p) for of in (operators.nucleus, nucleus))
-    for row in (0, 1, 2, 4):
-        kept, expected = (int((logits[row] >= one[row]).sum()) for one in (least, wanted))
-        assert abs(kept - expected) <= (0 if row == 1 else 1)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [8, 64, 100, 1024])
 @pytest.mark.parametrize("rows", [0, 1, 7])
@@ -139,18 +112,9 @@ def test_a_norm_with_a_weight_for_each_head_is_torchs(
     assert compiled.calls == []
 
 
-def test_the_nucleus_is_that_of_plain_torch(operators: FlashinferOperators) -> None:
-    assert_same_nucleus(operators, CPU)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [8, 100, 1024, 5120])
 @pytest.mark.parametrize("rows", [0, 1, 7, 300])
 def test_the_real_kernels_agree_with_plain_torch(rows: int, width: int, dtype: torch.dtype) -> None:
     assert_same(FlashinferOperators(flashinfer_library()), rows, width, dtype, GPU)
-
-
-@pytest.mark.gpu
-def test_the_real_nucleus_is_that_of_plain_torch() -> None:
-    assert_same_nucleus(FlashinferOperators(flashinfer_library()), GPU)

@@ -65,7 +65,7 @@ def sample(logits: Tensor, rows: SamplingRows, backend: Backend = TORCH) -> Tens
     """logits: [m, vocabulary], float32, -inf from now on for tokens that are left out → [m] token
     ids, NO_TOKEN for rows without a distribution."""
     if rows.restrictions is not None:
-        restrict(logits, rows.restrictions, backend.nucleus)
+        restrict(logits, rows.restrictions)
     return backend.draw(logits, rows.draws)
 
 

@@ -7,16 +7,12 @@ have which, so it need not wait for any number. Knows no randomness.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sluice_runtime.layers.nucleus import scaled
-
-Nucleus = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""See `layers.nucleus.nucleus`."""
+from sluice_runtime.layers.nucleus import nucleus, scaled
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Restrictions:
     """With a min_p."""
 
 
-def restrict(logits: Tensor, restrictions: Restrictions, nucleus: Nucleus) -> None:
+def restrict(logits: Tensor, restrictions: Restrictions) -> None:
     """logits: [m, v]; tokens left out become -inf."""
     if (ranked := restrictions.ranked) is not None:
         chosen = _chosen(logits, ranked.rows)

@@ -10,7 +10,6 @@ import torch
 from sluice_runtime.engine.sampling.draw import SamplingRows, sample
 from sluice_runtime.engine.sampling.randomness import uniform
 from sluice_runtime.engine.sampling.restriction import restrict
-from sluice_runtime.layers.nucleus import nucleus
 from sluice_runtime.scheduler.batch import NO_TOKEN
 
 from tests.runtime.engine.sampling.parameters import rows_of
@@ -96,7 +95,7 @@ def test_a_wide_nucleus_is_found_too() -> None:
     logits[0, 0] = 100.0
     restrictions = rows(2, 5000, top_p=0.99).restrictions
     assert restrictions is not None
-    restrict(logits, restrictions, nucleus)
+    restrict(logits, restrictions)
     kept = logits.isfinite()
     probabilities = torch.softmax(torch.linspace(1, 0, 5000), -1).double()
     wanted = int((probabilities.cumsum(-1) < 0.99).sum()) + 1

@@ -13,7 +13,6 @@ from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.sampling.bias import LogitBias
 from sluice_runtime.engine.sampling.penalties import Penalties
 from sluice_runtime.engine.sampling.restriction import restrict
-from sluice_runtime.layers.nucleus import nucleus
 from sluice_runtime.messages import Sampling
 
 from tests.runtime.engine.sampling.parameters import rows_of
@@ -67,7 +66,7 @@ def test_the_same_tokens_are_kept(
     wanted = processed(processors, logits.clone(), PROMPT)
     rows = rows_of(3, VOCABULARY, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if rows.restrictions is not None:
-        restrict(logits, rows.restrictions, nucleus)
+        restrict(logits, rows.restrictions)
     got = logits / temperature
     torch.testing.assert_close(got, wanted)
 
