@@ -25,6 +25,7 @@ from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Attested,
     Bootstrap,
+    Cancel,
     Chunk,
     Message,
     Received,
@@ -140,6 +141,10 @@ class Wire:
             if isinstance(each, Received) and self.held.attest(each.room, self.peer):
                 self.to_decode(Attested(each.room))
 
+    def from_another(self, message: Cancel | Received) -> None:
+        """To the prefill engine, from a decode engine that is not here."""
+        self._to_prefill.append(FromDecode(self.peer + 1000, message))
+
     def to_decode(self, message: Any) -> None:
         for each in self._meddled(message, ToDecode):
             if each.room in self.rooms:
@@ -201,6 +206,9 @@ class Pages:
         self.source, self.target = source, target
         self.waiting: list[PageRead] = []
         self.held = False
+        self.begun = True
+        """Whether reads begin at once; one that has begun cannot be cancelled."""
+        self.cancelled: list[PageRead] = []
         self.result: Callable[[PageRead], PagesRead] = lambda read: PagesRead(read.number)
         self.copied = 0
         self.results = 0
@@ -209,7 +217,8 @@ class Pages:
         self.waiting.append(read)
 
     def cancel(self, room: int) -> None:
-        """All have begun."""
+        if not self.begun:
+            self.cancelled += [read for read in self.waiting if read.room == room]
 
     def finished(self) -> list[PagesRead]:
         if self.held:
@@ -223,6 +232,8 @@ class Pages:
 
     def _copy(self, read: PageRead) -> PagesRead:
         result, size = self.result(read), self.source.settings.page_size
+        if read in self.cancelled:
+            return PagesRead(read.number, "cancelled")
         if result.error:
             return result
         slots = self.source.slots(read.page_ids)

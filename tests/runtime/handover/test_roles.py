@@ -418,14 +418,98 @@ def test_pages_are_attested_while_the_prefill_engine_is_in_a_step() -> None:
 
 
 def test_a_room_that_took_too_long_is_not_attested() -> None:
+    """Its pages are read in time, and that is said when they may be another prompt's."""
     pair = Pair(limits=HandoverLimits(hold_seconds=5.0))
-    pair.pages.held = True
+    late: list[Received] = []
+
+    def delay(message: object) -> list[object]:
+        if isinstance(message, Received):
+            late.append(message)
+            return []
+        return [message]
+
+    pair.wire.meddle = delay
     pair.ask(ask("a", 4, 3))
     pair.turns(5)
     pair.now = 6.0
     pair.prefill.loop.step()
-    pair.pages.held = False
+    (received,) = late
+    pair.wire.meddle = lambda message: [message]
+    pair.wire.to_prefill(received)
     pair.run()
     assert Attested not in map(type, pair.wire.said)
     assert pair.end("a").refusal == "prefill_failed"
     pair.check_empty()
+
+
+def test_an_attestation_of_pages_that_are_still_read_ends_the_request() -> None:
+    """It would decode from what its pages held before."""
+    pair = Pair()
+    pair.pages.held = True
+    pair.ask(ask("a", 4, 3))
+    while Finished not in map(type, pair.wire.said):
+        pair.turns()
+    pair.turns()
+    assert pair.pages.waiting
+    pair.wire.to_decode(Attested(room_of(pair)))
+    pair.turns()
+    assert pair.end("a").refusal == "prefill_failed"
+    assert "attested before they were received" in (pair.end("a").error or "")
+    pair.pages.held = False
+    pair.turns(5)
+    assert pair.decode.link.answer("a") == []
+    pair.check_empty()
+
+
+def test_an_attestation_that_does_not_come_has_a_deadline_of_its_own() -> None:
+    pair = Pair(limits=HandoverLimits(attest_seconds=5.0))
+    pair.wire.meddle = lambda m: [] if isinstance(m, Attested) else [m]
+    pair.ask(ask("a", 4, 3))
+    pair.turns(5)
+    pair.now = 4.0
+    pair.turns(2)
+    assert not pair.deltas("a")
+    pair.now = 6.0
+    pair.turns(2)
+    assert pair.end("a").error == ("prefill engine prefill-0: the attestation did not come in time")
+    pair.check_empty()
+
+
+def test_reads_that_wait_are_not_made_for_a_request_that_has_ended() -> None:
+    pair = Pair()
+    pair.pages.held = True
+    pair.pages.begun = False
+    pair.ask(ask("a", 12, 3))
+    pair.turns(4)
+    (read,) = pair.pages.waiting
+    pair.abort("a")
+    pair.turns(2)
+    pair.pages.held = False
+    pair.turns(3)
+    assert pair.pages.cancelled == [read]
+    assert pair.pages.copied == 0
+    pair.check_empty()
+
+
+@pytest.mark.parametrize("kind", [Cancel, Received])
+def test_no_other_decode_engine_ends_a_room(kind: type[Cancel | Received]) -> None:
+    """Whatever number it names."""
+    pair = Pair()
+    pair.pages.held = True
+    pair.ask(ask("a", 40, 3))
+    while Finished not in map(type, pair.wire.said):
+        pair.turns()
+    pair.wire.from_another(kind(room_of(pair)))
+    pair.turns(2)
+    load = pair.prefill_role.load(pair.prefill.scheduler.status())
+    assert (load.inflight, load.failures) == (1, {})
+    pair.pages.held = False
+    pair.turns(10)
+    assert pair.decode.link.answer("a") == answer_to(range(40), 3)
+    pair.check_empty()
+
+
+def room_of(pair: Pair) -> int:
+    """The number of the room that was asked for last."""
+    bootstraps = [message for message in pair.wire.said if isinstance(message, Bootstrap)]
+    return bootstraps[-1].room
