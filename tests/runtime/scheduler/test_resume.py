@@ -76,6 +76,29 @@ def test_tokens_are_kept_free_for_those_that_are_active_as_far_as_they_may_want_
     assert preallocate(bench, request("c", 100, 200)) is not None, "512 and 200"
 
 
+def test_a_prompt_whose_adapter_finds_no_room_waits_and_others_go_on() -> None:
+    bench = Bench(settings_of(max_adapters=1))
+    bench.scheduler.take_adapters({"x": "/x", "y": "/y"})
+    assert preallocate(bench, request("a", 5, 3, adapter="x")) is not None
+    assert preallocate(bench, request("b", 5, 3, adapter="y")) is None
+    assert preallocate(bench, request("c", 5, 3, adapter="x")) is not None
+    assert preallocate(bench, request("d", 5, 3)) is not None
+    bench.scheduler.abort("a")
+    bench.scheduler.abort("c")
+    assert [room.request_id for room in bench.scheduler.next_preallocations(0.0)] == ["b"]
+
+
+def test_a_prompt_waits_for_the_page_of_its_next_token_though_it_has_the_engine_alone() -> None:
+    bench = Bench(settings_of(pool_tokens=32))
+    assert preallocate(bench, request("gone", 10, 3)) is not None
+    bench.scheduler.begin_transfer("gone", "read")
+    bench.scheduler.abort("gone")
+    free = bench.scheduler.status().pages_free * 4
+    assert preallocate(bench, request("a", free, 3)) is None
+    bench.scheduler.end_transfer("read")
+    assert [room.request_id for room in bench.scheduler.next_preallocations(0.0)] == ["a"]
+
+
 def test_the_bound_of_the_queue_holds_for_it_too() -> None:
     bench = Bench(settings_of(pool_tokens=64, max_running_requests=1, max_queued_requests=2))
     for name in "abcd":
