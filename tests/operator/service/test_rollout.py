@@ -80,6 +80,13 @@ def test_completeness_is_noted_before_the_former_revision_goes() -> None:
     assert one(2, full("b", 2), full("a", 2), stable="b").shares[MIXED] == {"b": 2}
 
 
+def test_a_revision_with_fewer_engines_than_the_pool_is_asked_for_is_not_complete() -> None:
+    """The pool was scaled up, and the wanted revision's Deployment is still of the former size."""
+    found = one(4, full("b", 2), full("a", 2), stable="a")
+    assert found.shares[MIXED] == {"b": 4, "a": 2}
+    assert (found.stable, found.reason) == ({MIXED: "a"}, "RollingOut")
+
+
 def test_a_return_to_the_stable_revision_ends_the_other_at_once() -> None:
     assert one(2, full("a", 2), Revision("b", 2), stable="a").shares[MIXED] == {"a": 2}
 
@@ -132,6 +139,16 @@ def test_pools_wait_for_each_other() -> None:
     assert found.stable == {PREFILL: "p1", DECODE: "d1"}
     assert found.reason == "WaitsForPool"
     assert "pool decode: 0 of 1 engines of revision d2 ready" in found.message
+
+
+def test_a_partner_stays_without_which_the_stable_revision_would_serve_no_longer() -> None:
+    """Each pool has as many ready engines as it is asked for, and `d1` works with `p2` alone."""
+    pools = (
+        PoolState(PREFILL, 1, full("p3", 1, "y"), (full("p1", 0, "x"), full("p2", 1, "x"))),
+        PoolState(DECODE, 2, Revision("d3", 2, 1, fingerprint="y"), (full("d1", 1, "x"),)),
+    )
+    found = plan_rollout(pools, {PREFILL: "p1", DECODE: "d1"})
+    assert found.shares == {PREFILL: {"p3": 1, "p1": 1, "p2": 1}, DECODE: {"d3": 2, "d1": 1}}
 
 
 class World(RuleBasedStateMachine):

@@ -318,6 +318,26 @@ def test_parts_that_are_gone_while_a_service_is_refused_are_missed() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("observe", "error", "reason"),
+    [
+        (_paused, None, "Missing"),
+        (_ready, REFUSED, "ApplyFailed"),
+        (_refused, None, "NotImplemented"),
+    ],
+)
+def test_a_service_whose_kubernetes_service_is_gone_for_good_is_not_ready(
+    observe: Callable[[], ServiceObserved], error: ApiError | None, reason: str
+) -> None:
+    """Engines and routers serve, but clients find nobody, and nothing is made again."""
+    there = observe()
+    gone = [child for child in there.children if child["kind"] != "Service"]
+    for children, told in ((there.children, ("True", "Serving")), (gone, ("False", reason))):
+        seen = replace(there, children=tuple(children))
+        ready = condition(service_status(seen, plan_service(seen), NOW, error), "Ready")
+        assert (ready["status"], ready["reason"]) == told
+
+
 def test_parts_that_a_paused_service_never_had_are_not_missed() -> None:
     paused = service_observed(service({"paused": True}))
     status = _status(_changed(paused, SLO))
