@@ -49,12 +49,17 @@ def wanting(
 
 
 class Service:
-    """Decisions one after another, each carried out at once: what is asked for
-    is ready at the next look."""
+    """Decisions one after another, each carried out at once: what is asked for is ready at the next
+    look, but for pods that never are."""
 
-    def __init__(self, settings: Settings, replicas: Mapping[Role, int]) -> None:
+    def __init__(
+        self, settings: Settings, replicas: Mapping[Role, int], **never_ready: int
+    ) -> None:
+        """`never_ready`: pods of each pool, `starting` or `unschedulable`, that go first when it
+        shrinks."""
         self.settings = settings
         self.replicas = dict(replicas)
+        self.never_ready = {role: dict(never_ready) for role in replicas}
         self.history = History()
         self.seconds = 0.0
         self.totals: dict[str, int] = {}
@@ -65,19 +70,35 @@ class Service:
         """One decision. `load`: of each role, what its pool is loaded with, spread over its
         engines; `prompt_tokens`: that arrive in a second. None: no router answers."""
         self.seconds += seconds
-        pools = [pool(role, replicas) for role, replicas in self.replicas.items()]
+        pools = [
+            pool(role, replicas, ready=self._ready(role), **self.never_ready[role])
+            for role, replicas in self.replicas.items()
+        ]
         engines = None if load is None else self._engines(load, seconds)
         sample = seen(engines, *pools, at=self.seconds, waiting=waiting)
         decision = decide(self.settings, self.history, sample)
         self.history = self.history.with_tick(Tick(sample, decision))
-        self.replicas = {role: each.desired for role, each in decision.pools.items()}
+        for role, each in decision.pools.items():
+            self._resize(role, each.desired)
         return decision
+
+    def _ready(self, role: Role) -> int:
+        return self.replicas[role] - sum(self.never_ready[role].values())
+
+    def _resize(self, role: Role, replicas: int) -> None:
+        leaving, pods = self.replicas[role] - replicas, self.never_ready[role]
+        for state in pods:
+            going = min(max(0, leaving), pods[state])
+            pods[state] -= going
+            leaving -= going
+        self.replicas[role] = replicas
 
     def _engines(
         self, load: Mapping[Role, Mapping[str, Any]], seconds: float
     ) -> list[EngineSample]:
         found = []
-        for role, replicas in self.replicas.items():
+        for role in self.replicas:
+            replicas = self._ready(role)
             whole = dict(load.get(role, {}))
             arrived = whole.pop("prompt_tokens", 0) * seconds
             for index in range(replicas):

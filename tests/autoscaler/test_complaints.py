@@ -74,6 +74,20 @@ def test_a_metrics_outage_is_not_idleness(loss: str, minimum: int) -> None:
     assert service.settle({}, seconds=700)[-1] == minimum
 
 
+@pytest.mark.parametrize(("stale", "least"), [(2, 2), (3, 4)])
+def test_nothing_is_given_up_while_most_reports_do_not_count(stale: int, least: int) -> None:
+    """The engines of which nothing is known may have all the work."""
+    reports = [engine(str(n), age_seconds=60.0 if n < stale else 0.5) for n in range(4)]
+    settings, history, found = wanting(), History(), []
+    for look in range(20):
+        sample = seen(reports, pool(MIXED, 4), at=4.0 * look)
+        decision = decide(settings, history, sample)
+        history = history.with_tick(Tick(sample, decision))
+        found.append(decision.pools[MIXED].desired)
+    assert min(found) == least
+    assert ("3 reports do not count" in decision.message) == (least == 4)
+
+
 @pytest.mark.parametrize("waiting", [0, 200])
 @pytest.mark.parametrize("gone", TWO)
 def test_a_pool_that_is_gone_is_not_idleness_of_both(gone: Role, waiting: int) -> None:

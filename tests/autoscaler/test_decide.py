@@ -117,6 +117,16 @@ def test_victims_are_those_with_the_least_work_and_none_that_leaves_already() ->
     assert found.pools[MIXED].victims == ("sick", "light")
 
 
+@pytest.mark.parametrize("state", ["starting", "unschedulable"])
+def test_pods_that_are_not_ready_go_before_engines_that_serve(state: str) -> None:
+    """Of six, two never come up: the pool gives up three, of which one serves."""
+    service = Service(wanting(), {MIXED: 6}, **{state: 2})
+    looks = [service.look({}, seconds=4.0).pools[MIXED] for _ in range(60)]
+    first, *_, last = [pool for pool in looks if pool.desired < pool.current]
+    assert (first.current, first.desired, first.victims) == (6, 3, ("mixed-0",))
+    assert (last.desired, len(last.victims)) == (1, last.current - 1)
+
+
 def _kept(decision: Any, current: int) -> Any:
     pools = {role: replace(each, current=current, desired=current, wanted=1)
              for role, each in decision.pools.items()}  # fmt: skip
@@ -129,6 +139,8 @@ def test_every_decision_says_what_was_seen_in_numbers() -> None:
     assert decision.message == (
         "mixed: 3.0 s of work wait, 1 s in each engine allowed: 3 engines are wanted: 1 → 3"
     )
+    steady = decided(wanting(), engine(queued_tokens=RATE, queued_requests=9))
+    assert "1 engine is wanted" in steady.message
 
 
 def test_a_queue_that_does_not_move_waits_for_pages() -> None:
