@@ -39,13 +39,3 @@ def test_on_gpus_heads_are_repeated_where_no_fused_kernel_has_groups(
     mask = torch.zeros(tokens, CONTEXT, dtype=dtype, device=device) if masked else None
     assert _extend(queries, keys, keys, mask).shape == queries.shape
     assert asked == [(KV_HEADS if grouped else HEADS, grouped)]
-
-
-def test_repeated_heads_are_those_of_the_groups() -> None:
-    torch.manual_seed(0)
-    q, k = torch.randn(1, HEADS, TOKENS, DIM), torch.randn(1, KV_HEADS, CONTEXT, DIM)
-    repeated = k.repeat_interleave(HEADS // KV_HEADS, 1)
-    torch.testing.assert_close(
-        F.scaled_dot_product_attention(q, repeated, repeated),
-        F.scaled_dot_product_attention(q, k, k, enable_gqa=True),
-    )
