@@ -401,6 +401,49 @@ def test_what_is_not_as_announced_is_never_decoded(wrong: str) -> None:
     assert pair.decode.link.answer("b") == answer_to(range(16), 5)
 
 
+def test_a_last_chunk_that_got_lost_is_missed_at_once() -> None:
+    pair = Pair()
+    pair.wire.meddle = lambda m: [] if isinstance(m, Chunk) and m.end == 40 else [m]
+    pair.ask(ask("a", 40, 3))
+    pair.turns(10)
+    assert pair.end("a").error == (
+        "prefill engine prefill-0: 32 of 40 tokens of the prompt were announced"
+    )
+    pair.check_empty()
+
+
+def test_a_prompt_that_did_not_arrive_as_it_was_sent_is_not_computed() -> None:
+    pair = Pair()
+
+    def change(message: object) -> list[object]:
+        if isinstance(message, Bootstrap):
+            request = msgspec.structs.replace(message.request, prompt_ids=[7] * 40)
+            return [msgspec.structs.replace(message, request=request)]
+        return [message]
+
+    pair.wire.meddle = change
+    pair.ask(ask("a", 40, 3))
+    pair.turns(4)
+    assert "not the one whose hash was sent" in (pair.end("a").error or "")
+    assert pair.prefill.scheduler.status().steps["EXTEND"] == 0
+    pair.check_empty()
+
+
+def test_pages_that_are_received_before_they_are_computed_end_the_room() -> None:
+    pair = Pair()
+    pair.pages.held = True
+    pair.ask(ask("a", 64, 3))
+    pair.turns(2)
+    pair.wire.to_prefill(Received(room_of(pair)))
+    pair.turns(3)
+    assert "received before they were computed" in (pair.end("a").error or "")
+    load = pair.prefill_role.load(pair.prefill.scheduler.status())
+    assert load.failures == {"Protocol": 1}
+    pair.pages.held = False
+    pair.turns(5)
+    pair.check_empty()
+
+
 def test_pages_are_attested_while_the_prefill_engine_is_in_a_step() -> None:
     """And its first token is sent before the decode engine's next step."""
     pair = Pair()
