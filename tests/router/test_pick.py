@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues
-from sluice_router.engine_load import reported_load
+from sluice_router.engine_load import average_load, load_of, reported_load
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport, condition
 from sluice_router.pick import Draw, pick, pick_pair
 
@@ -208,13 +208,17 @@ def test_requests_that_ended_since_the_report_no_longer_count() -> None:
 def test_without_a_fresh_report_an_engine_counts_as_average() -> None:
     stale = engine("stale", age=STALE_SECONDS + 1)
     busy, idle = engine("busy", running_requests=10), engine("idle")
-    assert chosen(stale, idle) in ("stale", "idle")
+    average = average_load([busy, idle, stale], NOW, STALE_SECONDS)
+    assert load_of(stale, NOW, average) == load_of(busy, NOW, average) / 2
     assert (
         pick([busy, idle, stale], NOW, Draw(0.4, 0.9), stale_seconds=STALE_SECONDS).engine == idle
     )
-    assert chosen(stale, engine("busy", running_requests=14)) in ("stale", "busy")
-    unknown = replace(stale, received=None)
-    assert chosen(unknown, replace(unknown, endpoint=engine("x").endpoint, inflight=1)) == "stale"
+
+
+def test_what_was_sent_to_an_engine_without_a_fresh_report_counts() -> None:
+    unknown = replace(engine("z"), received=None)
+    sent = replace(engine("a"), received=None, inflight=1)
+    assert chosen(unknown, sent) == "z", "of equal ones it would be the first by name"
 
 
 def test_equal_engines_take_turns() -> None:
@@ -282,6 +286,13 @@ def test_a_pair_has_both_roles_and_one_fingerprint_and_is_found_whenever_there_i
     else:
         assert (found.prefill, found.decode) == (None, None)
         assert found.message
+
+
+def test_an_idle_decode_engine_that_cannot_take_the_pages_is_not_picked() -> None:
+    others = [decode("idle", kv_fingerprint=OTHER), decode("old", handover_version=7)]
+    busy = decode("busy", running_requests=16)
+    found = pick_pair([prefill("p"), *others, busy], NOW, (DRAW, DRAW), stale_seconds=STALE_SECONDS)
+    assert found.decode == busy
 
 
 def test_a_decode_engine_without_pages_is_left_to_its_queue() -> None:
