@@ -74,6 +74,12 @@ def test_a_metrics_outage_is_not_idleness(loss: str, minimum: int) -> None:
     assert service.settle({}, seconds=700)[-1] == minimum
 
 
+def test_an_engine_of_which_nothing_is_known_may_have_as_much_work_as_another() -> None:
+    known = engine("a", queued_tokens=int(2 * RATE), queued_requests=99)
+    decision = decide(wanting(), History(), seen([known, engine("b", age_seconds=60.0)]))
+    assert decision.pools[MIXED].wanted == 4
+
+
 @pytest.mark.parametrize(("stale", "least"), [(2, 2), (3, 4)])
 def test_nothing_is_given_up_while_most_reports_do_not_count(stale: int, least: int) -> None:
     """The engines of which nothing is known may have all the work."""

@@ -215,3 +215,12 @@ def test_an_idle_time_with_a_gap_in_it_does_not_lead_to_zero() -> None:
             service.look({}, seconds=4.0)
         service.look({}, seconds=gap_seconds)
         assert service.replicas[MIXED] == least
+
+
+def test_a_service_sleeps_only_when_it_has_been_idle_for_the_whole_time() -> None:
+    settings = wanting(minimum=0)
+    service = Service(settings, {MIXED: 1})
+    service.settle({}, seconds=settings.idle_seconds - 20)
+    service.look({MIXED: {"running_requests": 1}}, seconds=4.0)
+    assert set(service.settle({}, seconds=settings.idle_seconds - 20)) == {1}
+    assert service.settle({}, seconds=120)[-1] == 0
