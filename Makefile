@@ -92,7 +92,7 @@ test-cluster: binaries images ## images, and the stories on a real cluster
 	$(PYTEST) -m "cluster and not full and not gpu" tests e2e/stories
 
 .PHONY: mutate
-mutate: setup ## breaks listed lines of the scheduler one at a time; the tests must notice each
+mutate: setup ## breaks listed lines one at a time, and the tests must notice each: ONLY=router or part of a name
 	$(PYTHON) -m tests.mutation "$(ONLY)"
 
 .PHONY: test-full

@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Generator
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
 # How long an example takes is the machine's affair, which other workers share.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+# Of `make mutate`, which asks whether an example fails, and not for the smallest one.
+settings.register_profile("unshrunk", phases=[Phase.explicit, Phase.generate])
 
 GROUP = re.compile(r"@([^]@]+)$")
 """What pytest-xdist adds to the name of a test that is in a group."""

@@ -312,6 +312,20 @@ STEP_MUTATIONS: Final = (
         ("test_handed_over_pages",),
     ),
     Mutation(
+        "preallocation: prompts from elsewhere have any number of adapters",
+        "preallocation",
+        "if not adapters.admits(request):",
+        "if False:",
+        ("test_resume",),
+    ),
+    Mutation(
+        "preallocation: a prompt needs no page for its next token",
+        "preallocation",
+        "pages_for(len(request.token_ids) + 1, self._page_size)",
+        "pages_for(len(request.token_ids), self._page_size)",
+        ("test_resume",),
+    ),
+    Mutation(
         "leases: a transfer may have the number of a step",
         "kv_allocator",
         'return "transfer", transfer',
