@@ -1,6 +1,6 @@
 """Breaks one listed line at a time in a copy of the sources, and fails if no test notices.
 
-`python -m tests.mutation [part of a name, or a package]`. Prints a line a mutation, then the
+`python -m tests.mutation [a package, or part of a name]`. Prints a line a mutation, then the
 survivors and one line a package; the exit status is 1 if a mutation was not caught, or if its line
 is not there any more.
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -22,10 +22,11 @@ from tests.mutation.every import EVERY
 from tests.mutation.mutation import Mutation
 
 ROOT: Final = Path(__file__).parents[2]
-COPIED: Final = ("runtime", "operator", "kernels", "tests", "e2e", "manifests", "docs")
-"""The sources, the tests, and what these read."""
+COPIED: Final = ("runtime", "operator", "kernels", "tests", "e2e")
+"""The sources, the tests, and what these import."""
 IMPORTED: Final = ("operator", "runtime", "kernels", ".")
 LEVEL: Final = "not (gpu or process or apiserver or cluster or full)"
+OPTIONS: Final = ("-p", "no:cacheprovider", "-m", LEVEL, "--hypothesis-profile", "unshrunk")
 LIMIT_SECONDS: Final = 90
 """A mutant that runs longer hangs, which is noticed too."""
 LIMIT_OF_ALL_SECONDS: Final = 1800
@@ -47,16 +48,25 @@ class Result:
 
 def main() -> int:
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    chosen = [each for each in EVERY if wanted in each.what or wanted == each.area]
+    chosen = _chosen(wanted)
+    if not chosen:
+        print(f"no mutation is called {wanted}")
+        return 1
     with tempfile.TemporaryDirectory() as folder:
         copy = _copied(Path(folder))
-        everything = tuple(sorted({test for mutation in chosen for test in mutation.test_files}))
-        if _run(copy, everything, LIMIT_OF_ALL_SECONDS, to_the_end=True) != 0:
-            print("the tests fail on the sources as they are")
+        everything = {test for mutation in chosen for test in mutation.test_files}
+        status, output = _run(copy, sorted(everything), LIMIT_OF_ALL_SECONDS)
+        if status != 0:
+            print(f"{output[-4000:]}\nthe tests fail on the sources as they are")
             return 1
         results = [_result(copy, mutation) for mutation in chosen]
     _report(results)
-    return 0 if results and all(each.outcome == "caught" for each in results) else 1
+    return 0 if all(each.outcome == "caught" for each in results) else 1
+
+
+def _chosen(wanted: str) -> list[Mutation]:
+    of_package = [mutation for mutation in EVERY if mutation.area == wanted]
+    return of_package or [mutation for mutation in EVERY if wanted in mutation.what]
 
 
 def _copied(folder: Path) -> Path:
@@ -83,7 +93,7 @@ def _outcome(copy: Path, mutation: Mutation) -> Outcome:
         return "STALE"
     module.write_text(text.replace(mutation.before, mutation.after))
     try:
-        status = _run(copy, mutation.test_files, LIMIT_SECONDS)
+        status, _ = _run(copy, mutation.test_files, LIMIT_SECONDS)
     finally:
         module.write_text(text)
     if status == 0:
@@ -91,16 +101,10 @@ def _outcome(copy: Path, mutation: Mutation) -> Outcome:
     return "caught" if status == FAILED else "BROKEN"
 
 
-def _run(copy: Path, tests: Sequence[Path], limit_seconds: float, to_the_end: bool = False) -> int:
-    """The exit status of the tests in the copy; who takes too long has failed. `to_the_end`: past
-    the first failure, and what failed is shown."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", LEVEL]
-    command += [
-        "--hypothesis-profile",
-        "unshrunk",
-        *([] if to_the_end else ["-x"]),
-        *map(str, tests),
-    ]
+def _run(copy: Path, tests: Iterable[Path], limit_seconds: float) -> tuple[int, str]:
+    """Exit status and output of the tests in the copy, up to the first that fails; tests that take
+    too long have failed."""
+    command = [sys.executable, "-m", "pytest", "-x", *OPTIONS, *map(str, tests)]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(str(copy / name) for name in IMPORTED),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -113,15 +117,13 @@ def _run(copy: Path, tests: Sequence[Path], limit_seconds: float, to_the_end: bo
             command,
             cwd=copy,
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
             timeout=limit_seconds,
         )
     except subprocess.TimeoutExpired:
-        return FAILED
-    if to_the_end and done.returncode:
-        print(done.stdout[-4000:])
-    return done.returncode
+        return FAILED, f"no end after {limit_seconds:.0f} s"
+    return done.returncode, done.stdout
 
 
 def _report(results: Sequence[Result]) -> None:
