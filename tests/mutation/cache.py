@@ -124,10 +124,17 @@ CACHE_MUTATIONS: Final = (
         CACHE,
     ),
     Mutation(
+        "kv: a row of a step in flight is handed out",
+        "kv_allocator",
+        "        if fences:\n",
+        "        if fences and freed.row is None:\n",
+        ("test_peers_failures",),
+    ),
+    Mutation(
         "kv: pages of a step in flight are handed out",
         "kv_allocator",
-        "if fences:",
-        "if fences and freed.row is None:",
+        "        if fences:\n",
+        "        if fences and freed.row is not None:\n",
         FAILURES,
     ),
     Mutation(
