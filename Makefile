@@ -67,7 +67,7 @@ imports: setup
 
 .PHONY: unit
 unit: setup
-	$(PYTEST) -n 2 --dist loadgroup -m "not process and not apiserver and not cluster and not full and not gpu"
+	$(PYTEST) -n 2 --dist loadgroup
 
 .PHONY: test-process
 test-process: setup ## whole engine processes: start, serve, drain, die
@@ -233,8 +233,8 @@ release-dry-run: binaries ## what a release has beside its images, into dist: ch
 
 .PHONY: pictures
 pictures: binaries ## draw docs/pictures: the dashboards as a real Prometheus fills them
-	SLUICE_PICTURES=docs/pictures $(PYTEST) tests/dashboards/test_expressions.py tests/operator/live/test_panels.py
+	SLUICE_PICTURES=docs/pictures $(PYTEST) -m full tests/dashboards/test_expressions.py tests/operator/live/test_panels.py
 
 .PHONY: golden
-golden: setup ## write the golden manifests anew; read the diff
-	SLUICE_WRITE_GOLDEN=1 $(PYTEST) tests/operator -m "not apiserver and not cluster"
+golden: setup ## write tests/golden anew, many files at once; read the diff
+	SLUICE_WRITE_GOLDEN=1 $(PYTEST) tests/operator

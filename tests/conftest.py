@@ -1,4 +1,4 @@
-"""How these tests are dealt out to workers, and what the garbage collector need not look at."""
+"""Which tests are collected, and how they are dealt out to workers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import gc
 import re
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
+
+from tests.levels import levels_named, levels_of, may_have_tests
+
+TESTS = Path(__file__).parent
 
 # How long an example takes is the machine's affair, which other workers share.
 settings.register_profile("untimed", deadline=None)
@@ -44,6 +49,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGro
         return None
     config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
     return FilesAndGroups(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without a test that is asked for a file is not imported, nor a folder's conftest.py."""
+    is_folder = collection_path.is_dir()
+    if not (is_folder or collection_path.match("test_*.py")):
+        return None
+    files = collection_path.rglob("test_*.py") if is_folder else [collection_path]
+    return None if any(may_have_tests(file, config.option.markexpr) for file in files) else True
+
+
+@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
+def check_levels(items: list[pytest.Item]) -> None:
+    """A level that a file does not spell out would be overlooked by `pytest_ignore_collect`."""
+    for item in items:
+        if TESTS in item.path.parents and not levels_of(item) <= levels_named(item.path):
+            raise pytest.UsageError(f"{item.path}: write pytest.mark.LEVEL in the file itself")
 
 
 @pytest.hookimpl(trylast=True)
