@@ -91,6 +91,10 @@ test-apiserver: binaries ## the operator against a real etcd and API server
 test-cluster: binaries images ## images, and the stories on a real cluster
 	$(PYTEST) -m "cluster and not full and not gpu" tests e2e/stories
 
+.PHONY: hypothesis
+hypothesis: binaries ## every property test below a cluster, with random seeds and 25 times the examples of make check
+	$(PYTEST) -n 2 --dist loadgroup --hypothesis-profile=full -m "hypothesis and not cluster and not gpu" --timeout 3600
+
 .PHONY: mutate
 mutate: setup ## breaks listed lines one at a time, and the tests must notice each: ONLY=router or part of a name
 	$(PYTHON) -m tests.mutation "$(ONLY)"

@@ -9,19 +9,14 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
+from tests.examples import register_profiles
 from tests.levels import levels_named, levels_of, may_have_tests
 
 TESTS = Path(__file__).parent
-
-# How long an example takes is the machine's affair, which other workers share.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
-# Of `make mutate`, which asks whether an example fails, and not for the smallest one.
-settings.register_profile("unshrunk", phases=[Phase.explicit, Phase.generate])
+register_profiles()
 
 GROUP = re.compile(r"@([^]@]+)$")
 """What pytest-xdist adds to the name of a test that is in a group."""

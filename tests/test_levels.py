@@ -1,11 +1,13 @@
-"""Which files a level imports."""
+"""Which files a level imports, how many examples a profile draws."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+from tests.examples import PERCENT, examples
 from tests.levels import may_have_tests
 
 UNIT = "not process and not full"
@@ -40,3 +42,16 @@ def test_a_file_is_imported_if_a_test_of_it_may_be_asked_for(
     file = tmp_path / "test_a.py"
     file.write_text(text)
     assert may_have_tests(file, expression) == imported
+
+
+def test_a_profile_scales_what_tests_ask_for() -> None:
+    before = settings.get_current_profile_name()
+    try:
+        for name, percent in PERCENT.items():
+            settings.load_profile(name)
+            found = examples(200, stateful_step_count=3)
+            assert (found.max_examples, found.stateful_step_count) == (2 * percent, 3)
+            assert found.derandomize == (name != "full")
+            assert examples(1).max_examples >= 1
+    finally:
+        settings.load_profile(before)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from operator import le
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
@@ -27,6 +27,7 @@ from tests.autoscaler.building import (
     seen,
     wanting,
 )  # fmt: skip
+from tests.examples import examples
 
 TWO = (PREFILL, DECODE)
 COUNTS = st.one_of(st.integers(0, 2000), st.integers())
@@ -92,7 +93,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
     )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@examples(25)
 @given(any_settings(), st.data())
 def test_whatever_is_seen_limits_and_budget_hold_and_every_number_is_a_number(
     wanted: Settings, data: st.DataObject
@@ -141,7 +142,7 @@ LOAD = {
 }  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@examples(40)
 @given(
     st.sampled_from([MIXED, PREFILL, DECODE]),
     st.fixed_dictionaries(LOAD),
@@ -177,7 +178,7 @@ def _after(wanted: Settings, role: Role, quiet: int, load: dict[str, Any]) -> in
     return decided
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@examples(8)
 @given(
     st.floats(0, 6),
     st.floats(0, 6),

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.labels import Role
 from sluice_router.affinity import (
@@ -25,6 +25,7 @@ from sluice_router.affinity import (
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport
 from sluice_router.pick import Choice, Draw, pick, pick_pair
 
+from tests.examples import examples
 from tests.router.affinity_model import simulate
 from tests.router.fakes import load_report
 
@@ -99,7 +100,7 @@ def test_a_long_body_is_not_parsed(fields: dict[str, int]) -> None:
     assert key({"prompt": long}) == key({"seed": 2, "prompt": long})
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     st.binary()
     | st.builds(

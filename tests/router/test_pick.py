@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues
@@ -14,6 +14,7 @@ from sluice_router.engine_load import average_load, load_of, reported_load
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport, condition
 from sluice_router.pick import Draw, pick, pick_pair
 
+from tests.examples import examples
 from tests.router.fakes import FINGERPRINT, load_report
 
 NOW = 1000.0
@@ -67,7 +68,7 @@ states = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.lists(states, max_size=8), st.sampled_from(Role), draws, st.data())
 def test_only_a_usable_engine_is_chosen_and_one_is_whenever_there_is_one(
     engines: list[EngineState], role: Role, draw: Draw, data: st.DataObject
@@ -89,7 +90,7 @@ def test_only_a_usable_engine_is_chosen_and_one_is_whenever_there_is_one(
         assert choice.reason != "LessLoaded"
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.lists(states, min_size=1, max_size=8), draws, st.randoms())
 def test_the_order_of_the_list_does_not_matter(
     engines: list[EngineState], draw: Draw, random: Random
@@ -100,7 +101,7 @@ def test_the_order_of_the_list_does_not_matter(
     assert pick(shuffled, NOW, draw, stale_seconds=STALE_SECONDS).engine == first.engine
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.lists(states.filter(lambda s: s.received is not None), min_size=2, max_size=8), draws)
 def test_the_most_loaded_of_several_is_never_chosen(engines: list[EngineState], draw: Draw) -> None:
     choice = pick(engines, NOW, draw, stale_seconds=100.0)
@@ -111,7 +112,7 @@ def test_the_most_loaded_of_several_is_never_chosen(engines: list[EngineState], 
         assert (reported_load(choice.engine, NOW, 100.0) or 0.0) < loads[-1]
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(st.integers(4, 32), st.integers(0, 2**32))
 def test_routers_with_the_same_reports_form_no_herd(count: int, seed: int) -> None:
     """One engine looks idle to all routers until the next reports: it gets its share, not all."""
@@ -128,7 +129,7 @@ def test_routers_with_the_same_reports_form_no_herd(count: int, seed: int) -> No
     assert len(chosen) >= count * 3 / 4
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(st.integers(2, 16), st.integers(0, 2**32))
 def test_one_routers_requests_spread_evenly_between_two_reports(count: int, seed: int) -> None:
     """Its own requests in flight are counted as they are now, not as the reports have them."""
@@ -267,7 +268,7 @@ pools = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(pools, draws, draws)
 def test_a_pair_has_both_roles_and_one_fingerprint_and_is_found_whenever_there_is_one(
     engines: list[EngineState], first: Draw, second: Draw

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_router.sse import DONE, WholeEvents, error_event, error_in
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([b"data: x", b"\n", b"\n\n", b"da", b"ta: [DONE]"]), max_size=30))
 def test_whole_events_pass_and_nothing_else(chunks: list[bytes]) -> None:
     events = WholeEvents()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
@@ -13,6 +13,8 @@ from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_simulator.fast_forward import FastForwardScheduler
+
+from tests.examples import examples
 
 TOKEN = 7
 SIZES = st.lists(st.tuples(st.integers(1, 40), st.integers(2, 60)), min_size=1, max_size=6)
@@ -55,7 +57,7 @@ def _step(scheduler: FastForwardScheduler) -> Batch | None:
     return batch
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(SIZES, st.integers(1, 80), st.integers(30, 120))
 def test_a_leap_is_its_steps(sizes: list[tuple[int, int]], most: int, pages: int) -> None:
     leaping, stepping = (_started(sizes, pages) for _ in range(2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.config import parse_engine_config
 from sluice_operator.api.engine import MAX_PART, ModelSpec
@@ -13,6 +13,7 @@ from sluice_operator.api.model_uri import CLAIM_MOUNT, ModelSource, model_source
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import plan_service
 
+from tests.examples import examples
 from tests.operator.examples import service, service_observed
 
 PARTS = st.one_of(
@@ -56,7 +57,7 @@ def test_a_given_name_wins() -> None:
 
 
 @given(URIS)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_uri_is_refused_or_leads_the_engine_to_where_the_model_is(uri: str) -> None:
     plan = plan_service(service_observed(service({"model": {"uri": uri}})))
     if plan.refusal is not None:

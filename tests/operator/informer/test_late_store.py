@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sluice_contract import labels
@@ -37,6 +36,7 @@ from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.reconcile import DRAINING_SECONDS, ServiceReconcile
 
+from tests.examples import examples
 from tests.operator.examples import IMAGES, service
 from tests.operator.harness.memory_api import MemoryApi
 from tests.operator.virtual_time import FakeClock
@@ -131,7 +131,7 @@ class LateStore(RuleBasedStateMachine):
 
 @pytest.mark.process
 class TestLateStore(LateStore.TestCase):
-    settings = settings(max_examples=40, stateful_step_count=14, deadline=None)
+    settings = examples(40, stateful_step_count=14)
 
 
 def test_what_a_reconcile_has_read_from_the_api_server_is_known_to_the_next() -> None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sluice_contract import labels
 from sluice_operator.informer.store import REMEMBERED_DELETIONS, Objects
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import DEPLOYMENT, POD, Manifest
+
+from tests.examples import examples
 
 NAMES = ("a", "b")
 NAMESPACES = ("x", "y")
@@ -194,7 +195,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestStore.settings = examples(30, stateful_step_count=40)
 
 
 def test_an_answer_that_comes_after_the_deletion_brings_nothing_back() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract import labels
 from sluice_contract.labels import Role
@@ -24,6 +24,7 @@ from sluice_operator.service.rollout import PoolState, Revision, Rollout, plan_r
 from sluice_operator.service.rollout_in_place import IN_PLACE
 from sluice_operator.service.scaling import scaled_service
 
+from tests.examples import examples
 from tests.operator.examples import complete, live, pods, service, service_observed
 from tests.operator.examples import pool_observed as observed_pool
 
@@ -101,7 +102,7 @@ class Cluster:
         return only and not any(self.draining.values())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     gpus=st.tuples(st.integers(1, 2), st.integers(0, 2)),

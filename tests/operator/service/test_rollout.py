@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sluice_contract.labels import Role
 from sluice_operator.service.rollout import PoolState, Revision, Rollout, plan_rollout
 
+from tests.examples import examples
+
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
 
 
@@ -352,9 +354,9 @@ class TwoPools(World):
 
 
 TestOnePool = World.TestCase
-TestOnePool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestOnePool.settings = examples(60, stateful_step_count=30)
 TestTwoPools = TwoPools.TestCase
-TestTwoPools.settings = settings(max_examples=90, stateful_step_count=30, deadline=None)
+TestTwoPools.settings = examples(90, stateful_step_count=30)
 
 
 @pytest.mark.full

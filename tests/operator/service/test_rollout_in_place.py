@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.labels import Role
 from sluice_operator.service.rollout import PoolState, Revision, Rollout
 from sluice_operator.service.rollout_in_place import IN_PLACE, plan_in_place
+
+from tests.examples import examples
 
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
 STEPS = 40
@@ -177,7 +179,7 @@ def test_the_first_roll_out_says_that_it_starts(size: int) -> None:
     edits=st.lists(st.tuples(st.sampled_from("xy"), st.integers(0, 6)), min_size=1, max_size=4),
     scaled=st.integers(0, 5),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_whatever_is_edited_it_comes_to_rest_within_its_room(
     prefill: int, decode: int, edits: list[tuple[str, int]], scaled: int
 ) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.config import SloTargets, parse_engine_config
 from sluice_contract.router_config import parse_router_config
@@ -15,6 +15,7 @@ from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.settings import settings_status
 
+from tests.examples import examples
 from tests.operator.examples import (
     FULL_SPEC,
     FULL_TEMPLATE,
@@ -57,7 +58,7 @@ SPECS = st.fixed_dictionaries(
 
 
 @given(SPECS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_equal_observations_give_equal_plans(spec: dict[str, Any]) -> None:
     text = json.dumps(service(spec))
     first, second = (plan_service(service_observed(json.loads(text))) for _ in range(2))
@@ -65,7 +66,7 @@ def test_equal_observations_give_equal_plans(spec: dict[str, Any]) -> None:
 
 
 @given(SPECS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_at_rest_nothing_is_pruned_and_nothing_said(spec: dict[str, Any]) -> None:
     plan = plan_service(service_observed(service(spec)))
     again = plan_service(service_observed(service(spec), [live(m) for m in plan.apply]))

@@ -7,7 +7,7 @@ import re
 from contextlib import closing
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 from sluice_contract.config import AttentionBackend
 from sluice_runtime.engine.build import EngineHooks
@@ -15,6 +15,7 @@ from sluice_runtime.engine.executor import StreamExecutor
 from sluice_runtime.messages import Sampling, TokenLogprob
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, PagesAppended, RowAdded
 
+from tests.examples import examples
 from tests.runtime.engine.late_device import LateDevice
 from tests.runtime.grammar.driving import ask, engine_of, grammar, run
 from tests.runtime.harness import engine_config, generate, run_engine
@@ -30,9 +31,8 @@ SAMPLINGS = (
 SMALL = {"page_size": 4, "chunk_size": 24, "kv_pool_tokens": 160, "max_running_requests": 5}
 
 
-@settings(
-    max_examples=12,
-    deadline=None,
+@examples(
+    12,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink it would take minutes
 )

@@ -8,13 +8,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.compile.compiling import MAX_WHITESPACE
 from sluice_runtime.grammar.native import GrammarMatcher
 from sluice_runtime.grammar.schema.json_schema import usable_schema
 
+from tests.examples import examples
 from tests.runtime.grammar.drawing import COMPILER, EOS, answer
 
 EXACT = jsonschema.Draft202012Validator
@@ -95,7 +96,7 @@ def nested(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCHEMA = st.recursive(LEAF, nested, max_leaves=4)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(80, suppress_health_check=list(HealthCheck))
 @given(SCHEMA, st.booleans(), st.randoms(use_true_random=False))
 def test_what_is_not_refused_is_kept(schema: Any, closed: bool, draw: random.Random) -> None:
     schema = {**schema, "$defs": {"d": {"type": "boolean"}}}

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sluice_runtime.handover.connection import ConnectionLimits
 from sluice_runtime.handover.framing import MAX_GREETING_BYTES, frame
@@ -26,6 +26,7 @@ from sluice_runtime.handover.messages import (
 )
 from sluice_runtime.handover.ports import FromDecode, PeerLost, RoomLost
 
+from tests.examples import examples
 from tests.runtime.handover.conversing import (
     DECODE,
     NOW,
@@ -303,7 +304,7 @@ _near_hellos = st.dictionaries(st.sampled_from(sorted(_fields)), _values, min_si
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100, suppress_health_check=[HealthCheck.too_slow])
 @given(first=st.one_of(st.binary(max_size=200), st.binary().map(_framed), _near_hellos))
 def test_any_first_bytes_end_at_most_their_own_connection(server: Server, first: bytes) -> None:
     with raw_client(server) as peer:

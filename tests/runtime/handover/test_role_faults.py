@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.handover.messages import Chunk
 from sluice_runtime.handover.ports import PagesRead
 
+from tests.examples import examples
 from tests.runtime.handover.pair import Pair, ask
 from tests.runtime.scheduler.fake_runner import answer_to
 
@@ -136,7 +137,7 @@ ACTIONS = st.lists(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @given(actions=ACTIONS, prefix_cache=st.booleans(), staged=st.booleans())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_whatever_happens_each_request_ends_once_and_nothing_leaks(
     overlap: bool, actions: list[tuple[str, int]], prefix_cache: bool, staged: bool
 ) -> None:

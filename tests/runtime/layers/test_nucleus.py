@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.layers import nucleus as module
 from sluice_runtime.layers.nucleus import nucleus
 from torch import Tensor
+
+from tests.examples import examples
 
 ROUNDING = 1e-5
 
@@ -25,7 +27,7 @@ def logits_of(rows: int, vocabulary: int, seed: int) -> Tensor:
     top_p=st.sampled_from([1e-9, 0.3, 0.9, 0.9999]),
     seed=st.integers(0, 10_000),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_it_holds_the_mass_with_the_fewest_logits(
     vocabulary: int, temperature: float, top_p: float, seed: int
 ) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.adapter_room import CLAIM_SECONDS, AdapterRoom
 from sluice_runtime.scheduler.request import Request, request_from
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import request
 
 STEP_SECONDS = 0.1
@@ -58,7 +59,7 @@ def test_each_claim_has_one_adapter_yield() -> None:
     adapters=st.integers(2, 9),
     arrivals=st.integers(1, 4),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_adapter_starves(seed: int, most: int, adapters: int, arrivals: int) -> None:
     assert longest_wait(seed, most, adapters, arrivals) is not None
 

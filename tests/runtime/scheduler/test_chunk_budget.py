@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.chunk_budget import FixedChunk, StepView, TargetChunk
@@ -16,6 +16,7 @@ from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 from sluice_runtime.scheduler.step_shape import StepShape, context_products, shape_of
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
 
@@ -77,7 +78,7 @@ def test_it_starts_small(start: int, chunk: int, expected: int) -> None:
     computed=st.integers(0, 30_000),
     seed=st.integers(0, 20),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_budget_is_the_largest_that_keeps_the_target(
     milliseconds: float, rows: int, context: int, computed: int, seed: int
 ) -> None:

@@ -6,12 +6,13 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode
 from sluice_runtime.scheduler.cost_model import CostModel
 from sluice_runtime.scheduler.step_shape import StepShape, context_products, shape_of
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 
 COEFFICIENTS = st.tuples(
@@ -48,7 +49,7 @@ def errors(model: CostModel, coefficients: Sequence[float], draw: random.Random)
 
 
 @given(coefficients=COEFFICIENTS, seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_known_costs_are_recovered_from_noisy_steps(
     coefficients: tuple[float, ...], seed: int
 ) -> None:
@@ -72,7 +73,7 @@ def test_known_costs_are_recovered_from_noisy_steps(
         max_size=60,
     )
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_no_coefficient_is_ever_negative(steps: list[tuple[int, int, int, int, float]]) -> None:
     model = CostModel()
     for *shape, seconds in steps:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.batch import NO_TOKEN, SampledTokens
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.step_outcome import FinishedChunk
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 
 PAGE_SIZE = 4
@@ -73,7 +74,7 @@ def test_what_was_aborted_or_is_not_finite_finishes_no_chunk() -> None:
     lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=8),
     prefix_cache=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_chunks_cover_each_prompt_once_from_its_beginning(
     overlap: bool, lengths: list[tuple[int, int]], prefix_cache: bool
 ) -> None:

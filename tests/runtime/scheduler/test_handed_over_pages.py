@@ -9,11 +9,12 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.step_outcome import Preallocated
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
 from tests.runtime.scheduler.test_resume import arrive, prompt_of
@@ -123,7 +124,7 @@ class Handover:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 @given(operations=OPERATIONS)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_no_page_is_given_while_it_is_read_or_written_and_all_answer_as_if_alone(
     overlap: bool, prefix_cache: bool, operations: list[tuple[str, int]]
 ) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.page_leases import PageLeases
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 
 
@@ -45,7 +46,7 @@ OPERATIONS = st.lists(
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 @given(operations=OPERATIONS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_a_transfer_reads_stays_until_it_is_over(
     overlap: bool, prefix_cache: bool, operations: list[tuple[str, int]]
 ) -> None:

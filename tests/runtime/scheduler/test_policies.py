@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.config import SchedulingPolicy
 from sluice_runtime.scheduler.policies import (
@@ -27,6 +27,7 @@ from sluice_runtime.scheduler.policies.context import MAX_LOOKED_UP
 from sluice_runtime.scheduler.request import Request, request_from
 from sluice_runtime.scheduler.request_table import WaitingQueue
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
 
@@ -303,7 +304,7 @@ def waiting_is_bounded(order: AdmissionOrder, arrivals: list[typing.Any], seed: 
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(arrivals=ARRIVALS, seed=st.integers(0, 5))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_waiting_is_bounded_under_every_policy(
     name: str, arrivals: list[typing.Any], seed: int
 ) -> None:

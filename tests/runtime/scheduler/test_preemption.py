@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
 
@@ -138,7 +139,7 @@ def test_a_preemption_says_nothing_about_how_long_answers_are() -> None:
     cache=st.booleans(),
     steps=st.integers(0, 3),
 )
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_whoever_preempts_whom_every_answer_is_right(
     arrivals: list[tuple[int, int, int]], rows: int, cache: bool, steps: int
 ) -> None:

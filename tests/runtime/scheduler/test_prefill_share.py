@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder
 from sluice_runtime.scheduler.batch import Batch
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
 from tests.runtime.scheduler.test_admission import cached, plan, room, taken, waiting
@@ -215,7 +216,7 @@ def beside_others(bench: Bench, prompt: int, arrivals: list[int]) -> list[tuple[
     overlap=st.booleans(),
     policy=st.sampled_from(["fcfs", "sjf", "hrrn", "round-robin", "random"]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_long_prompt_never_starves_and_takes_twice_the_steps_at_most(
     prompt: int, arrivals: list[int], chunk: int, extra: int, overlap: bool, policy: str
 ) -> None:

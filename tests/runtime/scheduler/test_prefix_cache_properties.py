@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.integrity import path_of
 from sluice_runtime.scheduler.lock_costs import Locking, Unlocking
 from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache, key_of
+
+from tests.examples import examples
 
 KEYS = st.text("ab", max_size=7)
 """A letter is a page; with two letters most keys share a beginning."""
@@ -172,9 +174,8 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(
-    max_examples=150,
+TestTree.settings = examples(
+    150,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -6,9 +6,11 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.residuals import HICCUP, STEPS, Residuals
+
+from tests.examples import examples
 
 Draw = Callable[[random.Random], float]
 
@@ -51,7 +53,7 @@ def test_before_there_is_data_some_spread_is_taken_for_granted() -> None:
 
 
 @given(ratios=st.lists(st.floats(0.1, 3), max_size=2 * STEPS), share=st.floats(0.5, 0.999))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_bound_is_of_the_last_steps_only(ratios: list[float], share: float) -> None:
     whole, last = Residuals(), Residuals()
     kept = [ratio for ratio in ratios if ratio < HICCUP][-STEPS:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.chunk_budget import StepView, TargetChunk
@@ -15,6 +15,7 @@ from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.settings import StepTarget
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import settings_of
 
 PAGE_SIZE = 4
@@ -44,7 +45,7 @@ def _decode(running: Running) -> None:
     running.advance(running.ready())
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.lists(st.tuples(STARTS, LEAVES), min_size=1, max_size=30))
 def test_sums_and_openings_are_those_of_counting(
     steps: list[tuple[list[tuple[int, int, bool]], list[int]]],
@@ -63,7 +64,7 @@ def test_sums_and_openings_are_those_of_counting(
         running.check_integrity()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=5), st.data())
 def test_many_steps_at_once_are_as_many_in_turn(
     starts: list[tuple[int, bool]], data: st.DataObject

@@ -6,11 +6,12 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.policies import POLICIES, PolicyContext
 from sluice_runtime.scheduler.request import Request, request_from
 
+from tests.examples import examples
 from tests.runtime.scheduler.building import request
 
 TOKEN = 0.01
@@ -67,7 +68,7 @@ requests_strategy = st.lists(
 
 @given(requests_strategy)
 @example([(1, 0.0), (1, 0.5), (38, 0.5), (41, 0.8)])  # rounding decides about the last
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_order_leaves_fewer_late(drawn: list[tuple[int, float]]) -> None:
     requests = [waiting(str(n), size, arrival) for n, (size, arrival) in enumerate(drawn)]
     found = order(requests, context(1.0))

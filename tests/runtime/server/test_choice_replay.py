@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.messages import FinishReason, Sampling, TokenDelta, TokenLogprob
 from sluice_runtime.server.answers import ChatShape, Chunks, Envelope, Usage
@@ -29,6 +29,8 @@ from sluice_runtime.server.tools.formats import (
 )
 from sluice_runtime.server.tools.plan import CallReading
 from sluice_runtime.tokenizer import ByteTokenizer
+
+from tests.examples import examples
 
 EOS = 258
 TOKENIZER = ByteTokenizer()
@@ -124,7 +126,7 @@ def stream(sent: Sent, reader: ChoiceReader, steps: list[Step], cached: int) -> 
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name if form else "text")
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_before_and_after_are_the_whole(form: ToolFormat | None, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PARTS), min_size=1, max_size=5)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime import model_files
 from sluice_runtime.chat_template import load_chat_template
@@ -23,6 +23,7 @@ from sluice_runtime.server.protocol import ChatRequest, CompletionRequest
 from sluice_runtime.server.sampling_plan import Defaults, defaults_from
 from sluice_runtime.tokenizer import ByteTokenizer
 
+from tests.examples import examples
 from tests.runtime.server.test_detokenizer import TOKENIZERS
 
 PLANNER = Planner(
@@ -88,7 +89,7 @@ def test_no_prompt_that_fits_is_judged_too_long(text: str, most: int, name: str)
         assert tokens > most
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     words=st.lists(st.sampled_from(["ab", "€", "b€a", "a" * 30]), min_size=1, max_size=5),
     kept=st.integers(1, 300),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.sampling.bias import LogitBias
@@ -15,6 +15,7 @@ from sluice_runtime.engine.sampling.penalties import Penalties
 from sluice_runtime.engine.sampling.restriction import restrict
 from sluice_runtime.messages import Sampling
 
+from tests.examples import examples
 from tests.runtime.engine.sampling.parameters import rows_of
 
 # One worker imports transformers, and no other.
@@ -52,7 +53,7 @@ def penalise(logits: torch.Tensor, sampling: Sampling) -> None:
     top_p=st.sampled_from([1.0, 0.99, 0.7, 0.3, 1e-6]),
     min_p=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_same_tokens_are_kept(
     seed: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
@@ -72,7 +73,7 @@ def test_the_same_tokens_are_kept(
 
 
 @given(penalty=st.floats(0.1, 2), seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_repetition_penalty_is_transformers(penalty: float, seed: int) -> None:
     from transformers.generation import logits_process as hf
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.accelerators import Accelerator
 from sluice_kernels import reference
@@ -17,6 +17,7 @@ from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
 
+from tests.examples import examples
 from tests.runtime.engine.late_device import LateDevice
 
 VOCABULARY = 30
@@ -103,7 +104,7 @@ def alone(asked: Asked, tokens: int) -> list[int]:
     requests=st.lists(REQUESTS, min_size=2, max_size=ROWS),
     retracted=st.lists(st.integers(0, ROWS - 1), max_size=6),
 )
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_a_batch_of_mixed_rows_equals_each_row_alone(
     requests: list[Asked], retracted: list[int]
 ) -> None:
@@ -140,7 +141,7 @@ SIDE_BY_SIDE = st.lists(REQUESTS, min_size=1, max_size=ROWS)
 
 
 @given(requests=SIDE_BY_SIDE)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_a_device_with_a_memory_of_its_own_draws_the_same(requests: list[Asked]) -> None:
     """Nothing is read from it, and staging buffers are used again and again."""
     device = LateDevice()
@@ -160,7 +161,7 @@ def test_a_kernel_for_whole_rows_draws_the_same(requests: list[Asked]) -> None:
 
 @pytest.mark.gpu
 @given(requests=SIDE_BY_SIDE)
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_a_gpu_draws_the_same(requests: list[Asked]) -> None:
     gpu = step_device(Accelerator(count=1))
     assert answers_on(gpu, requests) == answers_on(HostDevice(), requests)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.sampling.draw import sample
@@ -29,6 +29,7 @@ from sluice_runtime.grammar.native import (
 from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 
+from tests.examples import examples
 from tests.runtime.engine.sampling.parameters import rows_of
 from tests.runtime.grammar.follow.mask_worker_here import MaskWorkerHere, mask_workers_here
 
@@ -103,7 +104,7 @@ ROW = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROW, min_size=1, max_size=5), st.integers(0, 2**32), st.integers(0, 4))
 def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
     rows: list[tuple[int | None, float, float, int]], seed: int, broken: int

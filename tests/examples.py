@@ -1,0 +1,28 @@
+"""How many examples a property is tried with: the test says it, the profile scales it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from hypothesis import Phase, settings
+
+PERCENT: Final = {"check": 40, "mutate": 100, "full": 1000}
+"""Of the examples that a test asks for, by profile. `full` alone draws others in every run."""
+
+
+def register_profiles() -> None:
+    """None has a deadline: how long an example takes depends on what else the machine does."""
+    for name, percent in PERCENT.items():
+        drawn: dict[str, Any] = {"derandomize": True, "database": None}
+        if name == "mutate":
+            # Whether an example fails is asked, not for the smallest one.
+            drawn["phases"] = [Phase.explicit, Phase.generate]
+        if name == "full":
+            drawn = {"derandomize": False, "print_blob": True}
+        settings.register_profile(name, deadline=None, max_examples=percent, **drawn)
+    settings.load_profile("check")
+
+
+def examples(count: int, **others: Any) -> settings:
+    """Settings of a property that asks for `count` examples."""
+    return settings(max_examples=max(1, count * settings().max_examples // 100), **others)
