@@ -16,7 +16,7 @@ Manifest = dict[str, Any]
 
 def documents(path: Path) -> list[Manifest]:
     """The objects of one file."""
-    return list(yaml.safe_load_all(path.read_text()))
+    return list(yaml.load_all(path.read_text(), Loader=yaml.CSafeLoader))  # ten times as fast
 
 
 def operators_own(root: Path) -> Iterator[Manifest]:

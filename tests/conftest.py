@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
+import certifi
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
@@ -44,6 +45,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGro
         return None
     config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
     return FilesAndGroups(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_authority(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[None]:
+    """Clients of unit tests speak plain HTTP, and each would spend 20 ms on reading the authorities
+    of the Internet: they read one."""
+    if any(map(levels_of, request.session.items)):
+        yield
+        return
+    first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
+    file = tmp_path_factory.mktemp("authorities") / "one.pem"
+    file.write_text(first + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(file))
+        yield
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -75,7 +75,7 @@ def test_decode_engines_full_of_requests_that_wait_for_prompts_are_no_need_of_de
 def test_one_change_is_not_undone_by_noise() -> None:
     service, draw = split_between(5, 3), random.Random(0)
     splits = set()
-    for _ in range(600):
+    for _ in range(300):
         noise = draw.uniform(0.8, 1.2)
         load: Loads = {
             PREFILL: prompts(4.4 * noise, 6 * noise),

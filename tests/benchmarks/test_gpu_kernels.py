@@ -55,6 +55,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("fake_gpu")
 def test_every_way_of_every_figure_can_be_called(called: list[str]) -> None:
     names = []

@@ -96,7 +96,7 @@ HEADER_TEXT = st.text(alphabet=st.characters(max_codepoint=255))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(), below, max_size=3),
-    max_leaves=8,
+    max_leaves=4,
 )
 
 

@@ -30,6 +30,8 @@ from e2e.model.tasks import make_prompt
 from tests.runtime.handover.engines import Answer, RunningEngine, pair, through
 from tests.runtime.harness import generate
 
+pytestmark = pytest.mark.process
+
 WAIT_SECONDS = 30.0
 LENGTH = 120
 SETTINGS: dict[str, Any] = {"model": str(FOLDER), "chunk_size": 4096, "prefix_cache": False}

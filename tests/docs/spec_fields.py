@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from sluice_operator.api.crd import inference_service_crd
 
 
-def fields_of_specs() -> set[str]:
+@cache
+def fields_of_specs() -> frozenset[str]:
     """`engine.chunkSize`, `template.affinity` and so on."""
     version = inference_service_crd()["spec"]["versions"][0]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     pool = spec["properties"]["pools"]["properties"]["mixed"]
-    return {*_paths(spec, ""), *_paths(pool, "")}
+    return frozenset({*_paths(spec, ""), *_paths(pool, "")})
 
 
 def _paths(node: dict[str, Any], path: str) -> Iterator[str]:

@@ -166,6 +166,7 @@ def wait_until_blocked(pid: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.process
 def test_two_clusters_that_start_together_load_their_own_archives(tmp_path: Path) -> None:
     """An archive lacks what its own cluster holds, so another's would leave an image in pieces."""
     with start_loader("first", tmp_path) as first:

@@ -11,10 +11,13 @@ import pytest
 from images.slim_mooncake import slim
 from images.stand_ins import SlimmingError
 
-pytestmark = pytest.mark.skipif(
-    any(shutil.which(tool) is None for tool in ("gcc", "nm", "readelf")),
-    reason="needs a C compiler and binutils",
-)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        any(shutil.which(tool) is None for tool in ("gcc", "nm", "readelf")),
+        reason="needs a C compiler and binutils",
+    ),
+]
 
 LIBRARIES = {
     "libdeep-1.so": "int deep(void) { return 7; }",

@@ -11,10 +11,13 @@ import pytest
 from images.slim_torch import slim
 from images.stand_ins import SlimmingError, Symbol, c_source, dynamic_symbols
 
-pytestmark = pytest.mark.skipif(
-    any(shutil.which(tool) is None for tool in ("gcc", "nm", "readelf", "strip")),
-    reason="needs a C compiler and binutils",
-)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        any(shutil.which(tool) is None for tool in ("gcc", "nm", "readelf", "strip")),
+        reason="needs a C compiler and binutils",
+    ),
+]
 
 CUDART = """
 int cudaGetDeviceCount(int *count) { return 0; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
@@ -98,10 +99,19 @@ def assert_close(actual: Tensor, wanted: Tensor, within: float, isa: str) -> Non
     )
 
 
+CASES = list(product(ROWS, HEADS, (1, 16, 48)))
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("page_size", [1, 16, 48])
-@pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    ("kind", "heads", "page_size"),
+    [
+        # One in three has all pairs of rows and heads, of rows and pages, of heads and pages.
+        pytest.param(*case, marks=() if sum(places) % 3 == 0 else pytest.mark.full)
+        for case, places in zip(CASES, product(range(4), range(8), range(3)), strict=True)
+    ],
+    ids=str,
+)
 def test_every_row_attends_to_its_own_past(
     isas: Iterator[str], kind: str, heads: Heads, page_size: int, dtype: torch.dtype
 ) -> None:

@@ -16,7 +16,7 @@ from e2e.model.tasks import LENGTHS, TASKS, as_chat, make_prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-pytestmark = pytest.mark.xdist_group("transformers")
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("transformers")]
 
 LONGEST_IN_A_FAST_TEST = 128
 

@@ -192,7 +192,7 @@ HALF, BUSY = 35.0, 48.0
 """Requests a second of which the model's engines are half, and four fifths, full."""
 
 
-@pytest.mark.parametrize("keys", ["even", "skewed"])
+@pytest.mark.parametrize("keys", ["even", pytest.param("skewed", marks=pytest.mark.process)])
 @pytest.mark.parametrize("reason", MARGINS)
 def test_more_prefixes_are_found(keys: str, reason: AffinityReason) -> None:
     without = simulate(KEYS[keys], None, per_second=HALF)
@@ -201,6 +201,7 @@ def test_more_prefixes_are_found(keys: str, reason: AffinityReason) -> None:
     assert found.mean < without.mean
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("keys", KEYS)
 @pytest.mark.parametrize("per_second", [HALF, BUSY])
 @pytest.mark.parametrize(("reason", "factor"), [("SamePrefix", 1.75), ("SameSession", 2.1)])

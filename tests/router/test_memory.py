@@ -44,6 +44,7 @@ async def first_answers(*waiting: RawConnection, at_least: int = 1) -> list[int]
     return done
 
 
+@pytest.mark.process
 async def test_slow_uploads_fill_a_part_of_the_budget_and_nothing_more(tmp_path: Path) -> None:
     """30 clients hold back the last byte of 4 MiB each; a budget of 32 MiB takes 6 of them."""
     async with AsyncExitStack() as stack:

@@ -58,6 +58,7 @@ async def running(config: Path) -> AsyncIterator[Process]:
         await process.communicate()
 
 
+@pytest.mark.process
 async def test_it_streams_and_leaves_on_sigterm_after_the_last_stream(tmp_path: Path) -> None:
     async with fakes.running_engine(fakes.streams_when_let) as engine:
         config = tmp_path / "router.json"

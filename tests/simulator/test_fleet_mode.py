@@ -30,6 +30,7 @@ class Case:
 
 
 CASES = {
+    "few": Case(Workload("chat", 60, 15.0, (50, 800), (20, 400), 4, 1)),
     "light": Case(Workload("chat", 300, 15.0, (50, 800), (20, 400), 4, 1)),
     "heavy": Case(Workload("chat", 400, 60.0, (50, 800), (20, 400), 4, 1)),
     "waits-for-pages": Case(Workload("unlike", 150, 8.0, (50, 12_000), (20, 600)), 60_000),
@@ -61,13 +62,18 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
     yield "busy", summary.busy_seconds
 
 
-FAST = (("light", 0), ("waits-for-pages", 0), ("overlapped-queue", 0))
+LEVELS = {
+    ("few", 0): (),
+    **dict.fromkeys(
+        [("light", 0), ("waits-for-pages", 0), ("overlapped-queue", 0)], pytest.mark.process
+    ),
+}
 
 
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        pytest.param(*case, marks=() if case in FAST else pytest.mark.full)
+        pytest.param(*case, marks=LEVELS.get(case, pytest.mark.full))
         for case in product(CASES, range(8))
     ],
 )

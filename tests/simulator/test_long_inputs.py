@@ -81,9 +81,9 @@ def test_a_long_prompt_is_at_most_doubled_by_others_that_never_stop_coming() -> 
 
 
 def test_256_running_beside_a_chunk_of_256_starve_neither() -> None:
-    streams = [(0.0, 16, 800)] * 256
+    streams = [(0.0, 16, 560)] * 256
     how = settings(chunk_size=256, max_running_requests=300)
-    replayed = replay(requests(*streams, (5.0, 4_096, 5)), how)
+    replayed = replay(requests(*streams, (5.0, 2_048, 5)), how)
     assert all(line.tokens > 5 for line in replayed.record.timelines[:-1])
     long = replayed.record.timelines[-1]
     assert long.started_seconds is not None
@@ -91,7 +91,7 @@ def test_256_running_beside_a_chunk_of_256_starve_neither() -> None:
     step = 0.01 + (256 + 16) * 1e-5
     # Its share is one page a step, and no step goes by without it.
     assert long.started_seconds - 5.0 <= step
-    assert long.first_token_seconds - long.started_seconds <= 4_096 / 16 * step + 1e-6
+    assert long.first_token_seconds - long.started_seconds <= 2_048 / 16 * step + 1e-6
     # No stream ever misses a step.
     assert max(replayed.record.gaps.values) <= step + 1e-9
-    assert replayed.status.chunk_cuts == 4_096 / 16 - 1
+    assert replayed.status.chunk_cuts == 2_048 / 16 - 1

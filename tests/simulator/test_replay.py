@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sluice_simulator.costs import Cost
 from sluice_simulator.report import summarise
@@ -97,7 +99,7 @@ def test_a_retracted_answer_is_not_longer_and_not_shorter(overlap: bool) -> None
 
 
 def test_the_same_run_twice() -> None:
-    trace, how = synthesise(PRESSED, 2), settings(pool_tokens=3_000)
+    trace, how = synthesise(replace(PRESSED, requests=25), 2), settings(pool_tokens=3_000)
     one, other = (replay(trace, how, max_tokens=300).record for _ in range(2))
     assert one.timelines == other.timelines
     assert one.gaps == other.gaps

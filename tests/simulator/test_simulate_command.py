@@ -78,7 +78,7 @@ def test_a_workload_instead_of_a_trace(capsys: pytest.CaptureFixture[str]) -> No
 def test_policies_side_by_side_with_urgent_requests_and_tenants(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["--workload", "rag", "--seconds", "8", "--tenants", "3", "--urgent", "0.2"]
+    words = ["--workload", "rag", "--seconds", "5", "--tenants", "3", "--urgent", "0.2"]
     assert main([*words, "--policy", "fcfs,priority,round-robin"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (head,) = [line for line in lines if line.startswith("policy")]
@@ -166,6 +166,7 @@ def test_a_setting_that_cannot_be_simulated_is_refused(
     assert says in told
 
 
+@pytest.mark.process  # as it draws
 @pytest.mark.parametrize("policies", ["fcfs", "fcfs,lpm"])
 def test_when_every_request_fails_there_are_failures_first_and_no_times(
     policies: str, trace: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -188,6 +189,7 @@ def test_another_output_is_refused(trace: str, capsys: pytest.CaptureFixture[str
     assert "json" in said
 
 
+@pytest.mark.process
 def test_a_missing_dependency_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['msgspec'] = None\n"
@@ -208,6 +210,7 @@ def test_a_plot_without_matplotlib_names_the_extra(
     assert "pip install '.[operator,simulate]'" in said
 
 
+@pytest.mark.process
 def test_a_reader_who_has_seen_enough_ends_it_quietly(trace: str) -> None:
     read, write = os.pipe()
     os.close(read)

@@ -267,7 +267,7 @@ def test_an_invalid_service_fails_by_field(
         ('{"kind": "Pod",\n "kind": "Pod"}', "line 2: key 'kind' is given again"),
         ("a: &x {b: *x}", "aliases stand for more than 100000 values"),
         pytest.param(LAUGHS, "aliases stand for more than 100000 values", id="laughs"),
-        pytest.param("[" * 1500, "nested too deeply", id="deep"),
+        pytest.param("- " * 1500, "nested too deeply", id="deep"),
     ],
 )
 def test_an_unusable_file_fails(

@@ -33,12 +33,12 @@ READY_MADE: dict[str, dict[str, Any]] = {
     "tenants": {"schedulingPolicy": "priority"},
 }
 LOADS = {
-    "chatbot": (100, 50, 50),
+    "chatbot": (80, 50, 20),
     "rag": (20, 2000, 10),
-    "batch": (1000, 20, 10),
-    "low-latency": (100, 50, 50),
-    "high-throughput": (1000, 20, 10),
-    "mixed": (100, 50, 50),
+    "batch": (300, 20, 10),
+    "low-latency": (80, 50, 20),
+    "high-throughput": (300, 20, 10),
+    "mixed": (80, 50, 20),
     "tenants": (50, 50, 20),
 }
 """Requests, tokens of each prompt, tokens of each answer."""

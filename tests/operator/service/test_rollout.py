@@ -354,9 +354,14 @@ class TwoPools(World):
 
 
 TestOnePool = World.TestCase
-TestOnePool.settings = examples(60, stateful_step_count=30)
+TestOnePool.settings = examples(40, stateful_step_count=30)
 TestTwoPools = TwoPools.TestCase
-TestTwoPools.settings = examples(90, stateful_step_count=30)
+TestTwoPools.settings = examples(40, stateful_step_count=30)
+
+
+@pytest.mark.process
+class TestTwoPoolsLonger(TwoPools.TestCase):  # type: ignore[misc]
+    settings = examples(90, stateful_step_count=30)
 
 
 @pytest.mark.full

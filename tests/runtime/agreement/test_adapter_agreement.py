@@ -16,7 +16,7 @@ from tests.runtime.agreement.adapters import ATTENTION, AdapterOracle, write_ada
 from tests.runtime.agreement.oracle import Oracle, PairOf, assert_agrees
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
-pytestmark = pytest.mark.xdist_group("transformers")
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("transformers")]
 
 ADAPTERS: Mapping[str, dict[str, object]] = {
     "all": {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from sluice_contract.config import AttentionBackend
@@ -17,9 +17,15 @@ from tests.runtime.harness import generate
 # With several workers one of them imports transformers and makes the models, and no other.
 pytestmark = pytest.mark.xdist_group("transformers")
 
-SOME = [
+QUICK = [
     Case(),
     Case(page_size=1, chunk_size=16),
+    Case(overlap=True),
+    Case(backend="torch"),
+    Case(prefix_cache=False),
+]
+"""Of one model. The others are for `process`, for their models and oracles take seconds."""
+OTHERS = [
     Case(page_size=1, chunk_size=1),
     Case(chunk_size=-1, mixed=False),
     Case("qwen3-untied-sharded", chunk_size=16, mixed=False),
@@ -30,16 +36,13 @@ SOME = [
     Case("mistral", chunk_size=16),
     Case("qwen3_moe", page_size=1, chunk_size=16),
     Case("qwen3_moe", chunk_size=-1, mixed=False, backend="torch"),
-    Case(prefix_cache=False),
-    Case(overlap=True),
     Case(page_size=1, chunk_size=16, mixed=False, overlap=True),
     Case(chunk_size=-1, mixed=False, overlap=True),
-    Case(backend="torch"),
     Case("llama", page_size=1, chunk_size=16, backend="torch"),
     Case(chunk_size=-1, mixed=False, backend="torch"),
 ]
+QUICK_SMALL_POOL = Case(chunk_size=32, pool_tokens=256)
 SMALL_POOLS = [
-    Case(chunk_size=32, pool_tokens=256),
     Case(page_size=1, chunk_size=16, pool_tokens=200),
     Case("llama3-rope-sharded", chunk_size=16, mixed=False, pool_tokens=256),
     Case(chunk_size=32, pool_tokens=256, prefix_cache=False),
@@ -58,12 +61,16 @@ ALL = [
 ALL_SMALL_POOLS = [replace(case, pool_tokens=240) for case in ALL if case.chunk_size > 0]
 
 
-@pytest.mark.parametrize("case", SOME, ids=str)
+def beside(quick: list[Case], others: list[Case]) -> list[Any]:
+    return [*quick, *(pytest.param(case, marks=pytest.mark.process) for case in others)]
+
+
+@pytest.mark.parametrize("case", beside(QUICK, OTHERS), ids=str)
 def test_answers_do_not_depend_on_the_setup(pair_of: PairOf, case: Case) -> None:
     check(case, *pair_of(case.kind), random_requests(16, 120, 24))
 
 
-@pytest.mark.parametrize("case", SMALL_POOLS, ids=str)
+@pytest.mark.parametrize("case", beside([QUICK_SMALL_POOL], SMALL_POOLS), ids=str)
 def test_answers_survive_retraction(pair_of: PairOf, case: Case) -> None:
     check(case, *pair_of(case.kind), random_requests(16, 60, 120))
 
@@ -80,6 +87,7 @@ def test_every_small_pool(pair_of: PairOf, case: Case) -> None:
     check(case, *pair_of(case.kind), random_requests(16, 60, 120, seed=12))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mixed", [True, False])
 def test_answers_do_not_depend_on_a_budget_that_changes_with_every_step(
     pair_of: PairOf, mixed: bool
@@ -100,6 +108,7 @@ TRAINED = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", TRAINED, ids=str)
 def test_trained_weights(pair_of: PairOf, case: Case) -> None:
     """Real prompts, whose answers depend on tokens far back."""

@@ -16,8 +16,9 @@ pytestmark = pytest.mark.xdist_group("transformers")
 
 PAGES = [1, 16]
 SETUPS = [
-    Case(page_size=page_size, chunk_size=32, mixed=mixed, overlap=overlap)
-    for page_size, mixed, overlap in ((1, True, False), (16, True, True), (16, False, False))
+    Case(page_size=16, chunk_size=32, overlap=True),
+    pytest.param(Case(page_size=1, chunk_size=32), marks=pytest.mark.process),
+    pytest.param(Case(page_size=16, chunk_size=32, mixed=False), marks=pytest.mark.process),
 ]
 
 
@@ -72,6 +73,7 @@ def test_choices_of_one_prompt(pair_of: PairOf, case: Case) -> None:
             assert sorted(cached)[1] >= 32, "two of them computed the whole prompt"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", PAGES)
 def test_prefixes_that_are_evicted(pair_of: PairOf, page_size: int, overlap: bool) -> None:
@@ -81,6 +83,7 @@ def test_prefixes_that_are_evicted(pair_of: PairOf, page_size: int, overlap: boo
     assert sum(run.cached.values()) > 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", PAGES)
 def test_requests_that_are_sent_back(pair_of: PairOf, page_size: int, overlap: bool) -> None:

@@ -18,7 +18,7 @@ from tests.runtime.agreement.cases import Case, check, compare
 from tests.runtime.agreement.oracle import PairOf
 from tests.runtime.harness import Run, generate
 
-pytestmark = pytest.mark.xdist_group("transformers")
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("transformers")]
 
 CONTEXT_TOKENS = 8192
 

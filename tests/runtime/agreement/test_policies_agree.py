@@ -27,7 +27,13 @@ def more_and_more_urgent(count: int) -> list[Generate]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(policy, marks=() if policy == "priority" else pytest.mark.process)
+        for policy in POLICIES
+    ],
+)
 def test_answers_do_not_depend_on_the_policy(pair_of: PairOf, policy: str, overlap: bool) -> None:
     folder, oracle = pair_of("qwen3")
     config = engine_config(

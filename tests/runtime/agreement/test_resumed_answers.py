@@ -15,6 +15,8 @@ from sluice_runtime.server.sampling_plan import for_choice
 
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
+pytestmark = pytest.mark.process
+
 ANSWER = 24
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0),

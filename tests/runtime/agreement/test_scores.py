@@ -14,7 +14,7 @@ from tests.runtime.agreement.oracle import Oracle, PairOf
 from tests.runtime.agreement.scores import check_answer
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
-pytestmark = pytest.mark.xdist_group("transformers")
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("transformers")]
 
 SAMPLED = Sampling(temperature=1.3, top_p=0.9, seed=3, presence_penalty=1.0, logit_bias=[(9, 2.0)])
 

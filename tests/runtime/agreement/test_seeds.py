@@ -12,6 +12,8 @@ from sluice_runtime.messages import Generate, Sampling
 
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
+pytestmark = pytest.mark.process
+
 MODEL = "dummy://qwen3-tiny"
 
 SAMPLINGS = [

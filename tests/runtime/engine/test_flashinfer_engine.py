@@ -75,6 +75,7 @@ def on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     return patch
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("overlap", [False, True])
 def test_answers_are_those_of_plain_torch(
     overlap: bool, on_flashinfer: Callable[[], list[int]]

@@ -142,12 +142,13 @@ def both(
 
 
 def test_a_padded_step_computes_what_it_computes_without_a_graph(site: Site) -> None:
-    """In any order of sizes: what a larger step left does no harm."""
+    """In any order of sizes: what a larger step left does no harm. On a CPU of some sizes."""
     draw, generator = random.Random(1), torch.Generator().manual_seed(1)
     pool = site.pool()
     graphs = site.graphs(pool)
     close, replayed = {"atol": site.tolerance, "rtol": site.tolerance}, 0
-    for count in draw.sample(range(1, LARGEST + 1), LARGEST):
+    sizes = draw.sample(range(1, LARGEST + 1), LARGEST)
+    for count in sizes if site.place.type == "cuda" else sizes[:6]:
         pool.data[:PAGES] = float("nan")
         layout = decode_step([draw.randint(1, 20) for _ in range(count)], draw, site.place)
         remember(pool, layout, generator)

@@ -16,6 +16,8 @@ from tests.runtime.handover.engines import Answer, pair, running, through
 from tests.runtime.harness import generate
 from tests.runtime.random_adapter import write_random_adapter
 
+pytestmark = pytest.mark.process
+
 END = 258
 
 
@@ -93,12 +95,11 @@ def test_an_adapter_goes_with_the_request(tmp_path: Path) -> None:
             assert f"adapter {keys['c']} is not loaded here; loaded: a@" in str(end.error)
 
 
-PAGES_OF_1 = pytest.param(1, marks=pytest.mark.process, id="pages-of-1")
 PAIRS = [
     ("TCP", True, "host to host"),
-    pytest.param("TCP", False, "staged to host", marks=pytest.mark.process),
-    pytest.param("Mooncake", False, "host to staged", marks=pytest.mark.process),
-    pytest.param("Mooncake", True, "staged to staged", marks=pytest.mark.process),
+    ("TCP", False, "staged to host"),
+    ("Mooncake", False, "host to staged"),
+    ("Mooncake", True, "staged to staged"),
     pytest.param("Mooncake", False, "host to host", marks=pytest.mark.full),
     pytest.param("TCP", True, "staged to staged", marks=pytest.mark.full),
     pytest.param("TCP", False, "host to host", marks=pytest.mark.full),
@@ -107,7 +108,7 @@ PAIRS = [
 """Backend, whether steps overlap, and whose pools count as a device's."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param(16, id="pages-of-16"), PAGES_OF_1])
+@pytest.fixture(scope="module", params=[16, 1], ids="pages-of-{}".format)
 def page_size(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 

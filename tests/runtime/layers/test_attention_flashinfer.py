@@ -7,6 +7,7 @@ On a CPU the wrappers are the library's own, over kernels in torch (`flashinfer_
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ STEPS: dict[str, tuple[tuple[Row, ...], int]] = {
 HEADS = {"1": (2, 2), "2": (4, 2), "3": (6, 2), "4": (8, 2), "5": (10, 2), "16": (16, 1)}
 HOPPER = Target(torch.device("cpu"), (9, 0), 132, "fa3")
 AMPERE = Target(torch.device("cpu"), (8, 0), 108, "fa2")
+TARGETS = {"fa3": HOPPER, "fa2": AMPERE}
 
 
 @pytest.fixture
@@ -100,14 +102,21 @@ def moved(where: TokenLayout, place: torch.device) -> TokenLayout:
     return replace(where, **tensors)
 
 
-@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["fa3", "fa2"])
-@pytest.mark.parametrize("group", HEADS)
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("name", STEPS)
+CASES = list(product(STEPS, (1, 16), HEADS, TARGETS))
+
+
+@pytest.mark.parametrize(
+    ("name", "page_size", "group", "target"),
+    [
+        # One in three has all pairs of two of them.
+        pytest.param(*case, marks=() if sum(places) % 3 == 0 else pytest.mark.full)
+        for case, places in zip(CASES, product(*map(range, (5, 2, 6, 2))), strict=True)
+    ],
+)
 def test_every_kind_of_step_agrees_with_plain_torch(
-    name: str, page_size: int, group: str, target: Target, library: Any
+    name: str, page_size: int, group: str, target: str, library: Any
 ) -> None:
-    assert_same(target, library, name, page_size, group)
+    assert_same(TARGETS[target], library, name, page_size, group)
 
 
 def test_one_object_computes_steps_of_changing_rows(library: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -173,9 +176,11 @@ class TreeMachine(RuleBasedStateMachine):
         assert (self.tree.evictable_pages, self.tree.protected_pages) == (0, 0)
 
 
+STEPS: Any = {"stateful_step_count": 40, "suppress_health_check": [HealthCheck.too_slow]}
 TestTree = TreeMachine.TestCase
-TestTree.settings = examples(
-    150,
-    stateful_step_count=40,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestTree.settings = examples(50, **STEPS)
+
+
+@pytest.mark.process
+class TestTreeLonger(TreeMachine.TestCase):  # type: ignore[misc]
+    settings = examples(150, **STEPS)

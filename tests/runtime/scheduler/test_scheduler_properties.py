@@ -6,6 +6,7 @@ import random
 from itertools import takewhile
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -177,9 +178,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
 
+STEPS: Any = {"stateful_step_count": 40, "suppress_health_check": [HealthCheck.too_slow]}
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = examples(
-    120,
-    stateful_step_count=40,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestScheduler.settings = examples(40, **STEPS)
+
+
+@pytest.mark.process
+class TestSchedulerLonger(SchedulerMachine.TestCase):  # type: ignore[misc]
+    settings = examples(120, **STEPS)

@@ -144,15 +144,20 @@ STREAMS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+EVERY = pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
+"""How many of the places where it may break off are tried: one in so many."""
+
+
+@EVERY
 @pytest.mark.parametrize(("path", "asked"), STREAMS, ids=range(len(STREAMS)))
 async def test_a_stream_goes_on_from_every_event(
-    server: Server, path: str, asked: dict[str, Any]
+    server: Server, path: str, asked: dict[str, Any], every: int
 ) -> None:
     body = {"model": MODEL} | asked if path != GENERATE else asked
     whole = await events(server, path, body)
     expected = per_choice(after(whole, len(whole) - 1).passed)
     assert whole[-1] == "data: [DONE]"
-    for cut in range(1, len(whole)):
+    for cut in range(1, len(whole), every):
         before = after(whole, cut)
         if before.last:
             continue
@@ -165,6 +170,7 @@ async def test_a_stream_goes_on_from_every_event(
         assert more.start.id == before.start.id
 
 
+@EVERY
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
@@ -176,7 +182,7 @@ async def test_a_stream_goes_on_from_every_event(
     ],
 )
 async def test_a_whole_answer_has_all_of_it_wherever_it_broke(
-    server: Server, path: str, asked: dict[str, Any]
+    server: Server, path: str, asked: dict[str, Any], every: int
 ) -> None:
     body = {"model": MODEL} | asked if path != GENERATE else asked
     sent = await events(server, path, body)
@@ -184,7 +190,7 @@ async def test_a_whole_answer_has_all_of_it_wherever_it_broke(
     public = (await server.http.post(path, json=body)).json()
     expected = json.loads(answer)
     assert public["choices"] == expected["choices"]
-    for cut in range(1, len(sent) - 1):
+    for cut in range(1, len(sent) - 1, every):
         before = after(sent, cut)
         rest = await events(server, path, body, before.resume)
         again = json.loads(after(rest, len(rest) - 1).passed[0])

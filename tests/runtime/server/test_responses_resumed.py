@@ -24,6 +24,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 RESPONSES = "/v1/responses"
 FIRST_GROUP = 5
 """Events up to the first delta, which are sent together with the comment before them."""
+EVERY = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.full)])
+"""How many of the places where it may break off are tried: one in so many."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -48,6 +50,7 @@ def folded(passed: list[str]) -> list[Any]:
     return found
 
 
+@EVERY
 @pytest.mark.parametrize(
     "asked",
     [
@@ -61,7 +64,7 @@ def folded(passed: list[str]) -> list[Any]:
     ],
 )
 async def test_a_response_goes_on_from_every_group_of_events(
-    calling: Server, asked: dict[str, Any]
+    calling: Server, asked: dict[str, Any], every: int
 ) -> None:
     body = {"model": MODEL, "stream": True, **asked}
     whole = await events(calling, RESPONSES, body)
@@ -70,7 +73,7 @@ async def test_a_response_goes_on_from_every_group_of_events(
     ends = [n for n in range(FIRST_GROUP, len(whole)) if whole[n - 1].startswith(":")]
     cuts = [FIRST_GROUP, *ends]
     assert len(cuts) > 3
-    for cut in cuts:
+    for cut in cuts[::every]:
         before = after(whole, cut)
         if before.last:
             continue
@@ -81,13 +84,14 @@ async def test_a_response_goes_on_from_every_group_of_events(
     assert last[2]["response"]["status"] in ("completed", "incomplete")
 
 
-async def test_reasoning_goes_on(thinking: Server) -> None:
+@EVERY
+async def test_reasoning_goes_on(thinking: Server, every: int) -> None:
     body = {"model": MODEL, "stream": True, "input": THOUGHT + "Two."}
     whole = await events(thinking, RESPONSES, body)
     expected = folded(after(whole, len(whole) - 1).passed)
     cuts = [n for n in range(FIRST_GROUP, len(whole)) if whole[n - 1].startswith(":")]
     assert len(cuts) > 5
-    for cut in cuts:
+    for cut in cuts[::every]:
         before = after(whole, cut)
         if not before.last:
             rest = await events(thinking, RESPONSES, body, before.resume)
@@ -95,11 +99,12 @@ async def test_reasoning_goes_on(thinking: Server) -> None:
             assert folded(before.passed + more.passed) == expected, cut
 
 
-async def test_a_whole_response_is_the_same_wherever_it_broke(calling: Server) -> None:
+@EVERY
+async def test_a_whole_response_is_the_same_wherever_it_broke(calling: Server, every: int) -> None:
     body = {"model": MODEL, "input": TWO_CALLS, "tools": [WEATHER]}
     sent = await events(calling, RESPONSES, body)
     (answer,) = after(sent, len(sent) - 1).passed
-    for cut in range(1, len(sent) - 1):
+    for cut in range(1, len(sent) - 1, every):
         rest = await events(calling, RESPONSES, body, after(sent, cut).resume)
         again = json.loads(after(rest, len(rest) - 1).passed[0])
         assert again["output"] == json.loads(answer)["output"]

@@ -38,6 +38,7 @@ def asked(**changes: Any) -> Question:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer requests and rates, so that a run takes milliseconds."""
     monkeypatch.setattr(arrangements, "REQUESTS", 24)
+    monkeypatch.setattr(arrangements, "MOST_REQUESTS", 60)
     monkeypatch.setattr(arrangements, "GRID", 3)
     monkeypatch.setattr(arrangements, "GRID_STEP", 2.5)
 

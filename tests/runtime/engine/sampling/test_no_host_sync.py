@@ -94,6 +94,7 @@ def test_no_request_makes_the_host_wait(name: str) -> None:
             step(table, [asked, asked])
 
 
+@pytest.mark.process
 def test_no_combination_in_one_step_makes_the_host_wait() -> None:
     with fake_tensors(), torch.inference_mode():
         table = SamplingTable(SIZE, FakeGpu())
