@@ -13,9 +13,10 @@ from sluice_contract.version import VERSION
 
 from e2e.cluster.command import run
 from e2e.images.catalog import IMAGES
-from release.chart import chart_files
+from release.chart import values_of
 from release.manifests import ROOT, image_variables
 from release.released import Released
+from release.values import values_yaml
 from release.versions import PLACES, check_tag, versions, write_version
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -66,7 +67,7 @@ def test_released_images_are_named_by_digest(tmp_path: Path) -> None:
     released = Released.read("registry.example.com/team/", file, repositories)
     engine = f"registry.example.com/team/sluice/engine:{VERSION}@{DIGEST}"
     assert released.reference("sluice/engine") == engine
-    values = yaml.safe_load(chart_files(released)["values.yaml"])
+    values = yaml.safe_load(values_yaml(values_of(released, ROOT)))
     assert values["images"]["registry"] == "registry.example.com/team"
     assert values["images"]["engine"]["digest"] == DIGEST
     for spoilt in ({"sluice/engine": DIGEST}, dict.fromkeys(repositories, "latest")):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import pytest
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.transport import private_endpoint
 
@@ -34,6 +35,7 @@ async def until_private_calls(http: httpx.AsyncClient, url: str) -> None:
             await asyncio.sleep(0.01)  # for the router's next look at them
 
 
+@pytest.mark.process
 async def test_a_stream_of_a_response_goes_on_with_another_engine(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(KEY)

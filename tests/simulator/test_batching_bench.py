@@ -33,7 +33,7 @@ def test_padding_is_what_a_static_batch_waits_for() -> None:
 
 def test_continuous_batching_is_three_times_static_for_many_unlike_answers() -> None:
     comparison = Comparison(
-        chats(300, 50, None), {"max_running_requests": 16}, (STATIC, CONTINUOUS)
+        chats(200, 50, None), {"max_running_requests": 16}, (STATIC, CONTINUOUS)
     )
     runs = batching.simulate(comparison, BASE, COST)
     assert runs["continuous"].output_rate > 3 * runs["static batches"].output_rate

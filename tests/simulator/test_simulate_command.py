@@ -88,7 +88,7 @@ def test_policies_side_by_side_with_urgent_requests_and_tenants(
 
 
 def test_every_policy_of_the_registry_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--workload", "rag", "--seconds", "2", "--policy", "all", "-o", "json"]) == 0
+    assert main(["--workload", "rag", "--seconds", "1", "--policy", "all", "-o", "json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [run["policy"] for run in found] == [name for name in POLICIES if name != "slack"]
     assert len({run["output_tokens"] for run in found}) == 1

@@ -51,9 +51,9 @@ def test_replayed_steps_take_the_adapters_of_their_rows(
     keys = {"": "", **{name: adapter_key(name, folder) for name, folder in folders.items()}}
 
     def round_of(number: int, names: list[str]) -> list[Generate]:
-        prompt = range(number, number + 20)
+        prompt = range(number, number + 8)
         return [
-            generate(f"{number}-{index}", prompt, 8, adapter=keys[name])
+            generate(f"{number}-{index}", prompt, 5, adapter=keys[name])
             for index, name in enumerate(names)
         ]
 

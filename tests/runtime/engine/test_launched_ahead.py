@@ -33,7 +33,7 @@ SMALL = {"page_size": 4, "chunk_size": 24, "kv_pool_tokens": 160, "max_running_r
 
 
 @examples(
-    12,
+    8,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink it would take minutes
 )

@@ -118,7 +118,7 @@ ASKED = {
     "scored": Asked(Sampling(), logprobs=2),
     "prompt scored": Asked(Sampling(temperature=0.0), logprobs=0, prompt_logprobs=3),
 }
-QUICK = ("greedy", "restricted", "scored")
+QUICK = ("greedy", "drawn", "scored")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -96,7 +96,7 @@ def nested(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCHEMA = st.recursive(LEAF, nested, max_leaves=4)
 
 
-@examples(80, suppress_health_check=list(HealthCheck))
+@examples(50, suppress_health_check=list(HealthCheck))
 @given(SCHEMA, st.booleans(), st.randoms(use_true_random=False))
 def test_what_is_not_refused_is_kept(schema: Any, closed: bool, draw: random.Random) -> None:
     schema = {**schema, "$defs": {"d": {"type": "boolean"}}}

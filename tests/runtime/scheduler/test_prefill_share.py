@@ -125,6 +125,7 @@ def test_prompts_that_attend_to_less_take_less_of_the_step() -> None:
     weight=st.floats(0.02, 1.0),
     others=st.lists(st.integers(1, 700), max_size=12),
 )
+@examples(50)
 def test_whatever_others_weigh_the_step_is_not_overrun_and_they_never_get_ahead(
     budget: int, lead: int, weight: float, others: list[int]
 ) -> None:

@@ -23,6 +23,8 @@ from sluice_runtime.server.tools.formats import (
 )
 from sluice_runtime.server.tools.plan import CallReading
 
+from tests.examples import examples
+
 Arguments = dict[str, Any]
 SCHEMAS: dict[str, Any] = {
     "weather": {
@@ -140,6 +142,7 @@ def test_calls_are_taken_out_of_the_text(
 
 
 @EVERY
+@examples(50)
 @given(answer=st.sampled_from(ANSWERS), data=st.data())
 def test_it_does_not_matter_how_the_text_is_cut(
     form: ToolFormat, answer: Any, data: st.DataObject

@@ -104,7 +104,7 @@ ROW = st.tuples(
 )
 
 
-@examples(60, suppress_health_check=[HealthCheck.too_slow])
+@examples(40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROW, min_size=1, max_size=5), st.integers(0, 2**32), st.integers(0, 4))
 def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
     rows: list[tuple[int | None, float, float, int]], seed: int, broken: int
