@@ -45,7 +45,7 @@ serve: ## one engine without a cluster: make serve MODEL=/path/to/model PORT=800
 test: check test-process test-apiserver test-cluster ## every test, set-up included
 
 .PHONY: check
-check: lint types imports unit ## lint, types, import rules, unit tests: under a minute
+check: lint types imports unit ## lint, types, import rules, unit tests: under a minute on two cores
 
 .PHONY: setup
 setup:

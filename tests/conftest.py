@@ -1,4 +1,4 @@
-"""Which tests are collected, and how they are dealt out to workers."""
+"""Which tests are collected, how they are dealt out to workers, what they may cost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
+from tests.cpu_limit import CpuLimit
 from tests.examples import register_profiles
 from tests.levels import levels_named, levels_of, may_have_tests
 
@@ -62,6 +63,10 @@ def one_authority(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSL_CERT_FILE", str(file))
         yield
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuLimit())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

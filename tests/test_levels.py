@@ -1,4 +1,4 @@
-"""Which files a level imports, how many examples a profile draws."""
+"""What a unit test may cost, which files a level imports, how many examples a profile draws."""
 
 from __future__ import annotations
 
@@ -7,8 +7,64 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import cpu_limit
+from tests.cpu_limit import CpuLimit
 from tests.examples import PERCENT, examples
 from tests.levels import may_have_tests
+
+pytest_plugins = ["pytester"]
+
+COSTLY = """
+import subprocess, sys, time
+import pytest
+
+def burn():
+    ends = time.process_time() + 0.04
+    while time.process_time() < ends:
+        pass
+
+@pytest.fixture(scope="module")
+def shared():
+    burn()
+
+@pytest.fixture
+def own():
+    burn()
+
+def test_cheap(shared): pass
+def test_call(): burn()
+def test_fixture(own): pass
+def test_child(): subprocess.run([sys.executable, "-S", "-c", "for n in range(2 * 10**6): pass"])
+def test_sleeps(): time.sleep(0.06)
+@pytest.mark.process
+def test_process(): burn()
+def test_own_fault(): burn(); assert False
+"""
+
+
+def test_a_unit_test_that_takes_more_cpu_time_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(COSTLY)
+    pytester.makeini("[pytest]\nmarkers = process: whole processes")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_limit, "LIMIT_SECONDS", 0.01)
+        ran = pytester.inline_run("-p", "no:cacheprovider", plugins=[CpuLimit()])
+    passed, _, failed = ran.listoutcomes()
+    assert [name_of(each) for each in passed] == ["test_cheap", "test_sleeps", "test_process"]
+    said = {name_of(each): str(each.longrepr) for each in failed}
+    assert said.keys() == {"test_call", "test_fixture", "test_child", "test_own_fault"}
+    assert "assert False" in said.pop("test_own_fault")
+    for text in said.values():
+        assert text.endswith(
+            " CPU-seconds; a unit test takes at most 0.01: make it cheaper or mark it process"
+        )
+
+
+def name_of(report: pytest.CollectReport | pytest.TestReport) -> str:
+    return report.nodeid.partition("::")[2]
+
 
 UNIT = "not process and not full"
 MARKED = "@pytest.mark.process\ndef test_a(): ..."

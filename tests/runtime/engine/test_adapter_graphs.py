@@ -42,6 +42,7 @@ def answers(folders: dict[str, Path], rounds: list[list[Generate]], graphs: int)
     return run
 
 
+@pytest.mark.process
 def test_replayed_steps_take_the_adapters_of_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
