@@ -25,4 +25,6 @@ def register_profiles() -> None:
 
 def examples(count: int, **others: Any) -> settings:
     """Settings of a property that asks for `count` examples."""
-    return settings(max_examples=max(1, count * settings().max_examples // 100), **others)
+    scaled = max(1, count * settings().max_examples // 100)
+    # Also without the profiles, as in runs on a GPU.
+    return settings(max_examples=scaled, deadline=None, **others)

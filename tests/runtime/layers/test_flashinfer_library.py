@@ -17,6 +17,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The right version, on a machine without nvcc; nothing was built ahead."""
     monkeypatch.setattr(flashinfer_library, "version", lambda package: VERSION)
     monkeypatch.setattr(flashinfer_ahead, "find_compiler", lambda: None)
+    monkeypatch.setattr(flashinfer_ahead.Manifest, "read", lambda folder: None)
 
 
 def test_what_is_not_installed_or_of_another_version_is_told(

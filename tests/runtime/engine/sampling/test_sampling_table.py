@@ -150,7 +150,7 @@ def test_a_device_with_a_memory_of_its_own_draws_the_same(requests: list[Asked])
 
 
 @given(requests=SIDE_BY_SIDE)
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_a_kernel_for_whole_rows_draws_the_same(requests: list[Asked]) -> None:
     """Its reference, on a device of its own, beside the operations that it replaces."""
     kernel = replace(TORCH, sample_rows=reference.sample_rows)
