@@ -121,7 +121,7 @@ bench-gpu: ## throughput, long prompts, where a step goes, on this machine's GPU
 	@$(GPU_RUN) bench $(CASES) $(GPU_OPTIONS)
 
 .PHONY: gpu-kernels
-gpu-kernels: ## what both need, compiled ahead without a GPU: about five hours for Hopper, most of it for FA3, which comes last
+gpu-kernels: ## what both need, compiled ahead without a GPU: half an hour of CPU time for Hopper
 	@scripts/gpu-kernels
 
 .PHONY: e2e-gpu

@@ -4,10 +4,9 @@
 FOLDER gets one library a module, which holds the code of all architectures, and a manifest; engines
 look beside `sluice_kernels` unless an image is made elsewhere. Needs flashinfer 0.6.13, torch for
 CUDA, a C++ compiler, and nvcc: that of CUDA_HOME, or of the packages of the group
-`flashinfer-build`. No GPU. For one architecture,
-on two busy cores, the modules took from 16 s (silu_and_mul) over six minutes (fa2) to an
-hour (fa3), 8 MB together. What a run was interrupted in goes on where it was: modules in the
-manifest are left alone, and objects are kept in the scratch folder.
+`flashinfer-build`. No GPU. For Hopper and one number type: 34 minutes of CPU time, most of it for
+fa3. What a run was interrupted in goes on where it was: modules in the manifest are left alone, and
+objects are kept in the scratch folder.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Build = Callable[[str, tuple[int, ...]], Path]
 
 
 def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, ...]]:
-    """By module, what it is built for; FA3's come last, since each takes an hour."""
+    """By module, what it is built for; FA3's come last, which take the longest."""
     everywhere = {
         name: tuple(sorted(architectures)) for shape in every for name in needed_modules(shape)
     }

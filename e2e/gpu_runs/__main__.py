@@ -139,7 +139,7 @@ def _with_modules(cases: tuple[Case, ...], device: CudaDevice) -> tuple[Case, ..
     if refused:
         modules = sorted({module for name in refused for module in missing[name]})
         print(f"error: {', '.join(refused)}: these modules of flashinfer are missing; "
-              "scripts/gpu-kernels builds them ahead, --compile lets nvcc do it here, for an hour",
+              "scripts/gpu-kernels builds them ahead, --compile lets nvcc do it here, for minutes each",
               *modules, sep="\n  ", file=sys.stderr)  # fmt: skip
     return tuple(case for case in cases if case.name not in refused)
 

@@ -9,6 +9,7 @@ import torch
 from sluice_kernels import reference
 from sluice_kernels.triton import operators
 
+from benchmarks.turns import scaled
 from tests.kernels.triton.sampled_rows import KINDS, asked_by, assert_sampled, rows_of_kind
 
 pytestmark = pytest.mark.gpu
@@ -49,7 +50,7 @@ def test_rotation_with_the_kv_write(
     torch.testing.assert_close(ours, theirs, **allowed)
 
 
-@pytest.mark.parametrize("vocabulary", [259, 32_000, 151_936])
+@pytest.mark.parametrize("vocabulary", [259, scaled(32_000), scaled(151_936)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_sampling_of_rows(dtype: torch.dtype, kind: str, vocabulary: int) -> None:

@@ -18,6 +18,7 @@ from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import Checkpoint
 from sluice_runtime.model_files import resolve
 
+from benchmarks.turns import scaled
 from tests.runtime.harness import engine_config
 
 pytestmark = pytest.mark.gpu
@@ -28,6 +29,7 @@ TENSORS = {
     "table.weight": torch.rand(5003, 1024).to(torch.bfloat16),
     "wide.weight": torch.rand(512, 4096),
 }
+BUSY = scaled(4096)
 BLOCK_BYTES = 1 << 16
 """Hundreds of blocks, so that buffers are filled again while the GPU is busy."""
 
@@ -35,7 +37,7 @@ BLOCK_BYTES = 1 << 16
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_parts_of_all_ranks_joined_are_the_whole(ranks: int, tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
-    busy = torch.randn(4096, 4096, device=GPU)
+    busy = torch.randn(BUSY, BUSY, device=GPU)
     copies = CudaCopies(GPU)
     with (
         Checkpoint(tmp_path) as checkpoint,
@@ -44,7 +46,7 @@ def test_parts_of_all_ranks_joined_are_the_whole(ranks: int, tmp_path: Path) -> 
         for name, whole in TENSORS.items():
             for split in Split if whole.ndim == 2 else [Split.NONE]:
                 for _ in range(8):
-                    busy = busy @ busy.T / 4096
+                    busy = busy @ busy.T / BUSY
                 parts = [Shard(r, ranks).part(tuple(whole.shape), split) for r in range(ranks)]
                 read = [source.read(name, part, torch.float32) for part in parts]
                 source.settle()

@@ -181,7 +181,7 @@ def test_cases_whose_kernels_were_not_built_are_refused_before_anything_runs(
     assert main(["bench", "steps", "offline", "--results", str(tmp_path / "results")]) == 1
     assert capsys.readouterr().err == (
         "error: steps, offline: these modules of flashinfer are missing; scripts/gpu-kernels "
-        "builds them ahead, --compile lets nvcc do it here, for an hour\n  decode_128\n"
+        "builds them ahead, --compile lets nvcc do it here, for minutes each\n  decode_128\n"
     )
     assert not (tmp_path / "results").exists()
 

@@ -136,7 +136,7 @@ def _refusal(
 
 
 def _prefill(situation: Situation) -> Prefill:
-    """FA3 only if it was built ahead: to compile it takes an hour, and FA2 computes everything."""
+    """FA3 only if it was built ahead: it is slow to compile, and FA2 computes everything."""
     on_hopper = situation.gpu is not None and situation.gpu.capability[0] == HOPPER
     return "auto" if on_hopper and situation.flashinfer.fa3_missing is None else "fa2"
 
