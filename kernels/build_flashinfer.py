@@ -1,5 +1,5 @@
 """Builds flashinfer's kernels ahead: `kernels/build_flashinfer.py [FOLDER] [-a 80 90 100]
-[--dtypes bfloat16 float16] [--head-dims 64 128] [--scratch FOLDER] [--jobs N]`.
+[--dtypes bfloat16 float16] [--head-dims 64 128] [--compared] [--scratch FOLDER] [--jobs N]`.
 
 FOLDER gets one library a module, which holds the code of all architectures, and a manifest; engines
 look beside `sluice_kernels` unless an image is made elsewhere. Needs flashinfer 0.6.13, torch for
@@ -61,6 +61,10 @@ def plan(every: list[Shape], architectures: list[int]) -> dict[str, tuple[int, .
     return everywhere | on_hopper
 
 
+COMPARED: Final = ("sampling", "rope", "page")
+"""Modules that no engine calls: `benchmarks.gpu.kernels` sets ours beside them."""
+
+
 def build_all(folder: Path, wanted: dict[str, tuple[int, ...]], build: Build) -> None:
     """The manifest is written after each module, so that the next run leaves it alone."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,8 +72,10 @@ def build_all(folder: Path, wanted: dict[str, tuple[int, ...]], build: Build) ->
     done = dict(before.modules) if before and before.version == VERSION else {}
     for number, (name, architectures) in enumerate(wanted.items(), 1):
         path, module = library(folder, name), done.get(name)
-        if module and module.architectures == architectures and path.exists():
-            continue
+        if module and path.exists():
+            if set(architectures) <= set(module.architectures):
+                continue
+            architectures = tuple(sorted({*architectures, *module.architectures}))
         began = time.monotonic()
         print(f"… {number} of {len(wanted)}: {name}", file=sys.stderr, flush=True)
         path.parent.mkdir(exist_ok=True)
@@ -147,8 +153,14 @@ def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
     from flashinfer.jit.activation import gen_act_and_mul_module
     from flashinfer.jit.attention import gen_batch_decode_module, gen_batch_prefill_module
     from flashinfer.jit.norm import gen_norm_module
+    from flashinfer.jit.page import gen_page_module
+    from flashinfer.jit.rope import gen_rope_module
+    from flashinfer.jit.sampling import gen_sampling_module
 
     yield "norm", gen_norm_module
+    yield "sampling", gen_sampling_module
+    yield "rope", gen_rope_module
+    yield "page", gen_page_module
     yield "silu_and_mul", partial(gen_act_and_mul_module, "silu")
     for shape in every:
         dtype, dim = getattr(torch, shape.dtype), shape.head_dim
@@ -166,11 +178,14 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("-a", "--architectures", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--dtypes", nargs="+", choices=SHORT, default=list(SHORT))
     parser.add_argument("--head-dims", type=int, nargs="+", default=HEAD_DIMS)
+    parser.add_argument("--compared", action="store_true", help=f"{', '.join(COMPARED)} as well")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "flashinfer")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args(words)
     every = shapes(arguments.dtypes, arguments.head_dims)
     wanted = plan(every, arguments.architectures)
+    if arguments.compared:
+        wanted |= dict.fromkeys(COMPARED, tuple(sorted(arguments.architectures)))
     scratch = arguments.scratch.resolve()
     build = flashinfer_builder(scratch, every, sorted(arguments.architectures), arguments.jobs)
     build_all(arguments.folder, wanted, build)

@@ -73,17 +73,18 @@ def engine(shape: str, **settings: Any) -> Iterator[Engine]:
     """See `configured`. Ready to serve; its memory is free again afterwards.
 
     Raises:
-        RuntimeError: there are CUDA graphs, and no step was computed by one.
+        RuntimeError: flashinfer does not compute it, or no step was computed by a CUDA graph.
     """
     config = configured(shape, **settings)
     files = ModelFiles(config.model.uri, None, SHAPES[shape], {})
     made = build_engine(config, files)
     with closing(made.grammar_processes):
         prepare(config, made)
-        captured = made.runner.graph_steps is not None
+        if made.model.backend.graph_wrappers is None:
+            raise RuntimeError(f"{made.model.backend.name} computes, not flashinfer")
         yield made
-    if captured and made.runner.graph_steps == 0:
-        raise RuntimeError("no step was computed by a CUDA graph")
+        if made.runner.graph_steps == 0:
+            raise RuntimeError("no step was computed by a CUDA graph")
 
 
 def under(made: Engine, shape: str, **settings: Any) -> Engine:

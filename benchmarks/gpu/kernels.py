@@ -1,18 +1,17 @@
 """Each Triton kernel on this machine's GPU beside what libraries do for the same: microseconds of
 the device alone, from graphs of many launches. The limit is the bytes that have to be moved, at the
 rate of a large copy. A kernel that does not beat the library goes. Modules of flashinfer that were
-not built ahead are left out, unless `--compile` says that there are minutes for them.
+not built ahead are left out, unless FLASHINFER_DISABLE_JIT is empty.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from statistics import median
 from typing import Any
 
@@ -24,7 +23,10 @@ from sluice_runtime.engine.sampling.draw import SamplingRows, sample
 from sluice_runtime.engine.sampling.memory import rows_at_once
 from sluice_runtime.engine.sampling.restriction import Ranked, Restrictions, RowsOf
 from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers.attention_choice import Prefill
+from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.draw import Draws
+from sluice_runtime.layers.flashinfer_library import flashinfer_library, flashinfer_state, target_at
 from sluice_runtime.layers.norm import HeadNorm
 from sluice_runtime.layers.rope import Angles, rotation
 from sluice_runtime.layers.rotate_and_store import KernelStep, TorchStep
@@ -39,6 +41,7 @@ MODELS = {"qwen3-0.6b": (16, 8, True), "llama3-8b": (32, 8, False)}
 """Query heads, key heads, and whether each has a norm."""
 TOKENS = sorted({1, *map(scaled, (64, 256, 8192))})
 LAUNCHES, REPLAYS = 20, 15
+PREFIXES, CHUNKS = (0, 32_768), (128, 256, 512, 1024, 2048, 8192)
 VOCABULARY, SAMPLED_ROWS = scaled(151_936), (1, 64, 256)
 RESTRICTIONS = {"none": (1.0, 0), "top_p": (0.9, 0), "top_k": (1.0, 50)}
 """top_p and top_k."""
@@ -122,28 +125,71 @@ class Flashinfer:
         )  # fmt: skip
 
 
+def prompts() -> Iterator[Figure]:
+    """One layer's attention of a chunk after a prefix, Llama-3-8B's shape, by the kernels that the
+    rule takes, by FA2 and by FA3: whether the rule of `attention_plan.prefill_kernels` holds."""
+    state = flashinfer_state("bfloat16", DIM, torch.cuda.get_device_capability(GPU))
+    engines: Prefill = "fa2" if state.fa3_missing else "auto"
+    heads, kv_heads, _ = MODELS["llama3-8b"]
+    for prefix, chunk in product(map(scaled, PREFIXES), map(scaled, CHUNKS)):
+        ways: dict[str, Call] = {
+            "ours": Prompt(engines, prefix, chunk),
+            "fa2": Prompt("fa2", prefix, chunk),
+            "fa3": Prompt("fa3", prefix, chunk),
+        }
+        moved = 2 * DIM * (2 * kv_heads * (prefix + chunk) + 2 * heads * chunk)
+        yield Figure(f"prompt.{prefix}+{chunk}", moved, ways)
+
+
+class Prompt:
+    """Plans when it is first called, so that kernels that are missing are told as one way's."""
+
+    def __init__(self, prefill: Prefill, prefix: int, chunk: int) -> None:
+        self._prefill = prefill
+        self._heads, kv_heads, _ = MODELS["llama3-8b"]
+        context, rows = prefix + chunk, np.zeros(1, np.int64)
+        begins, contexts = np.array([0, chunk]), np.array([context])
+        pages = -(-context // PAGE)
+        self._pool = PagePool(KvShape(1, kv_heads, DIM, torch.bfloat16), pages, PAGE, GPU)
+        table = torch.randperm(pages, device=GPU)[None]
+        row, start, length = (torch.from_numpy(x).to(GPU) for x in (rows, begins, contexts))
+        none, numbers = row[:0], RowNumbers(rows, begins, contexts)
+        self._layout = TokenLayout(none, none, table, row, start, length, 1, numbers)
+        self._queries = torch.randn(chunk, self._heads, DIM, device=GPU).bfloat16()
+        self._out = torch.empty_like(self._queries)
+        self._run: Call | None = None
+
+    def __call__(self) -> None:
+        if self._run is None:
+            attention = FlashinferAttention(target_at(GPU, self._prefill), flashinfer_library())
+            ((_, wrapper),) = attention.planned(self._pool, self._layout, self._heads)
+            (cache,) = attention.caches(self._pool)
+            self._run = partial(wrapper.run, self._queries, cache, out=self._out)
+        self._run()
+
+
 def sampled(rows: int, restriction: str) -> Figure:
     """One token a row at temperature 0.8, from logits that a model of 16 bits could have."""
     torch.manual_seed(rows)
     logits = (torch.randn(rows, VOCABULARY, device=GPU) * 3).bfloat16().float()
     top_p, top_k = RESTRICTIONS[restriction]
     columns = (0.8, 0.0, top_p, 0.0, top_k)
-    asked = torch.tensor(columns, dtype=torch.float64, device=GPU)[:, None].repeat(1, rows)
-    asked[1] = torch.rand(rows, device=GPU)
+    parameters = torch.tensor(columns, dtype=torch.float64, device=GPU)[:, None].repeat(1, rows)
+    parameters[1] = torch.rand(rows, device=GPU)
     at_once = rows_at_once(VOCABULARY)
-    parts = [sampling_rows(part, restriction) for part in asked.split(at_once, dim=1)]
+    parts = [sampling_rows(part, restriction) for part in parameters.split(at_once, dim=1)]
     blocks = list(zip(logits.clone().split(at_once), parts, strict=True))
     ways: dict[str, Call] = {
-        "ours": partial(operators.sample_rows, logits, asked),
+        "ours": partial(operators.sample_rows, logits, parameters),
         "torch": lambda: torch.cat([sample(*block) for block in blocks]),
-        "flashinfer": partial(flashinfer_sampling, logits, asked[0].float(), top_p, top_k),
+        "flashinfer": partial(flashinfer_sampling, logits, parameters[0].float(), top_p, top_k),
     }
     return Figure(f"sample.{VOCABULARY}.{rows}.{restriction}", logits.nbytes, ways)
 
 
-def sampling_rows(asked: Tensor, restriction: str) -> SamplingRows:
+def sampling_rows(parameters: Tensor, restriction: str) -> SamplingRows:
     """The same for engines without the kernel."""
-    temperature, uniforms, top_p, _, top_k = asked
+    temperature, uniforms, top_p, _, top_k = parameters
     draws, width = Draws(temperature.float(), uniforms, None), RESTRICTIONS[restriction][1]
     every = RowsOf(None, draws.temperatures, top_p.float())
     restrictions = {
@@ -194,11 +240,8 @@ def copy_rate() -> float:
     return 2 * source.nbytes / seconds(lambda: target.copy_(source))
 
 
-def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--compile", action="store_true")
-    if not parser.parse_args(words).compile:
-        os.environ["FLASHINFER_DISABLE_JIT"] = "1"
+def main() -> int:
+    os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
     if not torch.cuda.is_available():
         print("no CUDA device")
         return 1
@@ -206,7 +249,7 @@ def main(words: list[str] | None = None) -> int:
     report("kernels.copy", rate / 1e9, unit="GB/s", device=device)
     with suppress(ImportError):  # each of its figures says that it is missing
         flashinfer_ahead.use_built()
-    for figure in figures():
+    for figure in chain(figures(), prompts()):
         taken: dict[str, float | str] = {}
         for way, call in figure.ways.items():
             try:

@@ -15,6 +15,7 @@ def main() -> None:
         ahead = rate(made, REQUESTS)
         told("overlap.on", ahead, "output tokens/s", graph_steps=made.runner.graph_steps)
         compare("off", ahead, rate(made, REQUESTS, overlap=False))
+        assert made.runner.graph_steps, "no step was computed by a CUDA graph"
         made.runner.close()  # drops the graphs
         compare("graphs-off", ahead, rate(made, REQUESTS))
 

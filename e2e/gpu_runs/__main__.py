@@ -14,8 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from e2e.gpu_runs.device import CudaDevice, NoDeviceError, cuda_devices, missing
 from e2e.gpu_runs.environment import (
     CACHE,
     ROOT,
-    Environment,
     EnvironmentFailedError,
     environment,
 )
@@ -41,8 +39,12 @@ class Runner:
     """Runs cases as processes. Figures go to the file of results as they are measured, all output
     to a log beside it: a run that is killed leaves both."""
 
-    def __init__(self, environment: Environment, setting: Setting, results: Path) -> None:
-        self._environment = environment
+    def __init__(
+        self, python: Path, variables: Mapping[str, str], setting: Setting, results: Path
+    ) -> None:
+        """`variables`: of the processes' environment."""
+        self._python = python
+        self._variables = variables
         self._setting = setting
         self._results = results
         self._log = results.with_suffix(".log")
@@ -58,9 +60,9 @@ class Runner:
 
     def _run(self, case: Case, seconds: float) -> Outcome:
         began, state = time.monotonic(), "passed"
-        command = [str(self._environment.python), *case.words]
+        command = [str(self._python), *case.words]
         process = subprocess.Popen(
-            command, cwd=ROOT, env=self._environment.variables(os.environ), text=True,
+            command, cwd=ROOT, env=dict(self._variables), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         lines: list[str] = []
@@ -109,39 +111,48 @@ def main(words: list[str] | None = None) -> int:
     try:
         cases = chosen(options.kind, options.cases)
         device = cuda_devices()[0]
-        runnable = cases if options.compile else _with_modules(cases, device)
-        python = environment(options.wheels) if runnable else None
+        results = options.results or CACHE / f"{options.kind}.jsonl"
+        scale = os.environ.get("SLUICE_BENCH_SCALE", "1")
+        setting = Setting(device.name, sources_digest(ROOT), scale)
+        before = set[str]() if options.fresh else done(_lines(results), setting)
+        refused = () if options.compile else _without_modules(cases, before, device)
+        if len(refused) == len(cases):
+            return 1
+        packages = environment(options.wheels)
     except (NoDeviceError, UnknownCaseError, EnvironmentFailedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if python is None:
-        return 1
-    if not options.compile:
-        os.environ["FLASHINFER_DISABLE_JIT"] = "1"  # what is missing fails at once
-    results = options.results or CACHE / f"{options.kind}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
-    setting = Setting(device.name, sources_digest(ROOT))
-    known = results.read_text().splitlines() if results.exists() and not options.fresh else []
-    runner = Runner(python, setting, results)
-    session = run_session(runnable, done(known, setting), options.seconds, runner, time.monotonic)
-    session = replace(session, refused=tuple(c.name for c in cases if c not in runnable))
+    variables = packages.variables(os.environ, compiles=options.compile)
+    runner = Runner(packages.python, variables, setting, results)
+    session = run_session(cases, before, refused, options.seconds, runner, time.monotonic)
     print(
         f"{options.kind} on {device.name}: {session.message}; results: {results}", file=sys.stderr
     )
     return session.exit_status
 
 
-def _with_modules(cases: tuple[Case, ...], device: CudaDevice) -> tuple[Case, ...]:
-    """Those whose kernels were built ahead; the others are named: to compile them takes longer
-    than a run has."""
-    missing = {case.name: missing_modules(device, case.head_dims) for case in cases}
-    refused = [name for name, modules in missing.items() if modules]
+def _lines(results: Path) -> list[str]:
+    return results.read_text().splitlines() if results.exists() else []
+
+
+def _without_modules(
+    cases: tuple[Case, ...], before: Collection[str], device: CudaDevice
+) -> tuple[str, ...]:
+    """Names of the cases whose kernels were not built ahead: to compile them takes longer than a
+    case may take."""
+    missing = {
+        case.name: missing_modules(device, case.head_dims)
+        for case in cases
+        if case.name not in before
+    }
+    refused = tuple(name for name, modules in missing.items() if modules)
     if refused:
         modules = sorted({module for name in refused for module in missing[name]})
-        print(f"error: {', '.join(refused)}: these modules of flashinfer are missing; "
-              "scripts/gpu-kernels builds them ahead, --compile lets nvcc do it here, for minutes each",
-              *modules, sep="\n  ", file=sys.stderr)  # fmt: skip
-    return tuple(case for case in cases if case.name not in refused)
+        print(f"refused: {', '.join(refused)}: these modules of flashinfer are missing; "
+              "scripts/gpu-kernels builds them ahead, --compile lets nvcc do it here, for minutes "
+              "each", *modules, sep="\n  ", file=sys.stderr)  # fmt: skip
+    return refused
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -39,12 +39,12 @@ AGREEMENT = "tests/gpu/test_agreement.py"
 GRAPHS = "tests/runtime/engine/test_graphs.py"
 ATTENTION = "tests/runtime/layers/test_attention_flashinfer.py"
 OPERATORS = "tests/runtime/layers/test_flashinfer_operators.py"
-TABLE = "tests/runtime/engine/sampling/test_sampling_table.py"
 TESTS = (
     _tests("graphs", 90, GRAPHS, chosen="dim128", dims=(128,)),
     _tests("agreement-bfloat16", 150, AGREEMENT, chosen="bfloat16 and dim128", dims=(128,)),
     _tests("agreement-graphs", 150, AGREEMENT, chosen="graphs and dim128", dims=(128,)),
-    _tests("sampling", 90, "tests/gpu/test_sampling.py", TABLE),
+    _tests("attention", 90, ATTENTION, chosen="dim128", dims=(128,)),
+    _tests("sampling", 90, "tests/gpu/test_sampling.py"),
     _tests("kernels", 90, "tests/gpu/test_kernels.py"),
     _tests("operators", 60, OPERATORS, dims=(128,)),
     _tests("hand-over", 90, "tests/gpu/test_handover.py"),
@@ -52,7 +52,7 @@ TESTS = (
     _tests("memory", 60, "tests/gpu/test_host_blocks.py"),
     _tests("weights", 60, "tests/gpu/test_weights.py"),
     _tests("trained-model", 90, "tests/gpu/test_trained_model.py", dims=(64,)),
-    _tests("attention", 120, ATTENTION, dims=(64,)),
+    _tests("attention-dim64", 90, ATTENTION, chosen="dim64", dims=(64,)),
     _tests("graphs-dim64", 90, GRAPHS, chosen="dim64", dims=(64,)),
     _tests("agreement-dim64", 120, AGREEMENT, chosen="dim64 and not float32", dims=(64,)),
 )

@@ -27,14 +27,16 @@ class Environment:
     python: Path
     packages: tuple[Path, ...] = ()
 
-    def variables(self, given: Mapping[str, str]) -> dict[str, str]:
+    def variables(self, inherited: Mapping[str, str], *, compiles: bool) -> dict[str, str]:
+        """`compiles`: whether nvcc may make kernels; else what is missing fails at once."""
         path = [*self.packages, *(ROOT / folder for folder in FOLDERS)]
         return {
-            **given,
+            **inherited,
+            "FLASHINFER_DISABLE_JIT": "" if compiles else "1",
             "PYTHONPATH": os.pathsep.join(map(str, path)),
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "",
-            "PYTHONPYCACHEPREFIX": given.get("PYTHONPYCACHEPREFIX") or str(CACHE / "bytecode"),
+            "PYTHONPYCACHEPREFIX": inherited.get("PYTHONPYCACHEPREFIX") or str(CACHE / "bytecode"),
             "HF_HUB_OFFLINE": "1",
         }
 

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-SOURCES = ("runtime", "kernels", "tests/gpu", "tests/runtime", "benchmarks", "uv.lock")
+SOURCES = ("runtime", "kernels", "tests/gpu", "tests/runtime", "tests/kernels", "tests/examples.py",
+           "e2e/gpu_runs", "benchmarks", "uv.lock")  # fmt: skip
+BUILT = "kernels/sluice_kernels/flashinfer_built/manifest.json"
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,16 @@ class Setting:
 
     device: str
     sources: str
+    """`sources_digest`"""
+    scale: str = "1"
+    """SLUICE_BENCH_SCALE: a first look is not the run."""
 
 
 def sources_digest(root: Path) -> str:
-    """Of the files that decide what is computed."""
+    """Of the files that decide what is computed, kernels that were built ahead among them."""
     digest = hashlib.sha256()
+    if (built := root / BUILT).is_file():
+        digest.update(built.read_bytes())
     for name in SOURCES:
         start = root / name
         files = [start] if start.is_file() else sorted(start.rglob("*.py"))

@@ -22,7 +22,7 @@ class Session:
     """Not begun, or cut short by the session's end: the next one goes on with them."""
     skipped: tuple[str, ...]
     """Done before."""
-    refused: tuple[str, ...] = ()
+    refused: tuple[str, ...]
     """Not begun, as what they need is missing."""
 
     @property
@@ -48,6 +48,7 @@ class Session:
 def run_session(
     cases: Sequence[Case],
     done: Collection[str],
+    refused: Collection[str],
     seconds: float,
     run: Callable[[Case, float], Outcome],
     clock: Callable[[], float],
@@ -56,7 +57,7 @@ def run_session(
     ends = clock() + seconds
     passed, failed, left = list[str](), list[str](), list[str]()
     for case in cases:
-        if case.name in done:
+        if case.name in done or case.name in refused:
             continue
         remaining = ends - clock()
         if remaining < LEAST_SECONDS:
@@ -67,4 +68,4 @@ def run_session(
         where = left if cut_short else passed if outcome.state == "passed" else failed
         where.append(case.name)
     skipped = tuple(case.name for case in cases if case.name in done)
-    return Session(tuple(passed), tuple(failed), tuple(left), skipped)
+    return Session(tuple(passed), tuple(failed), tuple(left), skipped, tuple(refused))

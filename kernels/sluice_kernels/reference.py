@@ -129,15 +129,15 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor, greedy_below: f
     return tokens.masked_fill(~finite, -1)
 
 
-def sample_rows(logits: Tensor, asked: Tensor) -> Tensor:
+def sample_rows(logits: Tensor, parameters: Tensor) -> Tensor:
     """One token a row of what its top_k, top_p and min_p leave of softmax(logits / temperature).
 
-    logits: [m, vocabulary]; asked: [5, m] float64: temperatures (0: the first of the most probable
-    tokens), numbers in [0, 1), top_p, min_p and top_k (below 1: none) → [m], -1 as in `draw`. Each
-    restriction is the least logit that a token must have, so equal logits are in or out together;
-    top_p is of the mass that top_k leaves.
+    logits: [m, vocabulary]; parameters: [5, m] float64: temperatures (0: the first of the most
+    probable tokens), numbers in [0, 1), top_p, min_p and top_k (below 1: none) → [m], -1 as in
+    `draw`. Each restriction is the least logit that a token must have, so equal logits are in or
+    out together; top_p is of the mass that top_k leaves.
     """
-    temperatures, uniforms, top_p, min_p, top_k = asked
+    temperatures, uniforms, top_p, min_p, top_k = parameters
     scale = temperatures.clamp_min(1e-30)
     ordered = logits.double().sort(-1, descending=True).values
     peaks, size = ordered[:, :1], logits.shape[1]

@@ -10,12 +10,14 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
+from sluice_contract.config import AttentionBackend
 from sluice_runtime.engine.build import EngineHooks
 
 from tests.gpu.device import accelerator, write_model
 from tests.runtime.agreement.cases import random_requests, roomy
 from tests.runtime.agreement.oracle import Oracle, assert_agrees
 from tests.runtime.harness import engine_config, run_engine
+from tests.runtime.layers.test_attention_flashinfer import fa3_missing
 
 pytestmark = pytest.mark.gpu
 
@@ -35,9 +37,11 @@ class Case:
     pool_tokens: int | None = None
     overlap: bool = True
     graphs: int = 0
+    backend: AttentionBackend = "auto"
 
     def __str__(self) -> str:
         kind = "graphs" if self.graphs else self.dtype
+        kind += "-fa3" if self.backend == "flashinfer-fa3" else ""
         parts = [kind, self.heads, f"page{self.page_size}", f"chunk{self.chunk_size}"]
         parts += ["mixed" if self.mixed else "apart", "ahead" if self.overlap else "one-by-one"]
         return "-".join([*parts, f"pool{self.pool_tokens or 0}"])
@@ -55,6 +59,11 @@ def cases(dtype: str) -> list[Case]:
     ]
 
 
+FA3 = [
+    Case("bfloat16", backend="flashinfer-fa3"),
+    Case("bfloat16", chunk_size=-1, mixed=False, backend="flashinfer-fa3"),
+]
+"""These prompts are too short for the rule to take it."""
 GRAPHS = [
     Case("bfloat16", graphs=16),
     Case("bfloat16", "group2-dim64", graphs=16),
@@ -70,8 +79,10 @@ def model(heads: str, dtype: str) -> tuple[Path, Oracle]:
     return folder, Oracle(folder)
 
 
-@pytest.mark.parametrize("case", [*cases("float32"), *cases("bfloat16"), *GRAPHS], ids=str)
+@pytest.mark.parametrize("case", [*cases("float32"), *cases("bfloat16"), *FA3, *GRAPHS], ids=str)
 def test_answers_are_those_of_transformers(case: Case) -> None:
+    if case.backend == "flashinfer-fa3" and (missing := fa3_missing(128)):
+        pytest.skip(missing)
     folder, oracle = model(case.heads, case.dtype)
     long = case.pool_tokens is None
     requests = random_requests(16, 120 if long else 60, 24 if long else 120)
@@ -85,6 +96,7 @@ def test_answers_are_those_of_transformers(case: Case) -> None:
         kv_pool_tokens=case.pool_tokens or roomy(requests, case.page_size),
         schedule_conservativeness=1.0 if long else 0.1,
         cuda_graph_max_batch=case.graphs,
+        attention_backend=case.backend,
     )
     hooks = EngineHooks(poison_freed_pages=True)
     run = run_engine(config, requests, hooks=hooks, overlap=case.overlap)

@@ -10,7 +10,12 @@ from sluice_kernels import reference
 from sluice_kernels.triton import operators
 
 from benchmarks.turns import scaled
-from tests.kernels.triton.sampled_rows import KINDS, asked_by, assert_sampled, rows_of_kind
+from tests.kernels.triton.sampled_rows import (
+    KINDS,
+    assert_sampled,
+    parameters_of_kind,
+    rows_of_kind,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -56,5 +61,5 @@ def test_rotation_with_the_kv_write(
 def test_sampling_of_rows(dtype: torch.dtype, kind: str, vocabulary: int) -> None:
     torch.manual_seed(vocabulary)
     logits = rows_of_kind(kind, vocabulary, 40).to(dtype).cuda()
-    asked = asked_by(kind, vocabulary, len(logits)).cuda()
-    assert_sampled(operators.sample_rows(logits, asked), logits, asked)
+    parameters = parameters_of_kind(kind, vocabulary, len(logits)).cuda()
+    assert_sampled(operators.sample_rows(logits, parameters), logits, parameters)

@@ -19,6 +19,15 @@ KINDS = {
         temperature=0.8, presence_penalty=0.4, frequency_penalty=0.3, repetition_penalty=1.2
     ),
     "biased": Sampling(temperature=1.0, logit_bias=[(65, 3.0), (66, -5.0)]),
+    "all": Sampling(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=30,
+        min_p=0.01,
+        presence_penalty=0.5,
+        logit_bias=[(65, 2.0)],
+    ),
+    "greedy": Sampling(temperature=0.0, top_p=0.5),
 }
 SEEDS = range(6)
 SAME = 0.9

@@ -25,7 +25,7 @@ FIGURES = {
     "long_prompt": {"long_prompt.itl_p99", "long_prompt.ttft", "long_prompt.fixed-2048.ttft"},
     "interference": {"interference.chosen.itl_p99", "interference.chunk-164.ttft"},
     "copies": {"copies.plain.to_host", "copies.scattered.to_device"},
-    "kernels": {"kernels.copy", "kernels.rotate_and_store.llama3-8b.1"},
+    "kernels": {"kernels.copy", "kernels.rotate_and_store.llama3-8b.1", "kernels.prompt.1+164"},
     "weights": {"load_weights"},
 }
 """What each benchmark says, among others."""

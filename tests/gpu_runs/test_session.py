@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_a_run_does_what_there_is_time_for(
     given: list[float],
 ) -> None:  # fmt: skip
     machine = Machine(**{name: ("passed", time) for name, time in zip("abc", takes, strict=True)})
-    session = run_session((A, B, C), known, seconds, machine.run, lambda: machine.now)
+    session = run_session((A, B, C), known, (), seconds, machine.run, lambda: machine.now)
     found = (session.passed, session.failed, session.left, session.skipped)
     assert tuple("".join(names) for names in found) == expected
     assert [limit for _, limit in machine.given] == given
@@ -68,7 +69,7 @@ def test_a_run_does_what_there_is_time_for(
 
 def test_a_failure_keeps_no_other_case_from_running() -> None:
     machine = Machine(a=("failed", 5), b=("passed", 5), c=("failed", 5))
-    session = run_session((A, B, C), [], 300, machine.run, lambda: machine.now)
+    session = run_session((A, B, C), [], (), 300, machine.run, lambda: machine.now)
     assert (session.passed, session.failed) == (("b",), ("a", "c"))
     assert session.message == "1 passed (b); 2 failed (a, c)"
 
@@ -80,6 +81,7 @@ def test_only_what_passed_with_these_sources_on_this_device_is_done() -> None:
         line_of(Outcome("b", "failed", 1.0), HERE),
         line_of(Outcome("c", "passed", 1.0), Setting("NVIDIA H100", "0123")),
         line_of(Outcome("c", "passed", 1.0), Setting("NVIDIA H200", "other")),
+        line_of(Outcome("c", "passed", 1.0), Setting("NVIDIA H200", "0123", scale="0.02")),
         line_of(Outcome("c", "passed", 1.0), HERE)[:-9],
         "[1]",
     ]
@@ -180,7 +182,7 @@ def test_cases_whose_kernels_were_not_built_are_refused_before_anything_runs(
     )
     assert main(["bench", "steps", "offline", "--results", str(tmp_path / "results")]) == 1
     assert capsys.readouterr().err == (
-        "error: steps, offline: these modules of flashinfer are missing; scripts/gpu-kernels "
+        "refused: steps, offline: these modules of flashinfer are missing; scripts/gpu-kernels "
         "builds them ahead, --compile lets nvcc do it here, for minutes each\n  decode_128\n"
     )
     assert not (tmp_path / "results").exists()
@@ -203,7 +205,7 @@ def test_a_case_that_is_cut_short_leaves_what_it_had_measured(
 ) -> None:
     script = """import time; print('{"figure": "a", "value": 1}', flush=True); time.sleep(60)"""
     results = tmp_path / "results.jsonl"
-    runner = Runner(Environment(Path(sys.executable)), HERE, results)
+    runner = Runner(Path(sys.executable), os.environ, HERE, results)
     outcome = runner(Case("slow", ("-c", script), 60), 1.0)
     assert (outcome.state, outcome.figures) == ("timed-out", [{"figure": "a", "value": 1}])
     first, last = map(json.loads, results.read_text().splitlines())

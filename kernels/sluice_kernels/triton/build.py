@@ -48,8 +48,8 @@ def rotary(dtype: torch.dtype, dim: int, normed: bool, ids: torch.dtype) -> Prog
 
 def sampling(dtype: torch.dtype, vocabulary: int) -> Program:
     """For logits of `dtype`; of the vocabulary it matters whether it is a multiple of 16."""
-    logits, asked = _meta(1, vocabulary, dtype=dtype), _meta(5, 1, dtype=torch.float64)
-    return calls.sample_rows(logits, asked, _meta(1, dtype=torch.int64)).program()
+    logits, parameters = _meta(1, vocabulary, dtype=dtype), _meta(5, 1, dtype=torch.float64)
+    return calls.sample_rows(logits, parameters, _meta(1, dtype=torch.int64)).program()
 
 
 def _meta(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -25,8 +25,9 @@ POINTERS: Final = {
 ROTARY_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _ROTARY_WARPS, _ROTARY_PAIRS = 2, 512
 """A program turns this many pairs: each thread reads 16 bytes of 16-bit numbers at a time."""
-_SAMPLE_WARPS, _SAMPLE_TOKENS = 32, 4096
-"""A program reads this many logits at a time: each thread four."""
+_SAMPLE_WARPS, _SAMPLE_TOKENS = 16, 4096
+"""A program reads this many logits at a time: each thread eight. With 64 registers a thread two fit
+on a multiprocessor, so that 256 rows are sampled at once on 132 of them."""
 
 Value = int | float
 Constant = int | None
@@ -106,13 +107,18 @@ def rotate_and_store(
     )
 
 
-def sample_rows(logits: Tensor, asked: Tensor, tokens: Tensor) -> Call:
+def sample_rows(logits: Tensor, parameters: Tensor, tokens: Tensor) -> Call:
     """See `reference.sample_rows`; `tokens` [m] are written."""
     rows, vocabulary = logits.shape
     return Call(
         kernel="sample_rows",
         grid=(rows, 1),
-        arguments={"logits": logits, "asked": asked, "tokens": tokens, "vocabulary": vocabulary},
+        arguments={
+            "logits": logits,
+            "parameters": parameters,
+            "tokens": tokens,
+            "vocabulary": vocabulary,
+        },
         constants={"BLOCK": _SAMPLE_TOKENS},
         warps=_SAMPLE_WARPS,
         multiples=() if vocabulary % 16 else ("logits", "vocabulary"),

@@ -71,7 +71,7 @@ def rotate_and_store(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def sample_rows(  # type: ignore[no-untyped-def]
     logits,
-    asked,
+    parameters,
     tokens,
     vocabulary,
     BLOCK: tl.constexpr,  # noqa: N803
@@ -79,7 +79,7 @@ def sample_rows(  # type: ignore[no-untyped-def]
     """One row, of which every pass reads BLOCK logits at a time."""
     row = tl.program_id(0)
     own = logits + row.to(tl.int64) * vocabulary
-    column, rows = asked + row, tl.num_programs(0)
+    column, rows = parameters + row, tl.num_programs(0)
     temperature = tl.load(column).to(tl.float32)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     least = tl.full([BLOCK], float("inf"), tl.float32)
@@ -103,11 +103,11 @@ def sample_rows(  # type: ignore[no-untyped-def]
             wanted = top_k.to(tl.float64)
             lowest = _least_kept(own, vocabulary, lowest, peak, None, wanted, BLOCK)
         if top_p < 1:
-            # Of tokens equal to the last of the top_k, only as many count as top_k has room for.
-            count = _held(own, vocabulary, lowest, peak, None, BLOCK)
             mass = _held(own, vocabulary, lowest, peak, scale, BLOCK)
-            beyond = tl.where(top_k > 0, tl.maximum(count - top_k, 0), 0)
-            mass -= beyond * _weights(lowest, peak, scale)
+            if top_k > 0:
+                # Of tokens equal to the last of the top_k, only those count that it has room for.
+                beyond = tl.maximum(_held(own, vocabulary, lowest, peak, None, BLOCK) - top_k, 0)
+                mass -= beyond * _weights(lowest, peak, scale)
             lowest = _least_kept(own, vocabulary, lowest, peak, scale, top_p * mass, BLOCK)
         if min_p > 0:
             lowest = tl.maximum(lowest, peak + temperature * tl.log(min_p))

@@ -34,9 +34,9 @@ def rotate_and_store(
     return cast(Tensor, operator(qkv, head_norm, eps, cos, sin, pool, layer, pages, offsets))
 
 
-def sample_rows(logits: Tensor, asked: Tensor) -> Tensor:
+def sample_rows(logits: Tensor, parameters: Tensor) -> Tensor:
     """See `reference.sample_rows`."""
-    return cast(Tensor, torch.ops.sluice_triton.sample_rows.default(logits, asked))
+    return cast(Tensor, torch.ops.sluice_triton.sample_rows.default(logits, parameters))
 
 
 @cache
@@ -90,13 +90,13 @@ def _rotate_and_store(
     return queries
 
 
-def _tokens(logits: Tensor, asked: Tensor) -> Tensor:
+def _tokens(logits: Tensor, parameters: Tensor) -> Tensor:
     return logits.new_empty(len(logits), dtype=torch.int64)
 
 
-def _sample_rows(logits: Tensor, asked: Tensor) -> Tensor:
-    tokens = _tokens(logits, asked)
-    _launch(calls.sample_rows(logits, asked, tokens), logits.device)
+def _sample_rows(logits: Tensor, parameters: Tensor) -> Tensor:
+    tokens = _tokens(logits, parameters)
+    _launch(calls.sample_rows(logits, parameters, tokens), logits.device)
     return tokens
 
 
@@ -114,4 +114,4 @@ _register(
     _rotate_and_store,
     _rotate_and_store_fake,
 )
-_register("sample_rows(Tensor logits, Tensor asked) -> Tensor", _sample_rows, _tokens)
+_register("sample_rows(Tensor logits, Tensor parameters) -> Tensor", _sample_rows, _tokens)

@@ -48,10 +48,10 @@ class WeightSource(Protocol):
         ...
 
 
-DRAWN: Final = (1 << 20) + 7
+DRAWN: Final = 1_048_583
 """Numbers that are drawn of a tensor, on the host; a larger one repeats them where it is, since
-nothing depends on them and a model of billions would take minutes. Odd, so that no row is another
-one's copy."""
+nothing depends on them and a model of billions would take minutes. A prime, so that no row is
+another one's copy."""
 
 
 class RandomWeights:

@@ -18,7 +18,12 @@ import torch
 from sluice_kernels import reference
 from sluice_kernels.triton import calls
 
-from tests.kernels.triton.sampled_rows import KINDS, asked_by, assert_sampled, rows_of_kind
+from tests.kernels.triton.sampled_rows import (
+    KINDS,
+    assert_sampled,
+    parameters_of_kind,
+    rows_of_kind,
+)
 
 LAYERS, PAGES, PAGE = 3, 6, 4
 # A number of 16 bits may be rounded to its neighbour: what is compared was computed in 32.
@@ -79,10 +84,10 @@ def rotated(dtype: torch.dtype, dim: int, normed: bool, tokens: int, ids: torch.
 def sampled(kind: str, dtype: torch.dtype, vocabulary: int, block: int) -> None:
     torch.manual_seed(vocabulary)
     logits = rows_of_kind(kind, vocabulary, 5).to(dtype)
-    asked = asked_by(kind, vocabulary, len(logits))
+    parameters = parameters_of_kind(kind, vocabulary, len(logits))
     tokens = torch.full((len(logits),), 7)
-    run(replace(calls.sample_rows(logits, asked, tokens), constants={"BLOCK": block}))
-    assert_sampled(tokens, logits, asked)
+    run(replace(calls.sample_rows(logits, parameters, tokens), constants={"BLOCK": block}))
+    assert_sampled(tokens, logits, parameters)
 
 
 def cases() -> Iterator[tuple[str, Case]]:

@@ -38,7 +38,7 @@ def rows_of_kind(kind: str, vocabulary: int, rows: int) -> Tensor:
     return logits
 
 
-def asked_by(kind: str, vocabulary: int, rows: int) -> Tensor:
+def parameters_of_kind(kind: str, vocabulary: int, rows: int) -> Tensor:
     """[5, rows] of such rows; see `reference.sample_rows`."""
     columns: list[list[float]] = [
         [1.0, 0.6, 0.0, 1.7, 1.0, 0.02],
@@ -55,20 +55,20 @@ def asked_by(kind: str, vocabulary: int, rows: int) -> Tensor:
     return torch.tensor(repeated, dtype=torch.float64)
 
 
-def assert_sampled(tokens: Tensor, logits: Tensor, asked: Tensor) -> None:
+def assert_sampled(tokens: Tensor, logits: Tensor, parameters: Tensor) -> None:
     """tokens: [m], as the reference has them, or as it has them WITHIN a little more or less."""
-    right = tokens == reference.sample_rows(logits, asked)
+    right = tokens == reference.sample_rows(logits, parameters)
     for top_p in (-WITHIN, 0.0, WITHIN):
-        first, last = (_nearby(logits, asked, top_p, uniform) for uniform in (-WITHIN, WITHIN))
+        first, last = (_nearby(logits, parameters, top_p, uniform) for uniform in (-WITHIN, WITHIN))
         right |= (first <= tokens) & (tokens <= last)
     wrong = (~right).nonzero().flatten().tolist()
-    assert not wrong, [(tokens[row].item(), asked[:, row].tolist()) for row in wrong]
+    assert not wrong, [(tokens[row].item(), parameters[:, row].tolist()) for row in wrong]
     drawn = tokens[:, None].clamp(min=0)
     assert ((tokens < 0) | (logits.gather(1, drawn).squeeze(1) > -torch.inf)).all()
 
 
-def _nearby(logits: Tensor, asked: Tensor, top_p: float, uniform: float) -> Tensor:
-    nearby = asked.clone()
+def _nearby(logits: Tensor, parameters: Tensor, top_p: float, uniform: float) -> Tensor:
+    nearby = parameters.clone()
     nearby[_UNIFORMS] = (nearby[_UNIFORMS] + uniform).clamp(0, math.nextafter(1.0, 0.0))
     restricted = nearby[_TOP_P] < 1
     nearby[_TOP_P][restricted] = (nearby[_TOP_P] + top_p).clamp(0, 1)[restricted]

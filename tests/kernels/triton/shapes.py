@@ -36,5 +36,7 @@ def sample_call(
     dtype: torch.dtype = torch.float32, vocabulary: int = 160, device: str = "meta"
 ) -> calls.Call:
     logits = torch.zeros(TOKENS, vocabulary, dtype=dtype, device=device)
-    asked = torch.zeros(5, TOKENS, dtype=torch.float64, device=device)
-    return calls.sample_rows(logits, asked, torch.zeros(TOKENS, dtype=torch.int64, device=device))
+    parameters = torch.zeros(5, TOKENS, dtype=torch.float64, device=device)
+    return calls.sample_rows(
+        logits, parameters, torch.zeros(TOKENS, dtype=torch.int64, device=device)
+    )

@@ -55,16 +55,16 @@ class Library:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Program, int]]:
-    """What the compiler was asked for; its code is the name of the architecture."""
-    asked: list[tuple[Program, int]] = []
+    """What the compiler was parameters for; its code is the name of the architecture."""
+    parameters: list[tuple[Program, int]] = []
 
     def compile_program(program: Program, architecture: int) -> Cubin:
-        asked.append((program, architecture))
+        parameters.append((program, architecture))
         return Cubin(f"for {architecture}".encode(), shared_bytes=48)
 
     monkeypatch.setattr(cubins, "compile_program", compile_program)
     monkeypatch.setattr(driver, "compile_program", compile_program)
-    return asked
+    return parameters
 
 
 def launcher(library: Library, architecture: int, folder: Path) -> Launcher:
@@ -79,7 +79,7 @@ def test_a_launch_hands_over_grid_stream_and_parameters(
     (launched,) = library.launches
     assert launched["sizes"] == [*call.grid, 1, call.warps * 32, 1, 1]
     assert (launched["shared"], launched["stream"]) == (48, STREAM)
-    addresses = [call.arguments[name].data_ptr() for name in ("logits", "asked", "tokens")]
+    addresses = [call.arguments[name].data_ptr() for name in ("logits", "parameters", "tokens")]
     assert library.read[:3] == addresses
     assert library.read[3] & 0xFFFFFFFF == call.arguments["vocabulary"]
     assert library.read[4:] == [0, 0], "scratch memory"
@@ -203,13 +203,13 @@ def test_a_tensor_that_a_program_would_misread_is_refused(
 ) -> None:
     ours, call = launcher(Library(), 90, tmp_path), sample_call(device="cpu")
     one_off = torch.zeros(9).double()[1:]
-    ours.launch(replaced(call, asked=one_off), STREAM)
+    ours.launch(replaced(call, parameters=one_off), STREAM)
     with pytest.raises(AssertionError, match=r"logits = \d+: no multiple of 16"):
         ours.launch(replaced(call, logits=torch.zeros(9)[1:]), STREAM)
     with pytest.raises(AssertionError, match="vocabulary = 9: no multiple of 16"):
         ours.launch(replaced(call, vocabulary=9), STREAM)
     with pytest.raises(AssertionError, match="not contiguous"):
-        ours.launch(replaced(call, asked=torch.zeros(8, 8).double()[:, 0]), STREAM)
+        ours.launch(replaced(call, parameters=torch.zeros(8, 8).double()[:, 0]), STREAM)
 
 
 def replaced(call: Call, **arguments: torch.Tensor | int) -> Call:

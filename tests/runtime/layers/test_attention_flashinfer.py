@@ -50,17 +50,22 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def filled(
-    where: TokenLayout, page_size: int, kv_heads: int, beyond: float, place: torch.device = CPU
+    where: TokenLayout,
+    page_size: int,
+    kv_heads: int,
+    beyond: float,
+    place: torch.device = CPU,
+    dim: int = DIM,
 ) -> PagePool:
     """A pool with the rows' earlier tokens; `beyond`: in all slots that no row has."""
-    shape = KvShape(LAYERS, kv_heads, DIM, DTYPE)
+    shape = KvShape(LAYERS, kv_heads, dim, DTYPE)
     pool = PagePool(shape, where.page_table.numel(), page_size)
     pool.data.fill_(beyond)
     generator = torch.Generator().manual_seed(1)
     for row, context in zip(where.numbers.rows, where.numbers.contexts, strict=True):
         positions = torch.arange(int(context))
         pages = where.page_table[int(row)][positions // page_size]
-        size = (2, len(positions), LAYERS, kv_heads, DIM)
+        size = (2, len(positions), LAYERS, kv_heads, dim)
         keys, values = torch.randn(size, generator=generator).to(DTYPE)
         for layer in range(LAYERS):
             pool.write(layer, pages, positions % page_size, keys[:, layer], values[:, layer])
@@ -72,23 +77,25 @@ def filled(
 def attended(attention: Any, where: TokenLayout, pool: PagePool, heads: int) -> Tensor:
     """[layers, n, heads, dim], one step over all layers, where the pool is."""
     place, generator = pool.data.device, torch.Generator().manual_seed(2)
-    n, kv_heads = int(where.begins[-1]), pool.shape.kv_heads
-    qkv = torch.randn(LAYERS, n, heads + 2 * kv_heads, DIM, generator=generator).to(place, DTYPE)
-    weight = torch.rand(heads + kv_heads, DIM, generator=generator).to(place, DTYPE)
-    frequencies = inverse_frequencies(Rope(10_000.0), DIM).to(place)
+    n, kv_heads, dim = int(where.begins[-1]), pool.shape.kv_heads, pool.shape.head_dim
+    qkv = torch.randn(LAYERS, n, heads + 2 * kv_heads, dim, generator=generator).to(place, DTYPE)
+    weight = torch.rand(heads + kv_heads, dim, generator=generator).to(place, DTYPE)
+    frequencies = inverse_frequencies(Rope(10_000.0), dim).to(place)
     angles = angles_of(frequencies, torch.arange(n, device=place))
     step = attention(pool, where, angles)
     norm = HeadNorm(weight, 1e-6)
     return torch.stack([step.attend(layer, qkv[layer], norm) for layer in range(LAYERS)])
 
 
-def assert_same(target: Target, library: Any, name: str, page_size: int, group: str) -> None:
+def assert_same(
+    target: Target, library: Any, name: str, page_size: int, group: str, dim: int = DIM
+) -> None:
     torch.manual_seed(0)
     (rows, extends), (heads, kv_heads) = STEPS[name], HEADS[group]
     where = layout(page_size, rows, extends)
-    wanted_pool = filled(where, page_size, kv_heads, 0.0)
+    wanted_pool = filled(where, page_size, kv_heads, 0.0, dim=dim)
     wanted = attended(TorchAttention, where, wanted_pool, heads)
-    pool = filled(where, page_size, kv_heads, float("nan"), target.place)
+    pool = filled(where, page_size, kv_heads, float("nan"), target.place, dim)
     seen = attended(FlashinferAttention(target, library), moved(where, target.place), pool, heads)
     close = {"atol": TOLERANCE, "rtol": TOLERANCE}
     torch.testing.assert_close(seen.cpu(), wanted, **close)
@@ -161,12 +168,12 @@ def test_a_wrapper_plans_again_only_when_its_last_plan_was_copied(
     assert decode.log == ["synchronize", "record"] * 2
 
 
-def fa3_missing() -> str | None:
+def fa3_missing(dim: int) -> str | None:
     """Why this machine's GPU has no FA3 kernels."""
     capability = torch.cuda.get_device_capability()
     if capability[0] != HOPPER.capability[0]:
         return "FA3 is for Hopper"
-    return flashinfer_state("bfloat16", DIM, capability).fa3_missing
+    return flashinfer_state("bfloat16", dim, capability).fa3_missing
 
 
 @pytest.mark.gpu
@@ -174,10 +181,11 @@ def fa3_missing() -> str | None:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("prefill", ["fa2", "fa3"])
+@pytest.mark.parametrize("dim", [128, 64], ids=["dim128", "dim64"])
 def test_the_real_kernels_agree_with_plain_torch(
-    prefill: PrefillKernels, name: str, page_size: int, group: str
+    dim: int, prefill: PrefillKernels, name: str, page_size: int, group: str
 ) -> None:
-    if prefill == "fa3" and (missing := fa3_missing()):
+    if prefill == "fa3" and (missing := fa3_missing(dim)):
         pytest.skip(missing)
     target = target_at(torch.device("cuda", 0), prefill)
-    assert_same(target, flashinfer_library(), name, page_size, group)
+    assert_same(target, flashinfer_library(), name, page_size, group, dim)

@@ -44,7 +44,9 @@ class SamplingRows:
     """None: no row leaves tokens out."""
 
 
-def sampled(logits: Tensor, rows: RowParameters, device: Device, backend: Backend) -> Tensor:
+def sample_step_rows(
+    logits: Tensor, rows: RowParameters, device: Device, backend: Backend
+) -> Tensor:
     """See `sample`; by the backend's kernel if it has one, but where no row draws."""
     drawn = rows.temperature >= GREEDY_BELOW
     vocabulary = logits.shape[1]
@@ -57,8 +59,8 @@ def sampled(logits: Tensor, rows: RowParameters, device: Device, backend: Backen
         rows.min_p,
         rows.top_k.clip(max=vocabulary),
     )
-    (asked,) = sent(device, [np.concatenate(columns, dtype=np.float64)])
-    return backend.sample_rows(logits, asked.view(len(columns), -1))
+    (parameters,) = sent(device, [np.concatenate(columns, dtype=np.float64)])
+    return backend.sample_rows(logits, parameters.view(len(columns), -1))
 
 
 def sample(logits: Tensor, rows: SamplingRows, backend: Backend = TORCH) -> Tensor:

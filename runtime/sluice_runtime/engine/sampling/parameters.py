@@ -28,7 +28,7 @@ class ParameterTable:
         self._top_ks[row] = sampling.top_k
         self._seeds[row] = sampling.seed
 
-    def draw(self, rows: Whole) -> bool:
+    def any_draws(self, rows: Whole) -> bool:
         """Whether any of them does not take its most probable token."""
         return bool((self._temperatures[rows] >= GREEDY_BELOW).any())
 

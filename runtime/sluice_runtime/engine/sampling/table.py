@@ -18,7 +18,7 @@ from torch import Tensor
 from sluice_runtime.engine.device import Device, HostDevice
 from sluice_runtime.engine.sampling.bias import LogitBias
 from sluice_runtime.engine.sampling.columns import Whole
-from sluice_runtime.engine.sampling.draw import sampled
+from sluice_runtime.engine.sampling.draw import sample_step_rows
 from sluice_runtime.engine.sampling.logprobs import Logprobs
 from sluice_runtime.engine.sampling.memory import rows_at_once
 from sluice_runtime.engine.sampling.parameters import ParameterTable
@@ -66,15 +66,15 @@ class SamplingTable:
         to be sampled: [m] on the host → [m] tokens on the device."""
         numbers = np.array(rows, np.int64)
         at_once = rows_at_once(logits.shape[1])
-        if len(rows) <= at_once or not self._takes_memory(numbers):
+        if len(rows) <= at_once or not self._needs_blocks(numbers):
             return self._sample(logits, numbers, positions)
         parts = [slice(first, first + at_once) for first in range(0, len(rows), at_once)]
-        sampled = [self._sample(logits[part], numbers[part], positions[part]) for part in parts]
-        return torch.cat(sampled)
+        tokens = [self._sample(logits[part], numbers[part], positions[part]) for part in parts]
+        return torch.cat(tokens)
 
-    def _takes_memory(self, rows: Whole) -> bool:
+    def _needs_blocks(self, rows: Whole) -> bool:
         """Whether sampling these rows takes some for each token of the vocabulary or context."""
-        if self._backend.sample_rows is None and self._parameters.draw(rows):
+        if self._backend.sample_rows is None and self._parameters.any_draws(rows):
             return True
         return self._penalties.any_of(rows)
 
@@ -84,7 +84,7 @@ class SamplingTable:
         if penalised is not None:
             self._penalties.apply(logits, penalised)
         parameters = self._parameters.of(rows, positions)
-        tokens = sampled(logits, parameters, self._device, self._backend)
+        tokens = sample_step_rows(logits, parameters, self._device, self._backend)
         if penalised is not None:
             self._penalties.count(penalised, rows, tokens)
         return tokens

@@ -58,21 +58,21 @@ COMBINATIONS: Final = list(every_combination())
 SIZE: Final = TableSize(len(COMBINATIONS), VOCABULARY, 100)
 
 
-def added(row: int, asked: dict[str, Any]) -> RowAdded:
-    stops = (5,) if "min_tokens" in asked else ()
+def added(row: int, parameters: dict[str, Any]) -> RowAdded:
+    stops = (5,) if "min_tokens" in parameters else ()
     return RowAdded(
-        row, str(row), Sampling(**asked), 3, PROMPT, stops, logprobs=row, prompt_logprobs=2
+        row, str(row), Sampling(**parameters), 3, PROMPT, stops, logprobs=row, prompt_logprobs=2
     )
 
 
-def step(table: SamplingTable, asked: Sequence[dict[str, Any]]) -> None:
+def step(table: SamplingTable, parameters: Sequence[dict[str, Any]]) -> None:
     """Rows come, a step samples them all, and nothing is read."""
-    rows = tuple(range(len(asked)))
+    rows = tuple(range(len(parameters)))
     batch = Batch(
         1,
         ForwardMode.EXTEND,
         dropped_rows=rows,
-        added_rows=tuple(map(added, rows, asked)),
+        added_rows=tuple(map(added, rows, parameters)),
         extend_rows=tuple(ExtendRow(row, 0, PROMPT, samples=True) for row in rows),
     )
     table.apply(batch)
@@ -87,11 +87,11 @@ def step(table: SamplingTable, asked: Sequence[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("name", [*ASKS, "everything"])
 def test_no_request_makes_the_host_wait(name: str) -> None:
-    asked = COMBINATIONS[-1] if name == "everything" else {"temperature": 0.8} | ASKS[name]
+    parameters = COMBINATIONS[-1] if name == "everything" else {"temperature": 0.8} | ASKS[name]
     with fake_tensors(), torch.inference_mode():
         table = SamplingTable(SIZE, FakeGpu())
         with no_host_sync():
-            step(table, [asked, asked])
+            step(table, [parameters, parameters])
 
 
 @pytest.mark.process
@@ -105,12 +105,12 @@ def test_no_combination_in_one_step_makes_the_host_wait() -> None:
 def test_a_kernel_for_whole_rows_is_one_operation_and_an_upload() -> None:
     from sluice_kernels.triton import operators
 
-    asked = {key: value for key, value in COMBINATIONS[-1].items() if "penalty" not in key}
+    parameters = {key: value for key, value in COMBINATIONS[-1].items() if "penalty" not in key}
     with fake_tensors(), torch.inference_mode():
         backend = replace(TORCH, sample_rows=operators.sample_rows)
         table = SamplingTable(SIZE, FakeGpu(), backend)
         with no_host_sync():
-            step(table, [asked, {"temperature": 0.0}, asked])
+            step(table, [parameters, {"temperature": 0.0}, parameters])
         rows = tuple(range(SIZE.rows))
         new = tuple(added(row, {"top_p": 0.9}) for row in rows)
         table.apply(Batch(2, ForwardMode.EXTEND, dropped_rows=rows, added_rows=new))

@@ -126,8 +126,8 @@ def test_a_kernel_for_whole_rows_needs_blocks_for_penalties_alone(
     monkeypatch.setattr(memory, "WORK_AT_ONCE_BYTES", memory.WORK_BYTES * VOCABULARY * 5)
     rows: list[int] = []
 
-    def kernel(logits: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        assert asked.shape == (5, len(logits))
+    def kernel(logits: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
+        assert parameters.shape == (5, len(logits))
         rows.append(len(logits))
         return torch.zeros(len(logits), dtype=torch.int64)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.accelerators import Accelerator
 from sluice_kernels import reference
-from sluice_runtime.engine.device import CPU, Device, HostDevice, step_device
+from sluice_runtime.engine.device import CPU, Device, HostDevice
 from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.messages import Sampling
@@ -157,14 +155,6 @@ def test_a_kernel_for_whole_rows_draws_the_same(requests: list[Asked]) -> None:
     device = LateDevice()
     assert answers_on(device, requests, kernel) == answers_on(HostDevice(), requests)
     assert device.waited == 0
-
-
-@pytest.mark.gpu
-@given(requests=SIDE_BY_SIDE)
-@examples(50)
-def test_a_gpu_draws_the_same(requests: list[Asked]) -> None:
-    gpu = step_device(Accelerator(count=1))
-    assert answers_on(gpu, requests) == answers_on(HostDevice(), requests)
 
 
 def test_no_stop_token_is_drawn_before_its_time() -> None:
