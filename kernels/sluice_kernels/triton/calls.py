@@ -25,9 +25,9 @@ POINTERS: Final = {
 ROTARY_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _ROTARY_WARPS, _ROTARY_PAIRS = 2, 512
 """A program turns this many pairs: each thread reads 16 bytes of 16-bit numbers at a time."""
-_SAMPLE_WARPS, _SAMPLE_TOKENS = 16, 4096
-"""A program reads this many logits at a time: each thread eight. With 64 registers a thread two fit
-on a multiprocessor, so that 256 rows are sampled at once on 132 of them."""
+_SAMPLE_WARPS, _SAMPLE_TOKENS = 8, 2048
+"""A program reads this many logits at a time: each thread eight. With 64 registers a thread four
+fit on a multiprocessor, so that 256 rows are sampled at once on 132 of them."""
 
 Value = int | float
 Constant = int | None
