@@ -13,9 +13,13 @@ from sluice_contract.accelerators import (
     GENERAL_MEMORY_FRACTION,
     GRAPH_ROW_MIB,
     LARGE_RESERVE_MIB,
+    MAX_RUNNING_REQUESTS,
+    MIN_RUNNING_REQUESTS,
     PRODUCTS,
     RANK_MIB,
+    RUNNING_STEP,
     TIERS,
+    TYPICAL_TOKENS,
     UNKNOWN,
     WIDE_FROM,
     Accelerator,
@@ -30,6 +34,7 @@ from sluice_contract.sizing import check_slo, resolve_settings, resolved_values
 from sluice_contract.supported import ROLES, allowed_so_far
 from sluice_operator.api.base import left_out
 from sluice_operator.api.schema import inlined_schema
+from sluice_runtime.engine.plan import SAMPLING_SHARE
 from sluice_runtime.model_files import DUMMIES
 from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.policies import POLICIES
@@ -63,7 +68,7 @@ MORE: Final = """\
 More of each in [scheduling](scheduling.md#policies), figures in
 [policies compared](../explanation/policies.md)."""
 BY_ACCELERATOR: Final = """\
-By product, else by the memory of one GPU; on CPUs 512, 0, 256 and 0.85. Of two numbers the second
+By product, else by the memory of one GPU; on CPUs 512, 0 and 0.85. Of two numbers the second
 holds from {wide} GPUs on. A MIG instance or a shared GPU is sized by its own memory.
 `sluice simulate` and `sluice explain` use the table too.
 
@@ -72,9 +77,16 @@ the CUDA graphs, {rank} MiB for each GPU and {fixed} MiB, and at least {large} G
 more than 60 GiB. Where a node tells the memory, it is computed from that.
 
 Chunks, graphs and what is left free are those of SGLang 0.5 (`server_args.py`, by memory), which
-are meant for throughput. `maxRunningRequests` is vLLM's 256 (0.11, `arg_utils.py`), or as many as
-graphs are captured for. The memory of products is in their makers' data sheets, not all of them
-looked up anew."""
+are meant for throughput. The memory of products is in their makers' data sheets, not all of them
+looked up anew.
+
+`maxRunningRequests` is {least} on CPUs. On GPUs it depends on the model, so each engine chooses it
+at its start, and its log says from what: one request for each {typical:,} tokens of the KV pool
+(assumed of prompt and answer together, on average), in multiples of {tile}. It is at least {least}
+(vLLM's, 0.11, `arg_utils.py`) and `cudaGraphMaxBatch`, and at most {most:,}. Above the least,
+sampling all of them may take {share:.0%} of a GPU's memory. The pool is what weights leave of
+`memoryFraction`, or `kvPoolTokens`. In bfloat16 Qwen3-0.6B gets about 590 on an H100 and 1,130 on
+an H200, Llama-3-8B 400 and 880, Qwen3-32B on two GPUs 270 and 770; all of them get 256 on L4s."""
 
 CONTRADICTIONS: Final[tuple[Mapping[str, Any], ...]] = (
     {"chunkSize": 8},
@@ -88,7 +100,7 @@ CONTRADICTIONS: Final[tuple[Mapping[str, Any], ...]] = (
 )
 
 
-BY_GPU: Final = ("chunkSize", "cudaGraphMaxBatch", "maxRunningRequests", "memoryFraction")
+BY_GPU: Final = ("chunkSize", "cudaGraphMaxBatch", "memoryFraction")
 VALUES: Final = ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat", "reasoningFormat")
 
 
@@ -173,6 +185,11 @@ def _by_accelerator() -> Iterator[str]:
         rank=RANK_MIB,
         fixed=FIXED_MIB,
         large=LARGE_RESERVE_MIB >> 10,
+        typical=TYPICAL_TOKENS,
+        tile=RUNNING_STEP,
+        least=MIN_RUNNING_REQUESTS,
+        most=MAX_RUNNING_REQUESTS,
+        share=SAMPLING_SHARE,
     )
     yield from (words, "")
     header = ("GPU", "memory", *(f"`{key}`" for key in BY_GPU))
@@ -194,7 +211,7 @@ def _by_accelerator() -> Iterator[str]:
 
 def _sized(name: str, memory_gib: float | None, *sizes: Sizes) -> tuple[str, ...]:
     """A row of the table; `sizes`: of one GPU, and of four."""
-    each = [(one.chunk_size, one.cuda_graph_max_batch, one.max_running_requests) for one in sizes]
+    each = [(one.chunk_size, one.cuda_graph_max_batch) for one in sizes]
     columns = [_or(*map(str, column)) for column in zip(*each, strict=True)]
     if memory_gib is None:
         return (name, "", *columns, "by its memory")

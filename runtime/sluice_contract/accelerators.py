@@ -3,8 +3,8 @@
 Knows nothing of nodes: the operator finds the product, this table says what follows from it.
 
 Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `server_args.py`
-(`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: 256 as in
-vLLM 0.11 (`arg_utils.py`, `get_batch_defaults`), more where CUDA graphs cover more. Products: their
+(`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: no fewer
+than vLLM 0.11's 256 (`arg_utils.py`, `get_batch_defaults`). Products: their
 makers' data sheets, not all of them looked up anew. Labels: the names that drivers give their
 devices, with dashes (NVIDIA's feature discovery) or underscores (AMD's labeller) for spaces; from
 published node lists, so that others exist.
@@ -54,11 +54,6 @@ class Sizes:
     chunk_size: int
     cuda_graph_max_batch: int
 
-    @property
-    def max_running_requests(self) -> int:
-        """How many requests run at once: no fewer than graphs are captured for."""
-        return max(MIN_RUNNING_REQUESTS, self.cuda_graph_max_batch)
-
 
 @dataclass(frozen=True)
 class MemoryTier:
@@ -95,6 +90,14 @@ class ProductRow:
 
 WIDE_FROM: Final = 4
 MIN_RUNNING_REQUESTS: Final = 256
+"""Requests that run at once: on CPUs, and on GPUs at least."""
+MAX_RUNNING_REQUESTS: Final = 4096
+"""On GPUs at most, unless the user sets more."""
+TYPICAL_TOKENS: Final = 1024
+"""Assumed of a request, prompt and answer together. Where requests are longer, pages of the KV pool
+run out before rows do; where they are shorter, rows do."""
+RUNNING_STEP: Final = 16
+"""Rows are counted in tiles of so many, as matrix kernels compute them."""
 
 TIERS: Final = (
     MemoryTier(20, Sizes(2048, 8), Sizes(2048, 8)),
@@ -221,6 +224,14 @@ def tier_sizes(memory_gib: float, *, wide: bool) -> Sizes:
     """The sizes for a device with so much memory."""
     tier = next(tier for tier in TIERS if memory_gib < tier.below_gib)
     return tier.wide if wide else tier.sizes
+
+
+def requests_in_pool(pool_tokens: int, cuda_graph_max_batch: int) -> int:
+    """How many requests of a GPU run at once where nobody has set it: those of a typical length
+    that the KV pool holds, but no fewer than CUDA graphs are captured for."""
+    requests = min(pool_tokens // TYPICAL_TOKENS, MAX_RUNNING_REQUESTS)
+    least = max(MIN_RUNNING_REQUESTS, cuda_graph_max_batch)
+    return max(requests // RUNNING_STEP * RUNNING_STEP, least)
 
 
 def memory_fraction(memory_mib: int, sizes: Sizes, tensor_parallel: int) -> float:

@@ -15,7 +15,11 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from sluice_contract import ports
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.accelerators import (
+    MAX_RUNNING_REQUESTS,
+    MIN_RUNNING_REQUESTS,
+    Accelerator,
+)
 from sluice_contract.adapters import AdapterRefs
 from sluice_contract.base import ConfigError, ContractModel, config_error_from, refuse_repeated_keys
 from sluice_contract.cors import Cors
@@ -156,7 +160,11 @@ class EngineSettings(ContractModel):
         "at least pageSize.",
     )
     max_running_requests: int | None = Field(
-        default=None, ge=1, le=65_536, description="Most requests that run at once; more wait."
+        default=None,
+        ge=1,
+        le=65_536,
+        description="Most requests that run at once; more wait. Left out on GPUs: "
+        f"{MIN_RUNNING_REQUESTS} to {MAX_RUNNING_REQUESTS:,}.",
     )
     max_queued_requests: int | None = Field(
         default=None,

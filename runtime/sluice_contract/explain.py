@@ -43,7 +43,9 @@ class Question(ContractModel):
     chunk_size: int
     page_size: int
     max_prefill_tokens: int
-    max_running_requests: int
+    cuda_graph_max_batch: int
+    max_running_requests: int | None = None
+    """None: an engine chooses it at its start, from its KV pool."""
     memory_fraction: float
     requests: Requests
     promise: Promise
@@ -66,6 +68,8 @@ class Answer(ContractModel):
     cost_source: str
     """Where the times of a step come from, for a person."""
     kv_pool_tokens: int
+    max_running_requests: int | None = None
+    """The question's, else what an engine would choose; None where nothing could be simulated."""
     arrangements: tuple[Arrangement, ...] = ()
     missing: str | None = None
     """Why nothing could be simulated, for a person."""

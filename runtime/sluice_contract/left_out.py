@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from sluice_contract.accelerators import CPU, GENERAL_MEMORY_FRACTION
+from sluice_contract.accelerators import CPU, GENERAL_MEMORY_FRACTION, MIN_RUNNING_REQUESTS
 from sluice_contract.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
 from sluice_contract.sizing import GENERAL
 
@@ -17,7 +17,7 @@ BY_ACCELERATOR: Final[Mapping[str, str]] = {
     "chunk_size": f"by accelerator; {CPU.chunk_size} on CPUs",
     "cuda_graph_max_batch": f"by accelerator; {CPU.cuda_graph_max_batch} on CPUs",
     "tensor_parallel_size": "accelerator.count; 1 on CPUs",
-    "max_running_requests": f"by accelerator; {CPU.max_running_requests} on CPUs",
+    "max_running_requests": f"by KV pool; {MIN_RUNNING_REQUESTS} on CPUs",
     "overlap": "true; false on CPUs",
     "memory_fraction": f"by accelerator; {GENERAL_MEMORY_FRACTION} on CPUs",
 }

@@ -76,8 +76,8 @@ GENERAL: Final[dict[str, Value]] = {
     "schedule_conservativeness": 1.0,
     "priority_threshold": 10,
 }
-"""General defaults. Keys that depend on the model or the host (context length, pool, threads) are
-left to the engine."""
+"""General defaults. Keys that depend on the model or the host (context length, pool, threads, on
+GPUs maxRunningRequests) are left to the engine."""
 
 
 def resolve_settings(
@@ -92,6 +92,7 @@ def resolve_settings(
     resolved |= _by_accelerator(accelerator)
     if not accelerator.is_cpu:
         resolved["overlap"] = _general(True, "a GPU computes beside the host")
+        del resolved["max_running_requests"]  # follows from the KV pool, so from the model
     if slo is not None and slo.ttft_milliseconds is not None:
         resolved["scheduling_policy"] = _general(SLACK, "slo.ttftMilliseconds")
     for name in EngineSettings.model_fields.keys() - {"kv_transfer"}:
@@ -147,8 +148,6 @@ def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
         "cuda_graph_max_batch": sizes.cuda_graph_max_batch,
         "tensor_parallel_size": max(1, accelerator.count),
     }
-    if not accelerator.is_cpu:
-        values["max_running_requests"] = sizes.max_running_requests
     found = {
         name: Resolved(value=value, source=source, origin=origin) for name, value in values.items()
     }

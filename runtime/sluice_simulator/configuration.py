@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from sluice_contract.accelerators import requests_in_pool
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, ModelRef, parse_engine_config
 from sluice_contract.sizing import CACHE_POLICIES, SLACK, apply_resolved, resolve_settings
@@ -97,6 +98,10 @@ def settings_for(config: EngineConfig, cost: Cost, policy: str) -> SchedulerSett
     except (ConfigError, InvalidConfigError) as error:
         raise UnusableConfigError(str(error)) from None
     pool_tokens = full.kv_pool_tokens or cost.kv_pool_tokens
+    if full.max_running_requests is None:
+        # An engine may choose fewer, by the memory that sampling takes: no cost model has that.
+        rows = requests_in_pool(pool_tokens, full.cuda_graph_max_batch or 0)
+        full = full.model_copy(update={"max_running_requests": rows})
     page_size = full.page_size or 1
     return scheduler_settings(full, context, max(1, pool_tokens // page_size))
 

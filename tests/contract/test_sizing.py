@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.accelerators import Accelerator, requests_in_pool
 from sluice_contract.base import ConfigError
 from sluice_contract.config import (
     EngineConfig,
@@ -45,32 +45,52 @@ def test_chunk_and_graph_follow_the_accelerator(
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "fraction", "source", "requests"),
+    ("accelerator", "fraction", "source"),
     [
-        (Accelerator(), 0.85, Source.GENERAL, 256),
-        (Accelerator(product="Brand-New", count=1), 0.85, Source.GENERAL, 256),
-        (Accelerator(product="Tesla-T4", count=1), 0.77, Source.PRODUCT, 256),
-        (
-            Accelerator(product="A100-SXM4-40GB", memory_mib=40_960, count=1),
-            0.83,
-            Source.MEMORY,
-            256,
-        ),
-        (Accelerator(product="H100", memory_mib=81_559, count=4), 0.82, Source.MEMORY, 512),
-        (Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1), 0.9, Source.MEMORY, 256),
-        (Accelerator(product="MI300X", count=8), 0.86, Source.PRODUCT, 512),
-        (Accelerator(memory_mib=4_864, count=1), 0.5, Source.MEMORY, 256),
+        (Accelerator(), 0.85, Source.GENERAL),
+        (Accelerator(product="Brand-New", count=1), 0.85, Source.GENERAL),
+        (Accelerator(product="Tesla-T4", count=1), 0.77, Source.PRODUCT),
+        (Accelerator(product="A100-SXM4-40GB", memory_mib=40_960, count=1), 0.83, Source.MEMORY),
+        (Accelerator(product="H100", memory_mib=81_559, count=4), 0.82, Source.MEMORY),
+        (Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1), 0.9, Source.MEMORY),
+        (Accelerator(product="MI300X", count=8), 0.86, Source.PRODUCT),
+        (Accelerator(memory_mib=4_864, count=1), 0.5, Source.MEMORY),
     ],
 )
-def test_memory_and_requests_follow_the_accelerator(
-    accelerator: Accelerator, fraction: float, source: Source, requests: int
+def test_memory_follows_the_accelerator(
+    accelerator: Accelerator, fraction: float, source: Source
 ) -> None:
     """Reserved: 1.5 MiB a token of the chunk, 2 MiB a row of the graphs, 128 MiB a GPU, 512 MiB."""
     resolved = resolve_settings(EngineSettings(), accelerator)
     assert resolved["memory_fraction"].value == fraction
     assert resolved["memory_fraction"].source == source
-    assert resolved["max_running_requests"].value == requests
     assert resolved["overlap"].value is not accelerator.is_cpu
+
+
+def test_on_gpus_running_requests_are_left_to_the_engine_unless_the_user_sets_them() -> None:
+    h200 = Accelerator(product="NVIDIA-H200", count=1)
+    assert "max_running_requests" not in resolve_settings(EngineSettings(), h200)
+    chosen = resolve_settings(EngineSettings(max_running_requests=9), h200)["max_running_requests"]
+    assert (chosen.value, chosen.source) == (9, Source.USER)
+    assert resolve_settings(EngineSettings(), Accelerator())["max_running_requests"].value == 256
+
+
+@pytest.mark.parametrize(
+    ("pool_tokens", "graph_batch", "requests"),
+    [
+        (0, 0, 256),
+        (0, 512, 512),
+        (300_000, 256, 288),  # 292.97, of which 18 whole tiles of 16
+        (300_000, 300, 300),
+        (4_096 * 1024 - 1, 256, 4_080),
+        (4_096 * 1024, 256, 4_096),
+        (100_000_000, 256, 4_096),
+    ],
+)
+def test_requests_follow_the_pool_between_two_bounds(
+    pool_tokens: int, graph_batch: int, requests: int
+) -> None:
+    assert requests_in_pool(pool_tokens, graph_batch) == requests
 
 
 def test_the_users_value_wins_and_says_so() -> None:

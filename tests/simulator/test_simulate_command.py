@@ -36,7 +36,8 @@ def test_a_table(trace: str, config: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["--trace", trace, "--config", str(config)]) == 0
     out = capsys.readouterr().out
     assert "talk: 2 requests in 1.5 s (1.33/s), 1,112 tokens in, 12 out" in out
-    assert "h200-llama3-8b · pool 786,432 tokens · chunk 128, mixed" in out
+    # 786,432 tokens are 768 times 1,024.
+    assert "h200-llama3-8b · pool 786,432 tokens · chunk 128, mixed · at most 768 running" in out
     assert "fcfs · exact mode" in out
     rows = {line.split("  ")[0]: line for line in out.splitlines()}
     assert rows["TTFT"].count("ms") == 5

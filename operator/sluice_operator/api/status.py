@@ -193,7 +193,8 @@ class InferenceServiceStatus(ApiModel):
     pools: PoolSummaries | None = Field(default=None, description="The pools in numbers.")
     resolved: ResolvedSettings | None = Field(
         default=None,
-        description="Engine settings in use and their sources. They change only with the spec.",
+        description="Engine settings in use and their sources. They change only with the spec. "
+        "Not those that engines choose at their start.",
     )
     rollout: RolloutStatus | None = Field(
         default=None, description="How the revisions of all pools replace each other."

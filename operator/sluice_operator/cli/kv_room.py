@@ -6,7 +6,9 @@ Of others than a hub's models the operator knows no more than the spec says.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
+from sluice_contract.accelerators import MAX_RUNNING_REQUESTS, requests_in_pool
 from sluice_contract.sizing import resolved_values
 
 from sluice_operator.api.quantities import amount
@@ -16,6 +18,8 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.model.pinned import is_fetched
 from sluice_operator.model.room import Room, room_of
 from sluice_operator.service.plan import PlannedPool
+
+BY_ENGINE: Final = "which an engine chooses at its start from its KV pool"
 
 
 def kv_room(model: ModelStatus | None, pool: PlannedPool) -> Room:
@@ -40,6 +44,19 @@ def room_lines(
         yield f"  KV pool: {how}{room.tokens:,} tokens an engine{each}"
     else:
         yield f"  KV pool: tokens that fit are not known{each}: {room.missing}"
+
+
+def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]:
+    """How many requests run at once, where an engine of the pool chooses it: an indented line."""
+    settings = resolved_values(pool.settings)
+    if "max_running_requests" in settings:
+        return
+    tokens, graph_batch = kv_room(model, pool).tokens, int(settings["cuda_graph_max_batch"])
+    if tokens is None:
+        number = f"{requests_in_pool(0, graph_batch):,} to {MAX_RUNNING_REQUESTS:,}"
+    else:
+        number = f"about {requests_in_pool(tokens, graph_batch):,}"
+    yield f"  maxRunningRequests: {number}, {BY_ENGINE}"
 
 
 def room_json(

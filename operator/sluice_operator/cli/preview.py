@@ -22,7 +22,7 @@ from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
-from sluice_operator.cli.kv_room import room_json, room_lines
+from sluice_operator.cli.kv_room import room_json, room_lines, running_lines
 from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest
 from sluice_operator.manifests.slo_rules import slo_groups
 from sluice_operator.model.adapters import assumed_adapters
@@ -221,6 +221,7 @@ def _lines(shown: Preview) -> Iterator[str]:
             yield f"  No memory limit ({key}): each engine sizes its KV"
             yield "  pool from the memory of its whole node, as if it were alone there."
         yield from room_lines(plan.spec, shown.model, pool)
+        yield from running_lines(shown.model, pool)
         yield from table(_rows(settings_status(pool.settings)))
     if _is_assumed(plan):
         yield ""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sluice_contract.accelerators import Accelerator, memory_mib_of
+from sluice_contract.accelerators import Accelerator, memory_mib_of, requests_in_pool
 from sluice_contract.sizing import Value
 
 from sluice_operator.api.status import ModelStatus
@@ -82,10 +82,13 @@ def _computed(
         return Room(token_bytes=token_bytes, missing=text)
     tokens = int((share - weights) // token_bytes)
     how: Literal["about", "at most"] = "at most" if accelerator.is_cpu else "about"
-    return Room(min(tokens, _useful(model, settings) or tokens), how, token_bytes)
+    return Room(min(tokens, _useful(model, settings, tokens) or tokens), how, token_bytes)
 
 
-def _useful(model: ModelStatus, settings: Mapping[str, Value]) -> int | None:
-    """Tokens of as many full contexts as run at once."""
+def _useful(model: ModelStatus, settings: Mapping[str, Value], tokens: int) -> int | None:
+    """Tokens of as many full contexts as run at once where `tokens` fit."""
     context = settings.get("context_length") or model.context_tokens
-    return int(settings["max_running_requests"]) * int(context) if context else None
+    requests = settings.get("max_running_requests")
+    if requests is None:
+        requests = requests_in_pool(tokens, int(settings["cuda_graph_max_batch"]))
+    return int(requests) * int(context) if context else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from pydantic.alias_generators import to_camel
 from sluice_contract import ports
@@ -38,6 +39,9 @@ from sluice_operator.service.settings import (
 from sluice_operator.service.shared import shared_pin, shared_settings, unlike
 from sluice_operator.service.split import first_engines
 from sluice_operator.validation.refusal import INVALID, Refusal
+
+BY_ENGINE: Final = "the engine's choice"
+"""Of a setting that is not resolved here."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,8 @@ def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]
             pairs.append((f"modelImage.{name}", old, new))
     before, after = resolved_values(pin.settings), resolved_values(file.settings)
     for name in sorted(before.keys() | after.keys()):
-        pairs.append((to_camel(name), before.get(name), after.get(name)))
+        pair = (to_camel(name), before.get(name, BY_ENGINE), after.get(name, BY_ENGINE))
+        pairs.append(pair)
     told = [f"{name} {old} to {new}" for name, old, new in pairs if old != new]
     if not told and file.text != pin.text:
         told = ["the engine's file"]

@@ -117,6 +117,8 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     set_library_variables()
     # Imports torch, which takes seconds: errors in the configuration are reported before.
     from sluice_runtime.engine.build import build_engine, processes_of
+    from sluice_runtime.engine.device_memory import smallest_gpu_bytes
+    from sluice_runtime.engine.pool_size import with_running_requests
     from sluice_runtime.grammar.vocabulary import unusable
     from sluice_runtime.model.spec import spec_from
     from sluice_runtime.parallel.joined import joined_ranks
@@ -124,8 +126,11 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stops.append(received))
-    vocabulary = spec_from(files.config).vocabulary_size
-    with closing(processes_of(config, files, vocabulary, wakeup.set)) as processes:
+    spec = spec_from(files.config)
+    smallest = smallest_gpu_bytes(config.accelerator, config.tensor_parallel_size or 1)
+    # Before the other ranks are started, whose configuration this is.
+    config = with_running_requests(config, spec, smallest)
+    with closing(processes_of(config, files, spec.vocabulary_size, wakeup.set)) as processes:
         if unusable(files) is None:
             # The compile processes start while the weights are read, so no request waits for them.
             processes.compilers.warm_up()

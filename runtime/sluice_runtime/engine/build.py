@@ -17,7 +17,6 @@ from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, step_device
 from sluice_runtime.engine.device_memory import DeviceMemory, device_memory
 from sluice_runtime.engine.device_plan import check_weights
-from sluice_runtime.engine.device_sizes import ModelBytes
 from sluice_runtime.engine.executor import (
     AnnouncingRunner,
     OverlapExecutor,
@@ -35,8 +34,10 @@ from sluice_runtime.engine.plan import (
 )
 from sluice_runtime.engine.pool_size import (
     LoadedModel,
+    model_bytes,
     pages_in_device_memory,
     pages_in_host_memory,
+    with_running_requests,
 )
 from sluice_runtime.engine.runner import OnLogits, Runner, RunnerSettings
 from sluice_runtime.grammar.compile.process import CompileLimits
@@ -144,9 +145,9 @@ def build_engine(
     on_read: OnRead = unreported,
 ) -> Engine:
     """Loads the model and allocates the pool, on a GPU with what a full step leaves of its memory;
-    `config` has been resolved. `processes`: the result of `processes_of`, if they were started
-    before. `group`: the ranks of this engine, which all call this at once and get pools alike.
-    `on_read`: see `load_model`.
+    `config` has been resolved, on GPUs with or without maxRunningRequests. `processes`: the result
+    of `processes_of` with the same `config`, if they were started before. `group`: the ranks of
+    this engine, which all call this at once and get pools alike. `on_read`: see `load_model`.
 
     Raises:
         StartupError: one line that says what to change.
@@ -156,7 +157,10 @@ def build_engine(
     gpu_memory = hooks.device_memory or device_memory(device.place)
     host.keep_freed_memory()
     torch.set_num_threads(config.threads or processors())
-    context = context_length(config, spec_from(files.config).context_length_tokens)
+    spec = spec_from(files.config)
+    if config.max_running_requests is None and gpu_memory is not None:
+        config = with_running_requests(config, spec, group.least(gpu_memory.read().total))
+    context = context_length(config, spec.context_length_tokens)
     placement = Placement(device.place, group, _slots(config, context))
     model = _loaded(config, files, placement, gpu_memory, on_read)
     loaded = LoadedModel(config, model, context)
@@ -218,12 +222,11 @@ def _loaded(
     gpu_memory: DeviceMemory | None,
     on_read: OnRead,
 ) -> Decoder:
-    spec, dtype = spec_from(files.config), config.dtype or "auto"
     if gpu_memory is not None:
-        itemsize: int = getattr(torch, spec.dtype if dtype == "auto" else dtype).itemsize
-        check_weights(ModelBytes(spec, itemsize, placement.group.size), config, gpu_memory.read())
+        model = model_bytes(config, spec_from(files.config), placement.group.size)
+        check_weights(model, config, gpu_memory.read())
     with allocation("model weights", "more memory", "the size of the model"):
-        backend = config.attention_backend or "auto"
+        dtype, backend = config.dtype or "auto", config.attention_backend or "auto"
         return load_model(files, dtype, config.seed, backend, placement, on_read)
 
 

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from sluice_contract.accelerators import Accelerator
 
+from sluice_runtime.engine.device import place_of
 from sluice_runtime.engine.device_sizes import DeviceBytes
 from sluice_runtime.engine.runner import Runner
 from sluice_runtime.engine.warm_up import full_step
@@ -43,6 +45,15 @@ class CudaMemory:
     def release(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def smallest_gpu_bytes(accelerator: Accelerator | None, ranks: int) -> int | None:
+    """Memory of the smallest of an engine's GPUs, before any of them is used; None on CPUs, and
+    where torch finds no GPU."""
+    if place_of(accelerator).type == "cpu":
+        return None
+    gpus = range(min(ranks, torch.cuda.device_count()))
+    return min((torch.cuda.get_device_properties(i).total_memory for i in gpus), default=None)
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:

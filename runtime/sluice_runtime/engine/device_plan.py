@@ -43,6 +43,16 @@ def check_weights(model: ModelBytes, config: EngineConfig, device: DeviceBytes) 
     )
 
 
+def planned_pool_tokens(config: EngineConfig, model: ModelBytes, total_bytes: int) -> int:
+    """About as many as the KV pool has, before a step was measured: as configured, else what the
+    weights leave of memoryFraction of a GPU. Depends on nothing that differs between ranks."""
+    if config.kv_pool_tokens is not None:
+        return config.kv_pool_tokens
+    if not model.token:  # more ranks than key heads: refused where the model is read
+        return 0
+    return max(0, int(total_bytes * fraction_of(config)) - model.weights) // model.token
+
+
 def device_pool_pages(question: PoolQuestion) -> int:
     """Pages of the KV pool: as configured, else what the reserved memory leaves, but no more than
     maxRunningRequests full contexts can use.

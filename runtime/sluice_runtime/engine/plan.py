@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.accelerators import (
+    MAX_RUNNING_REQUESTS,
+    RUNNING_STEP,
+    TYPICAL_TOKENS,
+    Accelerator,
+    requests_in_pool,
+)
 from sluice_contract.adapters import DEFAULT_MAX_LORAS_PER_BATCH
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, SloTargets
@@ -17,6 +23,7 @@ from sluice_contract.labels import Role
 from sluice_contract.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
 from sluice_contract.supported import unsupported
 
+from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
 from sluice_runtime.grammar.compile.pool import MAX_PROCESSES
 from sluice_runtime.grammar.compile.process import CompileLimits
@@ -29,6 +36,8 @@ FIRST_CHUNK_TOKENS: Final = 128
 milliseconds with a small model and seconds with a large one."""
 
 
+SAMPLING_SHARE: Final = 0.05
+"""Of a GPU's memory, that sampling all rows may take where an engine chooses how many there are."""
 _MIN_GRAMMAR_BYTES: Final = 512 << 20
 """The library and a vocabulary of 150,000 tokens take 200 MiB of it."""
 
@@ -77,8 +86,19 @@ class HostBytes:
     available: int
 
 
+@dataclass(frozen=True)
+class RunningRequests:
+    """How many requests may run at once, as an engine chose it."""
+
+    rows: int
+    reason: str
+    """`KvPool`, `SamplingMemory`, `Least` or `Most`: what decided."""
+    message: str
+
+
 def resolved(config: EngineConfig) -> EngineConfig:
-    """`config` with every setting filled in.
+    """`config` with every setting filled in, but on GPUs maxRunningRequests: see
+    `running_requests`.
 
     Raises:
         InvalidConfigError: a setting that this version refuses, or contradicting values.
@@ -100,6 +120,31 @@ def context_length(config: EngineConfig, model_tokens: int) -> int:
         error = ConfigError("contextLength", wanted, f"at most {model_tokens} (the model's)")
         raise InvalidConfigError(str(error))
     return wanted or model_tokens
+
+
+def running_requests(
+    pool_tokens: int,
+    cuda_graph_max_batch: int,
+    vocabulary_size: int,
+    context_tokens: int,
+    device_bytes: int,
+) -> RunningRequests:
+    """How many requests run at once on GPUs of `device_bytes` each, where nobody has set it: as
+    many as `requests_in_pool` says, but sampling them takes at most `SAMPLING_SHARE` of a GPU."""
+    least = requests_in_pool(0, cuda_graph_max_batch)
+    rows = in_pool = requests_in_pool(pool_tokens, cuda_graph_max_batch)
+    limit = int(device_bytes * SAMPLING_SHARE)
+    while rows > least and sampling_bytes(rows, vocabulary_size, context_tokens) > limit:
+        rows = max(least, rows - RUNNING_STEP)
+    text = f"from a KV pool of {pool_tokens:,} tokens, {TYPICAL_TOKENS:,} a request"
+    if rows == least:
+        return RunningRequests(rows, "Least", f"{text}; at least {least:,}")
+    if rows < in_pool:
+        message = f"{text}; sampling more takes over {SAMPLING_SHARE:.0%} of a GPU's memory"
+        return RunningRequests(rows, "SamplingMemory", message)
+    if rows == MAX_RUNNING_REQUESTS:
+        return RunningRequests(rows, "Most", f"{text}; at most {rows:,}")
+    return RunningRequests(rows, "KvPool", text)
 
 
 def grammar_room(config: EngineConfig, host_bytes: int) -> GrammarRoom:

@@ -1,4 +1,5 @@
-"""How many pages the KV pool gets: reads or measures the memory there is, and asks the planners."""
+"""How many pages the KV pool gets, and on GPUs how many requests run at once: reads or measures the
+memory there is, and asks the planners."""
 
 from __future__ import annotations
 
@@ -7,19 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
 from sluice_contract.config import EngineConfig
 
 from sluice_runtime.engine import host
 from sluice_runtime.engine.device_advice import smaller_chunk
 from sluice_runtime.engine.device_memory import DeviceMemory, measured_step
-from sluice_runtime.engine.device_plan import device_pool_pages
+from sluice_runtime.engine.device_plan import device_pool_pages, planned_pool_tokens
 from sluice_runtime.engine.device_sizes import MIB, ModelBytes, PoolQuestion, step_tokens
 from sluice_runtime.engine.plan import (
     GrammarRoom,
     HostBytes,
     ReservedMemory,
+    context_length,
     grammars_short_of_memory,
     pool_pages,
+    running_requests,
     scheduler_settings,
 )
 from sluice_runtime.engine.runner import Runner
@@ -27,6 +31,7 @@ from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.scheduler.pages import pages_for
 
 _log = logging.getLogger("sluice.engine")
@@ -45,6 +50,33 @@ class LoadedModel:
         """Of this rank."""
         spec, ranks = self.model.spec, self.model.group.size
         return KvShape(spec.layers, spec.kv_heads // ranks, spec.head_dim, self.model.dtype)
+
+
+def model_bytes(config: EngineConfig, spec: ModelSpec, ranks: int) -> ModelBytes:
+    """Before the model is loaded: in the configured dtype, or its own."""
+    dtype = config.dtype or "auto"
+    itemsize: int = getattr(torch, spec.dtype if dtype == "auto" else dtype).itemsize
+    return ModelBytes(spec, itemsize, ranks)
+
+
+def with_running_requests(
+    config: EngineConfig, spec: ModelSpec, total_bytes: int | None
+) -> EngineConfig:
+    """`config` with maxRunningRequests, where it was left out. `total_bytes`: of the smallest GPU
+    of the engine, so that all ranks choose alike; None: on CPUs, or not known.
+
+    Raises:
+        InvalidConfigError: see `plan.context_length`.
+    """
+    if config.max_running_requests is not None or total_bytes is None:
+        return config
+    ranks = config.tensor_parallel_size or 1
+    pool_tokens = planned_pool_tokens(config, model_bytes(config, spec, ranks), total_bytes)
+    context = context_length(config, spec.context_length_tokens)
+    graph_batch = config.cuda_graph_max_batch or 0
+    chosen = running_requests(pool_tokens, graph_batch, spec.vocabulary_size, context, total_bytes)
+    _log.info("max_running_requests=%d (%s), %s", chosen.rows, chosen.reason, chosen.message)
+    return config.model_copy(update={"max_running_requests": chosen.rows})
 
 
 def pages_in_host_memory(loaded: LoadedModel, room: GrammarRoom) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from sluice_contract.accelerators import memory_mib_of
 from sluice_contract.explain import Answer, Question
+from sluice_runtime.engine.plan import running_requests
 
+from sluice_simulator.costs import Cost
 from sluice_simulator.explain.arrangements import NAMES, arrangement, impossible
 from sluice_simulator.explain.models import ModelShape, known_shape, shape_from
 from sluice_simulator.explain.roofline import NoCostError, roofline
@@ -24,15 +27,30 @@ def answered(question: Question) -> Answer:
         cost = roofline(model, question.accelerator, question.memory_fraction)
     except NoCostError as error:
         return Answer(cost_source="", kv_pool_tokens=0, missing=str(error))
+    rows = question.max_running_requests or _chosen_rows(question, model, cost)
+    question = question.model_copy(update={"max_running_requests": rows})
     why = impossible(question, cost)
     return Answer(
         cost_source=f"{cost.name}, {cost.source}",
         kv_pool_tokens=cost.kv_pool_tokens,
+        max_running_requests=rows,
         arrangements=()
         if why
         else tuple(arrangement(name, question, model, cost) for name in NAMES),
         missing=why,
     )
+
+
+def _chosen_rows(question: Question, model: ModelShape, cost: Cost) -> int:
+    """As the engine chooses."""
+    memory_mib = memory_mib_of(question.accelerator) or 0
+    return running_requests(
+        cost.kv_pool_tokens,
+        question.cuda_graph_max_batch,
+        model.vocabulary,
+        model.context_tokens,
+        memory_mib << 20,
+    ).rows
 
 
 def _model(question: Question) -> ModelShape | None:

@@ -108,7 +108,7 @@ def busy_rate(question: Question, cost: Cost) -> float:
 def _rows(question: Question, cost: Cost) -> int:
     """Requests that run at once, by memory too."""
     tokens = question.requests.prompt_tokens + question.requests.answer_tokens
-    return max(1, min(question.max_running_requests, cost.kv_pool_tokens // tokens))
+    return max(1, min(question.max_running_requests or 1, cost.kv_pool_tokens // tokens))
 
 
 def trace_at(question: Question, rate: float) -> Trace:
@@ -177,7 +177,7 @@ def _settings(name: ArrangementName, question: Question, cost: Cost) -> Schedule
         chunk_size=chunk,
         max_prefill_tokens=max(question.max_prefill_tokens, longest),
         min_prefill_tokens=page,
-        max_running_requests=question.max_running_requests,
+        max_running_requests=question.max_running_requests or 1,
         max_queued_requests=MOST_REQUESTS,
         mixed=name in ("mixed", "paced"),
         target=StepTarget(promise.itl_seconds, promise.share, FIRST_CHUNK_TOKENS)

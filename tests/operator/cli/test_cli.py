@@ -445,6 +445,7 @@ def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
     out = capsys.readouterr().out
     assert f"main was resolved to commit {COMMIT}: 16.4 GB, Qwen3ForCausalLM." in out
     assert re.search(r"KV pool: about 3\d\d,\d{3} tokens an engine, 147,456 bytes each", out)
+    assert "maxRunningRequests: about 352, which an engine chooses at its start" in out
     assert main(["plan", "-o", "json", "-f", file]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["pools"]["mixed"]["kvPool"]["tokenBytes"] == 147_456

@@ -44,6 +44,9 @@ def test_what_weights_leave_of_each_gpu_is_room() -> None:
 def test_no_more_than_the_settings_can_use_and_twice_the_bytes_in_float32() -> None:
     used = {"maxRunningRequests": 4, "contextLength": 1024}
     assert room(Accelerator(product=H100, count=1), used).tokens == 4 * 1024
+    # Of contexts of 1,024 tokens an engine runs one for each 1,024 tokens, in multiples of 16.
+    short = room(Accelerator(product=H100, count=1), {"contextLength": 1024}).tokens or 0
+    assert short == 352 * 1024
     wide = room(Accelerator(product=H100, count=1), {"dtype": "float32"})
     assert wide.token_bytes == 2 * TOKEN_BYTES
 

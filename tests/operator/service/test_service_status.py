@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sluice_contract.sizing import GENERAL
+from sluice_contract.sizing import GENERAL, Resolved, Source, resolve_settings
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.crd import DEFAULT_STATUS
 from sluice_operator.conditions.conditions import conditions, find, status_events
@@ -422,6 +423,22 @@ def test_sizes_stay_while_what_is_said_of_the_engines_is_the_same(spec: Manifest
     assert _status(observed)["resolved"]["mixed"]["maxRunningRequests"] == PINNED
     waits = condition(_status(observed), "UpgradeAvailable")
     assert "maxRunningRequests 77 to 256" in waits["message"]
+
+
+def test_a_size_that_engines_choose_since_this_release_stays_until_the_upgrade() -> None:
+    gpus = {"pools": {"mixed": {"accelerator": {"product": "H100"}, "engine": {"image": "gpu:1"}}}}
+    pinned = Resolved(value=256, source=Source.PRODUCT, origin="H100 TP1")
+
+    def of_another_release(*inputs: Any) -> dict[str, Resolved]:
+        return resolve_settings(*inputs) | {"max_running_requests": pinned}
+
+    with patch("sluice_operator.service.settings.resolve_settings", of_another_release):
+        made = [live(item) for item in service_plan(gpus).apply]
+    observed = service_observed(service(gpus, generation=2), made)
+    assert plan_service(observed).pools[0].settings["max_running_requests"] == pinned
+    assert "max_running_requests" not in service_plan(gpus).pools[0].settings
+    waits = condition(_status(observed), "UpgradeAvailable")
+    assert "maxRunningRequests 256 to the engine's choice" in waits["message"]
 
 
 @pytest.mark.parametrize("spec", [{"engine": {"drainSeconds": 7}}, {"rollout": {"upgrade": "now"}}])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import EngineConfig
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.device import HostDevice
+from sluice_runtime.engine.device_memory import smallest_gpu_bytes
 from sluice_runtime.engine.device_sizes import MIB, DeviceBytes
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.model_files import resolve
+from sluice_runtime.parallel.group import SOLO, Group, Solo
 from sluice_runtime.scheduler.batch import Batch
 
 TOTAL = 1000 * MIB
@@ -42,7 +47,12 @@ class PretendedMemory:
         self.taken_mib += self.step_mib
 
 
-def built(memory: PretendedMemory, hooks: dict[str, Any] | None = None, **settings: Any) -> Engine:
+def built(
+    memory: PretendedMemory,
+    hooks: dict[str, Any] | None = None,
+    group: Group = SOLO,
+    **settings: Any,
+) -> Engine:
     config = {
         "model": {"uri": "dummy://qwen3-tiny"},
         "accelerator": {"product": "T4", "count": 1},
@@ -57,6 +67,7 @@ def built(memory: PretendedMemory, hooks: dict[str, Any] | None = None, **settin
         resolved(EngineConfig.model_validate(config)),
         resolve("dummy://qwen3-tiny"),
         EngineHooks(device=HostDevice(), device_memory=memory, **asked),
+        group=group,
     )
 
 
@@ -113,3 +124,43 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
     with pytest.raises(OutOfMemoryError, match=r"model weights want 0 MiB of each GPU"):
         built(memory, memoryFraction=0.0005)
     assert not memory.steps
+
+
+def test_an_engine_chooses_how_many_requests_run_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """300 times 1,024 tokens are 18 whole tiles of 16 requests; the full step has as many rows."""
+    memory = PretendedMemory(1)
+    settings = {"maxRunningRequests": None, "contextLength": 2048, "kvPoolTokens": 300 * 1024}
+    with caplog.at_level(logging.INFO, "sluice.engine"):
+        engine = built(memory, **settings)
+    with closing(engine.grammar_processes):
+        assert engine.settings.max_running_requests == 288
+        assert engine.ready("epoch").max_running_requests == 288
+        assert memory.steps == [(512, 288)]
+    assert "max_running_requests=288 (KvPool), from a KV pool of 307,200 tokens" in caplog.text
+
+
+class WithASmallerGpu(Solo):
+    """A rank beside others, one of which has a GPU of 500 MiB."""
+
+    def least(self, number: int) -> int:
+        return min(number, TOTAL // 2)
+
+
+@pytest.mark.parametrize(("group", "rows"), [(SOLO, 896), (WithASmallerGpu(), 448)])
+def test_ranks_choose_alike_by_the_smallest_gpu(group: Group, rows: int) -> None:
+    """0.9 of 1000 or 500 MiB, less the weights, which are below 1 MiB; 1 MiB a request."""
+    settings = {"maxRunningRequests": None, "contextLength": 256, "memoryFraction": 0.9}
+    engine = built(PretendedMemory(1), group=group, **settings)
+    with closing(engine.grammar_processes):
+        assert engine.settings.max_running_requests == rows
+
+
+@pytest.mark.parametrize(("gpus", "smallest"), [((), None), ((7, 5, 3), 5)])
+def test_the_smallest_of_an_engines_own_gpus_counts(
+    gpus: tuple[int, ...], smallest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = [SimpleNamespace(total_memory=size) for size in gpus]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    assert smallest_gpu_bytes(Accelerator(count=2), 2) == smallest
+    assert smallest_gpu_bytes(Accelerator(), 1) is None

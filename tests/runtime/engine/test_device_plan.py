@@ -24,7 +24,8 @@ from sluice_runtime.engine.device_sizes import (
     PoolQuestion,
     step_tokens,
 )
-from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.plan import resolved, running_requests
+from sluice_runtime.engine.pool_size import with_running_requests
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.layers import experts
@@ -237,6 +238,7 @@ def question(name: str, product: str, gib: float, ranks: int, **settings: Any) -
         )
     )
     model, total = ModelBytes(MODELS[name][0], 2, ranks), int(gib * 1024) * MIB
+    config = with_running_requests(config, model.spec, total)
     device = DeviceBytes(total, max(0, total - CUDA_MIB * MIB - model.weights))
     step = model.step(step_tokens(config), config.max_running_requests or 1)
     return PoolQuestion(config, model, CONTEXT, device, step)
@@ -323,3 +325,75 @@ def test_a_configured_pool_is_taken_as_it_is_or_told_the_most_there_is() -> None
     tokens = int(most[1])
     assert device_pool_pages(question("Qwen3-8B", "L4", 24, 1, kvPoolTokens=tokens)) == tokens // 16
     assert refusal(question("Qwen3-8B", "L4", 24, 1, kvPoolTokens=tokens + 16))
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "gpu", "rows"),
+    [
+        # Bytes of the weights of a rank and of a token: 1,192,099,840 and 114,688.
+        # H100: (0.83 x 80 GiB - weights) / token = 611,261 tokens, of which 596 times 1,024.
+        ("Qwen3-0.6B", 1, ("H100", 80), 592),
+        # H200: (0.9 x 141 GiB - weights) / token = 1,177,679 tokens, 1,150 times.
+        ("Qwen3-0.6B", 1, ("H200", 141), 1136),
+        # L4: (0.84 x 24 GiB - weights) / token = 178,349 tokens, 174 times: too few.
+        ("Qwen3-0.6B", 1, ("L4", 24), 256),
+        # 16,060,522,496 and 131,072: 421,416 tokens, 411 times.
+        ("Llama-3-8B", 1, ("H100", 80), 400),
+        # 917,032 tokens, 895 times.
+        ("Llama-3-8B", 1, ("H200", 141), 880),
+        # 42,618 tokens, 41 times.
+        ("Llama-3-8B", 1, ("L4", 24), 256),
+        # 32,762,800,128 and 131,072: 293,988 tokens, 287 times.
+        ("Qwen3-32B", 2, ("H100", 80), 272),
+        # 789,604 tokens, 771 times.
+        ("Qwen3-32B", 2, ("H200", 141), 768),
+        # The weights do not fit: the engine refuses them.
+        ("Qwen3-32B", 2, ("L4", 24), 256),
+    ],
+)
+def test_as_many_requests_run_at_once_as_the_pool_holds_of_a_typical_length(
+    name: str, ranks: int, gpu: tuple[str, float], rows: int
+) -> None:
+    config = question(name, *gpu, ranks).config
+    assert config.max_running_requests == rows
+    assert question(name, *gpu, ranks, maxRunningRequests=9).config.max_running_requests == 9
+
+
+def test_a_configured_pool_and_graph_batch_decide_how_many_requests_run_at_once() -> None:
+    small = question("Qwen3-0.6B", "H200", 141, 1, kvPoolTokens=320 * 1024).config
+    assert small.max_running_requests == 320
+    graphs = question("Qwen3-0.6B", "H100", 80, 1, cudaGraphMaxBatch=700).config
+    assert graphs.max_running_requests == 700
+
+
+def test_more_ranks_than_key_heads_are_left_to_the_refusal_of_the_model() -> None:
+    assert question("Qwen3-0.6B", "H200", 141, 16).config.max_running_requests == 512
+
+
+def test_sampling_all_rows_takes_a_twentieth_of_a_gpu_at_most() -> None:
+    """Of 16 GiB 819 MiB; a row of a vocabulary of 100,000 takes 22 bytes a token of it, and 4 for
+    each of 4,097 tokens of its context: 2,216,388 bytes, so 387 rows fit."""
+    chosen = running_requests(10_000_000, 8, 100_000, 4096, 16 << 30)
+    assert (chosen.rows, chosen.reason) == (384, "SamplingMemory")
+    assert chosen.message == (
+        "from a KV pool of 10,000,000 tokens, 1,024 a request; sampling more takes over 5% of a "
+        "GPU's memory"
+    )
+    assert sampling_bytes(384, 100_000, 4096) < (16 << 30) / 20 < sampling_bytes(400, 100_000, 4096)
+    assert running_requests(10_000_000, 512, 100_000, 4096, 16 << 30).rows == 512
+
+
+@pytest.mark.parametrize(
+    ("pool_tokens", "rows", "reason", "says"),
+    [
+        (1000, 256, "Least", "; at least 256"),
+        (500 * 1024, 496, "KvPool", "from a KV pool of 512,000 tokens, 1,024 a request"),
+        (10_000_000, 4096, "Most", "; at most 4,096"),
+    ],
+)
+def test_a_number_of_requests_says_what_decided(
+    pool_tokens: int, rows: int, reason: str, says: str
+) -> None:
+    chosen = running_requests(pool_tokens, 8, 1000, 4096, 80 << 30)
+    assert (chosen.rows, chosen.reason) == (rows, reason)
+    assert chosen.message.endswith(says)

@@ -25,6 +25,7 @@ def asked(**changes: Any) -> Question:
             "chunk_size": 512,
             "page_size": 16,
             "max_prefill_tokens": 16_384,
+            "cuda_graph_max_batch": 32,
             "max_running_requests": 256,
             "memory_fraction": 0.83,
             "requests": Requests(prompt_tokens=3000, answer_tokens=60),
@@ -111,3 +112,29 @@ def test_a_rate_above_what_two_engines_compute_is_not_kept_by_a_short_run() -> N
     rate = 3 * arrangements.busy_rate(question, cost)
     found = arrangements._played("mixed", question, model, cost, rate)
     assert not arrangements.keeps(found, question)
+
+
+@pytest.mark.parametrize(
+    ("name", "product", "rows"),
+    [
+        ("Qwen3-8B", "NVIDIA-A100-SXM4-40GB", 256),
+        # Weights without the embedding leave 429,436 tokens, of which 419 times 1,024.
+        ("Llama-3-8B", "NVIDIA-H100-80GB-HBM3", 416),
+        # 2,100,000 tokens, but of 80 GiB a twentieth: rows of 3.35 MB each.
+        ("Llama-3-1B", "NVIDIA-H100-80GB-HBM3", 1280),
+    ],
+)
+def test_where_nobody_sets_it_as_many_run_at_once_as_an_engine_chooses(
+    name: str, product: str, rows: int
+) -> None:
+    accelerator = Accelerator(product=product, count=1)
+    question = asked(
+        model_names=(name,),
+        accelerator=accelerator,
+        max_running_requests=None,
+        promise=Promise(ttft_seconds=0.001, itl_seconds=0.00001, share=0.9),
+    )
+    assert answered(question).max_running_requests == rows
+    assert (
+        answered(question.model_copy(update={"max_running_requests": 9})).max_running_requests == 9
+    )

@@ -40,6 +40,7 @@ class Load:
 def question(spec: InferenceServiceSpec, pool: PlannedPool, load: Load) -> Question:
     """About the engines of a pool."""
     values = {name: entry.value for name, entry in pool.settings.items()}
+    requests = values.get("max_running_requests")
     return Question(
         model_names=(spec.model.uri, spec.model.served_name),
         model_config_text=load.model_config,
@@ -47,7 +48,8 @@ def question(spec: InferenceServiceSpec, pool: PlannedPool, load: Load) -> Quest
         chunk_size=int(values["chunk_size"]),
         page_size=int(values["page_size"]),
         max_prefill_tokens=int(values["max_prefill_tokens"]),
-        max_running_requests=int(values["max_running_requests"]),
+        cuda_graph_max_batch=int(values["cuda_graph_max_batch"]),
+        max_running_requests=None if requests is None else int(requests),
         memory_fraction=float(values["memory_fraction"]),
         requests=load.requests,
         promise=promise_of(spec),

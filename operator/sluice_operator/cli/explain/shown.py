@@ -10,7 +10,7 @@ from sluice_contract.explain import Answer, ArrangementName, Promise, Requests
 
 from sluice_operator.cli.explain.hints import Hint
 from sluice_operator.cli.explain.verdicts import Verdict, rate_text
-from sluice_operator.cli.kv_room import room_lines
+from sluice_operator.cli.kv_room import BY_ENGINE, room_lines, running_lines
 from sluice_operator.cli.preview import Preview, as_json, table, value_text
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import PlannedPool
@@ -19,7 +19,7 @@ from sluice_operator.service.settings import settings_status
 WHY: Final = {
     "chunkSize": "most tokens of a step: larger computes prompts faster, smaller keeps gaps small",
     "cudaGraphMaxBatch": "decode batches up to here skip the launch of each kernel",
-    "maxRunningRequests": "more wait; no fewer than CUDA graphs are captured for",
+    "maxRunningRequests": "more wait",
     "memoryFraction": "for weights and KV pool; the rest is for a chunk's activations and graphs",
     "tensorParallelSize": "every GPU of the engine",
     "kvPoolTokens": "prompts and answers that fit at once",
@@ -121,6 +121,7 @@ def _simulated(shown: Explanation, each: ExplainedPool) -> Iterator[str]:
         yield f"  Not simulated: {answer.missing}"
         if (spec := shown.preview.plan.spec) is not None:
             yield from room_lines(spec, shown.preview.model, each.pool)
+            yield from running_lines(shown.preview.model, each.pool)
         return
     yield f"  Simulated, not measured: two engines, each {answer.cost_source}."
     yield (
@@ -131,6 +132,8 @@ def _simulated(shown: Explanation, each: ExplainedPool) -> Iterator[str]:
         f"  first token in {promise.ttft_seconds:g} s, {promise.itl_seconds * 1000:g} ms between "
         f"tokens. KV pool: {answer.kv_pool_tokens:,} tokens an engine."
     )
+    if answer.max_running_requests and "max_running_requests" not in each.pool.settings:
+        yield f"  maxRunningRequests: {answer.max_running_requests:,}, {BY_ENGINE}."
     yield from table(_arrangements(answer))
     yield ""
     for verdict in each.verdicts:

@@ -64,10 +64,12 @@ def node(name: str, product: str) -> Manifest:
 def test_a_product_is_explained_with_sizes_verdicts_and_hints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulator = Simulator(rates(2, 4, 4, 8, 3))
+    simulator = Simulator(rates(2, 4, 4, 8, 3, maxRunningRequests=288))
     assert run(["-f", written(tmp_path), "--accelerator", A100], simulator) == 0
     text = capsys.readouterr().out
     (question,) = simulator.asked
+    assert (question.cuda_graph_max_batch, question.max_running_requests) == (32, None)
+    assert "maxRunningRequests: 288, which an engine chooses at its start" in text
     assert (question.accelerator.product, question.chunk_size) == (A100, 4096)
     assert question.model_names == ("pvc://models/qwen3-8b", "qwen3-8b")
     assert "chunkSize           4096   Product" in text
@@ -75,6 +77,18 @@ def test_a_product_is_explained_with_sizes_verdicts_and_hints(
     assert "mixing: makes no difference" in text
     assert "disaggregation: does not pay" in text
     assert "set spec.slo.itlMilliseconds" in text
+
+
+def test_the_specs_running_requests_are_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulator = Simulator(rates(2, 4, 4, 8, 3, maxRunningRequests=9))
+    file = written(tmp_path, engine={"maxRunningRequests": 9})
+    assert run(["-f", file, "--accelerator", A100], simulator) == 0
+    assert simulator.asked[0].max_running_requests == 9
+    text = capsys.readouterr().out
+    assert "maxRunningRequests  9      User" in text
+    assert "which an engine chooses" not in text
 
 
 def test_json_has_the_same_and_the_promise_is_the_services(
