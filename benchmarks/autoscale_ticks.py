@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -112,7 +112,9 @@ class Counter:
         times = (now - TICK_SECONDS * number for number in range(HISTORY_TICKS, 0, -1))
         return tuple(replace(PAST, sample=replace(PAST.sample, time_seconds=at)) for at in times)
 
-    async def carry_out(self, scaled: ScaledService, decision: Decision) -> Outcome:
+    async def carry_out(
+        self, scaled: ScaledService, pods: Mapping[Role, PoolPods], decision: Decision
+    ) -> Outcome:
         return Outcome()
 
     async def record(self, live: Manifest, events: Iterable[Event]) -> None:
