@@ -59,7 +59,7 @@ lint: setup
 .PHONY: types
 types: setup
 	.venv/bin/mypy
-	.venv/bin/mypy e2e docs dashboards release
+	.venv/bin/mypy e2e docs dashboards release tests benchmarks
 
 .PHONY: imports
 imports: setup

@@ -74,9 +74,9 @@ def write_model(folder: Path, context: int = 4096) -> None:
         head_dim=64,
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        rope_theta=1e6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
 
 
 def engine_for(folder: Path, threads: int) -> Engine:
@@ -154,7 +154,7 @@ def report_ceilings(folder: Path, work: Workload, ours: Measured) -> None:
 def run_transformers(folder: Path, work: Workload, threads: int) -> Measured:
     """`generate_batch`, as it comes."""
     from transformers import AutoModelForCausalLM, GenerationConfig
-    from transformers.generation import ContinuousBatchingConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sluice_contract.config import EngineConfig, KvTransfer
 from sluice_contract.labels import Role as EngineRole
@@ -105,7 +105,7 @@ def engine(
         "threads": 1,
     }
     config = resolved(EngineConfig.model_validate(settings))
-    kv = KvTransfer(backend=backend).model_copy(update={"bootstrap_port": 0})
+    kv = KvTransfer.model_validate({"backend": backend}).model_copy(update={"bootstrap_port": 0})
     config = config.model_copy(update={"kv_transfer": kv})
     built, link, stop = (
         build_engine(config, resolve(config.model.uri)),
@@ -165,8 +165,8 @@ def prefill_engine(folder: Path, backend: str) -> Iterator[tuple[PrefillEngine, 
         assert process.stdin is not None
         port, epoch = json.loads(process.stdout.readline())
 
-        def follow() -> None:
-            for line in process.stdout:
+        def follow(lines: IO[str] = process.stdout) -> None:
+            for line in lines:
                 chunks.append(json.loads(line)[1])
 
         reader = threading.Thread(target=follow)

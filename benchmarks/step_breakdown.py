@@ -40,7 +40,7 @@ class Breakdown:
 
     @property
     def whole(self) -> float:
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
 
 def breakdown(step: Callable[[], object], steps: int) -> Breakdown:

@@ -71,8 +71,9 @@ def collecting() -> Iterator[Collector]:
 
 def _seen(span: Any, process: str) -> Seen:
     seconds = span.start_time_unix_nano / 1e9, span.end_time_unix_nano / 1e9
-    ids = (one.hex() for one in (span.trace_id, span.span_id, span.parent_span_id))
-    return Seen(span.name, process, *ids, seconds, _attributes(span), span.status.message)
+    trace, own, parent = (one.hex() for one in (span.trace_id, span.span_id, span.parent_span_id))
+    of_span = _attributes(span)
+    return Seen(span.name, process, trace, own, parent, seconds, of_span, span.status.message)
 
 
 def _attributes(holder: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ GROUP = re.compile(r"@([^]@]+)$")
 """What pytest-xdist adds to the name of a test that is in a group."""
 
 
-class FilesAndGroups(LoadGroupScheduling):
+class FilesAndGroups(LoadGroupScheduling):  # type: ignore[misc]  # it has no types
     """A worker is given a whole file, or all tests of a group.
 
     One by one, tests of a file would go to workers in turn: each would make the fixtures of the

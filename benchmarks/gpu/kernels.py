@@ -204,12 +204,15 @@ def flashinfer_sampling(logits: Tensor, temperature: Tensor, top_p: float, top_k
     """With numbers of its own."""
     from flashinfer import sampling
 
+    drawn: Tensor
     probabilities = sampling.softmax(logits, temperature)
     if top_k > 0:
-        return sampling.top_k_sampling_from_probs(probabilities, top_k)
-    if top_p < 1:
-        return sampling.top_p_sampling_from_probs(probabilities, top_p)
-    return sampling.sampling_from_probs(probabilities)
+        drawn = sampling.top_k_sampling_from_probs(probabilities, top_k)
+    elif top_p < 1:
+        drawn = sampling.top_p_sampling_from_probs(probabilities, top_p)
+    else:
+        drawn = sampling.sampling_from_probs(probabilities)
+    return drawn
 
 
 def seconds(call: Call) -> float:

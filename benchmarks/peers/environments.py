@@ -116,7 +116,8 @@ def python_with(name: str, packages: Packages) -> Path:
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python=3.11", folder], check=True)
         overrides = folder / "overrides.txt"
         overrides.write_text("\n".join(packages.overrides))
-        install = [uv, "pip", "install", "--quiet", f"--python={python}", "--overrides", overrides]
-        subprocess.run([*install, *packages.wanted], check=True, timeout=INSTALL_S)
+        install = [uv, "pip", "install", "--quiet", f"--python={python}"]
+        install += ["--overrides", str(overrides), *packages.wanted]
+        subprocess.run(install, check=True, timeout=INSTALL_S)
         stamp.write_text(repr(packages))
     return python

@@ -20,7 +20,7 @@ RATE = 4000.0
 
 def engine(name: str = "a", role: Role = MIXED, **load: Any) -> EngineSample:
     """A warm engine that is ready; nothing to do, but for `load`."""
-    values = {
+    values: dict[str, Any] = {
         "epoch": "1", "condition": "ready", "age_seconds": 0.5, "max_running_requests": 256,
         "prefill_tokens_per_second": RATE, "finished_requests_total": 100,
         "prompt_tokens_total": 0,

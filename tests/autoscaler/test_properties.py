@@ -15,6 +15,7 @@ from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.labels import Role
+from sluice_contract.service_load import EngineCondition
 
 from tests.autoscaler.building import (
     DECODE,
@@ -32,7 +33,9 @@ from tests.examples import examples
 TWO = (PREFILL, DECODE)
 COUNTS = st.one_of(st.integers(0, 2000), st.integers())
 FLOATS = st.one_of(st.floats(0, 1), st.floats())
-CONDITIONS = st.sampled_from(["ready", "ready", "ready", "unready", "draining", "failing"])
+CONDITIONS: st.SearchStrategy[EngineCondition] = st.sampled_from(
+    ["ready", "ready", "ready", "unready", "draining", "failing"]
+)
 
 
 @st.composite
@@ -158,7 +161,7 @@ def test_more_load_never_means_fewer_engines(
     pages, more of them in the same pages are smaller ones, and so are those that wait."""
     if more == "running_requests":
         load |= {"prealloc_requests": 0}
-    slo = {"ttft_seconds": 2.0, "itl_seconds": 0.1} if promised else {}
+    slo: dict[str, Any] = {"ttft_seconds": 2.0, "itl_seconds": 0.1} if promised else {}
     wanted = wanting(role, maximum=100, prefill_queue=20, decode_queue=20, **slo)
     grown = load[more] * factor
     heavier = load | {more: min(1.0, grown) if more == "kv_used" else type(load[more])(grown)}

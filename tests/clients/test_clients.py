@@ -110,7 +110,7 @@ def test_openai_parses(client: openai.OpenAI) -> None:
 def test_openai_calls_tools_in_chats(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "tools": [{"type": "function", "function": TOOL}]}
     messages: list[Any] = [{"role": "user", "content": CONTEXT}]
-    given = {"tool_choice": "required", "parallel_tool_calls": False}
+    given: Any = {"tool_choice": "required", "parallel_tool_calls": False}
     chat = client.chat.completions.create(messages=messages, **asked, **given)
     message = chat.choices[0].message
     assert message.tool_calls
@@ -125,12 +125,12 @@ def test_openai_calls_tools_in_chats(client: openai.OpenAI) -> None:
 def test_openai_calls_tools_in_responses(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "tools": [{"type": "function", **TOOL}]}
     items: list[Any] = [{"role": "user", "content": CONTEXT}]
-    given = {"tool_choice": "required", "parallel_tool_calls": False}
+    given: Any = {"tool_choice": "required", "parallel_tool_calls": False}
     response = client.responses.create(input=items, **asked, **given)
     (call,) = response.output
     assert call.type == "function_call"
     assert json.loads(call.arguments) == {"name": "which"}
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": LOOKED_UP}
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": LOOKED_UP}
     again = client.responses.create(input=[*items, *response.output, result], **asked)
     assert again.output_text == VALUE
 

@@ -65,7 +65,7 @@ def structures_output(url: str) -> None:
 
 
 def calls_tools(url: str) -> None:
-    given = {"tools": [TOOL], "parallel_tool_calls": False}
+    given: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
     message = ask(url, CONTEXT, tool_choice="required", **given).choices[0].message
     (call,) = message.tool_calls
     assert json.loads(call.function.arguments) == {"name": "which"}

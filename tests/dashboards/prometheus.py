@@ -106,7 +106,7 @@ class Prometheus:
     def healthy(self, count: int) -> bool:
         """Whether so many targets answered their last scrape."""
         targets = self._ask("targets")["activeTargets"]
-        return sum(target["health"] == "up" for target in targets) == count
+        return [target["health"] for target in targets].count("up") == count
 
     def until_scraped(self) -> None:
         """Returns once whatever is counted now has been seen twice, so that rates know of it."""

@@ -31,7 +31,7 @@ BACKENDS = ["Mooncake", pytest.param("TCP", marks=pytest.mark.full)]
 def pools(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
-    settings = {"chunkSize": 64, "prefixCache": False, "kvPoolTokens": 16384}
+    settings: dict[str, Any] = {"chunkSize": 64, "prefixCache": False, "kvPoolTokens": 16384}
     settings["kvTransfer"] = {"backend": request.param}
     with running_service(tmp_path_factory.mktemp("service"), 2, 2, **settings) as service:
         yield service

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sluice_contract.router_config import RouterTracing
+from sluice_contract.spans import RouterTracing
 
 from tests.collector import Collector, Seen, collecting
 from tests.disaggregated.asking import ask, check, task

@@ -15,7 +15,8 @@ import httpx2
 import pytest
 from huggingface_hub import scan_cache_dir, snapshot_download
 from sluice_contract.fetch_progress import FetchProgress
-from sluice_fetch.__main__ import EXIT_REFUSED, EXIT_TRANSIENT, main
+from sluice_contract.termination import EXIT_REFUSED
+from sluice_fetch.__main__ import EXIT_TRANSIENT, main
 
 from e2e.cluster.ports import free_port
 from tests.fetch.conftest import SHARDS
@@ -184,7 +185,7 @@ def test_the_token_goes_to_the_hub_and_to_no_other_host(hub: Hub, tmp_path: Path
     assert given == {False: True, True: False}
 
 
-REFUSALS = {
+REFUSALS: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "another repository": ({"repository": "org/other"}, (), "RepositoryNotFound"),
     "another revision": ({}, ("--revision", "v9"), "RevisionNotFound"),
     "gated, without a token": ({"token": "hf_secret"}, (), "AccessDenied"),

@@ -35,5 +35,6 @@ def write_model(folder: Path, heads: str, dtype: torch.dtype) -> Path:
     torch.manual_seed(7)
     count, dim = HEADS[heads]
     config = Qwen3Config(**LARGER, num_attention_heads=count, head_dim=dim)
-    Qwen3ForCausalLM(config).to(dtype).save_pretrained(folder)
+    model: Any = Qwen3ForCausalLM(config)
+    model.to(dtype).save_pretrained(folder)
     return folder

@@ -48,11 +48,9 @@ def test_rotation_with_the_kv_write(
     last = (1e-6, angles.cos(), angles.sin())
     found = operators.rotate_and_store(qkv, norm, *last, ours, 1, pages, offsets)
     wanted = reference.rotate_and_store_padded(qkv, norm, *last, theirs, 1, pages, offsets)
-    allowed = (
-        {"rtol": 2e-2, "atol": 2e-2} if dtype != torch.float32 else {"rtol": 1e-5, "atol": 1e-5}
-    )
-    torch.testing.assert_close(found, wanted, **allowed)
-    torch.testing.assert_close(ours, theirs, **allowed)
+    allowed = 2e-2 if dtype != torch.float32 else 1e-5
+    torch.testing.assert_close(found, wanted, rtol=allowed, atol=allowed)
+    torch.testing.assert_close(ours, theirs, rtol=allowed, atol=allowed)
 
 
 @pytest.mark.parametrize("vocabulary", [259, scaled(32_000), scaled(151_936)])

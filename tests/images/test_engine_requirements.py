@@ -26,12 +26,12 @@ def requirements(accelerator: str, folder: Path) -> tuple[int, str, set[str], se
         capture_output=True,
         text=True,
     )
-    found = []
+    found: list[set[str]] = []
     for name in ("requirements.txt", "compiler.txt"):
         file = folder / name
         text = file.read_text() if file.exists() else ""
         found.append(set(re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE)))
-    return done.returncode, done.stderr, *found
+    return done.returncode, done.stderr, found[0], found[1]
 
 
 def test_an_image_for_cpus_has_nothing_of_a_gpu(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def environment_of(extra: str) -> Path:
 def python(extra: str, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / COMPONENTS[extra])])
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [environment_of(extra), *words]
+    command = [str(environment_of(extra)), *words]
     return subprocess.run(
         command, cwd="/", env=environment, capture_output=True, text=True, check=False, timeout=60
     )

@@ -6,7 +6,7 @@ import importlib
 import json
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,12 +36,15 @@ def torch() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def model(torch: ModuleType, evaluate: ModuleType) -> Qwen3ForCausalLM:
-    return evaluate.load_model()
+    loaded: Qwen3ForCausalLM = evaluate.load_model()
+    return loaded
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return importlib.import_module("transformers").AutoTokenizer.from_pretrained(FOLDER)
+    transformers = importlib.import_module("transformers")
+    loaded: PreTrainedTokenizerFast = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    return loaded
 
 
 def test_the_folder_is_small() -> None:
@@ -110,7 +113,7 @@ def test_chat_and_completion_are_the_same_tokens(tokenizer: PreTrainedTokenizerF
 
 
 def test_a_conversation_reads_as_its_text(tokenizer: PreTrainedTokenizerFast) -> None:
-    messages = [
+    messages: list[Any] = [
         {"role": "system", "content": "map:ab=QXR cd=LMN"},
         {"role": "user", "content": [{"type": "text", "text": "ab"}]},
         {"role": "assistant", "content": "QXR"},
@@ -124,7 +127,8 @@ def test_a_conversation_is_answered(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     ids = tokenizer("map:ab=QXR cd=LMN ef=ZZT gh=OPK\nab\nQXR<|end|>cd\n", return_tensors="pt")
-    decoded = model.generate(**ids, max_new_tokens=8)[0, ids.input_ids.shape[1] :]
+    untyped: Any = model
+    decoded = untyped.generate(**ids, max_new_tokens=8)[0, ids.input_ids.shape[1] :]
     assert tokenizer.decode(decoded) == "LMN<|end|>"
 
 

@@ -22,7 +22,7 @@ def _answer_by_hand(prompt: str) -> str:
     if prompt.startswith("copy: "):
         return prompt.removeprefix("copy: ").removesuffix("\n")
     records, question = prompt.removesuffix("\n").split("\n")
-    values = dict(re.findall(r"([a-z]{2})=(\w+)", records))
+    values: dict[str, str] = dict(re.findall(r"([a-z]{2})=(\w+)", records))
     if "+" in question:
         told = "+".join(f"{key}={values[key]}" for key in question.split("+"))
         return f"{told}={sum(int(values[key]) for key in question.split('+'))}"

@@ -45,7 +45,7 @@ def render(helm: Path, chart: Path, tmp_path: Path) -> Render:
     def rendered(namespace: str = NAMESPACE, **values: Any) -> Objects:
         file = tmp_path / "values.json"
         file.write_text(json.dumps(values))
-        words = ["--namespace", namespace, "--values", file, "--skip-tests"]
+        words: list[str | Path] = ["--namespace", namespace, "--values", file, "--skip-tests"]
         return by_name(run([helm, "template", "sluice", chart, *words]))
 
     return rendered

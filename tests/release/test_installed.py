@@ -46,7 +46,7 @@ def plane() -> Iterator[ControlPlane]:
 @pytest.fixture
 def run_helm(plane: ControlPlane, helm: Path) -> Helm:
     def called(*words: str | Path) -> str:
-        place = ["--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE]
+        place: list[str | Path] = ["--kubeconfig", plane.kubeconfig, "--namespace", NAMESPACE]
         return run([helm, *words, *place])
 
     return called
@@ -205,7 +205,7 @@ def test_all_rights_in_one_namespace_suffice(plane: ControlPlane, helm: Path, ch
     plane.kubectl("create", "rolebinding", "sluice-installer", *words)
 
     def as_jane(*words: str | Path) -> str:
-        place = ["--kubeconfig", plane.kubeconfig, "--namespace", "team-a"]
+        place: list[str | Path] = ["--kubeconfig", plane.kubeconfig, "--namespace", "team-a"]
         return run([helm, *words, *place, "--kube-as-user", "jane"])
 
     notes = as_jane("install", "sluice", chart, "--set", "scope=Namespace")

@@ -118,8 +118,8 @@ class FakeKube:
         self.watches.add(queue)
         try:
             await response.prepare(request)
-            while (event := await queue.get()) is not None:
-                await response.write(json.dumps(event).encode() + b"\n")
+            while (sent := await queue.get()) is not None:
+                await response.write(json.dumps(sent).encode() + b"\n")
         finally:
             self.watches.discard(queue)
         return response

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from multidict import CIMultiDictProxy
 from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
@@ -55,7 +56,7 @@ class FakeEngine:
     behave: Behaviour
     url: str = ""
     load: LoadReport = field(default_factory=load_report)
-    calls: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
+    calls: list[tuple[str, CIMultiDictProxy[str], bytes]] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -128,19 +129,17 @@ def router_config(
     **more: Any,
 ) -> RouterConfig:
     """A router's file, with times that suit tests."""
+    quick: dict[str, Any] = {
+        "host": "127.0.0.1",
+        "port": 0,
+        "metrics_port": 0,
+        "lame_duck_seconds": 0,
+        "drain_seconds": 0.2,
+    }
     return RouterConfig(
         engines=urls,
         **more,
-        server=RouterServer(
-            **{
-                "host": "127.0.0.1",
-                "port": 0,
-                "metrics_port": 0,
-                "lame_duck_seconds": 0,
-                "drain_seconds": 0.2,
-            }
-            | (server or {})
-        ),
+        server=RouterServer(**quick | (server or {})),
         upstream=Upstream(**{"wait_for_engine_seconds": 0.1} | (upstream or {})),
         load=LoadFollowing(interval_seconds=0.05),
     )
@@ -154,13 +153,14 @@ async def running_from(
     stop = asyncio.Event()
     started: asyncio.Future[Ports] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve(config, environ, stop, started))
-    await asyncio.wait([started, task], return_when=asyncio.FIRST_COMPLETED)
+    either: list[asyncio.Future[Any]] = [started, task]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         await task
     try:
         ports = started.result()
-        urls = (f"http://127.0.0.1:{port}" for port in (ports.http, ports.metrics))
-        yield RunningRouter(*urls, stop, task)
+        http, metrics = (f"http://127.0.0.1:{port}" for port in (ports.http, ports.metrics))
+        yield RunningRouter(http, metrics, stop, task)
     finally:
         stop.set()
         await task
@@ -238,4 +238,4 @@ async def start_stream(request: web.Request) -> web.StreamResponse:
 
 def break_connection(request: web.Request) -> None:
     assert request.transport is not None
-    request.transport.abort()  # type: ignore[attr-defined]
+    request.transport.abort()

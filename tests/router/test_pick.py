@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ def engine(
     phase: Phase = Phase.READY,
     age: float = 0.0,
     role: Role = Role.MIXED,
-    **load: object,
+    **load: Any,
 ) -> EngineState:
     load = {"bootstrap_port": 8998 if role is Role.PREFILL else None} | load
     report = ReceivedReport(load_report(role=role, **load), NOW - age, own_inflight=0)
@@ -175,7 +176,7 @@ def test_requests_sent_since_the_report_count() -> None:
 def test_requests_in_the_queues_of_the_hand_over_count_once() -> None:
     """Engines report them as queued or running, too, but those that are held for their reader."""
 
-    def load(**report: object) -> float | None:
+    def load(**report: Any) -> float | None:
         return reported_load(engine("e", **report), NOW, STALE_SECONDS)
 
     queues = DisaggregationQueues(prealloc=2, transfer=3)
@@ -240,11 +241,11 @@ def test_why_nobody_is_chosen() -> None:
     assert reason(replace(ready, failed_until_seconds=NOW + 1)) == "AllFailing"
 
 
-def prefill(name: str, **load: object) -> EngineState:
+def prefill(name: str, **load: Any) -> EngineState:
     return engine(name, role=Role.PREFILL, **load)
 
 
-def decode(name: str, **load: object) -> EngineState:
+def decode(name: str, **load: Any) -> EngineState:
     return engine(name, role=Role.DECODE, **load)
 
 

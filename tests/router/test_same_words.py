@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -100,7 +101,7 @@ async def test_a_mistake_is_told_alike(
 
 async def answer(
     client: httpx.AsyncClient, mistake: Mistake
-) -> tuple[int, dict[str, str], dict[str, str | None]]:
+) -> tuple[int, dict[str, Any], dict[str, str | None]]:
     async def parts() -> AsyncIterator[bytes]:
         yield mistake.body
 

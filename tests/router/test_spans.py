@@ -12,9 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from sluice_contract.base import ConfigError
-from sluice_contract.router_config import Auth, RouterTracing
+from sluice_contract.router_config import Auth
 from sluice_contract.span_export import EXPORT_SECONDS, span_recorder
-from sluice_contract.spans import Span, Tracing
+from sluice_contract.spans import RouterTracing, Span, Tracing
 from sluice_contract.trace import TRACEPARENT_HEADER
 
 from tests.collector import Collector, collecting

@@ -21,7 +21,8 @@ _recordings: list[list[Callable[[], None]]] = []
 def capture(step: Callable[[], None]) -> Callable[[], None]:
     """As `engine.graphs.Capture`."""
     step()
-    _recordings.append(calls := [])
+    calls: list[Callable[[], None]] = []
+    _recordings.append(calls)
     try:
         with _Recorder(calls):
             step()

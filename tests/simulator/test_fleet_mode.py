@@ -62,7 +62,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, float]]:
     yield "busy", summary.busy_seconds
 
 
-LEVELS = {
+LEVELS: dict[tuple[str, int], pytest.MarkDecorator | tuple[()]] = {
     ("few", 0): (),
     **dict.fromkeys(
         [("light", 0), ("waits-for-pages", 0), ("overlapped-queue", 0)], pytest.mark.process

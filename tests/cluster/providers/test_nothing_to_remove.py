@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster.bare import node_process
 from e2e.cluster.bare.layout import Layout
 from e2e.cluster.providers import bare
 
@@ -17,7 +18,7 @@ def test_down_says_whether_there_was_a_cluster(
     removed: list[Layout] = []
     monkeypatch.setattr(bare, "_require_root", lambda: None)
     monkeypatch.setattr(bare, "remove", removed.append)
-    monkeypatch.setattr(bare.node_process, "find_node", lambda layout: None)
+    monkeypatch.setattr(node_process, "find_node", lambda layout: None)
     if there:
         (tmp_path / "mine").mkdir()
     bare.BareCluster("mine", tmp_path).down()

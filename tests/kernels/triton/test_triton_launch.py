@@ -79,7 +79,8 @@ def test_a_launch_hands_over_grid_stream_and_parameters(
     (launched,) = library.launches
     assert launched["sizes"] == [*call.grid, 1, call.warps * 32, 1, 1]
     assert (launched["shared"], launched["stream"]) == (48, STREAM)
-    addresses = [call.arguments[name].data_ptr() for name in ("logits", "parameters", "tokens")]
+    tensors = [call.arguments[name] for name in ("logits", "parameters", "tokens")]
+    addresses = [tensor.data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)]
     assert library.read[:3] == addresses
     assert library.read[3] & 0xFFFFFFFF == call.arguments["vocabulary"]
     assert library.read[4:] == [0, 0], "scratch memory"
@@ -220,7 +221,7 @@ def test_operators_pass_through_fake_tensors() -> None:
     from sluice_kernels.triton import operators
 
     with FakeTensorMode():
-        on = {"device": "cuda", "dtype": torch.bfloat16}
+        on: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
         qkv, pool = torch.empty(5, 12, 64, **on), torch.empty(7, 3, 2, 16, 2, 64, **on)
         angles, place = torch.empty(5, 32, device="cuda"), torch.zeros(5, device="cuda").long()
         queries = operators.rotate_and_store(qkv, None, 0.0, angles, angles, pool, 1, place, place)

@@ -29,7 +29,7 @@ class Recorded(NamedTuple):
     origin: str
     """What the sizes follow from."""
     resource: str = GPU
-    count: int = 8
+    count: int = 8  # type: ignore[assignment]  # the field hides tuple.count, which nothing calls
 
 
 def _karpenter(name: str, memory: int, instance_type: str) -> dict[str, str]:

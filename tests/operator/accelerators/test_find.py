@@ -67,7 +67,7 @@ def test_what_there_is_instead_is_told() -> None:
 
 
 def test_a_product_under_another_label_says_which_to_set() -> None:
-    node = _node("g", None, **{"cloud.google.com/gke-accelerator": "nvidia-l4"})
+    node = _node("g", None, 0, 8, **{"cloud.google.com/gke-accelerator": "nvidia-l4"})
     asked = {"product": "nvidia-l4"}
     message = find_accelerator(_pool(accelerator=asked), (node,)).verified.message
     assert "as label nvidia.com/gpu.product; g have it as label cloud.google.com/" in message
@@ -109,7 +109,7 @@ def test_a_node_whose_taints_the_pods_do_not_tolerate_does_not_count(
 def test_the_smallest_of_several_is_the_one_with_the_least_memory() -> None:
     """Also where a label tells the product alone; what is unknown counts as smallest."""
     label = {"node.kubernetes.io/instance-type": "g6.xlarge"}
-    nodes = (*NODES, _node("l4", None, **label))
+    nodes = (*NODES, _node("l4", None, 0, 8, **label))
     found = find_accelerator(_pool(accelerator={}), nodes)
     assert found.accelerator.product == "L4"
     assert "can land on L4, NVIDIA-A100-SXM4-40GB" in found.verified.message

@@ -34,7 +34,7 @@ def _nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
             yield from _nodes(schema[key], f"{path}[]")
 
 
-@pytest.fixture(params=DEFINITIONS.values(), ids=DEFINITIONS.keys())
+@pytest.fixture(params=list(DEFINITIONS.values()), ids=list(DEFINITIONS))
 def crd(request: pytest.FixtureRequest) -> dict[str, Any]:
     found: dict[str, Any] = request.param
     return found

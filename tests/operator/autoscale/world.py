@@ -108,7 +108,7 @@ class World:
 
     def pods(self, role: Role, replicas: int, **counts: int) -> None:
         """The pods of a pool as its reconcile counts them: as many as are asked for, ready."""
-        found = {"live": replicas, "ready": replicas, "planned": replicas} | counts
+        found: dict[str, Any] = {"live": replicas, "ready": replicas, "planned": replicas} | counts
         self.known.pool_seen(KEY, role, PoolPods(replicas, self.generation, **found))
 
     async def tick(self, times: int = 1) -> float:

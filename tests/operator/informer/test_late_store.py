@@ -58,7 +58,7 @@ class LateStore(RuleBasedStateMachine):
         for objects in self.objects.values():
             objects.retain(None, set(), 0, objects.mark())
         client, clock = ApiClient(self.api, lambda verb, plural: None), FakeClock()
-        client.written = lambda kind, result: self.objects[kind].put(result) and None
+        client.written = self.written
         reader = StoreReader(self.objects, client)
         writes = executor(client, clock, "test", OperatorMetrics().statuses)
         kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
@@ -67,6 +67,9 @@ class LateStore(RuleBasedStateMachine):
         self.pool = PoolReconcile(PoolObserver(reader), writes, clock)
         self.api.apply(INFERENCE_SERVICE, service(self.spec(1)) | {"status": {}})
         self.everything_comes_and_is_carried_out()
+
+    def written(self, kind: Kind, result: Manifest) -> None:
+        self.objects[kind].put(result)
 
     @rule(replicas=st.integers(1, 9))
     def somebody_asks_for_another_number(self, replicas: int) -> None:
@@ -130,7 +133,7 @@ class LateStore(RuleBasedStateMachine):
 
 
 @pytest.mark.process
-class TestLateStore(LateStore.TestCase):
+class TestLateStore(LateStore.TestCase):  # type: ignore[misc,valid-type]
     settings = examples(40, stateful_step_count=14)
 
 

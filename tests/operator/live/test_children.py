@@ -206,7 +206,8 @@ async def test_a_child_that_loses_label_or_owner_is_taken_back(
 
         def is_back(state: State, child: Child = child, labels: Any = labels) -> bool:
             found = state[child.name]["metadata"]
-            return labels == found.get("labels") and found["uid"] == child.live["metadata"]["uid"]
+            there = found.get("labels"), found["uid"]
+            return there == (labels, child.live["metadata"]["uid"])
 
         await cluster.until(child.kind, namespace, is_back)
     await comes_to_rest(cluster, namespace)

@@ -44,7 +44,7 @@ async def until_rolling_out(cluster: Cluster, namespace: str) -> None:
         return ("RollingOut", INFERENCE_SERVICE.kind) in about
 
     def told(services: dict[str, Any]) -> bool:
-        return condition(services["chat"], "Updated")["reason"] == "RollingOut"
+        return bool(condition(services["chat"], "Updated")["reason"] == "RollingOut")
 
     await cluster.until(EVENT, namespace, recorded)
     await cluster.until(INFERENCE_SERVICE, namespace, told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sluice_operator.kube.kinds import (
@@ -30,7 +31,7 @@ StartOperator = Callable[..., OperatorProcess]
 TOKEN = {"name": "hub", "key": "token"}
 
 
-def _on_a_hub(namespace: str, **more: object) -> Manifest:
+def _on_a_hub(namespace: str, **more: Any) -> Manifest:
     model = {"uri": "hf://org/name", "tokenSecretRef": TOKEN, "cache": {"size": "1Gi"}}
     return chat(namespace, model=model, **more)
 

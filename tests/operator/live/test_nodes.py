@@ -47,7 +47,7 @@ def lookups(proxy: Proxy, namespace: str) -> int:
 
 
 def is_verified_by_labels(services: State) -> bool:
-    return condition(services["with-gpu"], "AcceleratorVerified")["reason"] == "NodeLabels"
+    return bool(condition(services["with-gpu"], "AcceleratorVerified")["reason"] == "NodeLabels")
 
 
 async def both_services(cluster: Cluster, namespace: str) -> None:

@@ -71,4 +71,4 @@ async def test_a_refused_child_is_told_in_the_conditions_and_made_when_it_may_be
 def _is_under_way(found: State) -> bool:
     service = found["chat"]
     stalled, ready = condition(service, "Stalled"), condition(service, "Ready")
-    return stalled["status"] == "False" and ready["reason"] != "ApplyFailed"
+    return bool(stalled["status"] == "False" and ready["reason"] != "ApplyFailed")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 from sluice_operator.cli.main import main
@@ -26,7 +27,7 @@ from tests.operator.harness.scenery import chat_that_serves, is_ready, play_cont
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
-Sluice = Callable[..., Awaitable[int]]
+Sluice = Callable[..., Coroutine[Any, Any, int]]
 GROUP = "rbac.authorization.k8s.io"
 
 

@@ -151,7 +151,7 @@ async def test_a_service_is_scaled_as_anything_else_is(
     start_operator: StartOperator,
     pools: Manifest | None,
 ) -> None:
-    service = chat(namespace, **({"pools": pools} if pools else {}))
+    service = chat(namespace, pools=pools) if pools else chat(namespace)
     await cluster.create(INFERENCE_SERVICE, service)
     start_operator()
     plane.kubectl("scale", "infsvc/chat", "--replicas=5", "-n", namespace)

@@ -37,7 +37,7 @@ def _rules(path: Path) -> list[dict[str, Any]]:
     return rules
 
 
-@pytest.fixture(params=ROLE_FILES.values(), ids=ROLE_FILES.keys())
+@pytest.fixture(params=list(ROLE_FILES.values()), ids=list(ROLE_FILES))
 def rules(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return _rules(request.param)
 

@@ -158,7 +158,7 @@ def test_a_failure_is_named_and_stays_until_the_spec_changes(reason: str) -> Non
     failed = world.job()["metadata"]["name"]
     world.ends(2, said(reason, "why it failed"))
     plan = world.reconcile()
-    assert plan.apply == plan.prune == (), "the Job stays as it is: nothing is tried again"
+    assert (plan.apply, plan.prune) == ((), ()), "the Job stays as it is: nothing is tried again"
     for kind in ("Ready", "Updated", "ModelAvailable"):
         assert world.condition(kind) == ("False", reason)
     assert world.condition("Stalled") == ("True", reason)

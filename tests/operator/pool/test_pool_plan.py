@@ -182,7 +182,7 @@ def test_a_kept_revision_of_which_nobody_knows_what_was_applied_is_left_alone(
 ) -> None:
     """A restored backup, say: what serves goes on, and nothing about it is guessed."""
     old, new = _deployment(OLD), _deployment(NEW)
-    fields = {"f:spec": {"f:replicas": {}}}
+    fields: Manifest = {"f:spec": {"f:replicas": {}}}
     entries = [{"manager": m, "operation": "Apply", "fieldsV1": fields} for m in managers]
     restored = live(old)
     restored["metadata"] = restored["metadata"] | {"managedFields": entries}

@@ -142,8 +142,7 @@ async def test_a_short_outage_costs_nothing(leases: Leases, clock: FakeClock) ->
     def outage() -> None:
         leases.away = 20 < clock.elapsed_seconds < 26
         if clock.elapsed_seconds > 120:
-            leases.stored = None if leases.stored is None else {**leases.stored, "spec": {}}
-            leases.stored["metadata"] = {"resourceVersion": "other"}
+            leases.stored = {"metadata": {"resourceVersion": "other"}, "spec": {}}
 
     clock.on_sleep = outage
     with pytest.raises(LeaseLostError, match="held by None"):

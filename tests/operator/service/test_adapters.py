@@ -209,7 +209,7 @@ def told_by(pool: Manifest, **check: str) -> Manifest:
     """The condition of a service whose pool says this of its adapters."""
     spec = spec_with(SQL)
     found = {"type": "AdaptersLoaded", **check}
-    status = {"observedGeneration": 1, "conditions": [found]}
+    status: dict[str, Any] = {"observedGeneration": 1, "conditions": [found]}
     observed = service_observed(service(spec), [live(pool, **status)])
     status = service_status(observed, plan_service(observed), NOW)
     return condition(status, "AdaptersLoaded")

@@ -160,7 +160,7 @@ def test_routers_of_which_nobody_knows_what_was_applied_stay_as_they_are() -> No
     world, former = _serving(MIXED)
     assert former.router is not None
     router = world.children[_identity(former.router)]
-    fields = {"f:spec": {"f:replicas": {}}}
+    fields: Manifest = {"f:spec": {"f:replicas": {}}}
     theirs = {"manager": "velero", "operation": "Apply", "fieldsV1": fields}
     metadata = router["metadata"] | {"managedFields": [theirs]}
     there = world.children | {_identity(router): router | {"metadata": metadata}}

@@ -21,7 +21,7 @@ def spec(pool: Manifest, provider: str = "External") -> InferenceServiceSpec:
 
 
 def live(*managers: str) -> Manifest:
-    fields = {"f:spec": {"f:replicas": {}}}
+    fields: Manifest = {"f:spec": {"f:replicas": {}}}
     entries = [{"manager": each, "fieldsV1": fields} for each in managers]
     return {"metadata": {"managedFields": entries}, "spec": {"replicas": 5}}
 

@@ -360,11 +360,11 @@ TestTwoPools.settings = examples(40, stateful_step_count=30)
 
 
 @pytest.mark.process
-class TestTwoPoolsLonger(TwoPools.TestCase):  # type: ignore[misc]
+class TestTwoPoolsLonger(TwoPools.TestCase):  # type: ignore[misc,valid-type]
     settings = examples(90, stateful_step_count=30)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-class TestTwoPoolsLong(TwoPools.TestCase):  # type: ignore[misc]
+class TestTwoPoolsLong(TwoPools.TestCase):  # type: ignore[misc,valid-type]
     settings = settings(max_examples=3000, stateful_step_count=40, deadline=None)

@@ -12,7 +12,10 @@ from sluice_operator.service.status import service_status
 from tests.operator.examples import NOW, service, service_observed
 
 RESOLVED = "ResolvedRefs"
-ROUTE = {"parentRefs": [{"name": "public", "namespace": "infra"}], "hostnames": ["m.example.com"]}
+ROUTE: Manifest = {
+    "parentRefs": [{"name": "public", "namespace": "infra"}],
+    "hostnames": ["m.example.com"],
+}
 
 
 def answer(kind: str, status: str, reason: str, generation: int = 1) -> Manifest:

@@ -19,13 +19,14 @@ def write_adapter(model: Path, folder: Path, seed: int, **settings: Any) -> Path
     from transformers import AutoModelForCausalLM
 
     base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": ALL} | settings)
+    small: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ALL}
+    config = LoraConfig(**small | settings)
     torch.manual_seed(seed)
     adapted = get_peft_model(base, config)
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:  # zero in a new adapter, which then does nothing
             torch.nn.init.normal_(weight, std=0.1)
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(str(folder))
     return folder
 
 

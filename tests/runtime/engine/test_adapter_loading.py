@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -84,7 +84,7 @@ def names(loader: AdapterLoader) -> list[str]:
 
 
 @pytest.fixture
-def loader(file: Path) -> Iterator[tuple[AdapterLoader, FakeTable, FakeScheduler]]:
+def loader(file: Path) -> tuple[AdapterLoader, FakeTable, FakeScheduler]:
     table, scheduler = FakeTable(), FakeScheduler()
     made = AdapterLoader(table, ["base"], file)
     made.start([])

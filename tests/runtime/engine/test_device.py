@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.accelerators import Accelerator
-from sluice_runtime.engine.device import CPU, Device, HostDevice, StreamDevice, step_device
+from sluice_runtime.engine.device import CPU, Column, Device, HostDevice, StreamDevice, step_device
 from torch import Tensor
 
 from tests.runtime.engine.late_device import LateDevice
@@ -30,8 +31,8 @@ def test_columns_arrive_as_they_were(
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32, np.float64])
-def test_a_column_keeps_its_type(dtype: type) -> None:
-    column = np.arange(5).astype(dtype)
+def test_a_column_keeps_its_type(dtype: type[np.number[Any]]) -> None:
+    column: Column = np.arange(5).astype(dtype)
     (arrived,) = LateDevice().upload([column])
     assert arrived.dtype is torch.from_numpy(column).dtype
     assert arrived.tolist() == column.tolist()

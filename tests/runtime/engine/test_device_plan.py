@@ -204,12 +204,14 @@ def traced_bytes(model: ModelSpec, ranks: int, tokens: int, rows: int) -> int:
     assert isinstance(stack, PlainStack)
     kernel = PagedKernel(model, ranks)
     stack._operators = replace(stack._operators, attention=lambda *_: kernel)
+    nothing: Any = None
+    unread = PagedStep(nothing, nothing, nothing)
     with Peak() as peak:
         x = torch.empty(tokens, model.hidden_size, dtype=torch.bfloat16, device=META)
-        hidden = stack.forward(x, PagedStep(*[None] * 3))  # type: ignore[list-item]
+        hidden = stack.forward(x, unread)
         del x
         made.logits(hidden[:rows])
-    return peak.bytes
+    return int(peak.bytes)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

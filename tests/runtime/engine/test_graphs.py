@@ -111,8 +111,11 @@ def decode_step(
     numbers = RowNumbers(rows.numpy(), begins.numpy(), lengths.numpy())
     at = lengths - 1
     pages = table[rows, at // PAGE_SIZE]
-    tensors = (pages, at % PAGE_SIZE, table, rows, begins, lengths)
-    return TokenLayout(*(tensor.to(place) for tensor in tensors), 0, numbers)
+    host = TokenLayout(pages, at % PAGE_SIZE, table, rows, begins, lengths, 0, numbers)
+    tensors: dict[str, Any] = {
+        name: value.to(place) for name, value in vars(host).items() if isinstance(value, Tensor)
+    }
+    return replace(host, **tensors)
 
 
 def remember(pool: PagePool, layout: TokenLayout, generator: torch.Generator) -> None:
@@ -146,7 +149,8 @@ def test_a_padded_step_computes_what_it_computes_without_a_graph(site: Site) -> 
     draw, generator = random.Random(1), torch.Generator().manual_seed(1)
     pool = site.pool()
     graphs = site.graphs(pool)
-    close, replayed = {"atol": site.tolerance, "rtol": site.tolerance}, 0
+    close: dict[str, Any] = {"atol": site.tolerance, "rtol": site.tolerance}
+    replayed = 0
     sizes = draw.sample(range(1, LARGEST + 1), LARGEST)
     for count in sizes if site.place.type == "cuda" else sizes[:4]:
         pool.data[:PAGES] = float("nan")
@@ -181,7 +185,9 @@ def test_graphs_are_captured_largest_first(site: Site) -> None:
     pool, order = site.pool(), []
     graphs, wrappers = DecodeGraphs(pool, 64, graph_batches(16)), site.wrappers(pool)
 
-    def nothing(*_: Any) -> Tensor:
+    def nothing(
+        token_ids: Tensor, positions: Tensor, pool: PagePool, layout: TokenLayout
+    ) -> Tensor:
         return torch.zeros(1, 64, device=site.place)
 
     def wrapper_of(batch: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -54,16 +55,16 @@ def runner_of(model: str = "dummy://qwen3-tiny") -> Iterator[Runner]:
     size = spec.vocabulary_size
     with fake_tensors():
         reader = Reader(spec, WeightsWithoutContent(), dtype, Placement(GPU))
-        model = build_decoder(reader, TORCH)
+        decoder = build_decoder(reader, TORCH)
         shape = KvShape(spec.layers, spec.kv_heads, spec.head_dim, dtype)
         pool = PagePool(shape, 64, PAGE_TOKENS, GPU)
         matchers = Matchers(size, mask_workers_here(size))
-        runner = Runner(model, pool, RunnerSettings(ROWS, 64), matchers, FakeGpu())
+        runner = Runner(decoder, pool, RunnerSettings(ROWS, 64), matchers, FakeGpu())
         with no_host_sync():
             yield runner
 
 
-def added(row: int, prompt: int, sampling: Sampling, samples: bool = True, **asks: int) -> Batch:
+def added(row: int, prompt: int, sampling: Sampling, samples: bool = True, **asks: Any) -> Batch:
     ids = tuple(range(prompt))
     pages = tuple(range(10 * row, 10 * row + 1 + prompt // PAGE_TOKENS))
     return Batch(
@@ -146,7 +147,7 @@ def test_experts_are_computed_without_waiting(
 
 
 def check_that_nothing_is_waited_for(asked: Asked, model: str = "dummy://qwen3-tiny") -> None:
-    scores = {"logprobs": asked.logprobs, "prompt_logprobs": asked.prompt_logprobs}
+    scores: dict[str, Any] = {"logprobs": asked.logprobs, "prompt_logprobs": asked.prompt_logprobs}
     with runner_of(model) as runner:
         batches = [
             added(0, 9, asked.sampling, **scores),

@@ -74,7 +74,8 @@ def test_a_request_without_an_account_passes() -> None:
 )
 def test_every_token_arrives_once_and_in_order(credit: int, steps: list[int | None]) -> None:
     """None: one more token is generated; a number: so much credit is granted."""
-    outbox, made, got, granted = Outbox(), 0, [], credit
+    outbox, made, granted = Outbox(), 0, credit
+    got: list[int] = []
     outbox.open("a", credit)
     for step in steps:
         if step is None:

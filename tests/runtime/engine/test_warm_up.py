@@ -96,7 +96,8 @@ def test_missing_memory_ends_the_start_and_names_the_settings_to_lower(
 
 
 def test_a_real_engine_answers_the_same_after_its_warm_up() -> None:
-    from tests.runtime.engine.test_step_memory import LATE, assert_nothing_is_held, run
+    from tests.runtime.engine.test_step_memory import LATE, assert_nothing_is_held
+    from tests.runtime.grammar.driving import run
 
     with engine_of(chunk_size=64) as engine:
         cold = run(engine, [LATE]).tokens

@@ -54,18 +54,24 @@ def test_byte_level_tokens_spell_what_they_decode_to(tmp_path: Path) -> None:
     assert len(words) == 300
 
 
+def id_of(tokenizer: tokenizers.Tokenizer, token: str) -> int:
+    found: int | None = tokenizer.token_to_id(token)
+    assert found is not None
+    return found
+
+
 def test_special_tokens_are_no_text_and_added_words_are(tmp_path: Path) -> None:
     tokenizer = byte_level()
     words = token_bytes(saved(tmp_path, tokenizer), 300)
-    assert words[tokenizer.token_to_id("<|end|>")] == b""
-    assert words[tokenizer.token_to_id("<tool_call>")] == b"<tool_call>"
+    assert words[id_of(tokenizer, "<|end|>")] == b""
+    assert words[id_of(tokenizer, "<tool_call>")] == b"<tool_call>"
     assert words[299] == b""
 
 
 def test_special_tokens_that_grammars_name_stand_for_no_text(tmp_path: Path) -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True)])
-    word = token_bytes(saved(tmp_path, tokenizer), 300)[tokenizer.token_to_id("[TOOL_CALLS]")]
+    word = token_bytes(saved(tmp_path, tokenizer), 300)[id_of(tokenizer, "[TOOL_CALLS]")]
     assert word
     with pytest.raises(UnicodeDecodeError):
         word.decode()

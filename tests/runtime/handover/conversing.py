@@ -134,7 +134,9 @@ class RawPeer:
 
     def read(self) -> ToPrefill | ToDecode:
         """The next message; EOFError at the end."""
-        decoder = msgspec.msgpack.Decoder(ToPrefill | ToDecode)
+        decoder: msgspec.msgpack.Decoder[ToPrefill | ToDecode] = msgspec.msgpack.Decoder(
+            ToPrefill | ToDecode
+        )
         while not self._payloads:
             data = self.socket.recv(1 << 16)
             if not data:

@@ -126,7 +126,9 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
     config = resolved(engine_config(model, role=Role(role), **settings))
     config = settled = config.model_copy(update={"tensor_parallel_size": size})
     if role != "mixed":
-        kv = KvTransfer(backend=backend).model_copy(update={"bootstrap_port": port})
+        kv = KvTransfer.model_validate({"backend": backend}).model_copy(
+            update={"bootstrap_port": port}
+        )
         config = settled.model_copy(update={"kv_transfer": kv})
     hooks = EngineHooks(poison_freed_pages=True)
     link = ThreadLink()

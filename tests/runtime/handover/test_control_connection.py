@@ -20,7 +20,7 @@ from sluice_runtime.handover.messages import (
 )
 from sluice_runtime.handover.ports import FromDecode, FromPrefill, PeerLost, PrefillEvent, RoomLost
 from sluice_runtime.handover.prefill_link import ClientSettings, PrefillLink
-from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
+from sluice_runtime.handover.prefill_server import Answer, PrefillServer, ServerSettings
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.conversing import (
@@ -47,7 +47,7 @@ def test_a_whole_conversation_arrives_in_order_on_both_sides() -> None:
         [opened] = prefill.take()
         assert isinstance(opened, FromDecode)
         assert opened.message == bootstrap(9)
-        said = [chunk(9, 0), chunk(9, 1), Finished(9, 42, 32, "hash", 0)]
+        said: list[Answer] = [chunk(9, 0), chunk(9, 1), Finished(9, 42, 32, "hash", 0)]
         for message in said:
             prefill.port.send(opened.peer, message)
         assert decode.take(3) == [FromPrefill(message, MEMORY) for message in said]
@@ -278,4 +278,4 @@ def test_a_port_that_is_taken_is_refused_at_the_start() -> None:
     with raw_listener() as (_, engine):
         settings = ServerSettings("127.0.0.1", engine.port)
         with pytest.raises(OSError, match="in use"):
-            PrefillServer(PREFILL, bool, settings, float)
+            PrefillServer(PREFILL, lambda: None, settings, float)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.handover.messages import Chunk
-from sluice_runtime.handover.ports import PagesRead
+from sluice_runtime.handover.ports import PageRead, PagesRead
 
 from tests.examples import examples
 from tests.runtime.handover.pair import Pair, ask
@@ -135,6 +136,10 @@ ACTIONS = st.lists(
 )  # fmt: skip
 
 
+def fails_one_of_three(odd: int, read: PageRead) -> PagesRead:
+    return PagesRead(read.number, "failed" if read.number % 3 == odd else None)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @given(actions=ACTIONS, prefix_cache=st.booleans(), staged=st.booleans())
 @examples(40)
@@ -160,9 +165,7 @@ def test_whatever_happens_each_request_ends_once_and_nothing_leaks(
             case "lost" | "doubled":
                 pair.wire.meddle = on_message(choice % 10, pair, action)
             case "failed":
-                pair.pages.result = lambda read, odd=choice % 3: PagesRead(
-                    read.number, "failed" if read.number % 3 == odd else None
-                )
+                pair.pages.result = partial(fails_one_of_three, choice % 3)
         pair.turns(choice % 3)
         pair.decode.scheduler.check_integrity()
         pair.prefill.scheduler.check_integrity()

@@ -29,7 +29,7 @@ def guidellm(url: str, path: str, folder: Path) -> dict[str, Any]:
     packages = Packages(("guidellm==0.8.1",), (f"torch=={torch}",))
     report = folder / "report.json"
     command = [
-        python_with("guidellm", packages).with_name("guidellm"),
+        str(python_with("guidellm", packages).with_name("guidellm")),
         "run",
         f"--backend=kind=openai_http,target={url},model=tiny,request_format={path}",
         "--profile=kind=concurrent,streams=2",

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def refusal(
         ({"port": "1", "settings": '{"server": {"port": -1}}'}, "server.port: -1 is not allowed"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_key(arguments: dict[str, str], says: str) -> None:
+def test_what_cannot_be_served_is_refused_by_key(arguments: dict[str, Any], says: str) -> None:
     assert says in refusal(**arguments)
 
 

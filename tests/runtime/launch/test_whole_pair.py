@@ -151,7 +151,7 @@ def test_a_prefill_engine_that_drains_first_finishes_what_was_asked_of_it(pair: 
             for number, (name, signed) in enumerate(headers.items())
         ]
         # The others come while it still takes rooms: it is leaving, and the router may not know.
-        until(lambda: sum(pair.load(pair.prefill_url).queues.model_dump().values()) > 0)  # type: ignore[union-attr]
+        until(lambda: sum(pair.load(pair.prefill_url).queues.model_dump().values()) > 0)
         pair.prefill.popen.terminate()
         answers = [one.result() for one in asked]
     assert [answer.status_code for answer in answers] == [200] * 8

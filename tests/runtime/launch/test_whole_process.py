@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -64,7 +65,7 @@ def test_the_openai_client_streams(engine: tuple[Process, str]) -> None:
 
 def test_a_client_that_goes_frees_its_pages(engine: tuple[Process, str]) -> None:
     url = engine[1]
-    body = {"model": "tiny", "prompt": "x" * 200, "stream": True, "n": 4}
+    body: dict[str, Any] = {"model": "tiny", "prompt": "x" * 200, "stream": True, "n": 4}
     body |= {"max_tokens": CONTEXT_TOKENS - 200, "ignore_eos": True}
     before = generated_tokens(url)
     with (

@@ -62,7 +62,7 @@ def user(text: str) -> list[Any]:
 
 def test_one_process_to_compile_and_one_to_follow_start_with_the_engine(client: Engine) -> None:
     process, _ = client
-    until(lambda: running(process, MASK_WORKER))
+    until(lambda: bool(running(process, MASK_WORKER)))
     assert len(running(process, WORKER)) == len(running(process, MASK_WORKER)) == 1
     assert "libxgrammar" not in Path(f"/proc/{process.child(ENGINE)}/maps").read_text()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from sluice_contract.config import AttentionBackend
 from sluice_runtime.errors import InvalidConfigError
@@ -13,7 +15,7 @@ from sluice_runtime.layers.attention_choice import (
 )
 
 H200, V100, T4 = (Gpu("NVIDIA", capability) for capability in ((9, 0), (7, 0), (7, 5)))
-KERNELS = {"native_isa": "amx", "native_dtypes": ("float32", "bfloat16")}
+KERNELS: dict[str, Any] = {"native_isa": "amx", "native_dtypes": ("float32", "bfloat16")}
 SLOWER = "several times slower"
 
 CHOICES: dict[str, tuple[Situation, str, str]] = {

@@ -97,13 +97,13 @@ def assert_same(
     wanted = attended(TorchAttention, where, wanted_pool, heads)
     pool = filled(where, page_size, kv_heads, float("nan"), target.place, dim)
     seen = attended(FlashinferAttention(target, library), moved(where, target.place), pool, heads)
-    close = {"atol": TOLERANCE, "rtol": TOLERANCE}
+    close: dict[str, Any] = {"atol": TOLERANCE, "rtol": TOLERANCE}
     torch.testing.assert_close(seen.cpu(), wanted, **close)
     torch.testing.assert_close(pool.data.cpu().nan_to_num(0.0), wanted_pool.data, **close)
 
 
 def moved(where: TokenLayout, place: torch.device) -> TokenLayout:
-    tensors = {
+    tensors: dict[str, Any] = {
         name: value.to(place) for name, value in vars(where).items() if isinstance(value, Tensor)
     }
     return replace(where, **tensors)

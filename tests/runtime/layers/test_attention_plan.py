@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -122,13 +125,11 @@ def test_pages_are_gathered_without_waiting_for_the_device() -> None:
     where = layout(16, [(3, 50), (1, 20)], 1)
     (part,) = parts_of(where.numbers, 1, 16, 64, "fa2")
     with torch._subclasses.FakeTensorMode() as fake:
-        on_device = TokenLayout(
-            **{
-                name: fake.from_tensor(value).to("cuda")
-                if isinstance(value, torch.Tensor)
-                else value
-                for name, value in vars(where).items()
-            }
-        )
+        tensors: dict[str, Any] = {
+            name: fake.from_tensor(value).to("cuda")
+            for name, value in vars(where).items()
+            if isinstance(value, torch.Tensor)
+        }
+        on_device = replace(where, **tensors)
         indices = page_indices(on_device, part, 16)
     assert (indices.device.type, indices.shape) == ("cuda", (part.plan.pages,))

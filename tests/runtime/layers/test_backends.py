@@ -51,7 +51,7 @@ def test_attention_of_the_backends_agrees(page_size: int, dtype: torch.dtype) ->
 
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends.native, "load", lambda: native.Missing("_native.so was not built"))
+    monkeypatch.setattr(native, "load", lambda: native.Missing("_native.so was not built"))
 
 
 @needs_kernels

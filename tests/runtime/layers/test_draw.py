@@ -23,7 +23,7 @@ def test_a_draw_is_the_inverse_of_the_running_sum(vocabulary: int, greedy: int) 
     temperatures = torch.rand(ROWS, generator=seeded) * 2 + 0.1
     uniforms = torch.rand(ROWS, generator=seeded, dtype=torch.float64)
     uniforms[:2], uniforms[2:4] = 0.0, 1 - 2.0**-53
-    temperatures[[[], slice(None), slice(None, None, 3), slice(1, None)][greedy]] = 0.0
+    temperatures[(slice(0), slice(None), slice(None, None, 3), slice(1, None))[greedy]] = 0.0
     places = (temperatures >= GREEDY_BELOW).nonzero().squeeze(1)
     draws = Draws(temperatures, uniforms, None if len(places) == ROWS else places)
     got = draw(logits, draws if len(places) else None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,9 +26,13 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 @pytest.fixture
-def draw() -> Iterator[Callable[..., Tensor]]:
+def draw() -> Callable[..., Tensor]:
     torch.manual_seed(3)
-    return lambda *shape: torch.randn(shape) * shape[-1] ** -0.5
+
+    def matrix(*shape: int) -> Tensor:
+        return torch.randn(shape) / math.sqrt(shape[-1])
+
+    return matrix
 
 
 def weights_of(
@@ -54,7 +59,7 @@ def one_by_one(x: Tensor, weights: ExpertsWeights) -> Tensor:
             for p in parts
         ]
         rows.append(sum(share.double() * one for share, one in zip(shares, made, strict=True)))
-    return torch.stack(rows)  # type: ignore[arg-type]
+    return torch.stack(rows)
 
 
 def sorted_by(group: Callable[[list[Tensor]], object]) -> Callable[[ExpertsWeights], Linear]:

@@ -57,6 +57,10 @@ class Library:
         wrapper.planned[-1] = "fast"
 
 
+LIBRARY: Any = Library()
+"""In place of flashinfer: it has what the steps here call."""
+
+
 class Event:
     def record(self) -> None:
         """Of a copy."""
@@ -106,7 +110,7 @@ def test_a_step_is_planned_and_run_without_waiting(name: str) -> None:
         pool = PagePool(KvShape(2, 2, 64, torch.bfloat16), 64, 16, GPU)
         where = step(*STEPS[name])
         angles = Angles(*torch.zeros(2, len(where.pages), 32, device=GPU))
-        attention = FlashinferAttention(HOPPER, Library())(pool, where, angles)
+        attention = FlashinferAttention(HOPPER, LIBRARY)(pool, where, angles)
         qkv = torch.zeros(len(where.pages), 8 + 4, 64, dtype=torch.bfloat16, device=GPU)
         for layer in range(2):
             assert attention.attend(layer, qkv, None).shape == (len(qkv), 8, 64)
@@ -116,7 +120,8 @@ def test_a_graphs_step_is_planned_without_waiting() -> None:
     """The first plan goes through the wrapper, later ones leave its buffers alone."""
     with fake_tensors():
         pool = PagePool(KvShape(2, 2, 64, torch.bfloat16), 64, 16, GPU)
-        wrapper = GraphWrappers(Library(), HOPPER, pool, 8).of(8)
+        wrapper = GraphWrappers(LIBRARY, HOPPER, pool, 8).of(8)
         wrapper.plan(None)
         wrapper.plan(step(*STEPS["decode"]))
-    assert wrapper._wrapper.planned == ["plan", "fast"]
+    planned_by: Any = wrapper._wrapper
+    assert planned_by.planned == ["plan", "fast"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -34,7 +35,7 @@ def layers(
     dtype: torch.dtype, *, head_norms: bool = True, inner: int = INNER
 ) -> list[LayerWeights]:
     def drawn(*shape: int) -> Tensor:
-        return (torch.randn(shape) * shape[-1] ** -0.5).to(dtype)
+        return (torch.randn(shape) / math.sqrt(shape[-1])).to(dtype)
 
     def norm(width: int) -> Tensor:
         return (torch.rand(width) + 0.5).to(dtype)

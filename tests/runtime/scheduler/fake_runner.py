@@ -83,23 +83,23 @@ class FakeRunner:
         for added in batch.added_rows:
             assert added.row not in self.rows, "a row is added while another request has it"
             asked = added.prompt_logprobs >= 0
-            row = self.rows[added.row] = FakeRow(scored=added.history if asked else ())
+            new = self.rows[added.row] = FakeRow(scored=added.history if asked else ())
             if added.computed_tokens:
-                row.length, row.last_token = added.computed_tokens, added.last_token
+                new.length, new.last_token = added.computed_tokens, added.last_token
         starts = {extend.row: extend.start for extend in batch.extend_rows}
         for appended in batch.appended_pages:
-            row = self.rows[appended.row]
-            if not row.pages and row.length:  # resumed: written already
-                row.pages += appended.page_ids
+            state = self.rows[appended.row]
+            if not state.pages and state.length:  # resumed: written already
+                state.pages += appended.page_ids
                 continue
-            if not row.pages:
-                row.length = starts[appended.row]
-            assert row.length % self._page_size == 0
-            own = appended.page_ids[row.length // self._page_size - len(row.pages) :]
+            if not state.pages:
+                state.length = starts[appended.row]
+            assert state.length % self._page_size == 0
+            own = appended.page_ids[state.length // self._page_size - len(state.pages) :]
             held = {page for other in self.rows.values() for page in other.pages}
             assert own, "the last page of a row must be its own"
             assert not held & set(own), "a page is given to two rows"
-            row.pages += appended.page_ids
+            state.pages += appended.page_ids
             self._clear(own)
 
     def receive(self, page_ids: Sequence[int], start: int, tokens: Sequence[int]) -> None:

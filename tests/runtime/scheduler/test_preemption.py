@@ -14,7 +14,7 @@ from tests.runtime.scheduler.fake_runner import answer_to
 
 
 def bench_of(**changed: Any) -> Bench:
-    values = {"policy": "priority", "pool_tokens": 128, "prefix_cache": False}
+    values: dict[str, Any] = {"policy": "priority", "pool_tokens": 128, "prefix_cache": False}
     return Bench(settings_of(**(values | changed)))
 
 

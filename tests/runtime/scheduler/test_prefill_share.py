@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,7 +113,7 @@ def test_prompts_that_attend_to_less_take_less_of_the_step() -> None:
     """At the end of a long prompt a token takes four times as much as at the beginning of one."""
     long = waiting(3000, computed=1600)
     long.lead_tokens = 1000
-    shared = {"continuing": long, "chunk_size": 128, "beginning_weight": 0.25}
+    shared: dict[str, Any] = {"continuing": long, "chunk_size": 128, "beginning_weight": 0.25}
     assert taken(plan([waiting(200)], **shared)) == [(1600, 1664, True), (0, 200, False)]
     assert taken(plan([waiting(448)], **shared)) == [(1600, 1616, True), (0, 448, False)]
     made = plan([waiting(449)], **shared)

@@ -143,6 +143,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99))
     def hold_what_was_found_before(self, pick: int) -> None:
         match, page_ids = self.matches[pick % len(self.matches)]
+        assert isinstance(match.namespace, str)
         if not self.tree.has(match):
             return
         names = {page: place for place, page in self.cached.items()}
@@ -182,5 +183,5 @@ TestTree.settings = examples(50, **STEPS)
 
 
 @pytest.mark.process
-class TestTreeLonger(TreeMachine.TestCase):  # type: ignore[misc]
+class TestTreeLonger(TreeMachine.TestCase):  # type: ignore[misc,valid-type]
     settings = examples(150, **STEPS)

@@ -184,5 +184,5 @@ TestScheduler.settings = examples(40, **STEPS)
 
 
 @pytest.mark.process
-class TestSchedulerLonger(SchedulerMachine.TestCase):  # type: ignore[misc]
+class TestSchedulerLonger(SchedulerMachine.TestCase):  # type: ignore[misc,valid-type]
     settings = examples(120, **STEPS)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import load_all_checks
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -36,6 +37,7 @@ def fuzz(
     seen: Counter[tuple[str, int]] = Counter()
     with requests.Session() as session:
         for result in schema.get_all_operations():
+            assert isinstance(result, Ok)
             operation = result.ok()
             if router is not None and not operation.path.startswith("/v1/"):
                 continue

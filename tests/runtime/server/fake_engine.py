@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sluice_runtime.messages import (
     PROTOCOL_VERSION,
@@ -20,6 +21,7 @@ from sluice_runtime.messages import (
     Drain,
     EngineFailed,
     EngineReady,
+    FinishReason,
     FlushCache,
     Generate,
     Heartbeat,
@@ -93,6 +95,9 @@ def score_of(token: int, top: int) -> TokenLogprob:
     return TokenLogprob(token, -0.5, 2, best[:top])
 
 
+Sent = TypeVar("Sent", bound=ToEngine)
+
+
 @dataclass
 class _Answer:
     generate: Generate
@@ -106,7 +111,7 @@ class _Answer:
         ended = self.sent == len(asked.prompt_ids)
         token = EOS if ended else asked.prompt_ids[self.sent]
         self.sent += 1
-        reason = None
+        reason: FinishReason | None = None
         if token in asked.stop_token_ids:
             reason = "stop"
         elif self.sent == asked.max_tokens or ended:
@@ -166,7 +171,7 @@ class FakeEngine:
     def running(self) -> set[str]:
         return set(self._answers)
 
-    def of(self, kind: type[ToEngine]) -> list[ToEngine]:
+    def of(self, kind: type[Sent]) -> list[Sent]:
         return [message for message in list(self.heard) if isinstance(message, kind)]
 
     def run(self) -> None:

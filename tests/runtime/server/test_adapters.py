@@ -76,7 +76,7 @@ async def test_a_request_that_waited_while_its_adapter_went(
     server.engine.paused.set()
     body = {"prompt": "abc", "model": ADAPTER, "stream": stream}
     waiting = asyncio.ensure_future(server.http.post("/v1/completions", json=body))
-    await until(lambda: server.engine.of(Generate))
+    await until(lambda: bool(server.engine.of(Generate)))
     server.engine.refuse_with, server.engine.refusal = "adapter poems@01 is gone", "unavailable"
     server.engine.say(AdaptersChanged(Adapters(left, {}, "f00d")))
     await until(lambda: len(server.service.adapters) == len(left))

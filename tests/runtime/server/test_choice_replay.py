@@ -51,7 +51,11 @@ PARTS = [
 ]
 THINKING = form_of("", "qwen3")
 assert THINKING is not None
-REASONING = [None, *(THINKING.of_answer(prompt, {}.get) for prompt in ("", "<think>"))]
+NO_IDS: dict[str, int] = {}
+REASONING = [
+    None,
+    *(THINKING.of_answer(prompt, NO_IDS.get) for prompt in ("", "<think>")),
+]
 FORMATS = [None, HERMES, QWEN3_CODER, MISTRAL, MISTRAL_NAMED, LLAMA3]
 
 Step = tuple[tuple[int, ...], FinishReason | None]

@@ -23,7 +23,11 @@ PAD = 257
 
 async def ask(server: Server, path: str, **fields: Any) -> tuple[dict[str, Any], str]:
     """The answer, and the header of ignored fields."""
-    needed = {COMPLETIONS: {"prompt": "ab"}, CHAT: {"messages": USER}, GENERATE: {"text": "ab"}}
+    needed: dict[str, dict[str, Any]] = {
+        COMPLETIONS: {"prompt": "ab"},
+        CHAT: {"messages": USER},
+        GENERATE: {"text": "ab"},
+    }
     body = {"model": MODEL, **needed[path], **fields}
     response = await server.http.post(path, json=body)
     assert response.status_code == 200, response.text
@@ -133,7 +137,7 @@ async def test_a_prompt_is_truncated_to_its_end(server: Server, kept: int, promp
 async def test_a_prompt_beyond_the_context_fits_when_truncated(server: Server) -> None:
     for kept in (-1, 500):
         await ask(server, COMPLETIONS, prompt="a" * 9000, truncate_prompt_tokens=kept, max_tokens=9)
-    lengths = [len(one.prompt_ids) for one in server.engine.of(Generate)]  # type: ignore[union-attr]
+    lengths = [len(one.prompt_ids) for one in server.engine.of(Generate)]
     assert lengths == [512 - 9, 500]
 
 
@@ -172,7 +176,7 @@ async def test_a_clients_request_id_is_its_own_and_never_ours(server: Server) ->
     assert first.headers[CLIENT_REQUEST_ID_HEADER] == "mine-1"
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
     assert first.json()["id"] != second.json()["id"]
-    ids = {one.request_id for one in server.engine.of(Generate)}  # type: ignore[union-attr]
+    ids = {one.request_id for one in server.engine.of(Generate)}
     assert len(ids) == 2
     assert "mine-1" not in ids
     unfit = await server.http.post(COMPLETIONS, json={**body, "request_id": "a\r\nb"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import tokenizers
 from hypothesis import given
@@ -80,7 +82,7 @@ def test_a_long_run_of_broken_characters_is_passed_on_and_decoded_in_a_small_win
     longest = 0
 
     class Counting(ByteTokenizer):
-        def decode(self, token_ids: list[int]) -> str:  # type: ignore[override]
+        def decode(self, token_ids: Sequence[int]) -> str:
             nonlocal longest
             longest = max(longest, len(token_ids))
             return super().decode(token_ids)

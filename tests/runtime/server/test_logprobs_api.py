@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletionTokenLogprob
 from sluice_runtime.messages import Generate
 
 from tests.runtime.server.conftest import MODEL, Server
@@ -25,7 +26,8 @@ async def chat_tokens(server: Server, *, stream: bool, **fields: Any) -> tuple[s
         logprobs = answer.choices[0].logprobs
         assert logprobs is not None
         return answer.choices[0].message.content or "", list(logprobs.content or [])
-    text, entries = "", []
+    text = ""
+    entries: list[ChatCompletionTokenLogprob] = []
     async for chunk in await server.openai.chat.completions.create(
         model=MODEL, messages=CHAT, logprobs=True, stream=True, **fields
     ):

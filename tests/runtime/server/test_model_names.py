@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-import httpx
+import httpx2
 import openai
 import pytest
 import pytest_asyncio
@@ -30,9 +30,9 @@ async def client(module_server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
     service = module_server.service
     cors = Cors(allowed_origins=[PAGE])
     service.identity = replace(service.identity, aliases=(ALIAS,), cors=cors)
-    transport = httpx.ASGITransport(make_app(service))
+    transport = httpx2.ASGITransport(make_app(service))
     async with (
-        httpx.AsyncClient(transport=transport, base_url="http://engine") as http,
+        httpx2.AsyncClient(transport=transport, base_url="http://engine") as http,
         openai.AsyncOpenAI(base_url="http://engine/v1", api_key="none", http_client=http) as sdk,
     ):
         yield sdk

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,7 @@ async def test_an_answer_that_knows_the_date_goes_on_past_midnight(
     sent: list[str] = []
     for day in range(3):
         now = time.time() + day * 86_400
-        clocks = replace(server.service.clocks, unix=lambda now=now: now)
+        clocks = replace(server.service.clocks, unix=partial(float, now))
         monkeypatch.setattr(server.service, "clocks", clocks)
         server.engine.heard.clear()
         sent = sent or await events(server, CHAT, body)

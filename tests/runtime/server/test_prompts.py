@@ -209,8 +209,8 @@ def test_every_field_of_sampling_reaches_it() -> None:
         "min_tokens": 3,
     }
     wanted = Sampling(0.7, 0.8, 20, 42, 0.1, 0.5, -0.5, 1.1, [(5, -100.0), (7, 1.5)], 3)
-    assert plan(**fields)[0].sampling == wanted
-    second = plan(**fields, n=2)[1].sampling
+    assert plan(PLANNER, **fields)[0].sampling == wanted
+    second = plan(PLANNER, **fields, n=2)[1].sampling
     assert second.seed != 42
     assert second.logit_bias == wanted.logit_bias
 
@@ -219,7 +219,7 @@ def test_every_field_of_sampling_reaches_it() -> None:
 def test_a_token_without_a_logit_is_refused_by_field(field: str) -> None:
     value: object = {"259": 1} if field == "logit_bias" else [259]
     with pytest.raises(InvalidRequestError, match=f"{field}: token id 259 is not allowed"):
-        plan(**{field: value})
+        plan(PLANNER, **{field: value})
 
 
 def test_no_more_tokens_can_be_demanded_than_allowed() -> None:

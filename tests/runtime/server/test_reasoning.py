@@ -33,8 +33,12 @@ def test_a_format_may_be_named_or_turned_off() -> None:
     assert form_of("</think>", "none") is None
 
 
+NO_IDS: dict[str, int] = {}
+"""Of tokens: the vocabulary has no markers."""
+
+
 def parted(form: ReasoningForm, prompt: str, pieces: list[str]) -> Parted:
-    found = form.of_answer(prompt, {}.get)
+    found = form.of_answer(prompt, NO_IDS.get)
     assert found is not None
     parser = found.parser()
     parts = [*map(parser.push, pieces), parser.finish()]
@@ -43,7 +47,7 @@ def parted(form: ReasoningForm, prompt: str, pieces: list[str]) -> Parted:
 
 def counted(form: ReasoningForm, prompt: str, pieces: list[str]) -> int:
     """Tokens of reasoning, where each character is one."""
-    found = form.of_answer(prompt, {}.get)
+    found = form.of_answer(prompt, NO_IDS.get)
     assert found is not None
     parser, tokens, begin = found.parser(), 0, 0
     for piece in pieces:
@@ -78,7 +82,7 @@ def test_what_is_reasoning(
 
 def test_a_prompt_that_ends_the_reasoning_leaves_none() -> None:
     for form in FORMS:
-        assert form.of_answer(f"{NOT_STARTED}{form.begin}\n\n{form.end}\n\n", {}.get) is None
+        assert form.of_answer(f"{NOT_STARTED}{form.begin}\n\n{form.end}\n\n", NO_IDS.get) is None
 
 
 def test_markers_that_are_special_tokens_are_decoded() -> None:

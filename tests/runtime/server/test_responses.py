@@ -115,7 +115,7 @@ async def test_an_answer_that_is_cut_off_is_incomplete(server: Server) -> None:
     assert (answer.status, answer.output_text) == ("incomplete", "use")
     assert answer.incomplete_details is not None
     assert answer.incomplete_details.reason == "max_output_tokens"
-    assert answer.output[0].status == "incomplete"  # type: ignore[union-attr]
+    assert answer.output[0].status == "incomplete"
     stream = await server.openai.responses.create(**asked, stream=True)
     assert [event.type async for event in stream][-1] == "response.incomplete"
 
@@ -136,16 +136,18 @@ async def test_logprobs_are_told_where_they_are_included(server: Server) -> None
 async def test_calls_are_items_and_go_back_with_their_outputs(calling: Server) -> None:
     asked = f"Let me see.\n{TWO_CALLS}"
     answer = await calling.openai.responses.create(model=MODEL, input=asked, tools=[WEATHER])
-    message, *calls = answer.output
+    message = answer.output[0]
+    calls = [item for item in answer.output if isinstance(item, ResponseFunctionToolCall)]
+    assert answer.output == [message, *calls]
     assert isinstance(message, ResponseOutputMessage)
     assert answer.output_text == "Let me see."
-    assert [json.loads(call.arguments) for call in calls] == [  # type: ignore[union-attr]
+    assert [json.loads(call.arguments) for call in calls] == [
         {"city": "Rome"}, {"city": "Kyōto"},
     ]  # fmt: skip
     items: list[Any] = [
         {"role": "user", "content": asked},
         *answer.output,
-        *({"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}  # type: ignore[union-attr]
+        *({"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
           for call in calls),
         {"role": "user", "content": "Thanks"},
     ]  # fmt: skip

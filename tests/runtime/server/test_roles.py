@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ from tests.runtime.server.fake_engine import READY, load
 
 KEY = b"k" * 32
 PREFILL = PrefillRef(host="10.0.0.7", port=8998, epoch="e7", name="chat-prefill-x")
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": MODEL, "prompt": "ab"},
     "/v1/chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": "a"}]},
     "/generate": {"text": "ab"},
@@ -85,7 +86,7 @@ async def test_every_choice_names_the_prefill_engine() -> None:
 async def test_a_header_that_the_router_did_not_sign_for_the_request_is_refused(
     given: dict[str, str], says: str
 ) -> None:
-    raw = [(name, value.encode("latin-1")) for name, value in given.items()]
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
     async with server_of(Role.DECODE) as server:
         path = "/v1/completions"
         response = await server.http.post(path, json=BODIES[path], headers=raw)

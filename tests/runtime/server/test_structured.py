@@ -198,7 +198,9 @@ async def test_what_the_library_would_ignore_in_a_schema_is_refused(schema: Any,
     assert "; allowed: " in message
 
 
-MALFORMED = {
+NO_SCHEMAS: list[Any] = [[], {}, 3]
+NO_TYPES: list[Any] = ["foo", [], ["string", 7], None, {}]
+MALFORMED: dict[str, list[dict[str, Any]]] = {
     "an integer from 0 to ": [
         {key: value}
         for key in ("minItems", "maxItems", "minLength", "maxLength")
@@ -224,7 +226,7 @@ MALFORMED = {
     "a list of strings": [{"required": "a"}, {"required": [1]}, {"required": None}],
     "a list of at least one value": [{"enum": 3}, {"enum": []}],
     "a list of at least one schema": [
-        {key: value} for key in ("anyOf", "oneOf", "allOf") for value in ([], {}, 3)
+        {key: value} for key in ("anyOf", "oneOf", "allOf") for value in NO_SCHEMAS
     ],
     "a list of schemas": [{"prefixItems": {}}],
     "an object": [
@@ -232,7 +234,7 @@ MALFORMED = {
     ],
     "a string": [{"pattern": 7}, {"format": None}],
     "one of array, boolean, integer, null, number, object, string, or a list of at least": [
-        {"type": value} for value in ("foo", [], ["string", 7], None, {})
+        {"type": value} for value in NO_TYPES
     ],
     "at most max": [
         {"minLength": 3, "maxLength": 2},

@@ -112,7 +112,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD}}
 def grammar_beside_tools(**fields: Any) -> Grammar | None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [F, G]}
     request = parse_request(ChatRequest, msgspec.json.encode(body | fields), strict=False).request
-    planned = plan_tools(request, HERMES, {}.get)
+    planned = plan_tools(request, HERMES, dict[str, int]().get)
     return grammar_of(request, [9], planned.spec if planned else None)
 
 
@@ -144,7 +144,8 @@ def test_with_tools_and_a_schema_an_answer_is_json_or_calls(
 
 def test_format_text_constrains_nothing_and_without_callable_tools_a_format_applies() -> None:
     assert grammar_beside_tools(response_format={"type": "text"}) is None
-    for fields in ({"tool_choice": "none"}, {"tools": []}):
+    without: tuple[dict[str, Any], ...] = ({"tool_choice": "none"}, {"tools": []})
+    for fields in without:
         held = grammar_beside_tools(response_format=FORMAT, **fields)
         assert held is not None
         assert (held.kind, json.loads(held.text)) == ("json_schema", RECORD)
@@ -206,7 +207,9 @@ def test_arguments_that_could_not_be_kept_to_their_schema_are_refused() -> None:
 
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
-DEFS = {"$defs": {"a": {"type": "object", "properties": {"x": {}}}, "n": {"type": "null"}}}
+DEFS: dict[str, Any] = {
+    "$defs": {"a": {"type": "object", "properties": {"x": {}}}, "n": {"type": "null"}}
+}
 
 
 @pytest.mark.parametrize(

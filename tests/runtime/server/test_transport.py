@@ -64,9 +64,9 @@ async def test_messages_arrive_in_order_both_ways(endpoint: str) -> None:
             if len(received) == 3:
                 break
         assert received == [READY, step, Heartbeat(LOAD)]
-        to_engine = [generate, Credit("a", 3), Abort("a"), Drain()]
-        for message in to_engine:
-            api.send(message)
+        to_engine: list[ToEngine] = [generate, Credit("a", 3), Abort("a"), Drain()]
+        for sent in to_engine:
+            api.send(sent)
         arrived: list[object] = []
         while len(arrived) < 4:
             arrived += await asyncio.to_thread(engine.poll, 1.0)

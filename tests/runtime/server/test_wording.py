@@ -224,7 +224,7 @@ def findings_of(schema: Any) -> Iterator[str]:
             yield from findings_of(part)
 
 
-MODELS = [
+MODELS: list[type[BaseModel]] = [
     CompletionRequest, ChatRequest, EngineConfig, RouterConfig, Cost, ServiceDocument,
     EnginePoolSpec,
 ]  # fmt: skip

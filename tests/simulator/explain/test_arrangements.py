@@ -18,21 +18,19 @@ A100 = Accelerator(product="NVIDIA-A100-SXM4-40GB", memory_mib=40_960, count=1)
 
 
 def asked(**changes: Any) -> Question:
-    return Question(
-        **{
-            "model_names": ("Qwen3-8B",),
-            "accelerator": A100,
-            "chunk_size": 512,
-            "page_size": 16,
-            "max_prefill_tokens": 16_384,
-            "cuda_graph_max_batch": 32,
-            "max_running_requests": 256,
-            "memory_fraction": 0.83,
-            "requests": Requests(prompt_tokens=3000, answer_tokens=60),
-            "promise": Promise(ttft_seconds=1.0, itl_seconds=0.05, share=0.97),
-        }
-        | changes
-    )
+    usual: dict[str, Any] = {
+        "model_names": ("Qwen3-8B",),
+        "accelerator": A100,
+        "chunk_size": 512,
+        "page_size": 16,
+        "max_prefill_tokens": 16_384,
+        "cuda_graph_max_batch": 32,
+        "max_running_requests": 256,
+        "memory_fraction": 0.83,
+        "requests": Requests(prompt_tokens=3000, answer_tokens=60),
+        "promise": Promise(ttft_seconds=1.0, itl_seconds=0.05, share=0.97),
+    }
+    return Question(**usual | changes)
 
 
 @pytest.fixture(autouse=True)

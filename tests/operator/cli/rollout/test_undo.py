@@ -106,8 +106,9 @@ def test_a_restart_changes_nothing_but_its_mark() -> None:
 
 
 def test_a_key_that_only_moved_is_no_change() -> None:
-    pods = {"resources": {"limits": {"memory": "2Gi"}, "requests": {"cpu": 1}}, "replicas": 2}
-    moved = {"replicas": 2, "resources": dict(reversed(pods["resources"].items()))}
+    resources = {"limits": {"memory": "2Gi"}, "requests": {"cpu": 1}}
+    pods = {"resources": resources, "replicas": 2}
+    moved = {"replicas": 2, "resources": dict(reversed(resources.items()))}
     assert changes({"pools": {"mixed": pods}}, {"pools": {"mixed": moved}}) == ""
 
 

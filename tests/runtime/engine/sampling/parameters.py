@@ -25,7 +25,7 @@ def parameters_of(
     """Of `count` rows; a single value is that of all. Positions count from 0."""
 
     def reals(values: Values) -> Any:
-        return np.broadcast_to(np.float32(values), count).astype(np.float64)
+        return np.broadcast_to(np.array(values, np.float32), count).astype(np.float64)
 
     def whole(values: int | Sequence[int]) -> Any:
         return np.broadcast_to(np.array(values, np.int64), count).copy()

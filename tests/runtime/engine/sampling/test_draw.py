@@ -33,7 +33,7 @@ def test_temperature_0_is_greedy() -> None:
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-6, 1e-5, 1e-4])
 @pytest.mark.parametrize("restricted", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
 def test_a_tiny_temperature_is_greedy_whatever_the_logits(
-    temperature: float, restricted: dict[str, float]
+    temperature: float, restricted: dict[str, Any]
 ) -> None:
     for logits in (LOGITS, LOGITS * 1e4, LOGITS - 1e4, LOGITS * 1e30):
         parameters = rows(3, temperature=temperature, **restricted)

@@ -360,7 +360,13 @@ def keys(*patterns: str) -> list[GrammarKey]:
 
 def collect(pool: CompilePool, number: int) -> list[Compiled]:
     done: list[Compiled] = []
-    until(lambda: len(done) == number or done.extend(pool.finished()))
+
+    def all_done() -> bool:
+        if len(done) != number:
+            done.extend(pool.finished())
+        return len(done) == number
+
+    until(all_done)
     return done
 
 

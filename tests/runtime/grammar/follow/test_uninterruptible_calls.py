@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 from sluice_runtime.grammar.follow.uninterruptible_calls import (
@@ -73,9 +74,7 @@ def test_overdue_calls_are_abandoned_and_the_others_made(
     endless: Callable[..., Endless], sleeps: bool
 ) -> None:
     runner, made = UninterruptibleCalls(), list[int]()
-    calls: list[Callable[[], None]] = [
-        lambda number=number: made.append(number) for number in range(6)
-    ]
+    calls: list[Callable[[], None]] = [partial(made.append, number) for number in range(6)]
     stuck = calls[1], calls[4] = endless(sleeps=sleeps), endless(sleeps=sleeps)
     left = make(runner, calls, 0.02)
     assert [one.place for one in left] == [1, 4]
