@@ -16,7 +16,6 @@ from sluice_runtime.engine.device_sizes import ModelBytes
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.scheduler.batch import Batch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.engines import engine, told
@@ -90,7 +89,7 @@ def main() -> None:
     spent = Counter[str]()
     for event in profiled.key_averages():
         # Operators of the host have their kernels' time, too.
-        if event.device_type is DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             spent[kind_of(event.key)] += event.self_device_time_total / 1e6 / STEPS
     told("steps.decode", 1000 * plain, "ms", rows=ROWS)
     if limit is not None:

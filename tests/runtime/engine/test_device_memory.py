@@ -129,9 +129,9 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
 def test_an_engine_chooses_how_many_requests_run_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """300 times 1,024 tokens are 18 whole tiles of 16 requests; the full step has as many rows."""
     memory = PretendedMemory(1)
-    settings = {"maxRunningRequests": None, "contextLength": 2048, "kvPoolTokens": 300 * 1024}
+    settings: dict[str, Any] = {"contextLength": 2048, "kvPoolTokens": 300 * 1024}
     with caplog.at_level(logging.INFO, "sluice.engine"):
-        engine = built(memory, **settings)
+        engine = built(memory, maxRunningRequests=None, **settings)
     with closing(engine.grammar_processes):
         assert engine.settings.max_running_requests == 288
         assert engine.ready("epoch").max_running_requests == 288
@@ -149,8 +149,8 @@ class WithASmallerGpu(Solo):
 @pytest.mark.parametrize(("group", "rows"), [(SOLO, 896), (WithASmallerGpu(), 448)])
 def test_ranks_choose_alike_by_the_smallest_gpu(group: Group, rows: int) -> None:
     """0.9 of 1000 or 500 MiB, less the weights, which are below 1 MiB; 1 MiB a request."""
-    settings = {"maxRunningRequests": None, "contextLength": 256, "memoryFraction": 0.9}
-    engine = built(PretendedMemory(1), group=group, **settings)
+    settings: dict[str, Any] = {"contextLength": 256, "memoryFraction": 0.9}
+    engine = built(PretendedMemory(1), group=group, maxRunningRequests=None, **settings)
     with closing(engine.grammar_processes):
         assert engine.settings.max_running_requests == rows
 
