@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Final, Literal
 from weakref import finalize
@@ -41,9 +42,15 @@ class AbandonedCall:
 
 
 class UninterruptibleCalls:
-    """Makes calls for one thread."""
+    """Makes calls for one thread. `processor_seconds`: what a thread has used, by its clock id."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        processor_seconds: Callable[[int], float] = time.clock_gettime,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._processor_seconds = processor_seconds
+        self._now = now
         self._worker: _Worker | None = None
         self._abandoned: list[_Worker] = []
 
@@ -68,7 +75,12 @@ class UninterruptibleCalls:
         while todo:
             worker = self._worker = self._worker or _Worker()
             limit = math.inf if len(abandoned) < PATIENT else QUICK_SECONDS
-            work = _Work(calls, [(n, min(max_seconds[n], limit)) for n in todo], worker.clock)
+            work = _Work(
+                calls,
+                [(n, min(max_seconds[n], limit)) for n in todo],
+                partial(self._processor_seconds, worker.clock),
+                self._now,
+            )
             worker.work.put(work)
             overdue = work.overdue()
             if overdue is None:
@@ -116,14 +128,19 @@ def _run(work: SimpleQueue[_Work | None]) -> None:
 
 
 class _Work:
-    """Calls by place, each with its limit. `clock`: processor time of their thread."""
+    """Calls by place, each with its limit. `processor_seconds`: those of their thread."""
 
     def __init__(
-        self, calls: Sequence[Callable[[], None]], todo: Sequence[tuple[int, float]], clock: int
+        self,
+        calls: Sequence[Callable[[], None]],
+        todo: Sequence[tuple[int, float]],
+        processor_seconds: Callable[[], float],
+        now: Callable[[], float],
     ) -> None:
         self._calls = calls
         self._todo = todo
-        self._clock = clock
+        self._processor_seconds = processor_seconds
+        self._now = now
         self._turn = threading.Condition()
         """Guards the current call and the flags below."""
         self._ended = self._abandoned = False
@@ -149,8 +166,8 @@ class _Work:
         """Waits for all calls; returns the one to abandon, if one takes too long."""
         with self._turn:
             while not self._ended:
-                used = time.clock_gettime(self._clock) - self._began_processor_seconds
-                lasted = time.monotonic() - self._began_seconds
+                used = self._processor_seconds() - self._began_processor_seconds
+                lasted = self._now() - self._began_seconds
                 limit = self._max_seconds
                 patience = min(limit - used, limit / SHARE - lasted)
                 if patience <= 0:
@@ -163,5 +180,5 @@ class _Work:
 
     def _begin(self, place: int, max_seconds: float) -> None:
         self._place, self._max_seconds = place, max_seconds
-        self._began_processor_seconds = time.clock_gettime(self._clock)
-        self._began_seconds = time.monotonic()
+        self._began_processor_seconds = self._processor_seconds()
+        self._began_seconds = self._now()
