@@ -78,6 +78,12 @@ class Service:
         self._wait(f"jsonpath={path}={reason}")
         return self.condition(condition)
 
+    def recorded_specs(self) -> list[str]:
+        """Names of the ControllerRevisions: the specs that it was complete with."""
+        selector = f"serving.sluice.dev/service={self.name}"
+        words = ("controllerrevisions", "-n", NAMESPACE, "-l", selector, "-o", "name")
+        return self._kubectl.run("get", *words).split()
+
     def delete(self) -> None:
         self._kubectl.run("delete", KIND, self.name, "-n", NAMESPACE, "--ignore-not-found")
 

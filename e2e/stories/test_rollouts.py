@@ -23,6 +23,8 @@ from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service, disaggr
 
 NAME = "rolled"
 ROLLED_SECONDS = 240
+RECORDED_SECONDS = 60
+"""The history of specs is written after the status that says that one is complete."""
 LOOKED_UP: dict[str, Any] = {"dtype": "float32", "kvPoolTokens": 16384, "drainSeconds": 30}
 Sluice = Callable[..., tuple[int, str]]
 
@@ -32,6 +34,7 @@ def rolled(kubectl: Kubectl) -> Iterator[Service]:
     service = Service(kubectl, NAME)
     service.apply(chat_service(NAME, replicas=2, engine=LOOKED_UP))
     service.wait_for("Updated", "True")
+    assert poll(lambda: bool(service.recorded_specs()), RECORDED_SECONDS), "undo has no way back"
     yield service
     service.delete()
 

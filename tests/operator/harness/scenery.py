@@ -7,7 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 from sluice_contract import labels
-from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
+from sluice_operator.kube.kinds import (
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    POD,
+    Manifest,
+)
 
 from tests.operator.harness.cluster import Cluster, State, condition
 
@@ -25,10 +31,18 @@ def chat(namespace: str, name: str = "chat", **spec: Any) -> Manifest:
 
 
 async def chat_that_serves(cluster: Cluster, namespace: str) -> Manifest:
-    """A new service, as soon as the running operator says that it is Ready."""
+    """A new service, once the running operator says that it is Ready, and has recorded its spec."""
     await cluster.create(INFERENCE_SERVICE, chat(namespace))
     await play_controllers(cluster, namespace)
-    return (await cluster.until(INFERENCE_SERVICE, namespace, is_ready()))["chat"]
+    service = (await cluster.until(INFERENCE_SERVICE, namespace, is_ready()))["chat"]
+    await until_recorded(cluster, namespace)
+    return service
+
+
+async def until_recorded(cluster: Cluster, namespace: str) -> None:
+    """Returns once a spec that was complete is in the history. That takes another reconcile after
+    the status has said so; an edit before it leaves the spec out."""
+    await cluster.until(CONTROLLER_REVISION, namespace, bool)
 
 
 async def play_controllers(

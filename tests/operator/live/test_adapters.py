@@ -23,7 +23,7 @@ from sluice_operator.kube.kinds import (
 
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
-from tests.operator.harness.scenery import chat, is_ready, play_controllers
+from tests.operator.harness.scenery import chat, is_ready, play_controllers, until_recorded
 from tests.operator.informer.test_accelerator_reports import LOAD
 
 pytestmark = pytest.mark.apiserver
@@ -113,7 +113,7 @@ async def test_adapters_come_and_go_without_a_revision(
             await cluster.patch(POD, namespace, name, {"status": {"podIP": ENGINE}}, "status")
         engine.follow(await file_of(cluster, namespace, "sql"))
         await cluster.until(INFERENCE_SERVICE, namespace, says("True", "Loaded"))
-        await cluster.until(CONTROLLER_REVISION, namespace, bool)
+        await until_recorded(cluster, namespace)
         before = await made_of(cluster, namespace)
         for adapters in ([SQL, LAW], [LAW], []):
             patch = {"spec": {"model": {"adapters": adapters}}}

@@ -35,6 +35,7 @@ from tests.operator.harness.scenery import (
     is_ready,
     play_controllers,
     settled,
+    until_recorded,
 )
 
 pytestmark = pytest.mark.apiserver
@@ -49,10 +50,12 @@ POOLS: Final = {"chat-prefill", "chat-decode"}
 
 
 async def two_pools_that_serve(cluster: Cluster, namespace: str) -> Manifest:
-    """A new service, as soon as the running operator says that it is Ready."""
+    """A new service, once the running operator says that it is Ready, and has recorded its spec."""
     await cluster.create(INFERENCE_SERVICE, chat(namespace, mode="Disaggregated"))
     await play_controllers(cluster, namespace, DEPLOYMENTS)
-    return (await cluster.until(INFERENCE_SERVICE, namespace, is_ready()))["chat"]
+    service = (await cluster.until(INFERENCE_SERVICE, namespace, is_ready()))["chat"]
+    await until_recorded(cluster, namespace)
+    return service
 
 
 async def key_of(cluster: Cluster, namespace: str) -> bytes:

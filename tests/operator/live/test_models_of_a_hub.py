@@ -23,7 +23,7 @@ from tests.fetch.corporate import Authority
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest, until_told
-from tests.operator.harness.scenery import chat, is_ready, play_controllers
+from tests.operator.harness.scenery import chat, is_ready, play_controllers, until_recorded
 from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
 
 pytestmark = pytest.mark.apiserver
@@ -90,7 +90,7 @@ async def test_adapters_come_beside_engines_that_serve(
     await play_controllers(cluster, namespace)
     told = _says("AdaptersLoaded", "False", "FetchingAdapters")
     await cluster.until(INFERENCE_SERVICE, namespace, lambda s: is_ready()(s) and told(s))
-    await cluster.until(CONTROLLER_REVISION, namespace, bool)
+    await until_recorded(cluster, namespace)
     before = sorted(await cluster.list(CONTROLLER_REVISION, namespace))
     job = await _ends(cluster, namespace, "adapter", 0, said("ModelFetched", COMMIT))
     assert "--adapter" in job["spec"]["template"]["spec"]["containers"][0]["args"]
