@@ -1,4 +1,4 @@
-"""Runs an engine's loop in this process."""
+"""Runs an engine's loop in this process, with real compile processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
-from sluice_runtime.grammar.allowance import STARVED
-from sluice_runtime.grammar.processes import GrammarProcesses
+from sluice_runtime.grammar.allowance import MAX_CALL_SECONDS, STARVED
+from sluice_runtime.grammar.bounds import SHARE
 from sluice_runtime.messages import (
     Generate,
     Grammar,
@@ -26,11 +26,14 @@ from sluice_runtime.messages import (
 )
 from sluice_runtime.model_files import resolve
 
+from tests.busy_machine import BusyMachine
 from tests.runtime.harness import engine_config
 
-MODEL = "dummy://qwen3-tiny"
 EOS = 258
 MAX_TURNS = 20_000
+MAX_ASKED_AGAIN = 2
+STARVED_SECONDS = MAX_CALL_SECONDS / SHARE - MAX_CALL_SECONDS
+"""What a call has waited for a processor when it is given up as starved."""
 
 
 @dataclass
@@ -94,13 +97,11 @@ def ask(name: str, wanted: Grammar | None, max_tokens: int = 400, **fields: Any)
 
 
 @contextmanager
-def engine_of(
-    hooks: EngineHooks | None = None, processes: GrammarProcesses | None = None, **settings: Any
-) -> Iterator[Engine]:
-    """A small engine on random weights; what compiles its grammars ends with it."""
-    config = resolved(engine_config(MODEL, **settings))
+def engine_of(hooks: EngineHooks | None = None, **settings: Any) -> Iterator[Engine]:
+    """A small engine on random weights; its compile processes end with it."""
+    config = resolved(engine_config("dummy://qwen3-tiny", **settings))
     hooks = hooks or EngineHooks(poison_freed_pages=True)
-    engine = build_engine(config, resolve(config.model.uri), hooks, processes)
+    engine = build_engine(config, resolve(config.model.uri), hooks)
     try:
         yield engine
     finally:
@@ -114,18 +115,25 @@ def run(
     *,
     overlap: bool = False,
 ) -> Answers:
-    """Turns of the loop until all requests, or `until` of them, have ended. Where the machine was
-    too busy to follow an answer's grammar, it is asked for again, as a router would."""
+    """Turns of the loop until all requests, or `until` of them, have ended.
+
+    What was given up as starved is asked for again, as a router would, if the machine was busy,
+    and a few times at most."""
+    machine = BusyMachine()
     answers = _run(engine, requests, until, overlap)
-    starved = [
-        one
-        for one in requests
-        if isinstance(one, Generate) and _is_starved(answers, one.request_id)
-    ]
-    if starved:
-        for one in starved:
-            answers.forget(one.request_id)
-        answers.take(run(engine, starved, overlap=overlap))
+    for _ in range(MAX_ASKED_AGAIN):
+        starved = [
+            request
+            for request in requests
+            if isinstance(request, Generate) and _is_starved(answers, request.request_id)
+        ]
+        if not starved:
+            break
+        machine.check(STARVED_SECONDS)
+        for request in starved:
+            answers.forget(request.request_id)
+        machine = BusyMachine()
+        answers.take(_run(engine, starved, None, overlap))
     return answers
 
 
