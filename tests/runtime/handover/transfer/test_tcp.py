@@ -6,10 +6,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 
 import pytest
 from sluice_contract.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
-from sluice_runtime.handover.transfer import tcp_server
+from sluice_runtime.handover.transfer import tcp, tcp_server, tcp_wire
 from sluice_runtime.handover.transfer.backend import (
     OtherEpochError,
     PeerUnreachableError,
@@ -155,30 +156,49 @@ def test_a_read_of_a_frozen_peer_ends_when_nobody_wants_it(reader: TcpBackend) -
     assert not result.error.may_still_land
 
 
-def test_a_peer_that_trickles_is_given_up_at_the_deadline(reader: TcpBackend) -> None:
+class TricklingPeer:
+    """The other end, and the clock of the reader: a byte comes with each look at it."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        listener.settimeout(0.0)
+        self._listener = listener
+        self._connection: socket.socket | None = None
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        self.seconds += 0.02
+        assert self.seconds < 60.0, "it goes on for as long as bytes come"
+        if self._connection is None:
+            with suppress(BlockingIOError):
+                self._connection, _ = self._listener.accept()
+                self._connection.sendall(bytes([Status.OK]))
+        if self._connection is not None:
+            self._connection.sendall(b"x")
+        return self.seconds
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def test_a_peer_that_trickles_is_given_up_at_the_deadline(
+    reader: TcpBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each byte comes in time, but not all of them."""
     local = MemoryBlock(SIZE)
     reader.register(local.address, SIZE)
-    over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def trickle() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(bytes([Status.OK]))
-                while not over.wait(0.02):
-                    connection.sendall(b"x")
-
-        thread = threading.Thread(target=trickle)
-        thread.start()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        closing(TricklingPeer(listener)) as peer,
+    ):
         session = f"127.0.0.1:{listener.getsockname()[1]}#{'00' * TOKEN_BYTES}"
-        began = time.monotonic()
-        with pytest.raises(TransferTimeoutError, match=r"not done after 0\.2 s") as caught:
-            reader.read(session, [Piece(1, local.address, SIZE)], 0.2)
-        assert time.monotonic() - began < 30
-        assert not caught.value.may_still_land
-        over.set()
-        thread.join()
+        for module in (tcp, tcp_wire):
+            monkeypatch.setattr(module, "time", peer)
+        with pytest.raises(TransferTimeoutError, match=r"not done after 2 s") as caught:
+            reader.read(session, [Piece(1, local.address, SIZE)], 2)
+        assert local.bytes_at(0, 50) == b"x" * 50, "nothing came"
+        assert peer.seconds < 2.1
+    assert not caught.value.may_still_land
 
 
 def test_a_reply_of_a_status_that_is_unknown_is_an_error(reader: TcpBackend) -> None:
