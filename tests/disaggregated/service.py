@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sluice_contract.load import LoadReport
 
+from tests.busy_machine import Stopwatch
 from tests.disaggregated.engines import EngineProcess, RouterProcess
-from tests.runtime.launch.processes import HANG_SECONDS, until
+from tests.runtime.launch.processes import until
+
+IDLE_SECONDS: Final = 10.0
 
 
 @dataclass
@@ -34,10 +37,13 @@ class Service:
         """Returns when the router has a report of the present life of every engine."""
         until(self._knows)
 
-    def idle(self, *gone: EngineProcess, seconds: float = HANG_SECONDS) -> None:
-        """Returns when no engine, but for those that are gone, holds a page or a request."""
+    def idle(self, *gone: EngineProcess) -> None:
+        """Returns when no engine, but for those that are gone, holds a page or a request: within
+        `IDLE_SECONDS`, on a machine that is busy with nothing else."""
+        watch = Stopwatch()
         left = [engine for engine in self.engines if engine not in gone]
-        until(lambda: all(holds_nothing(engine.load()) for engine in left), seconds)
+        until(lambda: all(holds_nothing(engine.load()) for engine in left))
+        assert watch.seconds < IDLE_SECONDS
 
     def _knows(self) -> bool:
         rows = self.router.engines()

@@ -34,7 +34,7 @@ def test_nothing_is_wrong_and_nothing_leaks(backend: str, seconds: float, tmp_pa
     with running_service(tmp_path, 2, 2, **settings) as service:
         with load(service, CLIENTS) as warming_up:
             warming_up.wait_for_more(40)
-        service.idle(seconds=10)
+        service.idle()
         before, rounds = survivors(service), 0
         began, rng = time.monotonic(), random.Random(1)
         with load(service, CLIENTS) as tally:
@@ -42,7 +42,7 @@ def test_nothing_is_wrong_and_nothing_leaks(backend: str, seconds: float, tmp_pa
                 kill_one(service, rng)
                 tally.wait_for_more(20)
                 rounds += 1
-        service.idle(seconds=10)
+        service.idle()
         after = survivors(service)
         failures = sum(
             engine.metric("sluice_handover_failures_total") for engine in service.engines

@@ -207,7 +207,7 @@ class DecodeRole:
     def _heard(self, room: _Room, event: FromPrefill | RoomLost, now: float) -> None:
         if isinstance(event, RoomLost):
             refusal: Refusal = "prefill_unavailable" if event.unasked else "prefill_failed"
-            self._fail(room, "RoomLost", event.error, refusal, names_engine=True)
+            self._fail(room, now, "RoomLost", event.error, refusal, names_engine=True)
             return
         message = event.message
         try:
@@ -216,14 +216,14 @@ class DecodeRole:
             elif isinstance(message, Finished):
                 self._first_token(room, message, now)
             elif isinstance(message, Failed):
-                self._refused(room, message)
+                self._refused(room, message, now)
                 return
             else:
                 self._attested(room, now)
                 return
             self._go_on(room, now)
         except ArrivalError as error:
-            self._fail(room, "Protocol", str(error))
+            self._fail(room, now, "Protocol", str(error))
 
     def _go_on(self, room: _Room, now: float) -> None:
         """Reads what can be read; once all is here, says so."""
@@ -250,12 +250,13 @@ class DecodeRole:
     def _read(self, room: _Room, result: PagesRead, now: float) -> None:
         room.arrival.reads.remove(result.number)
         if result.error is not None:
-            self._fail(room, "Quarantined" if result.may_still_land else "ReadFailed", result.error)
+            reason = "Quarantined" if result.may_still_land else "ReadFailed"
+            self._fail(room, now, reason, result.error)
             return
         try:
             self._go_on(room, now)
         except ArrivalError as error:
-            self._fail(room, "Protocol", str(error))
+            self._fail(room, now, "Protocol", str(error))
             return
         end = room.copies.pop(result.number, None)
         if end is not None and not room.received:
@@ -295,13 +296,13 @@ class DecodeRole:
             now - asked.arrival_seconds,
         )
 
-    def _refused(self, room: _Room, failed: Failed) -> None:
+    def _refused(self, room: _Room, failed: Failed, now: float) -> None:
         refusal = _TOLD.get(failed.refusal, "prefill_failed")
-        self._fail(room, "Refused", failed.error, refusal, tell=False)
+        self._fail(room, now, "Refused", failed.error, refusal, tell=False)
 
     def _expire(self, now: float) -> None:
         for room in [room for room in self._rooms.values() if room.deadline <= now]:
-            self._fail(room, "TimedOut", f"{_awaited(room)} did not come in time")
+            self._fail(room, now, "TimedOut", f"{_awaited(room)} did not come in time")
         for message in [m for m in self._awaiting.values() if self._last_second(m) <= now]:
             del self._awaiting[message.request_id]
             self._failures["NoPages"] += 1
@@ -311,6 +312,7 @@ class DecodeRole:
     def _fail(
         self,
         room: _Room,
+        now: float,
         reason: str,
         error: str,
         refusal: Refusal = "prefill_failed",
@@ -325,7 +327,10 @@ class DecodeRole:
         if not names_engine and refusal not in _REQUEST_AT_FAULT:
             engine = room.prefill.name or f"{room.prefill.host}:{room.prefill.port}"
             error = f"prefill engine {engine}: {error}"
-        _log.warning("hand-over of %s failed: %s", room.request.label, error)
+        seconds = now - room.request.arrival_seconds
+        _log.warning(
+            "hand-over of %s failed %.3f s after arrival: %s", room.request.label, seconds, error
+        )
         self._scheduler.fail(room.request.request_id, error, refusal)
 
     def _leave(self, room: _Room, error: str | None) -> None:

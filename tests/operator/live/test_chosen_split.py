@@ -4,21 +4,25 @@ what the router says."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 import pytest
 from sluice_contract.labels import Role
 from sluice_contract.service_load import ServiceLoad
+from sluice_operator.apply.events import EVENT
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 
 from tests.operator.autoscale.world import load, row
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.fake_router import fake_router
 from tests.operator.harness.process import OperatorProcess
+from tests.operator.harness.rest import until_told
 from tests.operator.harness.scenery import chat, play_controllers
 
 pytestmark = pytest.mark.apiserver
 BUDGET: Final = 6
+SHRUNK_SECONDS: Final = 90.0
 DEPLOYMENTS: Final = 3
 BEHIND: Final = {"queued_work_seconds": 60.0, "queued_requests": 60, "queued_tokens": 60_000}
 
@@ -57,13 +61,29 @@ async def test_a_service_without_pools_begins_as_a_split(
 async def test_a_split_shrinks_where_it_is_idle(
     cluster: Cluster, namespace: str, start_operator: Callable[..., OperatorProcess]
 ) -> None:
-    """After a minute without work for its engines."""
+    """After a minute without work for its engines, by the operator's own account."""
     start_operator()
     async with fake_router() as router:
         await begins_as_a_split(cluster, namespace)
         router.load = loads(**BEHIND)
         await play_controllers(cluster, namespace, DEPLOYMENTS, router.address)
+        services = await cluster.until(INFERENCE_SERVICE, namespace, scales)
+        began = seconds_of(condition(services["chat"], "ScalingActive")["lastTransitionTime"])
         pools = await cluster.until(
-            ENGINE_POOL, namespace, lambda found: split_of(found)["decode"] < 4, 240
+            ENGINE_POOL, namespace, lambda found: split_of(found)["decode"] < 4, 4 * SHRUNK_SECONDS
         )
         assert split_of(pools)["prefill"] == 2, "its engines come once those of decode have gone"
+        await until_told(cluster, namespace, "Scaled")
+        events = (await cluster.list(EVENT, namespace)).values()
+        shrunk = min(seconds_of(e["eventTime"]) for e in events if e["reason"] == "Scaled")
+        assert shrunk - began < SHRUNK_SECONDS
+
+
+def scales(services: State) -> bool:
+    """Whether the routers' reports are there to decide by."""
+    return condition(services["chat"], "ScalingActive").get("status") == "True"
+
+
+def seconds_of(text: str) -> float:
+    """Unix time."""
+    return datetime.fromisoformat(text).timestamp()

@@ -276,13 +276,17 @@ def test_a_fault_of_the_request_is_passed_on_so_are_a_full_queue_and_an_engine_t
     pair.check_empty()
 
 
-def test_a_prefill_engine_that_never_got_the_request_is_unavailable_and_has_not_failed() -> None:
+def test_a_prefill_engine_that_never_got_the_request_is_unavailable_and_has_not_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pair = Pair()
     pair.ask(ask("a", 40, 3), ask("b", 40, 3))
     pair.decode.loop.step()
+    pair.now = 3.5
     pair.wire._to_decode += [RoomLost(1, "gone", unasked=True), RoomLost(2, "cut")]
     pair.turns(3)
     assert [pair.end(name).refusal for name in "ab"] == ["prefill_unavailable", "prefill_failed"]
+    assert "hand-over of a failed 3.500 s after arrival: gone" in caplog.messages
     pair.check_empty()
 
 
