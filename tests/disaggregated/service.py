@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ from sluice_contract.load import LoadReport
 
 from tests.busy_machine import Stopwatch
 from tests.disaggregated.engines import EngineProcess, RouterProcess
-from tests.runtime.launch.processes import until
+from tests.runtime.launch.processes import descendants, until
 
 IDLE_SECONDS: Final = 10.0
+WORK_SECONDS: Final = 2.0
+"""Of processors, for requests that have ended and for telling so."""
 
 
 @dataclass
@@ -39,11 +42,12 @@ class Service:
 
     def idle(self, *gone: EngineProcess) -> None:
         """Returns when no engine, but for those that are gone, holds a page or a request: within
-        `IDLE_SECONDS`, on a machine that is busy with nothing else."""
-        watch = Stopwatch()
+        `IDLE_SECONDS`, on a machine that is busy with nothing else, and without much work."""
         left = [engine for engine in self.engines if engine not in gone]
+        watch, used = Stopwatch(), processor_seconds(left)
         until(lambda: all(holds_nothing(engine.load()) for engine in left))
         assert watch.seconds < IDLE_SECONDS
+        assert processor_seconds(left) - used < WORK_SECONDS, "for nobody"
 
     def _knows(self) -> bool:
         rows = self.router.engines()
@@ -61,6 +65,14 @@ def holds_nothing(report: LoadReport) -> bool:
         and report.running_requests == report.queued_requests == 0
         and report.kv_pages_free + report.kv_pages_evictable == report.kv_pages_total
     )
+
+
+def processor_seconds(engines: Iterable[EngineProcess]) -> float:
+    """What their processes have used so far."""
+    first = [engine.process.popen.pid for engine in engines]
+    pids = {below for pid in first for below in (pid, *descendants(pid))}
+    stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids)
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
