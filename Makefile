@@ -70,7 +70,7 @@ unit: setup
 	$(PYTEST) -n 2 --dist loadgroup
 
 .PHONY: test-process
-test-process: setup ## whole engine processes: start, serve, drain, die
+test-process: prometheus ## whole engine processes: start, serve, drain, die
 	$(PYTEST) -n 2 --dist loadgroup -m "process and not full"
 
 # What takes minutes the first time is built before pytest, whose limit for a test would end it and
@@ -78,6 +78,10 @@ test-process: setup ## whole engine processes: start, serve, drain, die
 .PHONY: binaries
 binaries: setup
 	@$(PYTHON) -m e2e.cluster build
+
+.PHONY: prometheus
+prometheus: setup
+	@$(PYTHON) -m e2e.cluster build-monitoring
 
 .PHONY: images
 images: setup

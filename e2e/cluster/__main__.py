@@ -1,4 +1,5 @@
-"""`python -m e2e.cluster up|down|build|status|kubectl …|load-image FILE|kubeconfig`, from the root.
+"""`python -m e2e.cluster COMMAND`, from the root: `up`, `down`, `build`, `build-monitoring`,
+`status`, `kubectl …`, `load-image FILE`, `kubeconfig`.
 
 Environment: CLUSTER (bare, kind, current; empty chooses), SLUICE_CLUSTER (its name, else sluice),
 SLUICE_STATE and SLUICE_CACHE (where clusters and builds are kept).
@@ -20,6 +21,7 @@ from e2e.cluster.toolchain.binaries import ensure_binaries
 from e2e.cluster.toolchain.containerd import ensure_containerd
 from e2e.cluster.toolchain.gateway_api import http_route_definition
 from e2e.cluster.toolchain.helm import ensure_helm
+from e2e.cluster.toolchain.prerequisites import MONITORING_PACKAGES, ensure_packages
 
 
 def main() -> int:
@@ -43,6 +45,8 @@ def _dispatch(words: list[str]) -> int:
         ensure_containerd()
         ensure_helm()
         http_route_definition()
+    if parsed.command in ("build", "build-monitoring"):
+        ensure_packages(MONITORING_PACKAGES)
         return 0
     cluster = choose_cluster()
     match parsed.command:
@@ -92,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "build", help="make the cluster's programs, helm and what tests install, once"
     )
+    commands.add_parser("build-monitoring", help="install Prometheus, for the tests of alerts")
     commands.add_parser("status", help="whether it runs, and where its files are")
     commands.add_parser("kubeconfig", help="print the path of its kubeconfig")
     commands.add_parser("kubectl", help="kubectl with all words that follow")

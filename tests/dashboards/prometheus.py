@@ -17,11 +17,9 @@ import yaml
 
 from dashboards.promql import REVISION, ROLE, SERVICE
 from e2e.cluster.ports import free_port
-from e2e.cluster.toolchain.prerequisites import Package, ensure_packages
+from e2e.cluster.toolchain.prerequisites import MONITORING_PACKAGES, require_packages
 from tests.runtime.launch.processes import HANG_SECONDS, running, until
 
-PACKAGES: Final = (Package("prometheus", "/usr/bin/prometheus"),)
-"""It brings `promtool` along."""
 SCRAPE_SECONDS: Final = 0.5
 NAMESPACE: Final = "default"
 NAME: Final = "chat"
@@ -137,7 +135,7 @@ def scraping(
     chosen: Mapping[str, str] | None = None,
 ) -> Iterator[Prometheus]:
     """A Prometheus that has scraped every target once."""
-    ensure_packages(PACKAGES)
+    require_packages(MONITORING_PACKAGES, "make prometheus")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rules.json").write_text(json.dumps(rules or {"groups": []}))
     often = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
@@ -159,7 +157,7 @@ def scraping(
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
     """What it says of rules; never raises."""
-    ensure_packages(PACKAGES)
+    require_packages(MONITORING_PACKAGES, "make prometheus")
     return subprocess.run(
         ["/usr/bin/promtool", *arguments], capture_output=True, text=True, check=False
     )

@@ -42,6 +42,15 @@ IMAGE_PACKAGES = (
     Package("buildah", "buildah"),
     Package("debootstrap", "debootstrap"),
 )
+MONITORING_PACKAGES = (Package("prometheus", "/usr/bin/prometheus"),)
+"""Of the tests of dashboards and alerts. It brings `promtool` along."""
+
+
+def require_packages(packages: Sequence[Package], command: str) -> None:
+    """Installs nothing. Raises ClusterError with the `command` that does, where one is missing."""
+    missing = [one.name for one in packages if not one.present]
+    if missing:
+        raise ClusterError(f"not installed: {', '.join(missing)}; run `{command}` first")
 
 
 def ensure_packages(packages: Sequence[Package]) -> None:
