@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import httpx
@@ -81,13 +82,19 @@ class Process:
 
 @contextmanager
 def running(command: Sequence[str], **environment: str) -> Iterator[Process]:
-    """A program that is stopped, and its children with it, when the context ends."""
-    popen = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
+    """A program that is stopped, and its children with it, when the context ends. Its temporary
+    files go with it, however it ended."""
+    with TemporaryDirectory(prefix="sluice-test-", ignore_cleanup_errors=True) as temporary:
+        own = {"OMP_NUM_THREADS": "1", "TMPDIR": temporary}
+        popen = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env={**os.environ, **own, **environment}
+        )
+        with _stopped(popen) as process:
+            yield process
+
+
+@contextmanager
+def _stopped(popen: subprocess.Popen[str]) -> Iterator[Process]:
     process = Process(popen)
     try:
         yield process
