@@ -24,6 +24,13 @@ class BusyMachine:
 
     def __init__(self) -> None:
         self._began = _machine_waited_seconds()
+        self._made = time.monotonic()
+
+    @property
+    def calm_seconds(self) -> float:
+        """In which nobody has waited; all, where the kernel keeps no account."""
+        waited = _machine_waited_seconds() - self._began
+        return time.monotonic() - self._made - (0.0 if math.isnan(waited) else waited)
 
     def check(self, seconds: float) -> None:
         """Fails where they waited less: nothing was starved."""

@@ -8,12 +8,12 @@ elsewhere. Knows nothing of what they compute.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,8 +25,11 @@ from sluice_contract.ports import ENGINE_HTTP, KV_TRANSFER_MAX, KV_TRANSFER_MIN
 from e2e.cluster.command import run
 from e2e.kubectl import Kubectl
 from e2e.stories.service import NAMESPACE, Service
+from tests.busy_machine import BusyMachine
 
 POLL_SECONDS: Final = 0.1
+PATIENCE_SECONDS: Final = 120.0
+"""For what must happen; bounds are counted otherwise."""
 KV_PORTS: Final = f"{KV_TRANSFER_MIN}:{KV_TRANSFER_MAX}"
 
 
@@ -101,11 +104,29 @@ def held_requests(report: LoadReport) -> int:
     return report.running_requests + report.queued_requests + int(handed_over)
 
 
-def wait_until_idle(kubectl: Kubectl, found: list[Pod], timeout_seconds: float) -> None:
-    """Fails with the load report of one that still holds something."""
+def wait_until_idle(kubectl: Kubectl, found: list[Pod], within_seconds: float) -> None:
+    """Fails with the load report of one that still holds something then. Counted are seconds in
+    which no process of this machine waited for a processor."""
+    machine, deadline = BusyMachine(), time.monotonic() + PATIENCE_SECONDS
     for engine in found:
-        idle = poll(partial(_holds_nothing, kubectl, engine), timeout_seconds)
-        assert idle, f"{engine.name} does not become idle: {load_report(kubectl, engine)}"
+        while not is_idle(report := load_report(kubectl, engine)):
+            in_time = machine.calm_seconds <= within_seconds and time.monotonic() < deadline
+            assert in_time, f"{engine.name} does not become idle: {report}"
+            time.sleep(POLL_SECONDS)
+
+
+def routed_seconds(kubectl: Kubectl, service: Service, request_id: str) -> float:
+    """How long a request took, as its router's log says."""
+    selector = f"serving.sluice.dev/service={service.name},serving.sluice.dev/role=router"
+    told: list[str] = []
+
+    def is_told() -> bool:
+        log = kubectl.run("logs", "-n", NAMESPACE, "-l", selector, "--tail=-1")
+        told[:] = re.findall(rf"{re.escape(request_id)} POST .* seconds=([0-9.]+)", log)
+        return bool(told)
+
+    assert poll(is_told, PATIENCE_SECONDS), f"no router has logged request {request_id}"
+    return float(told[-1])
 
 
 def poll(predicate: Callable[[], bool], timeout_seconds: float) -> bool:
@@ -133,10 +154,6 @@ def rule(pod: Pod, *words: str) -> Iterator[Callable[[], int]]:
         yield met_bytes
     finally:
         pod.in_network("iptables", "-D", chain, *rest)
-
-
-def _holds_nothing(kubectl: Kubectl, engine: Pod) -> bool:
-    return is_idle(load_report(kubectl, engine))
 
 
 def _runs(pod: dict[str, Any]) -> bool:

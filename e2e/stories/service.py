@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import yaml
@@ -47,6 +48,11 @@ def disaggregated_service(name: str, prefill: int, decode: int, **spec: Any) -> 
     }
     metadata = {"name": name, "namespace": NAMESPACE}
     return sample | {"metadata": metadata, "spec": sample["spec"] | {"pools": pools} | spec}
+
+
+def unix_seconds(text: str) -> float:
+    """Of a timestamp in an object."""
+    return datetime.fromisoformat(text).timestamp()
 
 
 class Service:

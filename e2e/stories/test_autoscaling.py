@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.load import load, long_prompts
 from e2e.stories.pods import poll
-from e2e.stories.service import NAMESPACE, Service, disaggregated_service
+from e2e.stories.service import NAMESPACE, Service, disaggregated_service, unix_seconds
 from e2e.up import SAMPLE
 
 AUTOSCALED = SAMPLE.with_name("autoscaled.yaml")
@@ -70,13 +69,13 @@ class Scaled:
         found = self.kubectl.get(
             "events.events.k8s.io", "-n", NAMESPACE, f"--field-selector={selector}"
         )
-        return sorted((_seconds(each["eventTime"]), each["note"]) for each in found["items"])
+        return sorted((unix_seconds(each["eventTime"]), each["note"]) for each in found["items"])
 
     def ready_times(self) -> list[float]:
         """When each engine became ready."""
         pods = self.kubectl.get("pods", "-n", NAMESPACE, "-l", self._selector())["items"]
         return sorted(
-            _seconds(condition["lastTransitionTime"])
+            unix_seconds(condition["lastTransitionTime"])
             for pod in pods
             if pod["metadata"]["labels"]["serving.sluice.dev/role"] in ROLES
             for condition in pod["status"].get("conditions", ())
@@ -85,10 +84,6 @@ class Scaled:
 
     def _selector(self) -> str:
         return f"serving.sluice.dev/service={self.service.name}"
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 @pytest.fixture

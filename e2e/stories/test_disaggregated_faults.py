@@ -31,8 +31,8 @@ from e2e.stories.pods import (
 )
 from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service, disaggregated_service
 
-IDLE_SECONDS = 60
-ABORTED_SECONDS = 5
+IDLE_SECONDS = 30
+ABORTED_SECONDS = 2
 """The answer would take longer; each look at an engine is a program of its own."""
 REPLACED_SECONDS = 120
 RETRIES = "sluice_router_retries_total"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
 from e2e.kubectl import Kubectl
-from e2e.stories.service import NAMESPACE, Service, chat_service
+from e2e.stories.service import NAMESPACE, Service, chat_service, unix_seconds
+
+CHILDREN = ("service/owned", "deployment/owned-router")
+CREATED_SECONDS = 30
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +38,12 @@ def scale_operator(kubectl: Kubectl, replicas: int) -> None:
 
 def test_a_deleted_child_comes_back(kubectl: Kubectl, service: Service) -> None:
     before = [child for child in service.children() if not child.startswith("pod/")]
-    kubectl.run("delete", "service/owned", "deployment/owned-router", "-n", NAMESPACE)
-    kubectl.run("wait", "--for=create", "service/owned", "-n", NAMESPACE, "--timeout=120s")
-    kubectl.run("wait", "--for=create", "deployment/owned-router", "-n", NAMESPACE, "--timeout=90s")
+    deleted = time.time()
+    kubectl.run("delete", *CHILDREN, "-n", NAMESPACE)
+    for child in CHILDREN:
+        kubectl.run("wait", "--for=create", child, "-n", NAMESPACE, "--timeout=120s")
+        created = kubectl.get(child, "-n", NAMESPACE)["metadata"]["creationTimestamp"]
+        assert unix_seconds(created) - deleted < CREATED_SECONDS, child
     after = [child for child in service.children() if not child.startswith("pod/")]
     assert after == before
     service.wait_for("Updated", "True")
