@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -17,21 +17,33 @@ from tests.router import fakes
 
 BODY = b'{"model": "m", "prompt": "x", "stream": true}'
 BIG_EVENT = b'data: {"text":"' + b"x" * 1_000_000 + b'"}\n\n'
-BLOCKED_SECONDS = 0.5
+LOOKS, LOOK_SECONDS = 5, 0.1
+"""A write that is not done at the last look is blocked. A process that stands still misses one."""
 
 
 async def fills_every_buffer(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
     """Writes until nobody takes more, says so, and breaks the connection once the gate is open."""
     response = await fakes.start_stream(request)
-    try:
-        while True:
-            async with asyncio.timeout(BLOCKED_SECONDS):
-                await response.write(BIG_EVENT)
-    except TimeoutError:
-        engine.blocked.set()
+    while await is_taken(response.write(BIG_EVENT)):
+        pass
+    engine.blocked.set()
     await engine.gate.wait()
     fakes.break_connection(request)
     return response
+
+
+async def is_taken(writing: Coroutine[None, None, None]) -> bool:
+    """Whether somebody reads what is written."""
+    task = asyncio.create_task(writing)
+    try:
+        for _ in range(LOOKS):
+            done, _ = await asyncio.wait([task], timeout=LOOK_SECONDS)
+            if done:
+                await task
+                return True
+    finally:
+        task.cancel()
+    return False
 
 
 @asynccontextmanager

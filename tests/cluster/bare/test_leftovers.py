@@ -17,6 +17,7 @@ from e2e.cluster.bare.state import remaining_layout, state_directory
 from e2e.cluster.command import run
 from e2e.cluster.providers.bare import BareCluster
 from tests.cluster.bare.leftovers import Traces, look
+from tests.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 MOMENT_SECONDS = 60.0
@@ -25,7 +26,7 @@ LAYOUT = remaining_layout(state_directory(), "test-another")
 
 def added_soon(before: Traces) -> dict[str, list[str]]:
     """What was added, after the kernel had a moment to finish removing links and routes."""
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while (added := look(LAYOUT.node_file).added_since(before)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return added

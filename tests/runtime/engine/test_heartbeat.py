@@ -24,12 +24,12 @@ from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.grammar.fake_compiler import no_grammars
 from tests.runtime.scheduler.building import settings_of
 from tests.runtime.scheduler.fake_runner import FakeRunner
 
 LOAD = Load(1.0, 3, 40, 2, 8, 5, 0, 0.0, 0.7, 0, 0, {})
-PATIENCE_SECONDS = 20.0
 
 
 class ManualClock:

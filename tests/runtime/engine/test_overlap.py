@@ -18,14 +18,13 @@ from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from torch import Tensor
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.engine.test_loop import FakeLink, ask, turns
 from tests.runtime.grammar.driving import engine_of, run
 from tests.runtime.grammar.fake_compiler import no_grammars
 from tests.runtime.harness import generate
 from tests.runtime.scheduler.building import settings_of
 from tests.runtime.scheduler.fake_runner import FakeRunner, answer_to
-
-PATIENCE_SECONDS = 60.0
 
 
 class HeldRunner(FakeRunner):
