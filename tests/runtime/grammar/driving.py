@@ -1,4 +1,4 @@
-"""Runs an engine's loop in this process, with real compile processes."""
+"""Runs an engine's loop in this process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.grammar.allowance import MAX_CALL_SECONDS, STARVED
 from sluice_runtime.grammar.bounds import SHARE
+from sluice_runtime.grammar.processes import GrammarProcesses
 from sluice_runtime.messages import (
     Generate,
     Grammar,
@@ -29,6 +30,7 @@ from sluice_runtime.model_files import resolve
 from tests.busy_machine import BusyMachine
 from tests.runtime.harness import engine_config
 
+MODEL = "dummy://qwen3-tiny"
 EOS = 258
 MAX_TURNS = 20_000
 MAX_ASKED_AGAIN = 2
@@ -97,11 +99,13 @@ def ask(name: str, wanted: Grammar | None, max_tokens: int = 400, **fields: Any)
 
 
 @contextmanager
-def engine_of(hooks: EngineHooks | None = None, **settings: Any) -> Iterator[Engine]:
-    """A small engine on random weights; its compile processes end with it."""
-    config = resolved(engine_config("dummy://qwen3-tiny", **settings))
+def engine_of(
+    hooks: EngineHooks | None = None, processes: GrammarProcesses | None = None, **settings: Any
+) -> Iterator[Engine]:
+    """A small engine on random weights; what compiles its grammars ends with it."""
+    config = resolved(engine_config(MODEL, **settings))
     hooks = hooks or EngineHooks(poison_freed_pages=True)
-    engine = build_engine(config, resolve(config.model.uri), hooks)
+    engine = build_engine(config, resolve(config.model.uri), hooks, processes)
     try:
         yield engine
     finally:

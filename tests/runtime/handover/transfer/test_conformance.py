@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,9 +21,11 @@ from sluice_runtime.handover.transfer.mooncake import MooncakeBackend
 from sluice_runtime.handover.transfer.mooncake_engine import LANES, start_engine
 
 from tests.busy_machine import Stopwatch
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.transfer.peers import SIZE, Peer, ProcessPeer, Setting
 
 TIMEOUT_SECONDS = 20.0
+REST_SECONDS = 0.5
 OTHER_PROCESS = [
     pytest.param("Mooncake", marks=pytest.mark.process),
     pytest.param("TCP", marks=pytest.mark.process),
@@ -207,12 +209,16 @@ def test_neither_descriptors_nor_threads_grow_with_reads(setting: Setting) -> No
         for _ in range(count):
             reader.read(peer, [(8192 * n, 8192 * n, 4096) for n in range(16)])
 
+    def counts() -> tuple[int, int, int]:
+        return descriptors(), threads(), peer.descriptors
+
     some_reads(20)
-    before = descriptors(), threads(), peer.descriptors
+    before = at_rest(counts)
     some_reads(200)
-    after = descriptors(), threads(), peer.descriptors
-    # Mooncake may start a thread late; one of 200 reads would be seen.
-    assert all(now < first + 20 for now, first in zip(after, before, strict=True)), (before, after)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while counts() != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert counts() == before
 
 
 @pytest.mark.parametrize("setting", OTHER_PROCESS, indirect=True)
@@ -316,6 +322,18 @@ def test_a_peer_that_freezes_behind_its_probe_keeps_nobody_from_reading_of_other
     finally:
         backend.close()
         setting.close()
+
+
+def at_rest(counts: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    """The counts once they have stayed as they are for a while: Mooncake starts threads late."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    found, since = counts(), time.monotonic()
+    while (now := time.monotonic()) < since + REST_SECONDS:
+        assert now < deadline, found
+        if (later := counts()) != found:
+            found, since = later, now
+        time.sleep(0.01)
+    return found
 
 
 def descriptors() -> int:
