@@ -53,8 +53,8 @@ class Rule:
         return f"{self.allowed} ({self.further(value)})" if self.further else self.allowed
 
     def to_crd(self) -> dict[str, str]:
-        """The entry of x-kubernetes-validations."""
-        entry = {"rule": self.cel, "message": self.message, "reason": "FieldValueInvalid"}
+        """The entry of x-kubernetes-validations. Its reason is the API server's default."""
+        entry = {"rule": self.cel, "message": self.message}
         return entry | ({"fieldPath": f".{self.field}"} if self.field else {})
 
 
