@@ -9,6 +9,7 @@ import posixpath
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field
+from sluice_contract.labels import REVISION_VARIABLE
 
 from sluice_operator.api.base import (
     ATOMIC,
@@ -22,7 +23,7 @@ from sluice_operator.api.base import (
     ShortText,
 )
 
-RESERVED_ENV: Final = ("POD_IP", "POD_NAME", "POD_NAMESPACE")
+RESERVED_ENV: Final = ("POD_IP", "POD_NAME", "POD_NAMESPACE", REVISION_VARIABLE)
 COPIER_VOLUME: Final = "model-copier"
 IMAGE_VOLUME: Final = "model-image"
 IMAGE_MOUNT: Final = "/mnt/model-image"
@@ -33,7 +34,9 @@ RESERVED_VOLUMES: Final = (
     "config", "handover", "hub-token", "model", COPIER_VOLUME, IMAGE_VOLUME, "shm", HUB_CA_VOLUME,
     "tmp",
 )  # fmt: skip
-RESERVED_MOUNTS: Final = ("/etc/sluice", "/mnt/model", IMAGE_MOUNT, "/dev/shm", "/tmp")  # noqa: S108
+CONFIG_FOLDER: Final = "/etc/sluice"
+"""With the configuration; the key of the hand-over and adapters are mounted below it."""
+RESERVED_MOUNTS: Final = (CONFIG_FOLDER, "/mnt/model", IMAGE_MOUNT, "/dev/shm", "/tmp")  # noqa: S108
 
 
 def _cel_list(values: tuple[str, ...]) -> str:
@@ -200,9 +203,13 @@ class VolumeMount(ApiModel):
 
     RULES: ClassVar = (
         Rule(
-            f"!(self.mountPath in {_cel_list(RESERVED_MOUNTS)})",
-            lambda s: s.folder not in RESERVED_MOUNTS,
-            f"all but {', '.join(RESERVED_MOUNTS)}, which are the operator's",
+            f"!(self.mountPath in {_cel_list(RESERVED_MOUNTS)}) && "
+            f"!self.mountPath.startsWith('{CONFIG_FOLDER}/')",
+            lambda s: (
+                s.folder not in RESERVED_MOUNTS and not s.folder.startswith(f"{CONFIG_FOLDER}/")
+            ),
+            f"all but {', '.join(RESERVED_MOUNTS)} and what is below {CONFIG_FOLDER}, which are "
+            "the operator's",
             "mountPath",
         ),
     )

@@ -6,6 +6,7 @@ Security context, probes, ports, identity and the engine's own mounts stay the o
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -36,6 +37,29 @@ LINK_CONTAINER: Final = "link-model"
 RESERVED_CONTAINERS: Final = (
     ENGINE_CONTAINER, FETCH_CONTAINER, COPIER_CONTAINER, COPY_CONTAINER, LINK_CONTAINER,
 )  # fmt: skip
+
+
+def _pairs_once(name: str, field: str, pair: tuple[str, str], default: str = "") -> Rule:
+    """Each pair of values once in a list: by these the API server tells a pod's entries apart.
+    `default`: of the second value, where it may be left out."""
+
+    def repeated(owner: Any) -> list[str]:
+        entries = (entry.to_json_dict() for entry in getattr(owner, name) or ())
+        pairs = Counter(" ".join(str(entry[key]) for key in pair) for entry in entries)
+        return [text for text, count in pairs.items() if count > 1]
+
+    def second(entry: str) -> str:
+        value = f"{entry}.{pair[1]}"
+        return f"(has({value}) ? {value} : '{default}')" if default else value
+
+    return Rule(
+        f"!has(self.{field}) || self.{field}.all(a, self.{field}.exists_one(b, "
+        f"a.{pair[0]} == b.{pair[0]} && {second('a')} == {second('b')}))",
+        lambda owner: not repeated(owner),
+        f"each pair of {' and '.join(pair)} once",
+        field,
+        lambda owner: f"repeated: {', '.join(repeated(owner))}",
+    )
 
 
 class ContainerPort(ApiModel):
@@ -81,6 +105,7 @@ class Sidecar(ApiModel):
             f"all but {', '.join(RESERVED_CONTAINERS)}, the operator's containers",
             "name",
         ),
+        _pairs_once("ports", "ports", ("containerPort", "protocol"), default="TCP"),
     )
 
 
@@ -210,4 +235,9 @@ class PodTemplate(ApiModel):
         ),
         _with_volumes("sidecars", "sidecars"),
         _with_volumes("init_containers", "initContainers"),
+        _pairs_once(
+            "topology_spread_constraints",
+            "topologySpreadConstraints",
+            ("topologyKey", "whenUnsatisfiable"),
+        ),
     )

@@ -14,6 +14,7 @@ from sluice_operator.accelerators.wanted import (
     resource_name,
     tolerations,
 )
+from sluice_operator.api.environment import CONFIG_FOLDER
 from sluice_operator.api.model_uri import CLAIM_MOUNT
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.template import PodTemplate, Sidecar
@@ -38,7 +39,6 @@ from sluice_operator.manifests.model_image import (
     image_volumes,
 )
 from sluice_operator.manifests.pods import (
-    CONFIG_FOLDER,
     CONTAINER_SECURITY,
     KILL_SLACK_SECONDS,
     POD_SECURITY,

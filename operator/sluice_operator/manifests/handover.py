@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from sluice_operator.api.environment import CONFIG_FOLDER
 from sluice_operator.kube.kinds import SECRET, Manifest
 from sluice_operator.manifests.metadata import ENGINE, Owner
-from sluice_operator.manifests.pods import CONFIG_FOLDER
 
 HANDOVER: Final = "handover"
 HANDOVER_FOLDER: Final = f"{CONFIG_FOLDER}/{HANDOVER}"

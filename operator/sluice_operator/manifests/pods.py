@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sluice_operator.api.environment import CONFIG_FOLDER
 from sluice_operator.kube.kinds import Manifest
 
 POD_SECURITY: Final[Manifest] = {
@@ -17,7 +18,6 @@ CONTAINER_SECURITY: Final[Manifest] = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-CONFIG_FOLDER: Final = "/etc/sluice"
 KILL_SLACK_SECONDS: Final = 10
 """Between the end of draining and SIGKILL."""
 

@@ -9,6 +9,7 @@ from sluice_contract import ports
 from sluice_contract.labels import ROUTER_ROLE
 
 from sluice_operator.api.base import Resources
+from sluice_operator.api.environment import CONFIG_FOLDER
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import router_account
 from sluice_operator.manifests.config_map import ROUTER_FILE
@@ -16,7 +17,6 @@ from sluice_operator.manifests.deployments import deployment_with, restart_mark
 from sluice_operator.manifests.handover import handover_mounts, handover_volumes
 from sluice_operator.manifests.metadata import ROUTER, Owner, child_labels, selector_labels
 from sluice_operator.manifests.pods import (
-    CONFIG_FOLDER,
     CONTAINER_SECURITY,
     KILL_SLACK_SECONDS,
     POD_SECURITY,

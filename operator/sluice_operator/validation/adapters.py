@@ -7,7 +7,7 @@ from typing import Final
 
 from sluice_contract.http_errors import shown_json
 
-from sluice_operator.api.adapters import CLAIMS_MOUNT, FILE_MOUNT, MAX_CLAIMS
+from sluice_operator.api.adapters import CLAIMS_MOUNT, MAX_CLAIMS
 from sluice_operator.api.model_uri import adapter_claims
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.validation.refusal import INVALID, Refusal
@@ -34,7 +34,7 @@ def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 def _mounts(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     """The API server refuses two mounts at one path."""
-    ours = {FILE_MOUNT, *(f"{CLAIMS_MOUNT}/{claim}" for claim in adapter_claims(spec.model))}
+    ours = {f"{CLAIMS_MOUNT}/{claim}" for claim in adapter_claims(spec.model)}
     for role in spec.roles:
         template = spec.pool(role).template
         for index, mount in enumerate((template and template.volume_mounts) or ()):

@@ -29,6 +29,20 @@ def _template(**values: Any) -> dict[str, Any]:
     return _mixed(template=values)
 
 
+def _mounted(path: str) -> dict[str, Any]:
+    return _template(
+        volumes=[{"name": "a", "emptyDir": {}}], volumeMounts=[{"name": "a", "mountPath": path}]
+    )
+
+
+def _spread(most: int, otherwise: str = "ScheduleAnyway") -> dict[str, Any]:
+    return {"maxSkew": most, "topologyKey": "zone", "whenUnsatisfiable": otherwise}
+
+
+def _sidecar_ports(*ports: dict[str, Any]) -> dict[str, Any]:
+    return _template(sidecars=[{"name": "log", "image": "a", "ports": list(ports)}])
+
+
 INVALID: dict[str, Invalid] = {
     "no model": Invalid({"model": None}, "spec.model"),
     "no uri": Invalid({"model": {}}, "spec.model.uri"),
@@ -300,6 +314,40 @@ INVALID: dict[str, Invalid] = {
         "spec.pools.mixed.template.volumeMounts[0].mountPath",
         "the operator's",
     ),
+    "the variable with the revision": Invalid(
+        _template(env=[{"name": "POOL_REVISION", "value": "x"}]),
+        "spec.pools.mixed.template.env[0].name",
+        "which the operator sets",
+    ),
+    "the mount of the hand-over's key": Invalid(
+        _mounted("/etc/sluice/handover"),
+        "spec.pools.mixed.template.volumeMounts[0].mountPath",
+        "what is below /etc/sluice",
+    ),
+    "a mount below the configuration": Invalid(
+        _mounted("/etc/sluice/own/deep"),
+        "spec.pools.mixed.template.volumeMounts[0].mountPath",
+        "what is below /etc/sluice",
+    ),
+    "a spread twice": Invalid(
+        _template(topologySpreadConstraints=[_spread(1), _spread(2)]),
+        "spec.pools.mixed.template.topologySpreadConstraints",
+        "each pair of topologyKey and whenUnsatisfiable once",
+    ),
+    "a port of a sidecar twice": Invalid(
+        _sidecar_ports({"containerPort": 80}, {"containerPort": 80, "protocol": "TCP"}),
+        "spec.pools.mixed.template.sidecars[0].ports",
+        "each pair of containerPort and protocol once",
+    ),
+    "a port of an init container twice": Invalid(
+        _template(
+            initContainers=[
+                {"name": "a", "image": "a", "ports": [{"containerPort": 80}, {"containerPort": 80}]}
+            ]
+        ),
+        "spec.pools.mixed.template.initContainers[0].ports",
+        "each pair of containerPort and protocol once",
+    ),
     "mount of nothing": Invalid(
         _template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
         "spec.pools.mixed.template.volumeMounts",
@@ -407,6 +455,13 @@ VALID: dict[str, dict[str, Any]] = {
     "null for a value": _engine(dtype=None, schedulingPolicy=None),
     "null below a section": {"mode": "Disaggregated", **_engine(kvTransfer={"backend": None})},
     "null in a map": _template(nodeSelector={"a": None}),
+    "a spread in two ways": _template(
+        topologySpreadConstraints=[_spread(1), _spread(2, "DoNotSchedule")]
+    ),
+    "a port of two protocols": _sidecar_ports(
+        {"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}
+    ),
+    "a mount whose name begins like the operator's": _mounted("/etc/sluices"),
     "two tolerations alike": _template(tolerations=[{"key": "a"}, {"key": "a"}]),
 }
 

@@ -33,6 +33,7 @@ def _template(**values: Any) -> dict[str, Any]:
     return _mixed(template=values)
 
 
+SPREAD = {"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}
 SPECS: list[tuple[dict[str, Any], str]] = [
     ({"model": {}}, "spec.model.uri: required"),
     ({"model": {"uri": None}}, "spec.model.uri: required"),
@@ -50,8 +51,12 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     (_template(volumes=[{"name": "a", "emptyDir": {}}],
                volumeMounts=[{"name": "a", "mountPath": "//etc/./sluice/"}]),
      'spec.pools.mixed.template.volumeMounts[0].mountPath: "//etc/./sluice/" is not allowed; '
-     "allowed: all but /etc/sluice, /mnt/model, /mnt/model-image, /dev/shm, /tmp, which are the "
-     "operator's"),
+     "allowed: all but /etc/sluice, /mnt/model, /mnt/model-image, /dev/shm, /tmp and what is below "
+     "/etc/sluice, which are the operator's"),
+    (_template(topologySpreadConstraints=2 * [SPREAD]),
+     "spec.pools.mixed.template.topologySpreadConstraints: "
+     '[{"maxSkew":1,"topologyKey":"a","whenUnsatisfiable":"DoNotSc… is not allowed; '
+     "allowed: each pair of topologyKey and whenUnsatisfiable once (repeated: a DoNotSchedule)"),
     ({"paused": "yes"}, 'spec.paused: "yes" is not allowed; allowed: true or false'),
     ({"mode": "Both"}, 'spec.mode: "Both" is not allowed; allowed: "Mixed" or "Disaggregated"'),
     ({"mode": True}, 'spec.mode: true is not allowed; allowed: "Mixed" or "Disaggregated"'),
@@ -103,7 +108,7 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "mode Disaggregated, or neither"),
     (_template(env=[{"name": "POD_IP"}]),
      'spec.pools.mixed.template.env[0].name: "POD_IP" is not allowed; '
-     "allowed: all but POD_IP, POD_NAME, POD_NAMESPACE, which the operator sets"),
+     "allowed: all but POD_IP, POD_NAME, POD_NAMESPACE, POOL_REVISION, which the operator sets"),
     (_template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
      'spec.pools.mixed.template.env[1]: {"name":"A"} is not allowed; allowed: each name once'),
     ({"pool": {}}, "spec.pool: unknown field; did you mean pools? "

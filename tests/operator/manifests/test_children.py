@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from sluice_contract import labels
+from sluice_operator.api.base import ApiModel
+from sluice_operator.api.environment import EnvVar, VolumeMount
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.applied_fields import with_applied_fields
+from sluice_operator.manifests.metadata import ENGINE
 from sluice_operator.pool.plan import plan_pool
 
 from tests.operator.api.invalid_specs import document
@@ -45,6 +48,23 @@ def test_pods_obey_the_restricted_standard(manifests: tuple[Manifest, ...]) -> N
             assert security["allowPrivilegeEscalation"] is False
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert security["readOnlyRootFilesystem"] is True
+
+
+@pytest.mark.parametrize("spec", [{}, TWO_POOLS], ids=["one pool", "two pools"])
+def test_a_template_may_name_nothing_that_the_operator_sets_itself(spec: Manifest) -> None:
+    """The API server answers 500 to an apply that names an entry of a list twice."""
+    for pod in _pods(_rendered(spec)):
+        (container,) = pod["spec"]["containers"]
+        if container["name"] != ENGINE:
+            continue
+        for entry in container["env"]:
+            _refused(EnvVar(name=entry["name"]))
+        for entry in container["volumeMounts"]:
+            _refused(VolumeMount(name="own", mount_path=entry["mountPath"]))
+
+
+def _refused(entry: ApiModel) -> None:
+    assert not all(rule.holds(entry) for rule in entry.RULES), entry
 
 
 def test_only_routers_get_a_token(manifests: tuple[Manifest, ...]) -> None:

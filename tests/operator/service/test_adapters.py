@@ -178,9 +178,13 @@ def test_what_is_refused(adapters: list[Manifest], words: str) -> None:
                     }
                 },
                 f'spec.pools.mixed.template.volumeMounts[0].mountPath: "{path}" is not allowed; '
-                "allowed: all but /etc/sluice/adapters, /mnt/adapters/loras, where adapters are",
+                f"allowed: all but {allowed}",
             )
-            for path in ("/etc/sluice/adapters", "//mnt/./adapters//loras/")
+            for path, allowed in (
+                ("/mnt/adapters/loras", "/mnt/adapters/loras, where adapters are"),
+                ("//mnt/./adapters//loras/", "/mnt/adapters/loras, where adapters are"),
+                ("//etc/./sluice//adapters/", "/etc/sluice, /mnt/model"),
+            )
         ),
     ],
 )
