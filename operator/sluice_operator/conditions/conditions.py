@@ -82,10 +82,12 @@ def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
 
 
 def apply_failed(error: ApiError, before: Manifest | None, generation: int) -> Check:
-    """The check of Updated and Stalled when the API server refuses a child.
+    """The check of Updated and Stalled when the API server refuses a child; its message is the
+    event's, too.
 
     The words of the status `before` stay while the same request is refused for the same spec: some
-    webhooks number theirs, and each change of status is a cause to try again at once."""
+    webhooks number theirs. Each change of status is a cause to try again at once, and each text
+    another event."""
     told = find(before, UPDATED) or {}
     same = (told.get("reason"), told.get("observedGeneration")) == (
         reasons.APPLY_FAILED,
@@ -105,14 +107,12 @@ def report_of(
 ) -> Report:
     """The report once `plan` was carried out, or `refused`; `before`: the last status,
     `notable`: ordinary reasons of Updated that are worth an event all the same."""
-    return Report(status, outcome_events(plan, refused), status_events(before, status, notable))
-
-
-def outcome_events(plan: Plan, refused: ApiError | None) -> tuple[Event, ...]:
-    """The events of a plan that was carried out, or that the API server refused."""
-    if refused is None:
-        return plan.events
-    return (Event("Warning", reasons.APPLY_FAILED, str(refused)),)
+    generation = status.get("observedGeneration", 0)
+    events = plan.events
+    if refused is not None:
+        message = apply_failed(refused, before, generation).message
+        events = (Event("Warning", reasons.APPLY_FAILED, message),)
+    return Report(status, events, status_events(before, status, notable))
 
 
 def status_events(
