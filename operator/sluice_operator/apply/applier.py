@@ -55,7 +55,7 @@ class Outcome:
 
     refused: ApiError | None = None
     """The refusal that has stopped it: somebody's quota, policy or edit is in the way, and only a
-    person can clear it."""
+    person can clear it. Also a failure of the API server that lasts."""
     overwritten: tuple[Overwritten, ...] = ()
     """The objects that were there and are different now."""
     interrupted: RequestError | None = None

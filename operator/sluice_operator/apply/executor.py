@@ -6,16 +6,18 @@ Knows no kind: what the status says is made elsewhere, once it is known what cam
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice_operator.apply.applier import Applier, Outcome
 from sluice_operator.apply.drift_events import repair_events
 from sluice_operator.apply.events import EventRecorder
+from sluice_operator.apply.lasting_failures import LastingFailures
 from sluice_operator.apply.plan import Event, Plan
 from sluice_operator.apply.status import Reporter, StatusGauges
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.errors import FailedApplyError
 from sluice_operator.kube.kinds import Manifest
 
 
@@ -36,6 +38,7 @@ class Executor:
 
     applier: Applier
     reporter: Reporter
+    failures: LastingFailures
 
     async def carry_out(self, live: Manifest, plan: Plan, children: Iterable[Manifest]) -> Outcome:
         """Makes `children` what the plan of `live` wants.
@@ -43,11 +46,23 @@ class Executor:
         Raises:
             RequestError: interrupted half-way by something temporary.
         """
-        outcome = await self.applier.carry_out(plan, children)
+        outcome = self._judged(live, await self.applier.carry_out(plan, children))
         if outcome.interrupted is not None:
             await self.reporter.record(live, repair_events(outcome.overwritten))
             raise outcome.interrupted
         return outcome
+
+    def _judged(self, live: Manifest, outcome: Outcome) -> Outcome:
+        """The outcome, in which failures of the API server that last are a refusal."""
+        uid, error = live["metadata"]["uid"], outcome.interrupted
+        if error is None:
+            self.failures.forget(uid)
+        if not isinstance(error, FailedApplyError):
+            return outcome
+        self.failures.note(uid)
+        if not self.failures.have_lasted(uid):
+            return outcome
+        return replace(outcome, refused=error.refusal, interrupted=None)
 
     async def report(self, live: Manifest, outcome: Outcome, report: Report) -> None:
         """Writes the status of `live` and its events.
@@ -71,4 +86,5 @@ class Executor:
 def executor(client: ApiClient, clock: Clock, instance: str, gauges: StatusGauges) -> Executor:
     """An executor that writes through `client`; events name `instance` as their source."""
     applier = Applier(client)
-    return Executor(applier, Reporter(applier, EventRecorder(client, clock, instance), gauges))
+    reporter = Reporter(applier, EventRecorder(client, clock, instance), gauges)
+    return Executor(applier, reporter, LastingFailures(clock))

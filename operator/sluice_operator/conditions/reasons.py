@@ -26,7 +26,7 @@ EDITED: Final = "Edited"
 """Somebody has edited a pool, and its service has not reverted that yet."""
 NAME_TAKEN: Final = "NameTaken"
 APPLY_FAILED: Final = "ApplyFailed"
-"""The API server refuses a child."""
+"""The API server refuses a child, or has failed over it for long."""
 PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
 """As Deployments call it."""
 

@@ -16,6 +16,7 @@ from sluice_operator.kube.errors import (
     ApiError,
     Cause,
     ConflictError,
+    FailedApplyError,
     NotFoundError,
     UnavailableError,
 )
@@ -36,8 +37,9 @@ def ignore_written(kind: Kind, result: Manifest) -> None:
 
 
 class ApiClient:
-    """One method per verb. All raise `ApiError` or `UnavailableError`. `written` may be set later,
-    by whoever keeps what was written."""
+    """One method per verb. All raise `ApiError` or `UnavailableError`; `apply` a `FailedApplyError`
+    where a 5xx is the API server's own. `written` may be set later, by whoever keeps what was
+    written."""
 
     def __init__(self, transport: Transport, count_write: CountWrite) -> None:
         self._transport = transport
@@ -234,12 +236,15 @@ def _group_path(kind: Kind) -> str:
 def _error(request: Request, response: Response) -> Exception:
     status = response.body if isinstance(response.body, dict) else {}
     reason, message = status.get("reason", ""), status.get("message", "")
+    kinds: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError}
+    failure = kinds.get(response.status, ApiError)
+    refusal = failure(str(request), response.status, reason, message, _causes(status))
+    if response.status >= 500 and request.content_type == APPLY and status:
+        return FailedApplyError(refusal, response.retry_after_seconds)
     if response.status == 429 or response.status >= 500:
         cause = f"{response.status} {reason}: {message}"
         return UnavailableError(str(request), cause, response.retry_after_seconds)
-    kinds: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError}
-    failure = kinds.get(response.status, ApiError)
-    return failure(str(request), response.status, reason, message, _causes(status))
+    return refusal
 
 
 def _causes(status: Manifest) -> tuple[Cause, ...]:

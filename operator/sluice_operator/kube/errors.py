@@ -55,6 +55,15 @@ class UnavailableError(RequestError):
         super().__init__(f"{request}: {cause}")
 
 
+class FailedApplyError(UnavailableError):
+    """The API server answered an apply with 5xx, and said why: it may pass, or be so for ever."""
+
+    def __init__(self, refusal: ApiError, retry_after_seconds: float | None = None) -> None:
+        self.refusal = refusal
+        """The same answer, as a refusal."""
+        super().__init__(refusal.summary, refusal.message, retry_after_seconds)
+
+
 class SilentError(UnavailableError):
     """A connection was open and brought nothing for too long."""
 

@@ -114,3 +114,56 @@ async def test_a_webhook_whose_text_changes_makes_one_event(
     assert cluster.condition(kind, "Updated")[1] == "ApplyFailed"
     (warning,) = cluster.warnings()
     assert warning == cluster.condition(kind, "Updated")[2]
+
+
+async def test_an_apply_that_is_answered_500_for_long_is_told_once_and_tried_on(
+    refusing: tuple[Cluster, Kind],
+) -> None:
+    cluster, kind = refusing
+    tries = iter(range(1000))
+    cluster.refusal = lambda: status_body(500, f"duplicate entries, try {next(tries)}")
+    await cluster.reconcile(kind, seconds=20)
+    assert cluster.condition(kind, "Updated")[1] != "ApplyFailed", "it may pass by itself"
+    assert cluster.warnings() == []
+
+    await cluster.reconcile(kind, seconds=60)
+    status, reason, message = cluster.condition(kind, "Updated")
+    assert (status, reason) == ("False", "ApplyFailed")
+    assert "500 InternalError: duplicate entries" in message
+    assert cluster.condition(kind, "Stalled")[:2] == ("True", "ApplyFailed")
+    assert cluster.warnings() == [message]
+    assert next(tries) > 35
+
+    cluster.refused_path = None
+    await cluster.reconcile(kind, seconds=2)
+    assert cluster.condition(kind, "Updated")[1] != "ApplyFailed"
+    assert cluster.condition(kind, "Stalled")[0] == "False"
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/deployments/chat-router", Response(502, "<html>")),
+        ("/deployments/chat-router", status_body(429, "slow down")),
+        ("/inferenceservices/chat/status", status_body(500, "no")),
+    ],
+    ids=["no answer of the API server's", "too many requests", "the status itself"],
+)
+async def test_what_says_nothing_of_a_child_is_no_refusal(path: str, answer: Response) -> None:
+    cluster = Cluster()
+    cluster.refused_path, cluster.refusal = path, lambda: answer
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=120)
+    assert cluster.condition(INFERENCE_SERVICE, "Updated")[1] != "ApplyFailed"
+    assert cluster.warnings() == []
+
+
+async def test_failures_with_a_success_between_them_do_not_add_up() -> None:
+    cluster, kind = Cluster(), INFERENCE_SERVICE
+    cluster.refusal = lambda: status_body(500, "leader changed")
+    for replicas in range(1, 7):
+        cluster.edit(kind, "chat", {"router": {"replicas": replicas}})
+        cluster.refused_path = CHILDREN[kind][1]
+        await cluster.reconcile(kind, seconds=10)
+        cluster.refused_path = None
+        await cluster.reconcile(kind)
+    assert cluster.warnings() == []

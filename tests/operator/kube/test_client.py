@@ -10,6 +10,7 @@ from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.errors import (
     ApiError,
     ConflictError,
+    FailedApplyError,
     NotFoundError,
     OperatorError,
     UnavailableError,
@@ -73,8 +74,8 @@ async def test_an_empty_list_of_metadata_has_null_items() -> None:
         (422, ApiError),
         (403, ApiError),
         (429, UnavailableError),
-        (500, UnavailableError),
-        (503, UnavailableError),
+        (500, FailedApplyError),
+        (503, FailedApplyError),
     ],
 )
 async def test_an_error_answer_says_what_was_asked_and_why_not(
@@ -84,6 +85,18 @@ async def test_an_error_answer_says_what_was_asked_and_why_not(
         await client(refuse(status)).apply(
             CONFIG_MAP, {"metadata": {"namespace": "ns", "name": "a"}}
         )
+
+
+async def test_a_failed_read_and_an_answer_of_another_server_are_no_failed_apply() -> None:
+    body = {"metadata": {"namespace": "ns", "name": "a"}}
+    gateway = Response(502, "<html>")
+    for request in (
+        client(refuse(500)).list_objects(POD, "ns"),
+        client(lambda request: gateway).apply(CONFIG_MAP, body),
+    ):
+        with pytest.raises(UnavailableError) as caught:
+            await request
+        assert not isinstance(caught.value, FailedApplyError)
 
 
 async def test_retry_after_is_kept() -> None:
