@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field
 from sluice_contract.spans import CollectorUrl
 
-from sluice_operator.api.base import ApiModel, LabelValue, left_out
+from sluice_operator.api.base import ApiModel, LabelValue, Rule, left_out
 from sluice_operator.api.pools import AcceleratorSpec
+
+_PORT: Final = (
+    "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+)
+_ORIGIN: Final = rf"^https?://([^/:\[\]]+|\[[^/\[\]]+\])(:({_PORT}))?(/|$)"
+"""Scheme, host and port, as far as an expression can say: not whether an address is one."""
+
+
+def _has_origin(url: str) -> bool:
+    try:
+        return re.search(_ORIGIN, url) is not None and bool(urlsplit(url).hostname)
+    except ValueError:
+        return False
 
 
 class Slo(ApiModel):
@@ -51,6 +66,15 @@ class TracingSpec(ApiModel):
         description="Share of requests that are sampled where the client's traceparent does not "
         "say; 0: none, whatever it says. Requests without a valid API key never are, where keys "
         "are asked for.",
+    )
+
+    RULES: ClassVar = (
+        Rule(
+            f"self.endpoint.matches(r'{_ORIGIN}')",
+            lambda tracing: _has_origin(tracing.endpoint),
+            "a host, and a port of 1 to 65535 or none",
+            "endpoint",
+        ),
     )
 
 

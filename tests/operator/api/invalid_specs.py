@@ -43,6 +43,10 @@ def _sidecar_ports(*ports: dict[str, Any]) -> dict[str, Any]:
     return _template(sidecars=[{"name": "log", "image": "a", "ports": list(ports)}])
 
 
+def _traced(endpoint: str) -> dict[str, Any]:
+    return {"tracing": {"endpoint": endpoint}}
+
+
 INVALID: dict[str, Invalid] = {
     "no model": Invalid({"model": None}, "spec.model"),
     "no uri": Invalid({"model": {}}, "spec.model.uri"),
@@ -287,6 +291,21 @@ INVALID: dict[str, Invalid] = {
     ),
     "unknown strategy": Invalid({"rollout": {"strategy": "Big"}}, "spec.rollout.strategy"),
     "unknown provider": Invalid({"autoscaling": {"provider": "Me"}}, "spec.autoscaling.provider"),
+    "a collector's port above all ports": Invalid(
+        _traced("http://h:99999"), "spec.tracing.endpoint", "port of 1 to 65535"
+    ),
+    "a collector's port just above": Invalid(
+        _traced("https://h:65536/a"), "spec.tracing.endpoint", "port of 1 to 65535"
+    ),
+    "a collector's port of 0": Invalid(
+        _traced("http://h:0"), "spec.tracing.endpoint", "port of 1 to 65535"
+    ),
+    "a collector's port by name": Invalid(
+        _traced("http://h:otlp/"), "spec.tracing.endpoint", "port of 1 to 65535"
+    ),
+    "a collector's address that is not closed": Invalid(
+        _traced("http://[::1/a"), "spec.tracing.endpoint", "port of 1 to 65535"
+    ),
     "no time at all": Invalid({"slo": {"ttftMilliseconds": 0}}, "spec.slo.ttftMilliseconds"),
     "taken variable": Invalid(
         _template(env=[{"name": "POD_IP", "value": "x"}]),
@@ -462,6 +481,9 @@ VALID: dict[str, dict[str, Any]] = {
         {"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}
     ),
     "a mount whose name begins like the operator's": _mounted("/etc/sluices"),
+    "a collector's highest port": _traced("http://h.a-b_c:65535/v1:2"),
+    "a collector's address": _traced("http://[2001:db8::1]:4318"),
+    "a collector without a port": _traced("https://h"),
     "two tolerations alike": _template(tolerations=[{"key": "a"}, {"key": "a"}]),
 }
 

@@ -316,6 +316,13 @@ def test_tensor_parallelism_takes_the_gpus_that_an_engine_has() -> None:
     assert "spec.pools.mixed.accelerator.count (4)" in found.message
 
 
+@pytest.mark.parametrize("endpoint", ["http://h:99999", "http://[1:2]:3", "http://a\u2100b"])
+def test_a_collector_that_no_policy_can_name_is_refused(endpoint: str) -> None:
+    refusal = service_plan({"tracing": {"endpoint": endpoint}}).refusal
+    assert refusal is not None
+    assert refusal.message.startswith("spec.tracing.endpoint: ")
+
+
 def test_tracing_reaches_every_process_and_opens_the_way_to_the_collector() -> None:
     tracing = {"endpoint": "http://collector.monitoring:4318", "sampleRatio": 0.1}
     plan, without = service_plan({"tracing": tracing}), service_plan()
