@@ -8,13 +8,12 @@ kubelets are no changes. Knows no service.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sluice_operator.clock import Clock
-from sluice_operator.informer.reflector import Streams
+from sluice_operator.informer.reflector import Streams, parse_event
 from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.errors import FORBIDDEN, ApiError, OperatorError
 from sluice_operator.kube.kinds import NODE, Manifest
@@ -133,10 +132,14 @@ class NodeWatch:
         return RETRY_SECONDS
 
     async def _follow(self, version: str) -> None:
-        """Returns when the watch ends; the list is then read again."""
+        """Returns when the watch ends; the list is then read again.
+
+        Raises:
+            OperatorError: it was refused or broken off.
+        """
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         async for line in self._streams.lines(Request("GET", path(NODE, None), query)):
-            event: dict[str, Any] = json.loads(line)
+            event = parse_event(line)
             if event["type"] == "ERROR":
                 return
             if event["type"] != "BOOKMARK":

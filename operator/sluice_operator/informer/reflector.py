@@ -157,7 +157,7 @@ class Reflector:
             before = version
             try:
                 async for line in self._source.streams.lines(self._watch(version)):
-                    version = self._take(_event(line), version)
+                    version = self._take(parse_event(line), version)
                     self._note_success("watch")
                 if version == before:
                     raise OperatorError("the watch ended without an event")
@@ -247,8 +247,12 @@ def _needs_listing(error: OperatorError) -> bool:
     return isinstance(error, _CannotGoOnError | SilentError)
 
 
-def _event(line: bytes) -> dict[str, Any]:
-    """One event of a watch; a line that was cut off is a watch that was."""
+def parse_event(line: bytes) -> dict[str, Any]:
+    """One event of a watch.
+
+    Raises:
+        UnavailableError: the line was cut off, and so the watch.
+    """
     try:
         event: dict[str, Any] = json.loads(line)
     except ValueError as error:

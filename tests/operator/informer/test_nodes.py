@@ -40,6 +40,8 @@ class Server:
         self.watch_status = 200
         self.events: list[list[tuple[str, Manifest]]] = []
         self.lists = 0
+        self.cut = b""
+        """In place of the next event's line."""
 
     async def send(self, request: Request) -> Response:
         self.lists += 1
@@ -53,7 +55,8 @@ class Server:
             raise ApiError(str(request), self.watch_status, "Forbidden", "")
         batch = self.events.pop(0) if self.events else []
         for kind, item in batch:
-            yield json.dumps({"type": kind, "object": item}).encode()
+            yield self.cut or json.dumps({"type": kind, "object": item}).encode()
+            self.cut = b""
         if not self.events:
             raise DoneError
 
@@ -120,6 +123,19 @@ async def test_what_happened_while_there_was_no_watch_is_found_by_reading_again(
     server.events = [[("ERROR", {"code": 410})]]
     assert len(await changes(server, nodes)) == 2
     assert server.lists == 3
+
+
+@pytest.mark.parametrize("line", [b'{"type":"ADDED","obj', b"\xff\xfe"], ids=["cut", "no text"])
+async def test_a_line_that_is_cut_off_is_a_watch_that_is(
+    server: Server, nodes: Nodes, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.cut = line
+    server.events = [[("ADDED", node("b")), ("ADDED", node("c"))], []]
+    clock = FakeClock()
+    assert await changes(server, nodes, clock) == []
+    assert server.lists == 2, "what was missed is read again"
+    assert clock.elapsed_seconds == 5
+    assert "nodes not followed" in caplog.text
 
 
 async def test_without_the_right_to_list_them_there_are_none_and_the_watch_asks_again(
