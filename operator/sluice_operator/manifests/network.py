@@ -171,5 +171,9 @@ def policy_port(number: int, protocol: str = "TCP") -> Manifest:
     return {"port": number, "protocol": protocol}
 
 
-DNS: Final[Manifest] = {"ports": [policy_port(53, "UDP"), policy_port(53)]}
+DNS_PORTS: Final = (53, 5353)
+"""A policy sees the port of the pod that answers: on OpenShift 5353, behind the Service's 53."""
+DNS: Final[Manifest] = {
+    "ports": [policy_port(port, protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]
+}
 """Anybody who answers there."""

@@ -50,6 +50,8 @@ FLOWS = [
     (ROUTER, ENGINE, 8000, True),
     (MONITOR, ENGINE, 8000, True),
     (ROUTER, STRANGER, 53, True),
+    (ROUTER, STRANGER, 5353, True),
+    (ENGINE, STRANGER, 5353, False),
     (ROUTER, STRANGER, 6443, True),
     (STRANGER, ENGINE, 8000, False),
     (_pod("router", "other"), ENGINE, 8000, False),
@@ -107,12 +109,28 @@ def test_the_port_that_the_spec_names_is_open_and_the_default_is_not() -> None:
     assert not _flows(spec, DECODE, PREFILL, 8998)
 
 
+@pytest.mark.parametrize("spec", [{}, {"tracing": {"endpoint": "http://c:4318"}}])
+def test_dns_is_open_at_its_port_and_at_the_pods_of_openshift_by_udp_and_tcp(
+    spec: Manifest,
+) -> None:
+    manifests = preview(document(HUB | spec), IMAGES).manifests
+    policies = [m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"]
+    rules = [rule for policy in policies for rule in policy.get("egress", ())]
+    dns = [r for r in rules if any(port["protocol"] == "UDP" for port in r["ports"])]
+    assert len(dns) == (3 if spec else 2), "routers, downloads, and engines that send spans"
+    for rule in dns:
+        assert rule.keys() == {"ports"}
+        open_ports = {(port["port"], port["protocol"]) for port in rule["ports"]}
+        assert open_ports == {(53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP")}
+
+
 HUB: Manifest = {"model": {"uri": "hf://org/name"}}
 FETCHING = Place({labels.SERVICE: "chat", labels.FETCHES: "true"}, {"name": "default"})
 FETCHING_ENGINE = ENGINE._replace(pod={**ENGINE.pod, labels.FETCHES: "true"})
 TO_A_HUB = [
     (FETCHING, STRANGER, 443, True),
     (FETCHING, STRANGER, 53, True),
+    (FETCHING, STRANGER, 5353, True),
     (FETCHING_ENGINE, STRANGER, 443, True),
     (ENGINE, STRANGER, 443, False),
     (FETCHING, STRANGER, 6443, False),
