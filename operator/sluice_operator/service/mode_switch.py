@@ -23,6 +23,7 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.pods import config_maps_of_pod, mounted_config_maps
 from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.parts import engines_ready
 from sluice_operator.service.rollout import PoolState
 from sluice_operator.service.router import PlannedRouter
 
@@ -58,9 +59,19 @@ def former_pools(observed: ServiceObserved, spec: InferenceServiceSpec) -> tuple
     )
 
 
-def are_awaited(pools: Iterable[PoolState]) -> bool:
-    """Whether one of the wanted pools is not there yet with all its engines."""
-    return not all(pool.wanted.settled and pool.wanted.replicas == pool.replicas for pool in pools)
+def are_awaited(observed: ServiceObserved, pools: Iterable[PoolState]) -> bool:
+    """Whether one of the wanted pools is not there yet with all its engines, or has not reported
+    any: its status, of which Ready is made, comes after that of its Deployment."""
+    reported = {
+        pool["spec"]["role"]: engines_ready(pool)
+        for pool in of_kind(observed.children, ENGINE_POOL)
+    }
+    return not all(
+        pool.wanted.settled
+        and pool.wanted.replicas == pool.replicas
+        and (not pool.replicas or reported.get(pool.role, 0))
+        for pool in pools
+    )
 
 
 def plan_former(

@@ -73,9 +73,14 @@ def pool_summary(live: Manifest | None, desired: int, accelerator: str | None) -
 
 def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) -> Part:
     """How a pool is doing, of which `desired` engines are wanted."""
-    revisions = ((live or {}).get("status") or {}).get("revisions") or ()
-    ready = sum(revision["ready"] for revision in revisions)
+    ready = engines_ready(live)
     return Part(answering(ready, desired, f"engines of pool {role}", updated), updated)
+
+
+def engines_ready(live: Manifest | None) -> int:
+    """How many engines of any revision are ready, as the status of an EnginePool says."""
+    revisions = ((live or {}).get("status") or {}).get("revisions") or ()
+    return sum(revision["ready"] for revision in revisions)
 
 
 def pool_updated(role: str, live: Manifest | None, waiting: Check) -> Check:

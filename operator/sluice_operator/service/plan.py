@@ -195,7 +195,8 @@ def _desired(
         for each in resolved
     )
     before = former_pools(observed, spec)
-    router = plan_router(observed, top, spec, waits=bool(before) and are_awaited(states))
+    waits = bool(before) and are_awaited(observed, states)
+    router = plan_router(observed, top, spec, waits=waits)
     former = plan_former(observed, before, router)
     brought = (*delivery.manifests, *adapters.manifests)
     apply = (*brought, *_children(observed, top, spec, router, pools))

@@ -211,9 +211,7 @@ async def test_a_mixed_service_is_split_while_it_serves(
     assert (await cluster.list(DEPLOYMENT, namespace)).keys() == found.keys()
 
     before = found["chat-router"]["metadata"]["generation"]
-    for name in found:
-        if "prefill" in name or "decode" in name:
-            await complete(cluster, namespace, name)
+    await play_controllers(cluster, namespace, DEPLOYMENTS + 1)
     await cluster.until(
         DEPLOYMENT,
         namespace,

@@ -187,6 +187,32 @@ def test_it_is_ready_while_the_former_pools_serve() -> None:
     assert status["pools"].keys() == {"prefill", "decode"}
 
 
+@pytest.mark.parametrize(("before", "after"), SWITCHES, ids=["apart", "together"])
+def test_it_stays_ready_while_the_pools_report_later_than_their_deployments(
+    before: Manifest, after: Manifest
+) -> None:
+    world, _ = _serving(before)
+    world = world.carried_out(world.plan(after))
+    silent = {key: child for key, child in world.children.items() if key[0] == "EnginePool"}
+    reported = world.carried_out(world.plan(after), _roles(after))
+
+    late = reported._replace(children=reported.children | silent)
+    assert _ready(late, after) == "True"
+    assert _followed(late, late.plan(after)) == _pools(before)
+
+    assert _followed(reported, reported.plan(after)) == _pools(after)
+    assert _ready(reported, after) == "True"
+
+
+def _ready(world: World, spec: Manifest) -> str:
+    routers = complete(world.children["Deployment", "chat-router"])
+    children = world.children | {("Deployment", "chat-router"): routers}
+    observed = service_observed(service(spec), children.values(), pods=world.routers)
+    ready = find(service_status(observed, plan_service(observed), NOW), "Ready")
+    assert ready is not None
+    return str(ready["status"])
+
+
 def test_new_pools_that_fail_halt_the_switch() -> None:
     world, _ = _serving(MIXED)
     world = world.carried_out(world.plan(APART))
