@@ -6,6 +6,9 @@ PYTHON := .venv/bin/python
 # of which would otherwise compile all that it imports. It stays out of the tree.
 BYTECODE := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(CURDIR)/.cache/bytecode"
 PYTEST := $(BYTECODE) OMP_NUM_THREADS=1 .venv/bin/pytest
+# How a stage went: its slowest tests, a report, and what failed, of which AGAIN=1 runs that alone.
+RESULTS ?= .cache/stages
+OF_STAGE = --durations=15 --junitxml=$(RESULTS)/$@$(AGAIN).xml -o cache_dir=$(CURDIR)/$(RESULTS)/$@ $(if $(AGAIN),--lf --lfnf=none)
 SOURCES := operator runtime kernels e2e tests benchmarks images docs dashboards release
 MODEL ?= dummy://qwen3-tiny
 CLUSTER ?=
@@ -67,11 +70,11 @@ imports: setup
 
 .PHONY: unit
 unit: setup
-	$(PYTEST) -n 2 --dist loadgroup
+	$(PYTEST) -n 2 --dist loadgroup $(OF_STAGE)
 
 .PHONY: test-process
 test-process: prometheus ## whole engine processes: start, serve, drain, die
-	$(PYTEST) -n 2 --dist loadgroup -m "process and not full"
+	$(PYTEST) -n 2 --dist loadgroup $(OF_STAGE) -m "process and not full"
 
 # What takes minutes the first time is built before pytest, whose limit for a test would end it and
 # which would keep its progress to itself.
@@ -89,11 +92,11 @@ images: setup
 
 .PHONY: test-apiserver
 test-apiserver: binaries ## the operator against a real etcd and API server
-	$(PYTEST) -n 2 --dist loadgroup -m "apiserver and not full"
+	$(PYTEST) -n 2 --dist loadgroup $(OF_STAGE) -m "apiserver and not full"
 
 .PHONY: test-cluster
 test-cluster: binaries images ## images, and the stories on a real cluster
-	$(PYTEST) -m "cluster and not full and not gpu" tests e2e/stories
+	$(PYTEST) $(OF_STAGE) -m "cluster and not full and not gpu" tests e2e/stories
 
 .PHONY: hypothesis
 hypothesis: binaries ## every property test below a cluster, with random seeds and 25 times the examples of make check
