@@ -1,13 +1,18 @@
-"""Two pools answer as one engine does that computes and decodes: over HTTP, through the router."""
+"""Two pools answer as one engine does that computes and decodes: over HTTP, through the router; one
+trace tells of all steps."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sluice_contract.router_config import RouterTracing
 
+from tests.collector import Collector, Seen, collecting
 from tests.disaggregated.asking import (
     Request,
     ask,
@@ -18,12 +23,24 @@ from tests.disaggregated.asking import (
     text,
     texts,
 )
-from tests.disaggregated.engines import EngineProcess
+from tests.disaggregated.engines import KEY, EngineProcess
 from tests.disaggregated.service import Service, running_service
+from tests.router import fakes
+from tests.runtime.launch.processes import until
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("disaggregated")]
 
 LENGTHS = [1, 2, 15, 16, 17, 255, 256, 257, 1000]
+SPANS = {
+    "sluice.request": ("sluice-router", None),
+    "sluice.attempt": ("sluice-router", "sluice.request"),
+    "sluice.engine": ("sluice-api", "sluice.attempt"),
+    "sluice.prefill": ("sluice-engine", "sluice.engine"),
+    "sluice.transfer": ("sluice-engine", "sluice.engine"),
+    "sluice.decode": ("sluice-api", "sluice.engine"),
+}
+"""Spans of one request: the process that tells of each, and what it is a part of."""
+COPY = task("copy", 200, 3)
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +67,30 @@ def expected(mixed: EngineProcess) -> dict[str, Any]:
     return {request.name: answer for request, answer in zip(asked, answers, strict=True)}
 
 
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
 @pytest.fixture(scope="module", params=[("Mooncake", 16), ("TCP", 1)], ids=["Mooncake", "TCP"])
 def service(
-    request: pytest.FixtureRequest, mixed: EngineProcess, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    mixed: EngineProcess,
+    collector: Collector,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Service]:
+    """That of TCP tells spans."""
     backend, page_size = request.param
     settings = {"kvTransfer": {"backend": backend}, "pageSize": page_size}
     settings["decode"] = {"kvPoolTokens": 3072}
-    with running_service(tmp_path_factory.mktemp("service"), **settings) as service:
-        yield service
+    if backend == "TCP":
+        settings["tracing"] = {"endpoint": collector.url}
+    folder = tmp_path_factory.mktemp("service")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        with running_service(folder, **settings) as service:
+            yield service
 
 
 def test_the_answers_are_those_of_a_mixed_engine(
@@ -66,13 +98,13 @@ def test_the_answers_are_those_of_a_mixed_engine(
 ) -> None:
     asked, (decode,) = requests(LENGTHS), service.decodes
     read = []
-    for _ in range(2):
+    for again in asked, asked[::-1]:  # what was asked last is held when it is asked first
         before = decode.metric("sluice_handover_read_bytes_total")
-        for request, answer in zip(asked, ask_all(service.url, asked), strict=True):
+        for request, answer in zip(again, ask_all(service.url, again), strict=True):
             check(request, answer, expected[request.name])
         service.idle()
         read.append(decode.metric("sluice_handover_read_bytes_total") - before)
-    assert read[1] < read[0], "the decode engine holds a part of most prompts"
+    assert read[1] < read[0], "the decode engine holds a part of some prompts"
     assert decode.metric("sluice_handover_failures_total") == 0
     assert decode.metric("sluice_handover_recomputed_total") == 0
 
@@ -83,14 +115,50 @@ def test_a_stream_says_the_same(service: Service) -> None:
 
 
 def test_what_decode_retracts_it_computes_again(service: Service, mixed: EngineProcess) -> None:
-    """Its pool holds two of three; each may grow far behind what is kept free for it."""
+    """Its pool holds one of three whole; each may grow far behind what is kept free for it."""
     (decode,) = service.decodes
-    asked = [text(64, seed, max_tokens=1200) for seed in range(3)]
+    asked = [text(64, seed, max_tokens=1500) for seed in range(3)]
     answers = ask_all(service.url, asked)
     assert decode.metric("sluice_handover_recomputed_total") >= 1
     for answer, alone in zip(answers, ask_all(mixed.url, asked), strict=True):
         assert texts(answer) == texts(alone)
     service.idle()
+
+
+@pytest.mark.parametrize("service", [("TCP", 1)], ids=["TCP"], indirect=True)
+async def test_every_step_of_a_request_is_a_span_of_its_trace(
+    service: Service, collector: Collector, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(KEY)
+    async with fakes.running_router(
+        *(engine.url for engine in service.decodes),
+        prefill_engines=tuple(engine.url for engine in service.prefills),
+        handover_key_file=str(tmp_path / "key"),
+        tracing=RouterTracing(endpoint=collector.url),
+        upstream={"wait_for_engine_seconds": 30},
+    ) as router:
+        check(COPY, await asyncio.to_thread(ask, router.url, COPY))
+
+    def of_the_trace() -> list[Seen]:
+        traces = {span.trace_id for span in collector.named("sluice.request")}
+        return [span for span in collector.spans if span.trace_id in traces]
+
+    until(lambda: {span.name for span in of_the_trace()} >= SPANS.keys())
+    spans = {span.name: span for span in of_the_trace()}
+    assert len(spans) == len(of_the_trace())
+    assert len({span.trace_id for span in spans.values()}) == 1
+    for name, (process, parent) in SPANS.items():
+        assert spans[name].process == process
+        assert spans[name].parent_id == (spans[parent].span_id if parent else "")
+    moments = [
+        spans["sluice.engine"].seconds[0],
+        spans["sluice.prefill"].seconds[1],
+        spans["sluice.transfer"].seconds[1],
+        spans["sluice.decode"].seconds[0],
+        spans["sluice.decode"].seconds[1],
+    ]
+    assert moments == sorted(moments)
+    assert spans["sluice.prefill"].attributes["sluice.prompt_tokens"] == len(COPY.body["prompt"])
 
 
 @pytest.mark.full

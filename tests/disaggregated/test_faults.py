@@ -106,7 +106,6 @@ def test_a_prefill_engine_killed_in_a_transfer_costs_time_and_no_request(
     assert service.router.metric('sluice_router_retries_total{reason="prefill"}') >= 1
 
 
-@pytest.mark.full
 def test_a_decode_engine_killed_in_a_transfer_costs_time_and_no_request(
     service: Service, clients: ThreadPoolExecutor, expected: Any
 ) -> None:
@@ -116,7 +115,6 @@ def test_a_decode_engine_killed_in_a_transfer_costs_time_and_no_request(
     check(LONG, asked.result(), expected)
 
 
-@pytest.mark.full
 def test_the_former_life_of_a_prefill_engine_is_refused_and_the_next_one_serves(
     service: Service, clients: ThreadPoolExecutor, expected: Any
 ) -> None:
@@ -155,8 +153,7 @@ def test_a_decode_engine_killed_in_an_answer_is_followed_by_another(
     assert service.router.metric("sluice_router_streams_resumed_total") >= 1
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("pool", ["prefills", "decodes"])
+@pytest.mark.parametrize("pool", ["prefills", pytest.param("decodes", marks=pytest.mark.full)])
 def test_an_engine_that_is_asked_to_leave_finishes_what_it_has(
     service: Service, clients: ThreadPoolExecutor, expected: Any, pool: str
 ) -> None:

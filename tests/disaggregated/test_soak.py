@@ -24,7 +24,7 @@ SETTINGS = {"chunkSize": 128, "decode": {"kvPoolTokens": 1152}}
 @pytest.mark.parametrize(
     ("backend", "seconds"),
     [
-        pytest.param("Mooncake", 20.0, marks=pytest.mark.process),
+        pytest.param("Mooncake", 15.0, marks=pytest.mark.process),
         pytest.param("Mooncake", 600.0, marks=pytest.mark.full),
         pytest.param("TCP", 60.0, marks=pytest.mark.full),
     ],

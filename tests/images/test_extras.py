@@ -7,6 +7,7 @@ large, is checked by its tests inside its image (`python -m e2e.images check eng
 import hashlib
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from e2e.cluster.toolchain.cache import cache_directory
 from e2e.cluster.toolchain.uv import find_uv
 from e2e.images.catalog import ROOT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 COMPONENTS = {
     "router": "runtime",
@@ -32,6 +33,7 @@ PACKAGES = {
 }
 
 
+@cache
 def environment_of(extra: str) -> Path:
     """A virtual environment with that extra only; a change of the lock file makes a new one."""
     lock = hashlib.sha256((ROOT / "uv.lock").read_bytes()).hexdigest()[:12]

@@ -108,7 +108,9 @@ async def busy(client: aiohttp.ClientSession, url: str) -> list[int]:
         return [row["inflightRequests"] for row in (await response.json())["engines"]]
 
 
-@pytest.mark.parametrize("victims", ["the engine process", "all"])
+@pytest.mark.parametrize(
+    "victims", ["the engine process", pytest.param("all", marks=pytest.mark.full)]
+)
 async def test_engines_killed_in_the_middle_cost_a_pause(tmp_path: Path, victims: str) -> None:
     async with AsyncExitStack() as stack:
         starting = [engine(stack, tmp_path / name) for name in ("a", "b")]

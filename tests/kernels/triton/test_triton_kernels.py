@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("triton")]
 ROOT: Final = Path(__file__).parents[3]
 SHARED_BYTES: Final = {75: 65_536, 80: 166_912, 90: 232_448, 100: 232_448}
 """A block's, by compute capability: CUDA C++ Programming Guide, "Technical Specifications"."""
+ARCHITECTURES: Final = [
+    each if each == 90 else pytest.param(each, marks=pytest.mark.full) for each in SHARED_BYTES
+]
 CALLS: Final = {
     "rotate_and_store": rotary_call(torch.float16, 128, normed=True),
     "sample_rows": sample_call(),
@@ -55,13 +58,13 @@ def test_the_interpreter_computes_what_the_reference_does(
     assert outcomes[name] is None
 
 
-@pytest.mark.parametrize("architecture", SHARED_BYTES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kernel", CALLS)
 def test_compiled_for_a_gpu(kernel: str, architecture: int, tmp_path: Path) -> None:
     check(CALLS[kernel], architecture, tmp_path)
 
 
-@pytest.mark.parametrize("architecture", SHARED_BYTES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 def test_every_head_dimension_compiled(dim: int, architecture: int, tmp_path: Path) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -69,11 +72,13 @@ def test_every_head_dimension_compiled(dim: int, architecture: int, tmp_path: Pa
             check(rotary_call(dtype, dim, normed), architecture, tmp_path)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("vocabulary", [160, 50_257])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_kind_of_logits_compiled(dtype: torch.dtype, vocabulary: int) -> None:
-    for architecture in (80, 90):
-        assert compile_program(sample_call(dtype, vocabulary).program(), architecture).code
+def test_every_kind_of_logits_compiled(
+    dtype: torch.dtype, vocabulary: int, architecture: int
+) -> None:
+    assert compile_program(sample_call(dtype, vocabulary).program(), architecture).code
 
 
 def check(call: Call, architecture: int, scratch: Path) -> None:

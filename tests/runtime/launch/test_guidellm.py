@@ -15,7 +15,12 @@ import pytest
 from benchmarks.peers.environments import Packages, python_with
 from tests.runtime.launch.processes import Process, running
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("engine"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.full,  # it imports torch and transformers for half a minute
+    pytest.mark.xdist_group("engine"),
+    pytest.mark.timeout(600),
+]
 
 TOKENIZER = Path("e2e/model/sluice-tiny").resolve()
 REQUESTS, OUTPUT_TOKENS = 6, 8
@@ -63,7 +68,6 @@ def refuse_failures(requests: dict[str, Any]) -> None:
         assert "continuous_usage_stats" in request["request_args"], "what it was refused for"
 
 
-@pytest.mark.full  # a router's answers are an engine's
 def test_guidellm_measures_an_engine(engine: tuple[Process, str], tmp_path: Path) -> None:
     refuse_failures(guidellm(engine[1], "/v1/completions", tmp_path))
 

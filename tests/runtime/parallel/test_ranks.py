@@ -83,12 +83,17 @@ def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Gene
 @pytest.mark.parametrize(
     ("name", "overlap", "adapted"),
     [
-        ("qwen3-tiny", False, None),
         ("qwen3-tiny", True, None),
-        ("qwen3-tiny", True, "adapters"),
         ("qwen3-tiny", False, "adapters_file"),
-        ("qwen2-tiny", False, None),
         ("qwen3-moe-tiny", False, "adapters"),
+        *(
+            pytest.param(*rest, marks=pytest.mark.full)
+            for rest in (
+                ("qwen3-tiny", False, None),
+                ("qwen3-tiny", True, "adapters"),
+                ("qwen2-tiny", False, None),
+            )
+        ),
     ],
 )
 def test_two_ranks_answer_as_one(
