@@ -91,8 +91,8 @@ images: setup
 	@$(PYTHON) -m e2e.images build engine-pretended router operator fetch
 
 .PHONY: test-apiserver
-test-apiserver: binaries ## the operator against a real etcd and API server
-	$(PYTEST) -n 2 --dist loadgroup $(OF_STAGE) -m "apiserver and not full"
+test-apiserver: binaries ## the operator against a real etcd and API server, which five workers share: they wait most of the time
+	$(PYTEST) -n 5 --dist loadgroup $(OF_STAGE) -m "apiserver and not full"
 
 .PHONY: test-cluster
 test-cluster: binaries images ## images, and the stories on a real cluster

@@ -67,6 +67,11 @@ def one_authority(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuLimit())
+    starts_workers = config.option.numprocesses and not hasattr(config, "workerinput")
+    if starts_workers and config.option.markexpr.startswith("apiserver"):
+        from tests.operator.harness.plane import SharedPlane
+
+        config.pluginmanager.register(SharedPlane())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,12 +7,15 @@ For tests of what talks to an API server only. It knows no node: pods stay Pendi
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
+
+import yaml
 
 from e2e.cluster.bare import controlplane
 from e2e.cluster.bare.certs import Certificate, create_authority, create_signing_key, issue
@@ -23,6 +26,7 @@ from e2e.cluster.ports import free_ports
 from e2e.cluster.toolchain.binaries import Binaries, ensure_binaries
 
 ADDRESS = "127.0.0.1"
+AUTHORITY = "sluice-ca"
 SERVICE_SUBNET = "10.96.0.0/16"
 DIRECTORY_PREFIX = "sluice-controlplane-"
 READY_SECONDS = 60.0
@@ -30,7 +34,46 @@ READY_SECONDS = 60.0
 APISERVER_FLAGS = {"disable-admission-plugins": "ServiceAccount", "allow-privileged": "true"}
 
 
-class ControlPlane:
+class ApiServer:
+    """A running API server as whoever knows its folder may use it."""
+
+    def __init__(self, directory: Path, binaries: Binaries, authority: Certificate) -> None:
+        self.directory = directory
+        self.audit_log = directory / "audit.log"
+        self.kubeconfig = directory / "kubeconfig"
+        self._binaries = binaries
+        self._authority = authority
+
+    @property
+    def url(self) -> str:
+        (cluster,) = yaml.safe_load(self.kubeconfig.read_text())["clusters"]
+        return str(cluster["cluster"]["server"])
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """Standard output of a kubectl command against this API server."""
+        return run(self.kubectl_argv(*words), stdin=stdin)
+
+    def kubectl_argv(self, *words: str) -> list[str]:
+        """The command line of `kubectl`."""
+        kubectl = self._binaries.program("kubectl")
+        return [str(kubectl), f"--kubeconfig={self.kubeconfig}", *words]
+
+    def user_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig of another user, who may do what RBAC grants: for tests of roles."""
+        folder = self.directory / f"users-of-{os.getpid()}"  # other processes may do the same
+        name = user.replace(":", "-")
+        client = issue(self._authority, folder, name, user=user, groups=groups)
+        path = folder / f"{name}.kubeconfig"
+        return write_kubeconfig(path, self.url, self._authority.certificate, client)
+
+
+def api_server_at(directory: Path) -> ApiServer:
+    """The one that another process has started, and keeps."""
+    authority = create_authority(directory / "pki", AUTHORITY)
+    return ApiServer(directory, ensure_binaries(), authority)
+
+
+class ControlPlane(ApiServer):
     """A running etcd and API server. Ports and data outlive `stop_apiserver`, so that
     `start_apiserver` brings the same server back."""
 
@@ -42,18 +85,13 @@ class ControlPlane:
         data: Path | None,
         feature_gates: str,
     ) -> None:
-        self.audit_log = directory / "audit.log"
-        self._directory = directory
-        self._gates = {"feature-gates": feature_gates} if feature_gates else {}
-        self._binaries = binaries
         pki = directory / "pki"
-        self._authority = create_authority(pki, "sluice-ca")
+        super().__init__(directory, binaries, create_authority(pki, AUTHORITY))
+        self._gates = {"feature-gates": feature_gates} if feature_gates else {}
         self._admin = issue(self._authority, pki, "admin", user="admin", groups=["system:masters"])
         self._port, etcd_port, peer_port = free_ports(3)
-        self.url = f"https://{ADDRESS}:{self._port}"
-        self.kubeconfig = write_kubeconfig(
-            directory / "kubeconfig", self.url, self._authority.certificate, self._admin
-        )
+        url = f"https://{ADDRESS}:{self._port}"
+        write_kubeconfig(self.kubeconfig, url, self._authority.certificate, self._admin)
         self._etcd_url = f"http://{ADDRESS}:{etcd_port}"
         self._etcd = self._etcd_daemon(data or directory / "etcd", f"http://{ADDRESS}:{peer_port}")
         self._signing_key = create_signing_key(pki / "service-account.key")
@@ -82,32 +120,16 @@ class ControlPlane:
         """Kills the API server: open connections break, new ones are refused."""
         self._apiserver.kill()
 
-    def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """Standard output of a kubectl command against this API server."""
-        return run(self.kubectl_argv(*words), stdin=stdin)
-
-    def kubectl_argv(self, *words: str) -> list[str]:
-        """The command line of `kubectl`."""
-        kubectl = self._binaries.program("kubectl")
-        return [str(kubectl), f"--kubeconfig={self.kubeconfig}", *words]
-
-    def user_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig of another user, who may do what RBAC grants: for tests of roles."""
-        name = user.replace(":", "-")
-        client = issue(self._authority, self._directory / "pki", name, user=user, groups=groups)
-        path = self._directory / f"{name}.kubeconfig"
-        return write_kubeconfig(path, self.url, self._authority.certificate, client)
-
     def _answers(self) -> bool:
         return controlplane.is_ready(ADDRESS, self._port, self._authority.certificate, self._admin)
 
     def _etcd_daemon(self, data: Path, peer_url: str) -> Daemon:
         etcd = self._binaries.program("etcd")
         argv = controlplane.etcd_argv(etcd, data, self._etcd_url, peer_url)
-        return Daemon("etcd", argv, self._directory / "etcd.log")
+        return Daemon("etcd", argv, self.directory / "etcd.log")
 
     def _apiserver_daemon(self) -> Daemon:
-        policy = self._directory / "audit-policy.yaml"
+        policy = self.directory / "audit-policy.yaml"
         policy.write_text(controlplane.audit_policy())
         argv = controlplane.apiserver_argv(
             self._binaries.program("kube-apiserver"),
@@ -126,12 +148,12 @@ class ControlPlane:
         )
         # Collects its garbage a third as often: it computes a sixth less, and is gone soon.
         return Daemon(
-            "kube-apiserver", ["env", "GOGC=400", *argv], self._directory / "kube-apiserver.log"
+            "kube-apiserver", ["env", "GOGC=400", *argv], self.directory / "kube-apiserver.log"
         )
 
     def _serving_certificate(self) -> Certificate:
         hosts = [ADDRESS, "localhost"]
-        pki = self._directory / "pki"
+        pki = self.directory / "pki"
         return issue(self._authority, pki, "kube-apiserver", user="kube-apiserver", hosts=hosts)
 
     def _controllers_daemon(self, controllers: Sequence[str]) -> Daemon:
@@ -143,7 +165,7 @@ class ControlPlane:
             controllers,
             {"secure-port": "0", "horizontal-pod-autoscaler-sync-period": "1s"},
         )
-        log = self._directory / "kube-controller-manager.log"
+        log = self.directory / "kube-controller-manager.log"
         return Daemon("kube-controller-manager", argv, log)
 
 

@@ -1,74 +1,69 @@
-"""An API server for each worker that runs operator tests, and in it a namespace for each test."""
+"""An API server for all operator tests, and in it a namespace for each."""
 
 from __future__ import annotations
 
 import itertools
-import time
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from sluice_operator.kube.kinds import ROLE, ROLE_BINDING
 
-from e2e.cluster.controlplane_only import ControlPlane, control_plane
-from e2e.cluster.errors import CommandFailedError
+from e2e.cluster.controlplane_only import ApiServer, ControlPlane, api_server_at
 from tests.connections import cut_connections
 from tests.operator.harness.cluster import NAMESPACE, Cluster
+from tests.operator.harness.plane import DIRECTORY, OWN_PLANE, ROOT, installed_plane
 from tests.operator.harness.process import OperatorProcess
-from tests.patience import PATIENCE_SECONDS
 
-ROOT = Path(__file__).parents[2]
 OPERATOR_NAMESPACE = "sluice-system"
 OPERATOR_USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:sluice-operator"
 LEASE_ROLE = ROOT / "manifests" / "operator" / "lease_role.yaml"
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def plane() -> Iterator[ControlPlane]:
-    """etcd, API server and two controllers, with Sluice's kinds, and the rights to them."""
-    controllers = ["garbage-collector-controller", "clusterrole-aggregation-controller"]
-    with control_plane(controllers) as running:
-        install(running)
+def own_plane() -> Iterator[ControlPlane]:
+    """The API server of this process alone."""
+    with installed_plane() as running:
         yield running
 
 
-def wait_until_served(running: ControlPlane) -> None:
-    """New kinds are not in the index at once, and their first requests are answered with 429."""
-    until_done(running, "get", "inferenceservices.serving.sluice.dev,enginepools", "-A")
-
-
-def install(running: ControlPlane) -> None:
-    """Sluice's kinds and rights; returns when the kinds are served."""
-    until_done(running, "apply", "--server-side", "-k", str(ROOT / "manifests" / "base"))
-    until_done(running, "wait", "--for=condition=Established", "crd", "--all")
-    wait_until_served(running)
-
-
-def until_done(running: ControlPlane, *words: str) -> None:
-    """Tries a command of kubectl until it succeeds: an API server that has just started, or has new
-    kinds, refuses some requests."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            running.kubectl(*words)
-        except CommandFailedError:
-            if time.monotonic() > deadline:
-                raise
-        else:
-            return
-
-
 @pytest.fixture(scope="session")
-def operator_kubeconfig(plane: ControlPlane) -> Path:
+def shared_plane(request: pytest.FixtureRequest) -> ApiServer:
+    """That of all workers, where there are some."""
+    directory = workerinput(request).get(DIRECTORY)
+    if directory is None:
+        own: ControlPlane = request.getfixturevalue("own_plane")
+        return own
+    return api_server_at(Path(directory))
+
+
+@pytest.fixture
+def plane(request: pytest.FixtureRequest) -> ApiServer:
+    """An API server with Sluice's kinds, and the rights to them."""
+    owns = OWN_PLANE.mark in request.node.iter_markers()
+    found: ApiServer = request.getfixturevalue("own_plane" if owns else "shared_plane")
+    return found
+
+
+def workerinput(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(request.config, "workerinput", {})
+    return found
+
+
+@pytest.fixture
+def operator_kubeconfig(plane: ApiServer) -> Path:
     """What the operator's ServiceAccount may do, and no more."""
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{OPERATOR_NAMESPACE}"]
     return plane.user_kubeconfig(OPERATOR_USER, groups)
 
 
 @pytest.fixture
-async def cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
+async def cluster(plane: ApiServer) -> AsyncIterator[Cluster]:
     """The API server, for an administrator."""
     opened = Cluster(plane.kubeconfig)
     yield opened
@@ -79,7 +74,7 @@ async def cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
 @pytest.fixture
 async def namespace(cluster: Cluster) -> str:
     """A new namespace, in which operators may hold a Lease of their own."""
-    name = f"test-{next(_numbers)}"
+    name = f"test-{WORKER}{next(_numbers)}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     await cluster.create(NAMESPACE, body)
     role, binding = yaml.safe_load_all(LEASE_ROLE.read_text())

@@ -22,7 +22,7 @@ from release.chart import write_chart
 from release.install_yaml import install_yaml
 from release.manifests import ROOT
 from release.released import Released
-from tests.operator.conftest import wait_until_served
+from tests.operator.harness.plane import wait_until_served
 from tests.patience import PATIENCE_SECONDS
 from tests.release.conftest import NAMESPACE
 

@@ -13,7 +13,7 @@ from sluice_operator.kube.client import path
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 from sluice_operator.kube.transport import Request
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from e2e.cluster.errors import CommandFailedError
 from tests.operator.api.invalid_specs import (
     INVALID,
@@ -34,14 +34,14 @@ NAMES = ("inferenceservices.serving.sluice.dev", "enginepools.serving.sluice.dev
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_schema_is_structural_for_the_server(plane: ControlPlane, name: str) -> None:
+def test_the_schema_is_structural_for_the_server(plane: ApiServer, name: str) -> None:
     crd = json.loads(plane.kubectl("get", "crd", name, "-o", "json"))
     found = {each["type"]: each["status"] for each in crd["status"]["conditions"]}
     assert found == {"NamesAccepted": "True", "Established": "True"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_kubectl_explains_every_field(plane: ControlPlane, name: str) -> None:
+def test_kubectl_explains_every_field(plane: ApiServer, name: str) -> None:
     plane.kubectl("api-resources")  # reads discovery anew
     crd = json.loads(plane.kubectl("get", "crd", name, "-o", "json"))
     schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -82,7 +82,7 @@ async def test_other_specs_are_accepted(
 
 
 @pytest.mark.parametrize(("text", "field"), ONE_OF_YAML.values(), ids=ONE_OF_YAML.keys())
-def test_kubectl_reads_yaml_so(plane: ControlPlane, tmp_path: Path, text: str, field: str) -> None:
+def test_kubectl_reads_yaml_so(plane: ApiServer, tmp_path: Path, text: str, field: str) -> None:
     file = tmp_path / "service.yaml"
     file.write_text(in_yaml(text))
     create = ("create", "--dry-run=server", "-f", str(file))
@@ -153,7 +153,7 @@ async def test_every_field_of_the_full_example_is_kept(cluster: Cluster, namespa
 
 
 async def test_the_planned_pool_is_accepted_and_scales(
-    plane: ControlPlane, cluster: Cluster, namespace: str
+    plane: ApiServer, cluster: Cluster, namespace: str
 ) -> None:
     wanted = pool(FULL_SPEC)
     metadata = {"name": wanted["metadata"]["name"], "namespace": namespace}
@@ -165,7 +165,7 @@ async def test_the_planned_pool_is_accepted_and_scales(
 
 
 async def test_the_table_shows_what_matters(
-    plane: ControlPlane, cluster: Cluster, namespace: str
+    plane: ApiServer, cluster: Cluster, namespace: str
 ) -> None:
     await _create(cluster, namespace, document({}))
     head, row = plane.kubectl("get", "infsvc", "-n", namespace).strip().splitlines()

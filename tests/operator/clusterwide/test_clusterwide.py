@@ -6,20 +6,21 @@ from collections.abc import Callable
 
 import pytest
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.conftest import OPERATOR_USER
 from tests.operator.harness.audit import AuditLog
 from tests.operator.harness.cluster import NAMESPACE, Cluster
+from tests.operator.harness.plane import OWN_PLANE
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
 from tests.operator.harness.scenery import chat_that_serves
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, OWN_PLANE]
 StartOperator = Callable[..., OperatorProcess]
 
 
 async def test_namespaces_are_served_whenever_they_were_made(
-    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+    plane: ApiServer, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     audit = AuditLog(plane.audit_log)
     operator = start_operator(SLUICE_NAMESPACES="")

@@ -10,11 +10,12 @@ from sluice_operator.kube.kinds import INFERENCE_SERVICE, SERVICE
 
 from e2e.cluster.controlplane_only import ControlPlane
 from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.plane import OWN_PLANE
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import chat_at_rest, comes_to_rest
 from tests.operator.harness.scenery import settled
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, OWN_PLANE]
 StartOperator = Callable[..., OperatorProcess]
 
 

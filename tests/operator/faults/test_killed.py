@@ -15,7 +15,8 @@ import pytest
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.kube.transport import Request, Response, Transport
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
+from tests.operator.conftest import WORKER
 from tests.operator.harness.cluster import NAMESPACE, Cluster
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.proxy import Proxy, Seen, proxying
@@ -56,7 +57,7 @@ class DyingTransport:
 
 
 async def new_namespace(cluster: Cluster) -> str:
-    name = f"sweep-{next(_numbers)}"
+    name = f"sweep-{WORKER}{next(_numbers)}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     await cluster.create(NAMESPACE, body)
     return name
@@ -132,7 +133,7 @@ async def kill_after(proxy: Proxy, operator: OperatorProcess, writes: int) -> No
     "every", [8, pytest.param(1, marks=[pytest.mark.full, pytest.mark.timeout(900)])]
 )
 async def test_a_process_killed_after_a_write_is_made_good_by_the_next(
-    plane: ControlPlane,
+    plane: ApiServer,
     cluster: Cluster,
     operator_kubeconfig: Path,
     namespace: str,

@@ -14,7 +14,7 @@ from sluice_operator.kube.kinds import ENGINE_POOL, of_kind
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import plan_service
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.examples import IMAGES
 
 FOLDER = Path(__file__).parents[3] / "manifests" / "autoscaling"
@@ -72,6 +72,6 @@ def test_keda_would_take_the_scaled_objects() -> None:
 
 
 @pytest.mark.apiserver
-def test_the_api_server_takes_the_hpas_and_their_service(plane: ControlPlane) -> None:
+def test_the_api_server_takes_the_hpas_and_their_service(plane: ApiServer) -> None:
     for name in ("hpa.yaml", "external-service.yaml"):
         plane.kubectl("apply", "--dry-run=server", "-f", str(FOLDER / name))

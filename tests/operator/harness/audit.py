@@ -44,9 +44,9 @@ class AuditLog:
                 if target := entry.get("objectRef"):
                     yield _call(entry, target)
 
-    def writes_by(self, user: str) -> list[Call]:
+    def writes_by(self, user: str, namespace: str) -> list[Call]:
         """Write requests of `user` since then, but for the Lease, which is the leader's pulse."""
-        mine = (call for call in self.calls() if call.user == user)
+        mine = (call for call in self.calls() if (call.user, call.namespace) == (user, namespace))
         return [call for call in mine if call.is_write and call.resource != "leases"]
 
 

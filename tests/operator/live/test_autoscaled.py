@@ -22,7 +22,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.autoscale.world import load, row
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.fake_router import FakeRouter, fake_router
@@ -126,7 +126,7 @@ async def test_pausing_ends_it_and_fixed_replicas_take_over(
 
 @pytest.mark.usefixtures("scaled")
 async def test_applying_the_same_file_again_changes_no_number(
-    plane: ControlPlane, cluster: Cluster, namespace: str, router: FakeRouter, tmp_path: Path
+    plane: ApiServer, cluster: Cluster, namespace: str, router: FakeRouter, tmp_path: Path
 ) -> None:
     file = tmp_path / "service.json"
     file.write_text(json.dumps(chat(namespace, pools=SCALED)))
@@ -151,7 +151,7 @@ async def test_applying_the_same_file_again_changes_no_number(
 
 @pytest.mark.usefixtures("scaled")
 async def test_a_number_that_somebody_writes_by_hand_is_replaced_once_and_then_said(
-    plane: ControlPlane, cluster: Cluster, namespace: str, router: FakeRouter
+    plane: ApiServer, cluster: Cluster, namespace: str, router: FakeRouter
 ) -> None:
     router.load = BUSY
     await cluster.until(DEPLOYMENT, namespace, engines(4))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from e2e.kubectl import Kubectl
 from e2e.up import KIND, SAMPLE, SAMPLE_NAMESPACE, SERVICE, apply_sample
 from tests.operator.harness.cluster import Cluster, State, condition
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 
 
-def test_the_sample_of_make_up_can_be_applied_again_by_hand(plane: ControlPlane) -> None:
+def test_the_sample_of_make_up_can_be_applied_again_by_hand(plane: ApiServer) -> None:
     apply_sample(Kubectl(plane))
     try:
         words = ("apply", "-n", SAMPLE_NAMESPACE, "-f", str(SAMPLE))

@@ -22,7 +22,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.conftest import OPERATOR_USER
 from tests.operator.harness.audit import AuditLog
 from tests.operator.harness.cluster import Cluster, State, condition
@@ -85,7 +85,7 @@ async def test_from_apply_to_ready(
 
 
 async def test_at_rest_no_secret_is_asked_for(
-    plane: ControlPlane,
+    plane: ApiServer,
     cluster: Cluster,
     namespace: str,
     operator_kubeconfig: Path,
@@ -104,7 +104,7 @@ async def test_at_rest_no_secret_is_asked_for(
             assert await operator.terminate() == 0
             operator = start_operator(**settings)
         await proxy.until(resyncs)
-        assert audit.writes_by(OPERATOR_USER) == []
+        assert audit.writes_by(OPERATOR_USER, namespace) == []
         assert proxy.writes() == []
 
 
@@ -112,7 +112,7 @@ def resyncs(seen: list[Seen]) -> bool:
     return sum(each.is_resync for each in seen) >= RESYNC_LISTINGS
 
 
-def test_the_operator_never_reads_a_key(plane: ControlPlane) -> None:
+def test_the_operator_never_reads_a_key(plane: ApiServer) -> None:
     groups = "--as-group=system:serviceaccounts"
     for verb, allowed in (("create", "yes"), ("get", "no"), ("list", "no"), ("delete", "no")):
         words = ("auth", "can-i", verb, "secrets", "-n", "default", f"--as={OPERATOR_USER}", groups)

@@ -16,8 +16,9 @@ from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind, Manifest
 
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
-from tests.operator.conftest import OPERATOR_NAMESPACE, OPERATOR_USER, install
+from tests.operator.conftest import OPERATOR_NAMESPACE, OPERATOR_USER
 from tests.operator.harness.cluster import Cluster, State, condition
+from tests.operator.harness.plane import install
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.scenery import chat
 

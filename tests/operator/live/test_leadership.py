@@ -10,10 +10,11 @@ import pytest
 from sluice_operator.kube.kinds import INFERENCE_SERVICE
 from sluice_operator.process.lease import LEASE
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.conftest import OPERATOR_NAMESPACE, OPERATOR_USER
 from tests.operator.harness.audit import AuditLog
 from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.plane import OWN_PLANE
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
 from tests.operator.harness.scenery import chat, settled
@@ -113,15 +114,16 @@ async def test_one_that_has_lost_the_lease_ends(
 
 
 async def test_it_says_what_is_missing_and_ends(
-    plane: ControlPlane, start_operator: StartOperator
+    plane: ApiServer, start_operator: StartOperator
 ) -> None:
     operator = start_operator("first", SLUICE_WORKERS="none")
     assert await operator.exited() == 2
     assert 'SLUICE_WORKERS: "none" is not allowed' in operator.log.read_text()
 
 
+@OWN_PLANE
 async def test_it_uses_no_right_that_the_install_does_not_give(
-    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+    plane: ApiServer, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     audit = AuditLog(plane.audit_log)
     operator = start_operator()

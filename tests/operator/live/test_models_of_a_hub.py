@@ -18,7 +18,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.fetch.corporate import Authority
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
@@ -58,7 +58,7 @@ def _says(kind: str, status: str, reason: str) -> Callable[[State], bool]:
 
 
 async def test_from_apply_to_two_pools_that_share_one_download(
-    cluster: Cluster, namespace: str, start_operator: StartOperator, plane: ControlPlane
+    cluster: Cluster, namespace: str, start_operator: StartOperator, plane: ApiServer
 ) -> None:
     restricted = "pod-security.kubernetes.io/enforce=restricted"
     plane.kubectl("label", "namespace", namespace, restricted)

@@ -11,13 +11,13 @@ from sluice_operator.kube.kinds import Manifest
 
 from dashboards.alerts import ALERTS
 from dashboards.pages import DASHBOARDS
-from e2e.cluster.controlplane_only import ControlPlane
-from tests.operator.conftest import ROOT
+from e2e.cluster.controlplane_only import ApiServer
+from tests.operator.harness.plane import ROOT
 
 pytestmark = pytest.mark.apiserver
 
 
-def test_it_brings_the_pages_the_alerts_and_the_operators_metrics(plane: ControlPlane) -> None:
+def test_it_brings_the_pages_the_alerts_and_the_operators_metrics(plane: ApiServer) -> None:
     text = plane.kubectl("kustomize", str(ROOT / "manifests" / "monitoring"))
     found: dict[str, list[Manifest]] = defaultdict(list)
     for manifest in yaml.safe_load_all(text):

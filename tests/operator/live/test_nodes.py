@@ -12,12 +12,13 @@ from sluice_operator.kube.kinds import INFERENCE_SERVICE, NODE
 from sluice_operator.service.nodes import COLLECT_SECONDS
 
 from tests.operator.harness.cluster import Cluster, State, condition
+from tests.operator.harness.plane import OWN_PLANE
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.proxy import Proxy, Seen, proxying, status
 from tests.operator.harness.rest import comes_to_rest
 from tests.operator.harness.scenery import chat, settled
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, OWN_PLANE]
 StartOperator = Callable[..., OperatorProcess]
 NAME = "gpu-node"
 NAMES = ("with-gpu", "without")

@@ -23,12 +23,13 @@ from sluice_operator.kube.kinds import (
 from e2e.cluster.toolchain.gateway_api import http_route_definition
 from tests.operator.examples import IMAGES
 from tests.operator.harness.cluster import Cluster, State, condition
+from tests.operator.harness.plane import OWN_PLANE
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.proxy import proxying, status
 from tests.operator.harness.rest import comes_to_rest
 from tests.operator.harness.scenery import chat, settled
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, OWN_PLANE]
 StartOperator = Callable[..., OperatorProcess]
 DEFINITION = Kind(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions"

@@ -15,15 +15,16 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.conftest import OPERATOR_USER
 from tests.operator.harness.audit import AuditLog
 from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.plane import OWN_PLANE
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
 from tests.operator.harness.scenery import chat_that_serves, is_ready, play_controllers
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, OWN_PLANE]
 BASE: Final = Path(__file__).parents[3] / "manifests" / "base"
 CREATED: Final = 201
 """Status of an apply that made the object, for which the API server wants the right to create."""
@@ -101,7 +102,7 @@ def used(audit: AuditLog) -> Iterator[Right]:
 
 
 async def test_every_right_is_used_or_has_a_reason(
-    plane: ControlPlane,
+    plane: ApiServer,
     cluster: Cluster,
     namespace: str,
     start_operator: Callable[..., OperatorProcess],
@@ -109,6 +110,7 @@ async def test_every_right_is_used_or_has_a_reason(
     audit = AuditLog(plane.audit_log)
     operator = start_operator()
     await chat_that_serves(cluster, namespace)
+    await cluster.until(CONTROLLER_REVISION, namespace, lambda found: len(found) == 1)
     edit: Manifest = {"spec": {"engine": {"chunkSize": 256}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
     await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == 3)

@@ -10,7 +10,7 @@ from sluice_contract.labels import REVISION
 from sluice_operator.apply.events import EVENT
 from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
@@ -147,7 +147,7 @@ async def test_a_stuck_roll_out_and_an_eviction_take_away_no_engine(
 
 
 async def test_what_serves_is_not_scaled_up_while_the_wanted_revision_comes(
-    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+    plane: ApiServer, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     start_operator()
     await chat_that_serves(cluster, namespace)
@@ -162,7 +162,7 @@ async def test_what_serves_is_not_scaled_up_while_the_wanted_revision_comes(
 
 
 async def test_a_stuck_roll_out_blocks_no_scaling(
-    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+    plane: ApiServer, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     start_operator()
     await chat_that_serves(cluster, namespace)

@@ -19,7 +19,7 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.deployments import RESTARTED_AT
 from sluice_operator.manifests.spec_history import recorded_spec
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.harness.cluster import Cluster, State
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
@@ -33,7 +33,7 @@ GROUP = "rbac.authorization.k8s.io"
 
 @pytest.fixture
 async def sluice(
-    plane: ControlPlane, cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+    plane: ApiServer, cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> Sluice:
     """The command, for a person who may edit what is in the namespace."""
     user = f"editor-of-{namespace}"

@@ -12,7 +12,7 @@ from sluice_operator.kube.client import path
 from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, POD, Manifest
 from sluice_operator.kube.transport import Request
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from e2e.cluster.errors import CommandFailedError
 from tests.operator.harness.cluster import Cluster, condition
 from tests.operator.harness.process import OperatorProcess
@@ -51,7 +51,7 @@ async def told(cluster: Cluster, namespace: str, reason: str) -> list[Manifest]:
 
 @pytest.mark.usefixtures("at_rest")
 async def test_an_edit_by_hand_is_taken_back_and_told_once(
-    plane: ControlPlane, cluster: Cluster, namespace: str
+    plane: ApiServer, cluster: Cluster, namespace: str
 ) -> None:
     assert await told(cluster, namespace, "Repaired") == []
 
@@ -83,7 +83,7 @@ async def below(cluster: Cluster, namespace: str) -> dict[str, tuple[str, int]]:
 
 @pytest.mark.usefixtures("at_rest")
 async def test_an_edited_pool_is_set_back_before_anything_follows_from_it(
-    plane: ControlPlane, cluster: Cluster, namespace: str
+    plane: ApiServer, cluster: Cluster, namespace: str
 ) -> None:
     before = await below(cluster, namespace)
     spec = (await cluster.get(ENGINE_POOL, namespace, "chat-mixed"))["spec"]
@@ -145,7 +145,7 @@ async def test_a_pool_that_is_edited_while_its_service_is_refused_waits_and_says
 
 @pytest.mark.parametrize("pools", [None, {"mixed": {"replicas": 2}}])
 async def test_a_service_is_scaled_as_anything_else_is(
-    plane: ControlPlane,
+    plane: ApiServer,
     cluster: Cluster,
     namespace: str,
     start_operator: StartOperator,
@@ -180,7 +180,7 @@ async def test_a_service_is_scaled_as_anything_else_is(
     ],
 )
 async def test_a_service_that_cannot_be_scaled_so_says_what_to_change(
-    plane: ControlPlane, cluster: Cluster, namespace: str, spec: Manifest, says: str
+    plane: ApiServer, cluster: Cluster, namespace: str, spec: Manifest, says: str
 ) -> None:
     made = await cluster.create(INFERENCE_SERVICE, chat(namespace, **spec))
     with pytest.raises(CommandFailedError, match=re.escape(says)):

@@ -16,7 +16,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
@@ -54,7 +54,7 @@ def scaled_to(replicas: int) -> Callable[[State], bool]:
 
 
 async def test_an_upgrade_of_the_operator_restarts_no_pod_until_it_is_taken(
-    plane: ControlPlane, cluster: Cluster, namespace: str, start_operator: StartOperator
+    plane: ApiServer, cluster: Cluster, namespace: str, start_operator: StartOperator
 ) -> None:
     operator = start_operator()
     await chat_that_serves(cluster, namespace)

@@ -12,7 +12,7 @@ from sluice_operator.kube.client import path
 from sluice_operator.kube.kinds import POD, POOL_CHILDREN, SERVICE_CHILDREN, Manifest
 from sluice_operator.kube.transport import APPLY, Request
 
-from e2e.cluster.controlplane_only import ControlPlane
+from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.api.invalid_specs import document
 from tests.operator.examples import FULL_SPEC, IMAGES
 from tests.operator.harness.cluster import Cluster
@@ -39,7 +39,7 @@ def _rendered(spec: Manifest, namespace: str) -> tuple[Manifest, ...]:
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 async def test_pods_are_admitted_under_the_restricted_standard(
-    plane: ControlPlane, cluster: Cluster, namespace: str, spec: Manifest
+    plane: ApiServer, cluster: Cluster, namespace: str, spec: Manifest
 ) -> None:
     plane.kubectl("label", "namespace", namespace, *(f"{k}={v}" for k, v in RESTRICTED.items()))
     for manifest in _rendered(spec, namespace):
@@ -84,7 +84,7 @@ def _missing(wanted: Any, found: Any, where: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("folder", ["base", "overlays/namespaced"])
-def test_the_install_is_accepted(plane: ControlPlane, folder: str) -> None:
+def test_the_install_is_accepted(plane: ApiServer, folder: str) -> None:
     applied = plane.kubectl(
         "apply", "--server-side", "--dry-run=server", "-o", "json", "-k", str(MANIFESTS / folder)
     )
@@ -92,7 +92,7 @@ def test_the_install_is_accepted(plane: ControlPlane, folder: str) -> None:
 
 
 async def test_the_operators_pod_is_admitted_under_the_restricted_standard(
-    plane: ControlPlane, cluster: Cluster
+    plane: ApiServer, cluster: Cluster
 ) -> None:
     text = plane.kubectl(
         "get", "deployment", "-n", "sluice-system", "sluice-operator", "-o", "json"
