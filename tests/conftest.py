@@ -68,6 +68,7 @@ def one_authority(
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuLimit())
     starts_workers = config.option.numprocesses and not hasattr(config, "workerinput")
+    # With another -m a worker starts one for itself once a test needs it.
     if starts_workers and config.option.markexpr.startswith("apiserver"):
         from tests.operator.harness.plane import SharedPlane
 
