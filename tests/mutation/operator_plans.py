@@ -73,7 +73,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "roll-out: a revision that failed without engines takes the place of the former",
         "rollout",
-        "return asleep and bool(new) and not any(revision.is_there for revision in new)",
+        "return asleep and bool(new) and not any(revision.is_tried for revision in new)",
         "return asleep and bool(new)",
         ROLLOUT,
         package=SERVICE,

@@ -95,7 +95,7 @@ class Cluster:
         count = self.asked[role].get(name, 0)
         there, ready = name in self.asked[role], min(count, self.ready[role].get(name, 0))
         settled = there and ready == count
-        return Revision(name, count, ready, settled=settled, fingerprint=name, is_there=there)
+        return Revision(name, count, ready, settled=settled, fingerprint=name, is_tried=there)
 
     def is_done(self) -> bool:
         only = all(asked == {self.wanted: self.sizes[role]} for role, asked in self.asked.items())
@@ -158,6 +158,15 @@ def test_without_a_budget_nothing_changes() -> None:
     roomy = Budget(9, {PREFILL: 1}, {})
     planned = plan_within(pools, {PREFILL: "a"}, plan_rollout, roomy)
     assert planned == plan_rollout(pools, {PREFILL: "a"})
+
+
+def test_without_room_the_last_former_engine_stays_until_a_new_one_was_ready() -> None:
+    new = Revision("b", 0, planned=0)
+    pools = (PoolState(PREFILL, 1, new, (Revision("a", 1, 1, settled=True),)),)
+    tight = Budget(1, {PREFILL: 1}, {PREFILL: Counted({"a": 1}, 0)})
+    plan = plan_within(pools, {PREFILL: "a"}, plan_rollout, tight)
+    assert plan.shares[PREFILL] == {"b": 0, "a": 1}
+    assert plan.stable == {PREFILL: "a"}
 
 
 SCALED: Manifest = {
