@@ -211,12 +211,13 @@ def test_engines_of_the_former_mode_count_until_their_pods_have_left(
     serving, there = engines_of(former), [live(pool.manifest) for pool in former.pools]
 
     switching = plan_service(service_observed(item, there, engines=serving))
-    assert asked(switching) == min(wanted, free)
+    needed = max(wanted, held)
+    assert asked(switching) == min(needed, free), "in place of those that serve"
     assert switching.rollout is not None
     waits = switching.rollout.reason == WAITS_FOR_BUDGET
-    assert waits == ("the former mode hold" in switching.rollout.message) == (wanted > free)
+    assert waits == ("the former mode hold" in switching.rollout.message) == (needed > free)
     unseen = plan_service(service_observed(item, there))
-    assert asked(unseen) == min(wanted, free), "their pods are yet to be made"
+    assert asked(unseen) == min(needed, free), "their pods are yet to be made"
     leaving = plan_service(service_observed(item, engines=draining(serving)))
     assert asked(leaving) == min(wanted, free), "their pools have gone, their pods have not"
     assert asked(plan_service(service_observed(item))) == wanted
