@@ -23,7 +23,7 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
     of_kind,
 )
-from sluice_operator.manifests.pods import config_maps_of_pod, mounted_config_maps
+from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.parts import engines_ready
 from sluice_operator.service.rollout import PoolState
@@ -99,10 +99,9 @@ def plan_former(
     run that know the `wanted` pools alone, and each of these that has engines has a ready one."""
     if router.is_former:
         return Former(former, is_served=True)
-    planned = mounted_config_maps(router.deployment)
-    has_moved = observed.pods and all(
-        config_maps_of_pod(pod["spec"]) == planned for pod in observed.pods
-    )
+    planned = config_map_of_pod(router.deployment["spec"]["template"]["spec"])
+    in_use = {config_map_of_pod(pod["spec"]) for pod in observed.pods}
+    has_moved = in_use == {planned}
     serves = all(pool.wanted.ready or not pool.replicas for pool in wanted)
     return NO_FORMER if has_moved and serves else Former(former)
 

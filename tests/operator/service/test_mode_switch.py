@@ -259,6 +259,19 @@ def test_former_engines_stay_while_no_router_runs_or_the_new_ones_are_not_ready(
     assert not _removes_pools(world.plan(APART))
 
 
+def test_config_maps_that_others_mount_into_routers_keep_no_former_pool() -> None:
+    world, former = _serving(MIXED)
+    world = world.carried_out(world.plan(APART), _roles(APART))
+    switched = world.plan(APART)
+    world = world.carried_out(switched, _roles(APART)).with_routers(former, switched)
+    for pod in world.routers:
+        root = {"name": "istiod-ca-cert", "configMap": {"name": "istio-ca-root-cert"}}
+        pod["spec"] = pod["spec"] | {"volumes": [root, *pod["spec"]["volumes"]]}
+    assert not _removes_pools(world.plan(APART)), "a former router runs"
+    world = world._replace(routers=world.routers[1:])
+    assert _removes_pools(world.plan(APART))
+
+
 def test_routers_that_wait_follow_their_number() -> None:
     world, _ = _serving(MIXED)
     plan = world.plan(APART | {"router": {"replicas": 4}})
