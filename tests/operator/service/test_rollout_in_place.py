@@ -224,6 +224,23 @@ def test_of_a_smaller_pool_the_engines_that_are_ready_stay() -> None:
     assert cluster.step(starts=False).shares == {MIXED: {"mixed-2": 1}}
 
 
+def test_of_a_smaller_pool_former_engines_without_partners_end_first() -> None:
+    cluster = deployed(prefill=3, decode=2)
+
+    def revision(name: str, ready: int, replicas: int) -> Revision:
+        kind = "x" if name.endswith("1") else "y"
+        return Revision(name, replicas, ready, fingerprint=kind, planned=replicas)
+
+    former, new = revision("prefill-1", 0, 1), revision("prefill-2", 1, 2)
+    cluster.there[PREFILL] = {former.name: former, new.name: new}
+    former, new = revision("decode-1", 1, 1), revision("decode-2", 1, 1)
+    cluster.there[DECODE] = {former.name: former, new.name: new}
+    cluster.edit("2", "y")
+    cluster.sizes[DECODE] = 1
+    assert cluster.step(starts=False).shares[DECODE] == {"decode-2": 1}
+    assert cluster.serving() == 1
+
+
 def test_a_former_engine_that_is_ready_stays_before_one_that_was_complete_last() -> None:
     cluster = deployed(mixed=2)
     cluster.edit("2", "y")
@@ -296,7 +313,7 @@ EVENTS = st.tuples(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=2),
     events=st.lists(EVENTS, min_size=8, max_size=16),
 )
-@examples(400)
+@examples(150)
 def test_no_plan_ends_the_last_engines_that_serve(
     sizes: list[int], events: list[tuple[str, int, int]]
 ) -> None:
