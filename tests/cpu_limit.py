@@ -21,8 +21,9 @@ from hypothesis import settings
 from tests.levels import levels_of
 
 LIMIT_SECONDS: Final = 0.3
-TOLERANCE: Final = 2.5
-"""Beside four busy processes on two cores a test took up to 2.1 times its CPU time."""
+TOLERANCE: Final = 5
+"""Beside four busy processes on two cores a test took up to 2.1 times its CPU time; at a load of 15
+one of 0.3 took 1.3 s."""
 MOST_IMPORTED: Final = 30
 """Modules. A test that is the first to import more than these is not judged: another one would be,
 were it the first."""

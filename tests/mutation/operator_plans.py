@@ -106,8 +106,8 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "mode switch: a pool that sleeps has come up while former engines serve",
         "mode_switch",
-        "and (pool.replicas or not serves or spec.pool(pool.role).autoscaling is None)",
-        "",
+        "return not serves or spec.pool(pool.role).autoscaling is None",
+        "return True",
         MODE_SWITCH,
         package=SERVICE,
     ),
