@@ -67,6 +67,13 @@ async def play_controllers(
         await cluster.patch(DEPLOYMENT, namespace, metadata["name"], {"status": status}, "status")
 
 
+async def run_pods(cluster: Cluster, namespace: str, deployment: str) -> None:
+    """All pods of a Deployment, ready."""
+    found = (await cluster.list(DEPLOYMENT, namespace))[deployment]
+    for number in range(found["spec"]["replicas"]):
+        await _run_pod(cluster, found, f"{deployment}-{number}", None)
+
+
 async def _run_pod(cluster: Cluster, deployment: Manifest, name: str, address: str | None) -> None:
     namespace = deployment["metadata"]["namespace"]
     template = deployment["spec"]["template"]

@@ -34,6 +34,7 @@ from tests.operator.harness.scenery import (
     chat_that_serves,
     is_ready,
     play_controllers,
+    run_pods,
     settled,
     until_recorded,
 )
@@ -223,6 +224,8 @@ async def test_a_mixed_service_is_split_while_it_serves(
 
     for name in routers:
         await cluster.delete(POD, namespace, name)
+    # The pods of the new routers, without one of which the former engines stay.
+    await run_pods(cluster, namespace, "chat-router")
     await cluster.until(ENGINE_POOL, namespace, lambda pools: pools.keys() == POOLS)
     gone = partial(cluster.until, timeout_seconds=GARBAGE_COLLECTOR_SECONDS)
     await gone(DEPLOYMENT, namespace, lambda each: len(each) == DEPLOYMENTS)
