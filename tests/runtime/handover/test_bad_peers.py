@@ -204,7 +204,8 @@ def test_a_silent_decode_engine_is_lost() -> None:
 
 
 def test_pings_keep_a_connection_that_has_nothing_to_say() -> None:
-    with serving(limits=QUICK) as prefill, raw_client(prefill) as peer:
+    limits = replace(QUICK, ping_seconds=0.3, silence_seconds=2.0)  # a busy machine is no silence
+    with serving(limits=limits) as prefill, raw_client(prefill) as peer:
         greet(peer)
         for _ in range(8):  # longer than a peer may be silent
             assert peer.read() == Ping()
