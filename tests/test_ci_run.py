@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[1]
 STAGES = """
-lint types imports test-cluster:
+lint types imports test-node test-stories:
 	@echo $@ is run
 unit test-process:
 	{python} -m pytest -q -n 2 --dist loadgroup $(OF_STAGE) test_$@.py
@@ -56,7 +56,7 @@ def test_what_fails_once_is_told_and_what_fails_twice_fails(tmp_path: Path, brok
         text=True,
         check=False,
     )
-    _, _, end = ran.stdout.partition("test-cluster is run\n")
+    _, _, end = ran.stdout.partition("test-stories is run\n")
     lines = end.splitlines()
     assert [line for line in lines if line.startswith("FLAKY ")] == [
         "FLAKY test_unit.py::test_late[it's [a] b*]@a group",
