@@ -10,6 +10,7 @@ from tests.mutation.mutation import Mutation
 SERVICE: Final = "operator/service"
 ROLLOUT: Final = ("test_rollout",)
 IN_PLACE: Final = ("test_rollout_in_place",)
+MODE_SWITCH: Final = ("test_mode_switch",)
 BUDGET: Final = ("test_budget",)
 STATUS: Final = ("test_service_status",)
 
@@ -73,7 +74,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "roll-out: a revision that failed without engines takes the place of the former",
         "rollout",
-        "return asleep and bool(new) and not any(revision.is_there for revision in new)",
+        "return asleep and bool(new) and not any(revision.is_tried for revision in new)",
         "return asleep and bool(new)",
         ROLLOUT,
         package=SERVICE,
@@ -84,6 +85,38 @@ OPERATOR_MUTATIONS: Final = (
         "return pool.wanted.ready >= pool.replicas - former",
         "return True",
         IN_PLACE,
+        package=SERVICE,
+    ),
+    Mutation(
+        "in place: the last former engine ends for one that has failed",
+        "rollout_in_place",
+        "if left and _planned(new) and not new.stopped:",
+        "if True:",
+        IN_PLACE,
+        package=SERVICE,
+    ),
+    Mutation(
+        "in place: a smaller pool ends ready engines for former ones that are not",
+        "rollout_in_place",
+        "return min(engines, pool.replicas, max(serving, pool.replicas - ready))",
+        "return min(engines, pool.replicas)",
+        IN_PLACE,
+        package=SERVICE,
+    ),
+    Mutation(
+        "mode switch: a pool that sleeps has come up while former engines serve",
+        "mode_switch",
+        "return not serves or spec.pool(pool.role).autoscaling is None",
+        "return True",
+        MODE_SWITCH,
+        package=SERVICE,
+    ),
+    Mutation(
+        "mode switch: former engines end while the new ones are not ready",
+        "mode_switch",
+        "return NO_FORMER if has_moved and serves else Former(former)",
+        "return NO_FORMER if has_moved else Former(former)",
+        MODE_SWITCH,
         package=SERVICE,
     ),
     Mutation(

@@ -25,6 +25,9 @@ TEMPLATE_FIELDS: Final = f"{labels.GROUP}/template-fields"
 RESTARTED_AT: Final = f"{labels.GROUP}/restarted-at"
 """Annotation of pods: the restart that was asked for last."""
 
+UNTRIED: Final = f"{labels.GROUP}/untried"
+"""Annotation: the Deployment was made without engines, and has not been asked for one since."""
+
 _ATOMIC: Final = frozenset(
     {"fieldRef", "secretKeyRef", "configMapKeyRef", "nodeSelector", "labelSelector"}
 )
@@ -61,6 +64,14 @@ def with_replicas(manifest: Manifest, replicas: int) -> Manifest:
         "metadata": manifest["metadata"] | {"annotations": annotations},
         "spec": manifest["spec"] | {"replicas": replicas},
     }
+
+
+def with_trial(manifest: Manifest, live: Manifest | None) -> Manifest:
+    """Such a Deployment with a note whether it was ever asked for an engine; `live`: as it is."""
+    is_untried = not manifest["spec"]["replicas"] and (live is None or bool(note_of(live, UNTRIED)))
+    annotations = {k: v for k, v in _annotations(manifest).items() if k != UNTRIED}
+    annotations |= {UNTRIED: "true"} if is_untried else {}
+    return manifest | {"metadata": manifest["metadata"] | {"annotations": annotations}}
 
 
 def kept(built: Manifest, applied: Manifest | None) -> Manifest:

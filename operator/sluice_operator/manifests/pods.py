@@ -18,6 +18,7 @@ CONTAINER_SECURITY: Final[Manifest] = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+CONFIG_VOLUME: Final = "config"
 KILL_SLACK_SECONDS: Final = 10
 """Between the end of draining and SIGKILL."""
 
@@ -62,20 +63,26 @@ def spread(selector: dict[str, str]) -> list[Manifest]:
 
 def config_volume(config_map: str) -> Manifest:
     """The configuration file."""
-    return {"name": "config", "configMap": {"name": config_map}}
+    return {"name": CONFIG_VOLUME, "configMap": {"name": config_map}}
 
 
 def mounted_config_maps(deployment: Manifest) -> set[str]:
     """The names of the ConfigMaps that a Deployment's pods mount."""
-    return config_maps_of_pod(deployment["spec"]["template"]["spec"])
-
-
-def config_maps_of_pod(spec: Manifest) -> set[str]:
-    """The names of the ConfigMaps that a pod mounts."""
-    volumes = spec.get("volumes") or ()
+    volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
     return {volume["configMap"]["name"] for volume in volumes if "configMap" in volume}
+
+
+def config_map_of_pod(spec: Manifest) -> str:
+    """The name of the ConfigMap with a pod's configuration file, whatever else is mounted into the
+    pod; empty without one."""
+    names = (
+        volume["configMap"]["name"]
+        for volume in spec.get("volumes") or ()
+        if volume["name"] == CONFIG_VOLUME and "configMap" in volume
+    )
+    return next(names, "")
 
 
 def config_mount() -> Manifest:
     """Where the configuration file appears."""
-    return {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}
+    return {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True}

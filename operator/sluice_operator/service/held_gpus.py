@@ -13,7 +13,6 @@ from sluice_contract import labels
 from sluice_contract.labels import Role
 
 from sluice_operator.accelerators.wanted import gpu_count
-from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.conditions.pods import is_draining, is_finished
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
@@ -22,6 +21,7 @@ from sluice_operator.manifests.metadata import ENGINE
 from sluice_operator.service.budget import Budget, Counted
 from sluice_operator.service.mode_switch import former_pools
 from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.split import pool_gpus
 
 
 def budget_of(observed: ServiceObserved, spec: InferenceServiceSpec) -> Budget | None:
@@ -51,7 +51,7 @@ def _former_gpus(observed: ServiceObserved, spec: InferenceServiceSpec) -> int:
     for pool in former_pools(observed, spec):
         engines = _engines(observed, Role(pool["spec"]["role"]))
         lacking = pool["spec"]["replicas"] - sum(not is_draining(pod) for pod in engines)
-        held += _pool_gpus(pool) * max(0, lacking)
+        held += pool_gpus(pool) * max(0, lacking)
     return held
 
 
@@ -62,11 +62,6 @@ def _engines(observed: ServiceObserved, role: Role) -> list[Manifest]:
         for pod in observed.engines
         if pod["metadata"]["labels"].get(labels.ROLE) == role and not is_finished(pod)
     ]
-
-
-def _pool_gpus(pool: Manifest) -> int:
-    found = pool["spec"].get("accelerator")
-    return gpu_count(AcceleratorSpec.model_validate(found) if found else None)
 
 
 def _gpus(pod: Manifest) -> int:

@@ -1,8 +1,9 @@
 """From one mode to another: what serves in the former mode stays until the pools of the wanted one
-are complete and no router uses it any more.
+are complete and serve, and no router uses it any more.
 
 Pure, and without memory: which of both the routers use is read from what they mount. First the
-wanted pools come up beside the former ones, then the routers are replaced, then the former go.
+wanted pools come up beside the former ones, then the routers are replaced, then the former go. A
+pool that its scaling has at 0 engines has not come up while former engines serve.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from sluice_contract import labels
 
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import (
+    DEPLOYMENT,
     ENGINE_POOL,
     Manifest,
     controller_uid,
     is_being_deleted,
     of_kind,
 )
-from sluice_operator.manifests.pods import config_maps_of_pod, mounted_config_maps
+from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.parts import engines_ready
 from sluice_operator.service.rollout import PoolState
@@ -59,28 +61,54 @@ def former_pools(observed: ServiceObserved, spec: InferenceServiceSpec) -> tuple
     )
 
 
-def are_awaited(observed: ServiceObserved, pools: Iterable[PoolState]) -> bool:
-    """Whether one of the wanted pools is not there yet with all its engines, or has not reported
-    any: its status, of which Ready is made, comes after that of its Deployment."""
+def are_awaited(
+    observed: ServiceObserved,
+    spec: InferenceServiceSpec,
+    wanted: Iterable[PoolState],
+    former: tuple[Manifest, ...],
+) -> bool:
+    """Whether one of the `wanted` pools is not there yet with all its engines, or has not reported
+    any (its status, of which Ready is made, comes after that of its Deployment), while there are
+    `former` ones."""
+    if not former:
+        return False
+    serves = _have_ready_engine(observed, former)
     reported = {
         pool["spec"]["role"]: engines_ready(pool)
         for pool in of_kind(observed.children, ENGINE_POOL)
     }
+
+    def is_there(pool: PoolState) -> bool:
+        if not pool.replicas:
+            return not serves or spec.pool(pool.role).autoscaling is None
+        return bool(reported.get(pool.role))
+
     return not all(
-        pool.wanted.settled
-        and pool.wanted.replicas == pool.replicas
-        and (not pool.replicas or reported.get(pool.role, 0))
-        for pool in pools
+        pool.wanted.settled and pool.wanted.replicas == pool.replicas and is_there(pool)
+        for pool in wanted
     )
 
 
 def plan_former(
-    observed: ServiceObserved, pools: tuple[Manifest, ...], router: PlannedRouter
+    observed: ServiceObserved,
+    wanted: Iterable[PoolState],
+    former: tuple[Manifest, ...],
+    router: PlannedRouter,
 ) -> Former:
-    """Which of the former `pools` stay, beside the routers as they are planned."""
+    """Which of the `former` pools stay, beside the routers as they are planned: all, until routers
+    run that know the `wanted` pools alone, and each of these that has engines has a ready one."""
     if router.is_former:
-        return Former(pools, is_served=True)
-    planned = mounted_config_maps(router.deployment)
-    if any(config_maps_of_pod(pod["spec"]) != planned for pod in observed.pods):
-        return Former(pools)
-    return NO_FORMER
+        return Former(former, is_served=True)
+    planned = config_map_of_pod(router.deployment["spec"]["template"]["spec"])
+    in_use = {config_map_of_pod(pod["spec"]) for pod in observed.pods}
+    has_moved = in_use == {planned}
+    serves = all(pool.wanted.ready or not pool.replicas for pool in wanted)
+    return NO_FORMER if has_moved and serves else Former(former)
+
+
+def _have_ready_engine(observed: ServiceObserved, pools: tuple[Manifest, ...]) -> bool:
+    uids = {pool["metadata"]["uid"] for pool in pools}
+    return any(
+        controller_uid(item) in uids and (item.get("status") or {}).get("readyReplicas")
+        for item in of_kind(observed.children, DEPLOYMENT)
+    )

@@ -195,9 +195,9 @@ def _desired(
         for each in resolved
     )
     before = former_pools(observed, spec)
-    waits = bool(before) and are_awaited(observed, states)
+    waits = are_awaited(observed, spec, states, before)
     router = plan_router(observed, top, spec, waits=waits)
-    former = plan_former(observed, before, router)
+    former = plan_former(observed, states, before, router)
     brought = (*delivery.manifests, *adapters.manifests)
     apply = (*brought, *_children(observed, top, spec, router, pools))
     history = plan_history(observed, top)

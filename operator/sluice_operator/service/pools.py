@@ -25,6 +25,7 @@ from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import engine_config_map
 from sluice_operator.manifests.engine_pool import pool_spec
 from sluice_operator.manifests.metadata import Owner
+from sluice_operator.service.mode_switch import former_pools
 from sluice_operator.service.model import model_fetch_of, model_image_of
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import Pin, engine_inputs, pinned_spec
@@ -37,7 +38,7 @@ from sluice_operator.service.settings import (
     settings_status,
 )
 from sluice_operator.service.shared import shared_pin, shared_settings, unlike
-from sluice_operator.service.split import first_engines
+from sluice_operator.service.split import engines_instead, first_engines
 from sluice_operator.validation.refusal import INVALID, Refusal
 
 BY_ENGINE: Final = "the engine's choice"
@@ -76,7 +77,7 @@ def resolve_pool(
     else:
         refused = ()
     config, image = _config_map(top, role, file), _default_image(observed, spec, role, pin)
-    first = first_engines(spec, role, accelerator.accelerator)
+    first = _first_engines(observed, spec, role, accelerator)
     replicas = plan_replicas(spec, role, _live(observed, role), first)
     name = config["metadata"]["name"]
     fetch = model_fetch_of(observed, spec.model)
@@ -94,6 +95,20 @@ def resolve_pool(
         replicas=replicas,
         upgrade=refused or tuple(_changes(fresh, file, pin)),
     )
+
+
+def _first_engines(
+    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, finding: AcceleratorFinding
+) -> int:
+    """What the pool of `role` begins with. A scaled one has no fewer engines than it takes to
+    replace those of another mode, as its load is theirs."""
+    first = first_engines(spec, role, finding.accelerator)
+    scaling, former = spec.pool(role).autoscaling, former_pools(observed, spec)
+    if scaling is None or not former:
+        return first
+    prefill = find_accelerator(spec.pool(spec.roles[0]), observed.nodes).accelerator
+    instead = engines_instead(spec, role, prefill, former)
+    return max(first, min(instead, scaling.max_replicas))
 
 
 def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Iterator[Refusal]:

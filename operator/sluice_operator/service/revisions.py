@@ -22,7 +22,7 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
     of_kind,
 )
-from sluice_operator.manifests.deployments import TEMPLATE, kept
+from sluice_operator.manifests.deployments import TEMPLATE, UNTRIED, kept
 from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
 from sluice_operator.manifests.metadata import Owner, note_of
 from sluice_operator.service.fingerprints import fingerprint_of, fingerprint_of_deployment
@@ -49,8 +49,9 @@ def pool_state(observed: ServiceObserved, spec: EnginePoolSpec, config_map: Mani
             each,
             planned=planned.get(each.name, each.replicas),
             stopped=each.stopped or each.name in failed,
+            is_leaving=bool(planned) and each.name not in planned,
         )
-    wanted = found.pop(name, Revision(name, is_there=False))
+    wanted = found.pop(name, Revision(name, is_tried=False))
     wanted = replace(wanted, fingerprint=fingerprint_of(config_map))
     return PoolState(spec.role, spec.replicas, wanted, tuple(found.values()))
 
@@ -115,4 +116,5 @@ def _revision(deployment: Manifest, fingerprint: str, *, loads: bool) -> Revisio
         settled=seen and all(count == replicas for count in counts),
         fingerprint=fingerprint,
         stopped=has_stopped(deployment, loads=loads),
+        is_tried=not note_of(deployment, UNTRIED),
     )

@@ -47,8 +47,10 @@ class Revision:
     """Engines that it was given in the last plan; None: those of its Deployment."""
     stopped: bool = False
     """Something keeps its engines from starting."""
-    is_there: bool = True
-    """It has a Deployment, so engines of it may have been tried."""
+    is_tried: bool = True
+    """Its Deployment was asked for an engine, which may have failed."""
+    is_leaving: bool = False
+    """It has no place in the last plan, so its Deployment goes."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _is_untried(pools: tuple[PoolState, ...], stable: Revisions) -> bool:
     may have failed."""
     new = [pool.wanted for pool in pools if pool.wanted.name != stable.get(pool.role)]
     asleep = all(pool.replicas == 0 for pool in pools)
-    return asleep and bool(new) and not any(revision.is_there for revision in new)
+    return asleep and bool(new) and not any(revision.is_tried for revision in new)
 
 
 def _first_shares(pool: PoolState, kept: list[Revision], stopped: bool) -> Shares:

@@ -4,8 +4,13 @@ revision starts, so that no pool ever has more engines than it is asked for.
 Pure. Knows counts, as `rollout` does. Of each pool one engine at a time is replaced, of all pools
 together; the next ones end when the new ones are ready. Where the revisions of two pools work only
 with their own kind, a pool whose last former engine ends takes those of the others along, which
-would serve nobody. New engines that do not come up stop the roll-out, and the former ones that are
-left serve on.
+would serve nobody.
+
+New engines that do not come up stop the roll-out, and the former ones that are left serve on. A
+pool that gets smaller keeps former engines before new ones that have failed. Its last former one
+ends only when a new one is ready; or, of a pool of one engine, to try a revision for the first
+time. A service that sleeps keeps the Deployments that were complete last, without engines, until
+those of the wanted revision were ready once.
 """
 
 from __future__ import annotations
@@ -28,25 +33,84 @@ from sluice_operator.service.rollout import (
 )
 
 IN_PLACE: Final = "InPlace"
+NEVER_READY: Final = (
+    "no engine of the wanted revision has been ready, so the last former ones stay; it is tried "
+    "again when a pool is asked for more engines, or with the next change of the spec"
+)
 Former = Mapping[Role, int]
 """Engines of former revisions, by pool."""
+Pools = tuple[PoolState, ...]
 
 
-def plan_in_place(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
+def plan_in_place(pools: Pools, stable: Revisions) -> Rollout:
     """The plan for all pools; `stable`: the set that was complete last, as noted in status."""
     wanted = {pool.role: pool.wanted.name for pool in pools}
-    former: Former = {pool.role: min(_asked(pool.others), pool.replicas) for pool in pools}
+    former: Former = {pool.role: _kept(pool, pools, stable) for pool in pools}
+    is_held = False
     if all(_has_come_up(pool, former[pool.role]) for pool in pools):
-        former = _next(pools, former)
-    shares = {pool.role: _shares(pool, former[pool.role], stable) for pool in pools}
-    serves = all(pool.wanted.ready or not pool.replicas for pool in pools)
-    done = are_complete(pools) or (serves and not any(former.values()))
-    reason, message = _reason(pools, former)
+        after = _next(pools, former)
+        is_held = not all(_may_end(pool, former, after, stable) for pool in pools)
+        former = former if is_held else after
+    done = are_complete(pools) or _is_replaced(pools, former, stable)
+    shares = {pool.role: _shares(pool, former[pool.role], pools, stable) for pool in pools}
+    for pool in pools:
+        if (last := _stable_of(pool, stable)) and not (done or pool.replicas):
+            shares[pool.role][last.name] = 0
+    reason, message = _reason(pools, former, is_held=is_held)
     return Rollout(shares, wanted if done else stable, reason, message)
 
 
-def _asked(revisions: tuple[Revision, ...]) -> int:
-    return sum(revision.replicas for revision in revisions)
+def _former(pool: PoolState) -> tuple[Revision, ...]:
+    return tuple(revision for revision in pool.others if not revision.is_leaving)
+
+
+def _stable_of(pool: PoolState, stable: Revisions) -> Revision | None:
+    """The former revision that was complete last."""
+    return next((r for r in _former(pool) if r.name == stable.get(pool.role)), None)
+
+
+def _planned(revision: Revision) -> int:
+    """Engines by the last plan, which may not be carried out yet."""
+    return revision.replicas if revision.planned is None else revision.planned
+
+
+def _may_have_failed(revision: Revision) -> bool:
+    return revision.is_tried and not revision.is_leaving
+
+
+def _kept(pool: PoolState, pools: Pools, stable: Revisions) -> int:
+    """Former engines that stay before one more is replaced. Of a pool that gets smaller these are
+    those for which no ready engine of the wanted revision is there, and all that serve."""
+    engines = sum(map(_planned, _former(pool)))
+    if not engines and _wakes(pool, stable):
+        return pool.replicas
+    is_of_use = _work_together(pools) or all(p.wanted.ready for p in pools if p.replicas)
+    ready = pool.wanted.ready if is_of_use else 0
+    serving = sum(
+        min(revision.ready, _planned(revision))
+        for revision in _former(pool)
+        if _partners(revision.fingerprint, pools)
+    )
+    return min(engines, pool.replicas, max(serving, pool.replicas - ready))
+
+
+def _wakes(pool: PoolState, stable: Revisions) -> bool:
+    """Whether a pool without engines has to start those that were complete last: the wanted ones
+    were tried before it slept, and were not ready."""
+    is_known = _stable_of(pool, stable) is not None
+    return is_known and _may_have_failed(pool.wanted) and not pool.wanted.ready
+
+
+def _partners(fingerprint: str, pools: Pools) -> int:
+    """Ready engines with this fingerprint in the pool that has fewest of them."""
+    return min(
+        (
+            sum(r.ready for r in (pool.wanted, *_former(pool)) if r.fingerprint == fingerprint)
+            for pool in pools
+            if pool.replicas
+        ),
+        default=0,
+    )
 
 
 def _has_come_up(pool: PoolState, former: int) -> bool:
@@ -54,7 +118,7 @@ def _has_come_up(pool: PoolState, former: int) -> bool:
     return pool.wanted.ready >= pool.replicas - former
 
 
-def _next(pools: tuple[PoolState, ...], former: Former) -> Former:
+def _next(pools: Pools, former: Former) -> Former:
     """One engine less of each pool of which the largest share is to be replaced still."""
     left = {p.role: Fraction(former[p.role], p.replicas) for p in pools if p.replicas}
     most = max(left.values(), default=Fraction(0))
@@ -66,31 +130,62 @@ def _next(pools: tuple[PoolState, ...], former: Former) -> Former:
     return after
 
 
-def _work_together(pools: tuple[PoolState, ...]) -> bool:
+def _may_end(pool: PoolState, former: Former, after: Former, stable: Revisions) -> bool:
+    """Whether as many former engines of a pool may end: for engines that are ready; for a revision
+    that was not tried; beside others for one that starts; or if they have never served."""
+    new, left = pool.wanted, after[pool.role]
+    if left == former[pool.role] or new.ready or not _may_have_failed(new):
+        return True
+    if left and _planned(new) and not new.stopped:
+        return True
+    return not any(r.ready or r.name == stable.get(pool.role) for r in _former(pool))
+
+
+def _work_together(pools: Pools) -> bool:
     """Whether former engines of each pool work with wanted ones of the others."""
-    return len({each.fingerprint for pool in pools for each in pool.all}) == 1
+    return len({r.fingerprint for pool in pools for r in (pool.wanted, *_former(pool))}) == 1
 
 
-def _shares(pool: PoolState, former: int, stable: Revisions) -> Shares:
-    """The wanted revision gets what the former ones leave; of these the one that was complete
-    last is kept longest, then those with most ready engines."""
+def _is_replaced(pools: Pools, former: Former, stable: Revisions) -> bool:
+    """Whether the wanted revisions are as good as the former ones, of which no engine is left: they
+    serve; while the service sleeps they did, or were not tried, or nothing is known of others."""
+    if any(former.values()):
+        return False
+    awake = [pool for pool in pools if pool.replicas]
+    if all(pool.wanted.ready for pool in awake or pools):
+        return True
+    known = any(_stable_of(pool, stable) for pool in pools)
+    return not awake and not (known and any(_may_have_failed(pool.wanted) for pool in pools))
 
-    def worth(revision: Revision) -> tuple[bool, int, str]:
-        return revision.name == stable.get(pool.role), revision.ready, revision.name
 
+def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Shares:
+    """The wanted revision gets what the former ones leave; of these the ready engines that have
+    partners are kept longest, then those of the revision that was complete last."""
+
+    def worth(revision: Revision) -> tuple[bool, bool, int, str, str]:
+        partners, is_stable = _partners(revision.fingerprint, pools), revision.name == last
+        return partners > 0, is_stable, partners, revision.fingerprint, revision.name
+
+    last = stable.get(pool.role, "")
     shares, left = {pool.wanted.name: pool.replicas - former}, former
-    for revision in sorted(pool.others, key=worth, reverse=True):
-        if count := min(revision.replicas, left):
-            shares[revision.name] = count
+    revisions = sorted(_former(pool), key=worth, reverse=True)
+    ready = [(each, min(each.ready, _planned(each))) for each in revisions]
+    for revision, most in (*ready, *((each, _planned(each)) for each in revisions)):
+        kept = shares.get(revision.name, 0)
+        if count := min(max(0, most - kept), left):
+            shares[revision.name] = kept + count
             left -= count
+    if left:
+        shares[last] = left
     return shares
 
 
-def _reason(pools: tuple[PoolState, ...], former: Former) -> tuple[str, str]:
+def _reason(pools: Pools, former: Former, *, is_held: bool) -> tuple[str, str]:
     if are_complete(pools) or not any(pool.others for pool in pools):
         return reason_of(pools)
     left = ", ".join(f"pool {role}: {count}" for role, count in former.items())
+    held = f" {NEVER_READY[0].upper()}{NEVER_READY[1:]}." if is_held else ""
     return IN_PLACE, (
         f"{counts_of(pools)}; spec.rollout.strategy is InPlace, so an engine ends before another "
-        f"takes its place, and fewer serve meanwhile; former engines left: {left}."
+        f"takes its place, and fewer serve meanwhile; former engines left: {left}.{held}"
     )

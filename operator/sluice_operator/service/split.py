@@ -1,4 +1,5 @@
-"""How many prefill and decode engines a budget of GPUs begins as, before any load was seen.
+"""How many engines pools begin with, before any load was seen: for a budget of GPUs, or in place of
+those that serve in another mode.
 
 Pure. From what the accelerator can do and requests as they are assumed here; what comes later is
 the autoscaler's.
@@ -6,13 +7,16 @@ the autoscaler's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from sluice_contract.accelerators import Accelerator, product_row
 from sluice_contract.labels import Role
 
 from sluice_operator.accelerators.wanted import gpu_count
+from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import Manifest
 
 PROMPT_TOKENS: Final = 4
 """For each token of an answer: an assumption, until requests are seen."""
@@ -33,6 +37,44 @@ def first_engines(spec: InferenceServiceSpec, role: Role, accelerator: Accelerat
     prefill = max(1, min(engines - 1, round(engines * prefill_share(accelerator))))
     found = prefill if role is Role.PREFILL else engines - prefill
     return min(found, pool.autoscaling.max_replicas)
+
+
+def engines_instead(
+    spec: InferenceServiceSpec, role: Role, accelerator: Accelerator, former: Iterable[Manifest]
+) -> int:
+    """Engines that the pool of `role` needs at least to take over from the `former` EnginePools of
+    another mode, on as many GPUs as these have; 0 if they have no engine. `accelerator`: that of
+    prefill engines."""
+    total, each = _to_replace(spec, tuple(former))
+    if not total:
+        return 0
+    if not spec.is_disaggregated:
+        return max(1, total // each[role])
+    most = (total - each[Role.DECODE]) // each[Role.PREFILL]
+    share = total * prefill_share(accelerator) / each[Role.PREFILL]
+    prefill = max(1, min(most, round(share)))
+    if role is Role.PREFILL:
+        return prefill
+    return max(1, (total - prefill * each[Role.PREFILL]) // each[Role.DECODE])
+
+
+def _to_replace(
+    spec: InferenceServiceSpec, former: tuple[Manifest, ...]
+) -> tuple[int, dict[Role, int]]:
+    """GPUs of all `former` engines, within the budget, and of one engine of each role; where either
+    run on CPUs, numbers of engines."""
+    replicas = [int(pool["spec"]["replicas"]) for pool in former]
+    gpus = sum(count * pool_gpus(pool) for count, pool in zip(replicas, former, strict=True))
+    each = {role: gpu_count(spec.pool(role).accelerator) for role in spec.roles}
+    if not gpus or not all(each.values()):
+        return sum(replicas), dict.fromkeys(spec.roles, 1)
+    return gpus if spec.gpu_budget is None else min(gpus, spec.gpu_budget), each
+
+
+def pool_gpus(pool: Manifest) -> int:
+    """GPUs of one engine of an EnginePool."""
+    accelerator = pool["spec"].get("accelerator")
+    return gpu_count(AcceleratorSpec.model_validate(accelerator) if accelerator else None)
 
 
 def prefill_share(accelerator: Accelerator) -> float:

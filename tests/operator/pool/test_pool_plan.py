@@ -10,8 +10,9 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.applied_fields import with_applied_fields
+from sluice_operator.manifests.deployments import UNTRIED
 from sluice_operator.manifests.engine import revision, revision_of
-from sluice_operator.manifests.metadata import is_current
+from sluice_operator.manifests.metadata import is_current, note_of
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 
@@ -174,6 +175,22 @@ def test_a_revision_that_the_roll_out_keeps_gets_the_number_of_engines_planned_f
         pool_observed(pool_with(NEW, **{revision_of(old): 1}), [live(kept)], pods(old))
     )
     assert of(back.apply, "Deployment", old["metadata"]["name"]) == old
+
+
+def test_a_deployment_made_without_engines_says_so_until_it_is_asked_for_an_engine() -> None:
+    asleep = pool({"pools": {"mixed": {"replicas": 0}}})
+    new = plan_pool(pool_observed(asleep)).deployment
+    assert new is not None
+    assert note_of(new, UNTRIED)
+    still = plan_pool(pool_observed(asleep, (live(new),))).deployment
+    assert still is not None
+    assert note_of(still, UNTRIED)
+    awake = plan_pool(pool_observed(pool(), (live(new),))).deployment
+    assert awake is not None
+    assert not note_of(awake, UNTRIED)
+    again = plan_pool(pool_observed(asleep, (live(awake),))).deployment
+    assert again is not None
+    assert not note_of(again, UNTRIED)
 
 
 @pytest.mark.parametrize("managers", [["velero"], []])

@@ -95,7 +95,7 @@ class Cluster:
         count = self.asked[role].get(name, 0)
         there, ready = name in self.asked[role], min(count, self.ready[role].get(name, 0))
         settled = there and ready == count
-        return Revision(name, count, ready, settled=settled, fingerprint=name, is_there=there)
+        return Revision(name, count, ready, settled=settled, fingerprint=name, is_tried=there)
 
     def is_done(self) -> bool:
         only = all(asked == {self.wanted: self.sizes[role]} for role, asked in self.asked.items())
@@ -160,6 +160,15 @@ def test_without_a_budget_nothing_changes() -> None:
     assert planned == plan_rollout(pools, {PREFILL: "a"})
 
 
+def test_without_room_the_last_former_engine_stays_until_a_new_one_was_ready() -> None:
+    new = Revision("b", 0, planned=0)
+    pools = (PoolState(PREFILL, 1, new, (Revision("a", 1, 1, settled=True),)),)
+    tight = Budget(1, {PREFILL: 1}, {PREFILL: Counted({"a": 1}, 0)})
+    plan = plan_within(pools, {PREFILL: "a"}, plan_rollout, tight)
+    assert plan.shares[PREFILL] == {"b": 0, "a": 1}
+    assert plan.stable == {PREFILL: "a"}
+
+
 SCALED: Manifest = {
     "accelerator": {"count": 1},
     "autoscaling": {"minReplicas": 2, "maxReplicas": 4},
@@ -202,12 +211,13 @@ def test_engines_of_the_former_mode_count_until_their_pods_have_left(
     serving, there = engines_of(former), [live(pool.manifest) for pool in former.pools]
 
     switching = plan_service(service_observed(item, there, engines=serving))
-    assert asked(switching) == min(wanted, free)
+    needed = max(wanted, held)
+    assert asked(switching) == min(needed, free), "in place of those that serve"
     assert switching.rollout is not None
     waits = switching.rollout.reason == WAITS_FOR_BUDGET
-    assert waits == ("the former mode hold" in switching.rollout.message) == (wanted > free)
+    assert waits == ("the former mode hold" in switching.rollout.message) == (needed > free)
     unseen = plan_service(service_observed(item, there))
-    assert asked(unseen) == min(wanted, free), "their pods are yet to be made"
+    assert asked(unseen) == min(needed, free), "their pods are yet to be made"
     leaving = plan_service(service_observed(item, engines=draining(serving)))
     assert asked(leaving) == min(wanted, free), "their pools have gone, their pods have not"
     assert asked(plan_service(service_observed(item))) == wanted

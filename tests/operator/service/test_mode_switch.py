@@ -9,6 +9,8 @@ import pytest
 from sluice_contract.router_config import parse_router_config
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
+from sluice_operator.manifests.applied_fields import with_applied_fields
+from sluice_operator.manifests.deployments import with_replicas
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
@@ -37,8 +39,12 @@ class World(NamedTuple):
         there = dict(self.children)
         for manifest in plan.apply:
             uid = manifest["metadata"]["name"]
-            kept = there.get(_identity(manifest), {}).get("status")
-            there[_identity(manifest)] = live(manifest, uid, **(kept or {}))
+            before = there.get(_identity(manifest), {})
+            if manifest["kind"] == "EnginePool" and before:
+                replicas = {"replicas": before["spec"]["replicas"]}
+                spec = {"spec": replicas | manifest["spec"]}
+                manifest = with_applied_fields(manifest | spec)
+            there[_identity(manifest)] = live(manifest, uid, **(before.get("status") or {}))
         for reference in plan.prune:
             del there[reference.kind.kind, reference.name]
             for key in [key for key in there if key[0] == "Deployment"]:
@@ -57,6 +63,20 @@ class World(NamedTuple):
         observed = PoolObserved(owned, service({}), (found,), tuple(pods(found) if runs else ()))
         there[_identity(pool)] = owned | {"status": pool_status(observed, plan_pool(observed), NOW)}
 
+    def scaled(self, role: str, replicas: int) -> World:
+        """With another number of engines in a pool, all ready, whoever has scaled it."""
+        there, name = dict(self.children), f"chat-{role}"
+        pool = there["EnginePool", name]
+        there["EnginePool", name] = pool | {"spec": pool["spec"] | {"replicas": replicas}}
+        for key, child in self.children.items():
+            if key[0] == "Deployment" and key[1].startswith(f"{name}-"):
+                there[key] = complete(with_replicas(child, replicas))
+        return self._replace(children=there)
+
+    def without(self, kind: str, name: str) -> World:
+        there = {key: child for key, child in self.children.items() if key != (kind, name)}
+        return self._replace(children=there)
+
     def with_routers(self, *plans: ServicePlan) -> World:
         """With the router's pods of these plans."""
         found = [pod for plan in plans if plan.router for pod in pods(plan.router, 1)]
@@ -64,6 +84,22 @@ class World(NamedTuple):
 
     def pools(self) -> set[str]:
         return {name for kind, name in self.children if kind == "EnginePool"}
+
+
+def _scaled(mode: str, least: int, most: int = 16, **autoscaling: int) -> Manifest:
+    """A service in this mode, all pools of which are scaled."""
+    limits = {"minReplicas": least, "maxReplicas": most}
+    pool: Manifest = {"autoscaling": limits, "accelerator": {"count": 1}}
+    pools = dict.fromkeys(_roles({"mode": mode}), pool)
+    return {"mode": mode, "pools": pools, "autoscaling": dict(autoscaling)}
+
+
+def _replicas(plan: ServicePlan) -> dict[str, int]:
+    return {pool.role.value: pool.replicas for pool in plan.pools}
+
+
+def _removes_pools(plan: ServicePlan) -> bool:
+    return any(reference.kind == ENGINE_POOL for reference in plan.prune)
 
 
 def _identity(manifest: Manifest) -> tuple[str, str]:
@@ -146,6 +182,94 @@ def test_wanted_engines_that_die_after_the_switch_bring_nothing_back() -> None:
     again = world.plan(APART)
     assert _followed(world, again) == _pools(APART)
     assert again.router == switched.router
+
+
+@pytest.mark.parametrize("least", [0, 1])
+@pytest.mark.parametrize("most", [16, 3])
+def test_scaled_pools_start_with_as_many_engines_as_those_of_the_former_mode_run(
+    least: int, most: int
+) -> None:
+    world, _ = _serving(_scaled("Mixed", 1))
+    split = _replicas(world.scaled("mixed", 10).plan(_scaled("Disaggregated", least, most)))
+    wanted = {"prefill": 3, "decode": 7} if most == 16 else {"prefill": 3, "decode": 3}
+    assert split == wanted
+    world, _ = _serving(_scaled("Disaggregated", 1))
+    world = world.scaled("prefill", 4).scaled("decode", 5)
+    assert _replicas(world.plan(_scaled("Mixed", least, most))) == {"mixed": min(9, most)}
+
+
+def test_they_start_with_no_more_gpus_than_those_of_the_former_mode_hold() -> None:
+    world, _ = _serving(_scaled("Mixed", 1))
+    large = _scaled("Disaggregated", 1)
+    for pool in large["pools"].values():
+        pool["accelerator"] = {"count": 2}
+    assert _replicas(world.scaled("mixed", 10).plan(large)) == {"prefill": 2, "decode": 3}
+    tight = _scaled("Disaggregated", 1, gpuBudget=6)
+    assert sum(_replicas(world.scaled("mixed", 10).plan(tight)).values()) == 6
+    assert _replicas(world.scaled("mixed", 1).plan(large)) == {"prefill": 1, "decode": 1}
+
+
+def test_engines_that_serve_stay_where_pools_that_sleep_cannot_start() -> None:
+    """Scaled to zero at least, and an image that cannot be pulled in the same edit."""
+    world, _ = _serving(_scaled("Mixed", 0))
+    world = world.scaled("mixed", 6)
+    after = _scaled("Disaggregated", 0) | {"engine": {"image": "wrong:1"}}
+    for _ in range(4):
+        plan = world.plan(after)
+        assert _followed(world, plan) == {"chat-mixed"}
+        assert plan.prune == ()
+        world = world.carried_out(plan)
+    assert min(_replicas(world.plan(after)).values()) > 0
+    for role in ("prefill", "decode"):
+        world = world.scaled(role, 0)
+    plan = world.plan(after)
+    assert _followed(world, plan) == {"chat-mixed"}, "0 of 0 engines have not come up"
+    assert plan.prune == ()
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["both sleep", "asked for none"])
+def test_pools_without_engines_take_over_where_nothing_serves_or_none_is_asked_for(
+    *, fixed: bool
+) -> None:
+    world, _ = _serving(_scaled("Mixed", 0))
+    after = _scaled("Disaggregated", 0)
+    if fixed:
+        world = world.scaled("mixed", 2)
+        after = APART | {"pools": {"prefill": {"replicas": 0}, "decode": {"replicas": 0}}}
+    world = world.carried_out(world.plan(after), _roles(after))
+    switched = world.plan(after)
+    assert _followed(world, switched) == {"chat-prefill", "chat-decode"}
+    world = world.carried_out(switched, _roles(after)).with_routers(switched)
+    assert world.carried_out(world.plan(after)).pools() == {"chat-prefill", "chat-decode"}
+
+
+def test_former_engines_stay_while_no_router_runs_or_the_new_ones_are_not_ready() -> None:
+    world, _ = _serving(MIXED)
+    world = world.carried_out(world.plan(APART))
+    lost = world.without("Deployment", "chat-router").with_routers()
+    assert not _removes_pools(lost.plan(APART))
+    world = world.carried_out(world.plan(APART), _roles(APART))
+    switched = world.plan(APART)
+    world = world.carried_out(switched, _roles(APART)).with_routers(switched)
+    assert _removes_pools(world.plan(APART))
+    for key, child in world.children.items():
+        if key[0] == "Deployment" and "decode" in key[1]:
+            dead = child["status"] | {"readyReplicas": 0, "availableReplicas": 0}
+            world.children[key] = child | {"status": dead}
+    assert not _removes_pools(world.plan(APART))
+
+
+def test_config_maps_that_others_mount_into_routers_keep_no_former_pool() -> None:
+    world, former = _serving(MIXED)
+    world = world.carried_out(world.plan(APART), _roles(APART))
+    switched = world.plan(APART)
+    world = world.carried_out(switched, _roles(APART)).with_routers(former, switched)
+    for pod in world.routers:
+        root = {"name": "istiod-ca-cert", "configMap": {"name": "istio-ca-root-cert"}}
+        pod["spec"] = pod["spec"] | {"volumes": [root, *pod["spec"]["volumes"]]}
+    assert not _removes_pools(world.plan(APART)), "a former router runs"
+    world = world._replace(routers=world.routers[1:])
+    assert _removes_pools(world.plan(APART))
 
 
 def test_routers_that_wait_follow_their_number() -> None:

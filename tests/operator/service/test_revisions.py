@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sluice_operator.api.conditions import UPDATED
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.manifests.deployments import with_replicas, with_trial
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.plan import plan_service
@@ -56,8 +57,17 @@ def _says(reason: str, status: str = "False") -> Manifest:
 
 
 def test_a_revision_without_a_deployment_is_not_there() -> None:
-    assert not _state(pool(NEW)).wanted.is_there
-    assert _state(pool(NEW), _deployment(NEW)).wanted.is_there
+    assert not _state(pool(NEW)).wanted.is_tried
+    assert _state(pool(NEW), _deployment(NEW)).wanted.is_tried
+    made = with_trial(with_replicas(_deployment(NEW), 0), None)
+    assert not _state(pool(NEW), made).wanted.is_tried
+
+
+def test_a_revision_that_the_last_plan_does_not_list_is_leaving() -> None:
+    (left,) = _state(pool(NEW), _deployment(NEW), _deployment(OLD)).others
+    assert left.is_leaving
+    (kept,) = _state(pool_with(NEW, **{left.name: 0}), _deployment(OLD)).others
+    assert not kept.is_leaving
 
 
 @pytest.mark.parametrize(

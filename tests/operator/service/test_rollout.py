@@ -115,12 +115,12 @@ def test_a_pool_without_engines_goes_with_one_that_is_complete() -> None:
 
 
 def test_without_engines_a_revision_that_was_never_tried_takes_the_place_of_the_former() -> None:
-    first = one(0, Revision("b", is_there=False), full("a", 0), stable="a")
+    first = one(0, Revision("b", is_tried=False), full("a", 0), stable="a")
     assert first.stable == {MIXED: "b"}
     assert one(0, full("b", 0), full("a", 0), stable="b").shares[MIXED] == {"b": 0}
     of_one = (
         PoolState(PREFILL, 0, full("p1", 0)),
-        PoolState(DECODE, 0, Revision("d2", is_there=False), (full("d1", 0),)),
+        PoolState(DECODE, 0, Revision("d2", is_tried=False), (full("d1", 0),)),
     )
     noted = plan_rollout(of_one, {PREFILL: "p1", DECODE: "d1"}).stable
     assert noted == {PREFILL: "p1", DECODE: "d2"}
@@ -285,7 +285,7 @@ class World(RuleBasedStateMachine):
 
     def _pool(self, role: Role) -> PoolState:
         name, there = self.wanted[role], self.there[role]
-        new = Revision(name, fingerprint=self.fingerprints[name], is_there=False)
+        new = Revision(name, fingerprint=self.fingerprints[name], is_tried=False)
         others = tuple(each for each in there.values() if each.name != name)
         return PoolState(role, self.replicas[role], there.get(name, new), others)
 

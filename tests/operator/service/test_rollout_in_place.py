@@ -30,7 +30,7 @@ class Cluster:
 
     def edit(self, name: str, fingerprint: str) -> None:
         for role in self.sizes:
-            new = Revision(f"{role}-{name}", fingerprint=fingerprint, is_there=False)
+            new = Revision(f"{role}-{name}", fingerprint=fingerprint, is_tried=False)
             self.wanted[role] = self.there[role].get(new.name, new)
 
     def step(self, *, starts: bool = True) -> Rollout:
@@ -49,6 +49,13 @@ class Cluster:
                 here = replace(here, ready=here.replicas, settled=True)
             self.there[role][revision.name] = here
         return plan
+
+    def fail(self) -> None:
+        """The wanted revisions come no further."""
+        for role, wanted in self.wanted.items():
+            if revision := self.there[role].get(wanted.name):
+                failed = replace(revision, ready=0, settled=False, stopped=True)
+                self.there[role][wanted.name] = failed
 
     def roll(self) -> list[Rollout]:
         """Until a plan that is carried out stays as it is."""
@@ -85,7 +92,13 @@ class Cluster:
         here = self.there[role].get(name, self.wanted[role])
         ready = min(here.ready, count)
         return replace(
-            here, name=name, replicas=count, ready=ready, settled=ready == count, is_there=True
+            here,
+            name=name,
+            replicas=count,
+            planned=count,
+            ready=ready,
+            settled=ready == count,
+            is_tried=here.is_tried or count > 0,
         )
 
 
@@ -157,6 +170,122 @@ def test_new_engines_that_do_not_come_up_end_no_more_former_ones() -> None:
     assert names(cluster) == {MIXED: {"mixed-1": 3}}
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["loads", "failed"])
+def test_a_smaller_pool_keeps_former_engines_while_no_new_one_was_ready(*, is_known: bool) -> None:
+    cluster = deployed(mixed=3)
+    cluster.edit("2", "y")
+    cluster.step(starts=False)
+    cluster.step(starts=False)
+    left = []
+    for size in (2, 1, 3):
+        if is_known:
+            cluster.fail()
+        cluster.sizes[MIXED] = size
+        for _ in range(3):
+            plan = cluster.step(starts=False)
+        left.append(plan.shares[MIXED])
+    # What loads goes on beside the others; what has failed goes first. The last one stays.
+    assert left == [
+        {"mixed-2": 0, "mixed-1": 2} if is_known else {"mixed-2": 1, "mixed-1": 1},
+        {"mixed-2": 0, "mixed-1": 1},
+        {"mixed-2": 2, "mixed-1": 1},
+    ]
+    assert cluster.stable == {MIXED: "mixed-1"}
+    cluster.roll()
+    assert names(cluster) == {MIXED: {"mixed-2": 3}}
+
+
+def test_it_says_what_a_roll_out_without_a_ready_engine_waits_for() -> None:
+    cluster = deployed(mixed=2)
+    cluster.edit("2", "y")
+    cluster.step(starts=False)
+    cluster.sizes[MIXED] = 1
+    assert "No engine of the wanted revision has been ready" in cluster.step(starts=False).message
+
+
+def test_the_partners_of_a_last_former_engine_stay_with_it() -> None:
+    cluster = deployed(prefill=2, decode=3)
+    cluster.edit("2", "y")
+    cluster.step(starts=False)
+    cluster.sizes[PREFILL] = 1
+    for _ in range(3):
+        plan = cluster.step(starts=False)
+    assert plan.shares[PREFILL] == {"prefill-2": 0, "prefill-1": 1}
+    assert plan.shares[DECODE]["decode-1"] >= 1
+    assert cluster.serving() == 1
+
+
+def test_of_a_smaller_pool_the_engines_that_are_ready_stay() -> None:
+    cluster = deployed(mixed=2)
+    cluster.edit("2", "y")
+    cluster.step()
+    cluster.there[MIXED]["mixed-1"] = replace(cluster.there[MIXED]["mixed-1"], ready=0)
+    cluster.sizes[MIXED] = 1
+    assert cluster.step(starts=False).shares == {MIXED: {"mixed-2": 1}}
+
+
+def test_of_a_smaller_pool_former_engines_without_partners_end_first() -> None:
+    cluster = deployed(prefill=3, decode=2)
+
+    def revision(name: str, ready: int, replicas: int) -> Revision:
+        kind = "x" if name.endswith("1") else "y"
+        return Revision(name, replicas, ready, fingerprint=kind, planned=replicas)
+
+    former, new = revision("prefill-1", 0, 1), revision("prefill-2", 1, 2)
+    cluster.there[PREFILL] = {former.name: former, new.name: new}
+    former, new = revision("decode-1", 1, 1), revision("decode-2", 1, 1)
+    cluster.there[DECODE] = {former.name: former, new.name: new}
+    cluster.edit("2", "y")
+    cluster.sizes[DECODE] = 1
+    assert cluster.step(starts=False).shares[DECODE] == {"decode-2": 1}
+    assert cluster.serving() == 1
+
+
+def test_a_former_engine_that_is_ready_stays_before_one_that_was_complete_last() -> None:
+    cluster = deployed(mixed=2)
+    cluster.edit("2", "y")
+    cluster.step()
+    cluster.there[MIXED]["mixed-1"] = replace(cluster.there[MIXED]["mixed-1"], ready=0)
+    cluster.edit("3", "z")
+    assert cluster.step(starts=False).shares == {MIXED: {"mixed-3": 1, "mixed-2": 1}}
+
+
+def test_a_service_that_sleeps_wakes_as_it_served_last() -> None:
+    cluster = deployed(mixed=3)
+    cluster.edit("2", "y")
+    cluster.step(starts=False)
+    cluster.sizes[MIXED] = 0
+    cluster.step(starts=False)
+    cluster.step(starts=False)
+    cluster.sizes[MIXED] = 1
+    assert cluster.step(starts=False).shares == {MIXED: {"mixed-2": 0, "mixed-1": 1}}
+    cluster.there[MIXED]["mixed-1"] = replace(cluster.there[MIXED]["mixed-1"], ready=1)
+    cluster.sizes[MIXED] = 2
+    cluster.roll()
+    assert names(cluster) == {MIXED: {"mixed-2": 2}}
+
+
+def test_what_was_ready_before_a_service_sleeps_needs_no_former_engine() -> None:
+    cluster = deployed(mixed=3)
+    cluster.edit("2", "y")
+    cluster.step()
+    cluster.sizes[MIXED] = 0
+    cluster.step()
+    cluster.sizes[MIXED] = 1
+    cluster.roll()
+    assert names(cluster) == {MIXED: {"mixed-2": 1}}
+
+
+def test_the_only_engine_ends_for_a_revision_that_was_not_tried() -> None:
+    cluster = deployed(mixed=1)
+    cluster.edit("2", "y")
+    assert cluster.step(starts=False).shares == {MIXED: {"mixed-2": 1}}
+    # Seen before the former Deployment has gone: what was decided stays so.
+    old = Revision("mixed-1", 1, 1, settled=True, fingerprint="x", is_leaving=True)
+    cluster.there[MIXED]["mixed-1"] = old
+    assert cluster.step(starts=False).shares == {MIXED: {"mixed-2": 1}}
+
+
 def test_of_edits_in_a_row_the_engines_that_serve_stay_longest() -> None:
     cluster = deployed(mixed=3)
     cluster.edit("2", "y")
@@ -171,6 +300,55 @@ def test_the_first_roll_out_says_that_it_starts(size: int) -> None:
     cluster.edit("1", "x")
     assert cluster.step().reason in ("Starting", "Complete")
     assert cluster.roll()[-1].stable == {MIXED: "mixed-1"}
+
+
+EVENTS = st.tuples(
+    st.sampled_from(("edit", "scale", "scale", "ready", "ready", "fail")),
+    st.integers(0, 5),
+    st.integers(0, 3),
+)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=2),
+    events=st.lists(EVENTS, min_size=8, max_size=16),
+)
+@examples(150)
+def test_no_plan_ends_the_last_engines_that_serve(
+    sizes: list[int], events: list[tuple[str, int, int]]
+) -> None:
+    roles = (MIXED,) if len(sizes) == 1 else (PREFILL, DECODE)
+    cluster = deployed(**dict(zip(map(str, roles), sizes, strict=True)))
+    for kind, number, value in events:
+        if kind == "edit":
+            cluster.edit(f"e{number}", "xy"[number % 2])
+        elif kind == "scale":
+            cluster.sizes[roles[number % len(roles)]] = 1 + value
+        elif kind == "ready":
+            _get_ready(cluster, roles[number % len(roles)], number // 2, value)
+        elif kind == "fail":
+            cluster.fail()
+        before, starts_anew = cluster.serving(), _replaces_the_only_one(cluster)
+        cluster.step(starts=False)
+        assert cluster.serving() or not before or starts_anew, cluster.there
+
+
+def _get_ready(cluster: Cluster, role: Role, number: int, ready: int) -> None:
+    """One revision of a pool gets so many ready engines, at most those it has."""
+    name = sorted(cluster.there[role])[number % len(cluster.there[role])]
+    revision = cluster.there[role][name]
+    count = min(ready, revision.replicas)
+    settled = count == revision.replicas
+    cluster.there[role][name] = replace(revision, ready=count, settled=settled, stopped=False)
+
+
+def _replaces_the_only_one(cluster: Cluster) -> bool:
+    """Whether a revision that was not tried yet takes the place of the one engine of a pool, which
+    a roll-out in place cannot do otherwise."""
+    return any(
+        size == 1 and cluster.wanted[role].name not in cluster.there[role]
+        for role, size in cluster.sizes.items()
+    )
 
 
 @given(
