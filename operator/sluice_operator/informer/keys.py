@@ -31,20 +31,15 @@ def keys_of(kind: Kind, item: Mapping[str, Any]) -> frozenset[Key]:
     metadata = item["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
     if kind == INFERENCE_SERVICE:
-        # A pool reads `paused` from its service, without being changed itself.
-        pools = (_pool(namespace, name, role) for role in _roles(item))
+        # A pool reads `paused` from its service, without being changed itself; so does one of a
+        # former mode.
+        pools = (_pool(namespace, name, role) for role in labels.Role)
         return frozenset({Key(kind.kind, namespace, name), *pools})
     # By owner and by labels: if somebody edited one of the two, the other still leads here.
     concerned = _owner(metadata) | _by_labels(metadata)
     if kind == ENGINE_POOL:
         return concerned | {Key(kind.kind, namespace, name), *_service_of(metadata)}
     return concerned
-
-
-def _roles(service: Mapping[str, Any]) -> tuple[labels.Role, ...]:
-    if service.get("spec", {}).get("mode", "Mixed") == "Mixed":
-        return (labels.Role.MIXED,)
-    return (labels.Role.PREFILL, labels.Role.DECODE)
 
 
 def _pool(namespace: str, service: str, role: str) -> Key:

@@ -34,7 +34,7 @@ def budget_of(observed: ServiceObserved, spec: InferenceServiceSpec) -> Budget |
         Role(pool["spec"]["role"]): pool["spec"].get("podSurge", 0)
         for pool in of_kind(observed.children, ENGINE_POOL)
     }
-    return Budget(spec.gpu_budget, gpus, counted, surges, _former_gpus(observed, spec))
+    return Budget(spec.gpu_budget, gpus, counted, surges, other_mode_gpus(observed, spec))
 
 
 def _counted(pods: Iterable[Manifest]) -> Counted:
@@ -43,7 +43,7 @@ def _counted(pods: Iterable[Manifest]) -> Counted:
     return Counted(Counter(map(revision_of, live)), len(found) - len(live))
 
 
-def _former_gpus(observed: ServiceObserved, spec: InferenceServiceSpec) -> int:
+def other_mode_gpus(observed: ServiceObserved, spec: InferenceServiceSpec) -> int:
     """GPUs of engines of roles that the mode does not have, and of those that their pools have yet
     to make."""
     former = [role for role in Role if role not in spec.roles]

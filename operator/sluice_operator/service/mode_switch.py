@@ -1,20 +1,22 @@
 """From one mode to another: what serves in the former mode stays until the pools of the wanted one
 are complete and serve, and no router uses it any more.
 
-Pure, and without memory: which of both the routers use is read from what they mount. First the
-wanted pools come up beside the former ones, then the routers are replaced, then the former go. A
-pool that its scaling has at 0 engines has not come up while former engines serve.
+Pure, and without memory: which of both the routers use is read from what they mount, and where that
+is lost from the service's status. First the wanted pools come up beside the former ones, then the
+routers are replaced, then the former go. A pool that its scaling has at 0 engines has not come up
+while former engines serve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from sluice_contract import labels
 
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.apply.field_ownership import applied_manifest
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -23,9 +25,12 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
     of_kind,
 )
+from sluice_operator.manifests.applied_fields import with_applied_fields
+from sluice_operator.manifests.metadata import stamped
 from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.parts import engines_ready
+from sluice_operator.service.revisions import stable_revisions
 from sluice_operator.service.rollout import PoolState
 from sluice_operator.service.router import PlannedRouter
 
@@ -103,7 +108,23 @@ def plan_former(
     in_use = {config_map_of_pod(pod["spec"]) for pod in observed.pods}
     has_moved = in_use == {planned}
     serves = all(pool.wanted.ready or not pool.replicas for pool in wanted)
-    return NO_FORMER if has_moved and serves else Former(former)
+    noted = stable_revisions(observed.service).keys()
+    was_complete = any(pool["spec"]["role"] in noted for pool in former)
+    is_left = serves or not (was_complete or _have_ready_engine(observed, former))
+    return NO_FORMER if has_moved and is_left else Former(former)
+
+
+def former_manifests(former: Former) -> Iterator[Manifest]:
+    """Of the `former` pools those that are scaled and have another number of engines planned: as
+    they were applied, with as many of their only revision as is asked for."""
+    for pool in former.pools:
+        applied, replicas = applied_manifest(pool), pool["spec"]["replicas"]
+        shares: list[Manifest] = (applied or {}).get("spec", {}).get("revisions") or []
+        if applied is None or len(shares) != 1 or shares[0]["replicas"] == replicas:
+            continue
+        spec = applied["spec"] | {"revisions": [shares[0] | {"replicas": replicas}]}
+        metadata = {k: v for k, v in applied["metadata"].items() if k != "annotations"}
+        yield with_applied_fields(stamped(applied | {"metadata": metadata, "spec": spec}))
 
 
 def _have_ready_engine(observed: ServiceObserved, pools: tuple[Manifest, ...]) -> bool:

@@ -60,6 +60,7 @@ from sluice_operator.service.mode_switch import (
     NO_FORMER,
     Former,
     are_awaited,
+    former_manifests,
     former_pools,
     plan_former,
 )
@@ -199,7 +200,8 @@ def _desired(
     router = plan_router(observed, top, spec, waits=waits)
     former = plan_former(observed, states, before, router)
     brought = (*delivery.manifests, *adapters.manifests)
-    apply = (*brought, *_children(observed, top, spec, router, pools))
+    children = _children(observed, top, spec, router, pools)
+    apply = (*brought, *children, *former_manifests(former))
     history = plan_history(observed, top)
     prune = _left_over(observed, apply, former, history)
     wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}

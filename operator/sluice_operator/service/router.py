@@ -23,7 +23,7 @@ from sluice_contract.spans import RouterTracing
 from sluice_contract.tenants import Tenant
 
 from sluice_operator.api.quantities import amount
-from sluice_operator.api.service import InferenceServiceSpec, RouterSpec
+from sluice_operator.api.service import MODES, InferenceServiceSpec, RouterSpec
 from sluice_operator.apply.field_ownership import applied_manifest, whole_manifest
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
@@ -57,14 +57,23 @@ class PlannedRouter:
 def plan_router(
     observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, *, waits: bool = False
 ) -> PlannedRouter:
-    """The routers of a service. `waits`: those of a former mode are to serve on for now."""
+    """The routers of a service. `waits`: those of a former mode are to serve on for now, unless
+    they have gone over to the pools of the spec's mode already."""
     file = _config_map(top, spec)
     built = _deployment(observed, top, spec, file["metadata"]["name"])
     live = _live(observed, built)
-    if waits and live is not None and not _follows(observed, live, spec):
-        serving = applied_manifest(live) or whole_manifest(live)
-        former = with_replicas(serving, built["spec"]["replicas"])
-        return PlannedRouter(former, (), (), is_former=True)
+    if waits:
+        followed = _followed(observed, live) if live else None
+        if live is not None and followed is not None and followed != set(spec.roles):
+            serving = applied_manifest(live) or whole_manifest(live)
+            former = with_replicas(serving, built["spec"]["replicas"])
+            return PlannedRouter(former, (), (), is_former=True)
+        if followed is None and not _has_switched(observed, spec):
+            other = next(mode for mode in MODES if mode != spec.mode)
+            spec = spec.model_copy(update={"mode": other})
+            file = _config_map(top, spec)
+            former = _deployment(observed, top, spec, file["metadata"]["name"])
+            return PlannedRouter(former, (file,), (), is_former=True)
     deployment = kept(built, applied_manifest(live) if live else None)
     there = {item["metadata"]["name"] for item in of_kind(observed.children, CONFIG_MAP)}
     if deployment is built or not mounted_config_maps(deployment) <= there:
@@ -77,14 +86,19 @@ def plan_router(
     return PlannedRouter(deployment, (file,) if same else (), (f"routers: {changed}",))
 
 
-def _follows(observed: ServiceObserved, live: Manifest, spec: InferenceServiceSpec) -> bool:
-    """Whether the routers of `live` know the pools of the spec's mode already."""
+def _followed(observed: ServiceObserved, live: Manifest) -> set[str] | None:
+    """The roles of the pools that the routers of `live` know; None: their file is gone."""
     names = mounted_config_maps(live)
     for item in of_kind(observed.children, CONFIG_MAP):
         text = (item.get("data") or {}).get(ROUTER_FILE)
         if item["metadata"]["name"] in names and text is not None:
-            return _roles(text) == set(spec.roles)
-    return True
+            return _roles(text)
+    return None
+
+
+def _has_switched(observed: ServiceObserved, spec: InferenceServiceSpec) -> bool:
+    """Whether the service was served in the mode of `spec` last, as its status says."""
+    return bool((observed.service.get("status") or {}).get("mode") == spec.mode)
 
 
 def _roles(text: str) -> set[str]:

@@ -10,8 +10,10 @@ from dataclasses import replace
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.labels import FIELD_MANAGER, Role
 
+from sluice_operator.accelerators.find import find_accelerator
 from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.conditions import SCALING_ACTIVE, Check
+from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import managers_of
@@ -19,9 +21,12 @@ from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
+from sluice_operator.manifests.spec_history import by_number, recorded_spec
 from sluice_operator.scaled import ScaledPool, ScaledService, Scaling
+from sluice_operator.service.held_gpus import other_mode_gpus
+from sluice_operator.service.mode_switch import Former
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.plan import PlannedPool, ServicePlan
+from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.replicas import ReplicasOwner, replicas_owner
 from sluice_operator.service.split import split_text
 
@@ -30,17 +35,24 @@ NOT_DECIDED = Check("Unknown", "NotDecidedYet", "The operator has not looked at 
 
 def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledService | None:
     """What the autoscaler has to know of a service whose plan was carried out; None: it is not to
-    scale anything."""
-    spec = plan.spec
-    if spec is None or plan.paused or plan.refusal is not None or plan.former.is_served:
+    scale anything. While pools of a former mode serve it is they that are scaled."""
+    spec, former_gpus = plan.spec, plan.former_gpus
+    if spec is None or plan.paused or plan.refusal is not None:
         return None
-    scaled = {
-        pool.role: found
-        for pool in plan.pools
-        if replicas_owner(spec, pool.role) is ReplicasOwner.OPERATOR
-        and (found := _scaled_pool(observed, pool))
-    }
     settings = scaling_settings(spec)
+    if plan.former.is_served:
+        budget = settings.gpu_budget
+        if (spec := _former_spec(observed, plan.former)) is None:
+            return None
+        settings = replace(scaling_settings(spec), gpu_budget=budget)
+        former_gpus = other_mode_gpus(observed, spec)
+    texts = {pool.role: pool.accelerator.text for pool in plan.pools}
+    scaled = {
+        role: found
+        for role in spec.roles
+        if replicas_owner(spec, role) is ReplicasOwner.OPERATOR
+        and (found := _scaled_pool(observed, spec, role, texts.get(role)))
+    }
     if not scaled or scaled.keys() != settings.pools.keys():
         return None
     return ScaledService(
@@ -53,8 +65,22 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
             for role in spec.roles
             if spec.pool(role).autoscaling is None
         },
-        former_gpus=plan.former_gpus,
+        former_gpus=former_gpus,
     )
+
+
+def _former_spec(observed: ServiceObserved, former: Former) -> InferenceServiceSpec | None:
+    """The spec that was complete last of those with the `former` pools; None: nothing is known of
+    how they are scaled."""
+    roles = {pool["spec"]["role"] for pool in former.pools}
+    for item in reversed(by_number(observed.children)):
+        try:
+            spec = parse(InferenceServiceSpec, recorded_spec(item), "spec")
+        except InvalidSpecError:
+            continue
+        if roles <= set(spec.roles):
+            return spec
+    return None
 
 
 def scaling_settings(spec: InferenceServiceSpec) -> Settings:
@@ -125,18 +151,22 @@ def _limits(spec: InferenceServiceSpec, role: Role) -> PoolLimits | None:
     return PoolLimits(scaling.min_replicas, scaling.max_replicas, gpus)
 
 
-def _scaled_pool(observed: ServiceObserved, planned: PlannedPool) -> ScaledPool | None:
-    """The live EnginePool; None while there is none."""
-    name = planned.manifest["metadata"]["name"]
+def _scaled_pool(
+    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, accelerator: str | None
+) -> ScaledPool | None:
+    """The live EnginePool; None while there is none. `accelerator`: for people, where known."""
+    name = f"{observed.service['metadata']['name']}-{role}"
     for pool in of_kind(observed.children, ENGINE_POOL):
         metadata = pool["metadata"]
         if metadata["name"] == name and not is_being_deleted(pool):
+            if accelerator is None:
+                accelerator = find_accelerator(spec.pool(role), observed.nodes).text
             return ScaledPool(
                 name=name,
                 uid=metadata["uid"],
                 replicas=pool["spec"]["replicas"],
                 generation=metadata.get("generation", 0),
-                accelerator=planned.accelerator.text,
+                accelerator=accelerator,
                 others=_others(pool),
             )
     return None

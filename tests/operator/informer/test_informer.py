@@ -119,8 +119,8 @@ async def test_what_is_listed_and_what_is_verified_becomes_keys() -> None:
     pod = item("chat-mixed-0", 2, **{labels.SERVICE: "chat", labels.ROLE: "mixed"})
     server.items["/api/v1/pods"] = [pod]
     made, keys = await followed(server)
-    pool = Key("EnginePool", "x", "chat-mixed")
-    assert set(keys) == {CHAT, pool}
+    pools = {Key("EnginePool", "x", f"chat-{role}") for role in labels.Role}
+    assert set(keys) == {CHAT, *pools}
     keys.clear()
     await made.verify()
     assert keys == [CHAT]

@@ -69,9 +69,8 @@ def test_an_event_leads_to_whom_it_concerns(
     assert keys_of(kind, changed) == expected
 
 
-def test_a_service_concerns_the_pools_of_its_mode() -> None:
-    chat = item("chat")
-    assert keys_of(INFERENCE_SERVICE, chat) == {CHAT, CHAT_MIXED}
-    chat["spec"] = {"mode": "Disaggregated"}
+@pytest.mark.parametrize("mode", ["Mixed", "Disaggregated"])
+def test_a_service_concerns_its_pools_of_either_mode(mode: str) -> None:
+    chat = item("chat") | {"spec": {"mode": mode}}
     names = {key.name for key in keys_of(INFERENCE_SERVICE, chat)}
-    assert names == {"chat", "chat-prefill", "chat-decode"}
+    assert names == {"chat", "chat-mixed", "chat-prefill", "chat-decode"}

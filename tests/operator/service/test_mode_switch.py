@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import pytest
+from sluice_contract.labels import Role
 from sluice_contract.router_config import parse_router_config
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
@@ -15,6 +16,7 @@ from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
 from sluice_operator.service.plan import ServicePlan, plan_service
+from sluice_operator.service.scaling import scaled_service
 from sluice_operator.service.status import service_status
 
 from tests.operator.examples import NOW, complete, live, pods, service, service_observed
@@ -73,6 +75,19 @@ class World(NamedTuple):
                 there[key] = complete(with_replicas(child, replicas))
         return self._replace(children=there)
 
+    def ask(self, role: str, replicas: int) -> None:
+        """Somebody asks for another number of engines of a pool, and none has started."""
+        pool = self.children["EnginePool", f"chat-{role}"]
+        asked = pool | {"spec": pool["spec"] | {"replicas": replicas}}
+        self.children["EnginePool", f"chat-{role}"] = asked
+
+    def stop(self, role: str) -> None:
+        """No engine of a pool is ready any more."""
+        for key, child in self.children.items():
+            if key[0] == "Deployment" and role in key[1]:
+                dead = child["status"] | {"readyReplicas": 0, "availableReplicas": 0}
+                self.children[key] = child | {"status": dead}
+
     def without(self, kind: str, name: str) -> World:
         there = {key: child for key, child in self.children.items() if key != (kind, name)}
         return self._replace(children=there)
@@ -116,11 +131,22 @@ def _pools(spec: Manifest) -> set[str]:
 
 def _followed(world: World, plan: ServicePlan) -> set[str]:
     """The pools that the planned routers follow."""
-    assert plan.router is not None
-    mounted = plan.router["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
+    mounted = _mounted(plan)
     known = {**world.children, **{_identity(m): m for m in plan.apply}}
     config = parse_router_config(known["ConfigMap", mounted]["data"]["router.json"])
     return {f"chat-{role}" for role in config.roles}
+
+
+def _mounted(plan: ServicePlan) -> str:
+    """The routers' configuration."""
+    assert plan.router is not None
+    name: str = plan.router["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
+    return name
+
+
+def _complete(spec: Manifest) -> Manifest:
+    updated = {"type": "Updated", "status": "True", "reason": "AllReady", "observedGeneration": 1}
+    return service(spec) | {"status": {"conditions": [updated]}}
 
 
 def _serving(spec: Manifest) -> tuple[World, ServicePlan]:
@@ -175,10 +201,7 @@ def test_wanted_engines_that_die_after_the_switch_bring_nothing_back() -> None:
     world, _ = _serving(MIXED)
     world = world.carried_out(world.plan(APART), _roles(APART))
     world = world.carried_out(switched := world.plan(APART), _roles(APART))
-    for key, child in world.children.items():
-        if key[0] == "Deployment" and "decode" in key[1]:
-            dead = child["status"] | {"readyReplicas": 0, "availableReplicas": 0}
-            world.children[key] = child | {"status": dead}
+    world.stop("decode")
     again = world.plan(APART)
     assert _followed(world, again) == _pools(APART)
     assert again.router == switched.router
@@ -252,10 +275,7 @@ def test_former_engines_stay_while_no_router_runs_or_the_new_ones_are_not_ready(
     switched = world.plan(APART)
     world = world.carried_out(switched, _roles(APART)).with_routers(switched)
     assert _removes_pools(world.plan(APART))
-    for key, child in world.children.items():
-        if key[0] == "Deployment" and "decode" in key[1]:
-            dead = child["status"] | {"readyReplicas": 0, "availableReplicas": 0}
-            world.children[key] = child | {"status": dead}
+    world.stop("decode")
     assert not _removes_pools(world.plan(APART))
 
 
@@ -270,6 +290,88 @@ def test_config_maps_that_others_mount_into_routers_keep_no_former_pool() -> Non
     assert not _removes_pools(world.plan(APART)), "a former router runs"
     world = world._replace(routers=world.routers[1:])
     assert _removes_pools(world.plan(APART))
+
+
+@pytest.mark.parametrize(("before", "after"), SWITCHES, ids=["apart", "together"])
+@pytest.mark.parametrize("lost", [("Deployment", "chat-router"), ("ConfigMap", "")])
+def test_routers_that_are_lost_while_new_pools_cannot_start_are_made_for_those_that_serve(
+    before: Manifest, after: Manifest, lost: tuple[str, str]
+) -> None:
+    world, former = _serving(before)
+    world = world.carried_out(world.plan(after))
+    world = world.without(lost[0], lost[1] or _mounted(former)).with_routers()
+    for _ in range(3):
+        plan = world.plan(after)
+        assert _followed(world, plan) == _pools(before)
+        assert not _removes_pools(plan)
+        world = world.carried_out(plan).with_routers(plan)
+    world = world.carried_out(world.plan(after), _roles(after))
+    assert _followed(world, world.plan(after)) == _pools(after)
+
+
+def test_routers_that_are_lost_after_the_switch_follow_the_new_pools() -> None:
+    world, _ = _serving(MIXED)
+    world = world.carried_out(world.plan(APART), _roles(APART))
+    world = world.carried_out(switched := world.plan(APART), _roles(APART)).with_routers(switched)
+    world.stop("decode")
+    lost = world.without("Deployment", "chat-router").with_routers()
+    there = service(APART) | {"status": {"mode": "Disaggregated"}}
+    plan = plan_service(service_observed(there, lost.children.values()))
+    assert _followed(lost, plan) == _pools(APART)
+
+
+def test_former_pools_that_never_served_make_room() -> None:
+    """As of a mode that was asked for by mistake, and taken back."""
+    plan = World({}).plan(APART)
+    world = World({}).carried_out(plan).with_routers(plan)
+    back = world.plan(MIXED)
+    assert _followed(world, back) == _pools(APART), "nothing has come up yet"
+    world = world.carried_out(back, ["mixed"]).with_routers(back)
+    world = world.carried_out(moved := world.plan(MIXED), ["mixed"]).with_routers(moved)
+    world.stop("mixed")
+    assert _removes_pools(world.plan(MIXED))
+
+
+@pytest.mark.parametrize("mode", ["Mixed", "Disaggregated"])
+def test_former_pools_are_scaled_while_they_serve(mode: str) -> None:
+    other = "Disaggregated" if mode == "Mixed" else "Mixed"
+    before, after = _scaled(mode, 1, 5), _scaled(other, 0, gpuBudget=12)
+    world, _ = _serving(before)
+    done = _complete(before)
+    recorded = plan_service(service_observed(done, world.children.values(), pods=world.routers))
+    world = world.carried_out(recorded, _roles(before))
+    world = world.scaled(_roles(before)[0], 3)
+    world = world.carried_out(world.plan(after))
+    observed = service_observed(service(after), world.children.values(), pods=world.routers)
+    plan = plan_service(observed)
+    assert plan.former.is_served
+    scaled = scaled_service(observed, plan)
+    assert scaled is not None
+    assert {role: pool.name for role, pool in scaled.pools.items()} == {
+        role: f"chat-{role}" for role in _roles(before)
+    }
+    assert scaled.pools[Role(_roles(before)[0])].replicas == 3
+    assert {limits.maximum for limits in scaled.settings.pools.values()} == {5}
+    assert scaled.settings.gpu_budget == 12
+    assert scaled.former_gpus == sum(_replicas(plan).values()), "those of the new pools"
+
+
+@pytest.mark.parametrize("rollout", ["InPlace", "Surge"])
+def test_former_pools_have_as_many_engines_as_they_are_asked_for(rollout: str) -> None:
+    """Also where their service has planned each engine, as it does without room for others."""
+    more: Manifest = {"rollout": {"strategy": rollout}}
+    before = _scaled("Mixed", 1, gpuBudget=8) | more
+    world, _ = _serving(before)
+    world = world.carried_out(world.plan(APART | more))
+    world.ask("mixed", 4)
+    plan = world.plan(APART | more)
+    world = world.carried_out(plan)
+    pool = world.children["EnginePool", "chat-mixed"]
+    built = plan_pool(PoolObserved(pool, service({}))).deployment
+    assert built is not None
+    assert built["spec"]["replicas"] == 4
+    again = world.plan(APART | more)
+    assert _identity(pool) not in {_identity(manifest) for manifest in again.apply}, "at rest"
 
 
 def test_routers_that_wait_follow_their_number() -> None:
