@@ -76,9 +76,14 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
 def has_stopped(live: Manifest, *, loads: bool) -> bool:
     """Whether a Deployment's controller has said that it comes no further; `loads`: an engine of it
     loads its model, so that the deadline does not count."""
-    status = live.get("status") or {}
-    late = _condition(status, "Progressing").get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED
-    return (late and not loads) or _condition(status, "ReplicaFailure").get("status") == "True"
+    failure = _condition(live.get("status") or {}, "ReplicaFailure")
+    return is_late(live, loads=loads) or failure.get("status") == "True"
+
+
+def is_late(live: Manifest, *, loads: bool) -> bool:
+    """Whether a Deployment's controller has said that its deadline has passed; `loads` as above."""
+    moving = _condition(live.get("status") or {}, "Progressing")
+    return moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED and not loads
 
 
 def _condition(status: Manifest, kind: str) -> dict[str, Any]:

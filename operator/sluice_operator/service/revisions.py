@@ -13,7 +13,7 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.apply.field_ownership import applied_manifest, applied_spec
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
-from sluice_operator.conditions.deployments import has_stopped
+from sluice_operator.conditions.deployments import has_stopped, is_late
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -116,5 +116,6 @@ def _revision(deployment: Manifest, fingerprint: str, *, loads: bool) -> Revisio
         settled=seen and all(count == replicas for count in counts),
         fingerprint=fingerprint,
         stopped=has_stopped(deployment, loads=loads),
+        is_late=is_late(deployment, loads=loads),
         is_tried=not note_of(deployment, UNTRIED),
     )

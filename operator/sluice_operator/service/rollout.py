@@ -47,6 +47,8 @@ class Revision:
     """Engines that it was given in the last plan; None: those of its Deployment."""
     stopped: bool = False
     """Something keeps its engines from starting."""
+    is_late: bool = False
+    """They have made no progress within their deadline."""
     is_tried: bool = True
     """Its Deployment was asked for an engine, which may have failed."""
     is_leaving: bool = False

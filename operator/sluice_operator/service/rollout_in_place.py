@@ -6,11 +6,11 @@ together; the next ones end when the new ones are ready. Where the revisions of 
 with their own kind, a pool whose last former engine ends takes those of the others along, which
 would serve nobody.
 
-New engines that do not come up stop the roll-out, and the former ones that are left serve on. A
-pool that gets smaller keeps former engines before new ones that have failed. Its last former one
-ends only when a new one is ready; or, of a pool of one engine, to try a revision for the first
-time. A service that sleeps keeps the Deployments that were complete last, without engines, until
-those of the wanted revision were ready once.
+New engines that do not come up stop the roll-out, and the former ones that are left serve on. Where
+none of use is ready within their deadline, they give their place back. A pool that gets smaller
+keeps former engines before new ones that have failed. Its last former one ends only when a new one
+is ready; or, of a pool of one engine, to try a revision for the first time. The Deployments that
+were complete last stay, without engines, until the wanted revision serves.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sluice_operator.service.rollout import (
 )
 
 IN_PLACE: Final = "InPlace"
+HALTED: Final = "RolloutHalted"
 NEVER_READY: Final = (
     "no engine of the wanted revision has been ready, so the last former ones stay; it is tried "
     "again when a pool is asked for more engines, or with the next change of the spec"
@@ -54,8 +55,8 @@ def plan_in_place(pools: Pools, stable: Revisions) -> Rollout:
     done = are_complete(pools) or _is_replaced(pools, former, stable)
     shares = {pool.role: _shares(pool, former[pool.role], pools, stable) for pool in pools}
     for pool in pools:
-        if (last := _stable_of(pool, stable)) and not (done or pool.replicas):
-            shares[pool.role][last.name] = 0
+        if (last := _stable_of(pool, stable)) and not done:
+            shares[pool.role].setdefault(last.name, 0)
     reason, message = _reason(pools, former, is_held=is_held)
     return Rollout(shares, wanted if done else stable, reason, message)
 
@@ -80,25 +81,23 @@ def _may_have_failed(revision: Revision) -> bool:
 
 def _kept(pool: PoolState, pools: Pools, stable: Revisions) -> int:
     """Former engines that stay before one more is replaced. Of a pool that gets smaller these are
-    those for which no ready engine of the wanted revision is there, and all that serve."""
+    those for which no ready engine of the wanted revision is there, and all that serve. All are
+    those that were complete last, where wanted ones were tried, and none of use is ready: within
+    their deadline, or before the pool had no engines."""
     engines = sum(map(_planned, _former(pool)))
-    if not engines and _wakes(pool, stable):
-        return pool.replicas
     is_of_use = _work_together(pools) or all(p.wanted.ready for p in pools if p.replicas)
     ready = pool.wanted.ready if is_of_use else 0
+    has_failed = any(p.wanted.is_late for p in (pools if not is_of_use else (pool,)))
+    has_slept = not (engines or _planned(pool.wanted) or pool.wanted.ready)
+    is_tried = _stable_of(pool, stable) is not None and _may_have_failed(pool.wanted)
+    if is_tried and not ready and (has_failed or has_slept):
+        return pool.replicas
     serving = sum(
         min(revision.ready, _planned(revision))
         for revision in _former(pool)
         if _partners(revision.fingerprint, pools)
     )
     return min(engines, pool.replicas, max(serving, pool.replicas - ready))
-
-
-def _wakes(pool: PoolState, stable: Revisions) -> bool:
-    """Whether a pool without engines has to start those that were complete last: the wanted ones
-    were tried before it slept, and were not ready."""
-    is_known = _stable_of(pool, stable) is not None
-    return is_known and _may_have_failed(pool.wanted) and not pool.wanted.ready
 
 
 def _partners(fingerprint: str, pools: Pools) -> int:
@@ -176,16 +175,17 @@ def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Sh
             shares[revision.name] = kept + count
             left -= count
     if left:
-        shares[last] = left
+        shares[last] = shares.get(last, 0) + left
     return shares
 
 
 def _reason(pools: Pools, former: Former, *, is_held: bool) -> tuple[str, str]:
     if are_complete(pools) or not any(pool.others for pool in pools):
         return reason_of(pools)
+    reason = HALTED if is_held else IN_PLACE
     left = ", ".join(f"pool {role}: {count}" for role, count in former.items())
     held = f" {NEVER_READY[0].upper()}{NEVER_READY[1:]}." if is_held else ""
-    return IN_PLACE, (
+    return reason, (
         f"{counts_of(pools)}; spec.rollout.strategy is InPlace, so an engine ends before another "
         f"takes its place, and fewer serve meanwhile; former engines left: {left}.{held}"
     )

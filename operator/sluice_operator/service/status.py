@@ -66,7 +66,7 @@ from sluice_operator.service.parts import (
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.priorities import priorities_check
-from sluice_operator.service.rollout_in_place import IN_PLACE
+from sluice_operator.service.rollout_in_place import HALTED, IN_PLACE
 from sluice_operator.service.routed import route_check
 from sluice_operator.service.scaling import scaling_check, scaling_status
 from sluice_operator.service.settings import settings_status
@@ -352,6 +352,8 @@ def _given_up(
         check = lifted(pool.role, live, STALLED) if is_reported(live) else None
         if check is not None and check.is_true:
             return check
+    if plan.rollout is not None and plan.rollout.reason == HALTED:
+        return Check("True", HALTED, plan.rollout.message)
     if router.given_up:
         return Check("True", router.updated.reason, router.updated.message)
     return None

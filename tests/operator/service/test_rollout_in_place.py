@@ -50,12 +50,18 @@ class Cluster:
             self.there[role][revision.name] = here
         return plan
 
-    def fail(self) -> None:
-        """The wanted revisions come no further."""
+    def fail(self, *, is_late: bool = False) -> None:
+        """The wanted revisions come no further; `is_late`: nor did they within their deadline."""
         for role, wanted in self.wanted.items():
             if revision := self.there[role].get(wanted.name):
                 failed = replace(revision, ready=0, settled=False, stopped=True)
-                self.there[role][wanted.name] = failed
+                self.there[role][wanted.name] = replace(failed, is_late=is_late)
+
+    def start(self, name: str) -> None:
+        """Every engine of a revision is ready."""
+        for role, there in self.there.items():
+            here = there[f"{role}-{name}"]
+            there[here.name] = replace(here, ready=here.replicas, settled=True)
 
     def roll(self) -> list[Rollout]:
         """Until a plan that is carried out stays as it is."""
@@ -151,11 +157,17 @@ def test_pools_of_unequal_size_keep_their_proportion() -> None:
 def test_a_pool_of_one_takes_along_those_that_would_serve_nobody() -> None:
     cluster = deployed(prefill=1, decode=3)
     cluster.edit("2", "y")
-    assert cluster.step().shares == {PREFILL: {"prefill-2": 1}, DECODE: {"decode-2": 3}}
+    assert cluster.step().shares == {
+        PREFILL: {"prefill-2": 1, "prefill-1": 0},
+        DECODE: {"decode-2": 3, "decode-1": 0},
+    }
     alike = deployed(prefill=1, decode=3)
     alike.edit("2", "x")
     first = alike.step().shares
-    assert first == {PREFILL: {"prefill-2": 1}, DECODE: {"decode-2": 1, "decode-1": 2}}
+    assert first == {
+        PREFILL: {"prefill-2": 1, "prefill-1": 0},
+        DECODE: {"decode-2": 1, "decode-1": 2},
+    }
 
 
 def test_new_engines_that_do_not_come_up_end_no_more_former_ones() -> None:
@@ -193,6 +205,42 @@ def test_a_smaller_pool_keeps_former_engines_while_no_new_one_was_ready(*, is_kn
     assert cluster.stable == {MIXED: "mixed-1"}
     cluster.roll()
     assert names(cluster) == {MIXED: {"mixed-2": 3}}
+
+
+@pytest.mark.parametrize("sizes", [{"mixed": 1}, {"mixed": 3}, {"prefill": 1, "decode": 2}])
+@pytest.mark.parametrize("fingerprint", ["x", "y"])
+def test_what_makes_no_progress_within_its_deadline_gives_the_place_back(
+    sizes: dict[str, int], fingerprint: str
+) -> None:
+    cluster = deployed(**sizes)
+    cluster.edit("2", fingerprint)
+    cluster.step(starts=False)
+    cluster.fail()
+    tried = cluster.step(starts=False).shares
+    assert all(shares[f"{role}-2"] for role, shares in tried.items()), "it may still come up"
+    cluster.fail(is_late=True)
+    for _ in range(3):
+        plan = cluster.step(starts=False)
+        former = {role: {f"{role}-2": 0, f"{role}-1": size} for role, size in sizes.items()}
+        assert plan.shares == former
+        cluster.start("1")
+    assert plan.reason == "RolloutHalted"
+    assert cluster.serving() == min(sizes.values())
+    cluster.edit("3", "z")
+    cluster.roll()
+    assert names(cluster) == {Role(r): {f"{r}-3": size} for r, size in sizes.items()}
+
+
+def test_new_engines_that_serve_give_nothing_back_where_others_are_late() -> None:
+    cluster = deployed(prefill=2, decode=2)
+    cluster.edit("2", "x")
+    cluster.step(starts=False)
+    cluster.fail(is_late=True)
+    new = cluster.there[DECODE]["decode-2"]
+    cluster.there[DECODE]["decode-2"] = replace(new, ready=1, stopped=False, is_late=False)
+    shares = cluster.step(starts=False).shares
+    assert shares[PREFILL] == {"prefill-2": 0, "prefill-1": 2}
+    assert shares[DECODE] == {"decode-2": 1, "decode-1": 1}
 
 
 def test_it_says_what_a_roll_out_without_a_ready_engine_waits_for() -> None:
@@ -237,7 +285,7 @@ def test_of_a_smaller_pool_former_engines_without_partners_end_first() -> None:
     cluster.there[DECODE] = {former.name: former, new.name: new}
     cluster.edit("2", "y")
     cluster.sizes[DECODE] = 1
-    assert cluster.step(starts=False).shares[DECODE] == {"decode-2": 1}
+    assert cluster.step(starts=False).shares[DECODE] == {"decode-2": 1, "decode-1": 0}
     assert cluster.serving() == 1
 
 
@@ -247,7 +295,8 @@ def test_a_former_engine_that_is_ready_stays_before_one_that_was_complete_last()
     cluster.step()
     cluster.there[MIXED]["mixed-1"] = replace(cluster.there[MIXED]["mixed-1"], ready=0)
     cluster.edit("3", "z")
-    assert cluster.step(starts=False).shares == {MIXED: {"mixed-3": 1, "mixed-2": 1}}
+    shares = cluster.step(starts=False).shares[MIXED]
+    assert shares == {"mixed-3": 1, "mixed-2": 1, "mixed-1": 0}
 
 
 def test_a_service_that_sleeps_wakes_as_it_served_last() -> None:
@@ -279,7 +328,7 @@ def test_what_was_ready_before_a_service_sleeps_needs_no_former_engine() -> None
 def test_the_only_engine_ends_for_a_revision_that_was_not_tried() -> None:
     cluster = deployed(mixed=1)
     cluster.edit("2", "y")
-    assert cluster.step(starts=False).shares == {MIXED: {"mixed-2": 1}}
+    assert cluster.step(starts=False).shares == {MIXED: {"mixed-2": 1, "mixed-1": 0}}
     # Seen before the former Deployment has gone: what was decided stays so.
     old = Revision("mixed-1", 1, 1, settled=True, fingerprint="x", is_leaving=True)
     cluster.there[MIXED]["mixed-1"] = old
