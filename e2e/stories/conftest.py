@@ -1,4 +1,4 @@
-"""A cluster with this checkout's images and operator, for all stories of a worker; one service to talk to."""
+"""A cluster with this checkout's images and operator for each worker's stories; a service to use."""
 
 from __future__ import annotations
 

@@ -10,8 +10,9 @@ import json
 from collections import defaultdict
 from typing import Any
 
+from sluice_contract.labels import FIELD_MANAGER
 from sluice_operator.kube.client import path
-from sluice_operator.kube.kinds import Kind, Manifest
+from sluice_operator.kube.kinds import ENGINE_POOL, Kind, Manifest
 from sluice_operator.kube.transport import Request, Response
 
 LIST_KEYS = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "revisions": "name"}
@@ -48,26 +49,43 @@ class MemoryApi:
         if request.method == "DELETE":
             self.delete(kind, name)
             return Response(200, {"metadata": {}})
+        manager = request.query.get("fieldManager", FIELD_MANAGER)
+        if manager != FIELD_MANAGER:
+            return Response(200, self._share(kind, request.body, manager))
         return Response(200, self.apply(kind, request.body, subresource))
 
     def apply(self, kind: Kind, body: Manifest, subresource: str = "") -> Manifest:
-        """What becomes of an object when all that it owns of it is `body`."""
+        """What becomes of an object when all that the operator owns of it is `body`."""
         before = self.objects.get((kind, body["metadata"]["name"]), {"metadata": {}})
         metadata = {k: v for k, v in body["metadata"].items() if k not in IDENTITY}
         sections = {k: v for k, v in body.items() if k not in ("apiVersion", "kind", "metadata")}
         owned = {f"f:{name}": _owned(value) for name, value in sections.items()}
         entry = {
-            "manager": "sluice-operator",
+            "manager": FIELD_MANAGER,
             "operation": "Apply",
             "subresource": subresource,
             "fieldsV1": owned | ({"f:metadata": _owned(metadata)} if metadata else {}),
         }
         others = before["metadata"].get("managedFields", ())
-        kept = [each for each in others if each["subresource"] != subresource]
+        if kind == ENGINE_POOL and "spec" in sections:  # the number may be another's
+            number = {"replicas": before.get("spec", {}).get("replicas", 1)}
+            sections = sections | {"spec": number | sections["spec"]}
+        mine = (FIELD_MANAGER, subresource)
+        kept = [each for each in others if (each["manager"], each["subresource"]) != mine]
         written = {**before, **sections, "apiVersion": kind.api_version, "kind": kind.kind}
         return self._store(
             kind, before, written, {**body["metadata"], "managedFields": [*kept, entry]}
         )
+
+    def _share(self, kind: Kind, body: Manifest, manager: str) -> Manifest:
+        """What becomes of an object of which `manager` owns what is in the spec of `body`."""
+        before = self.objects[kind, body["metadata"]["name"]]
+        others = [e for e in before["metadata"].get("managedFields", ()) if e["manager"] != manager]
+        spec = body.get("spec") or {}
+        entry = {"manager": manager, "operation": "Apply", "subresource": ""}
+        entry["fieldsV1"] = {"f:spec": _owned(spec)}
+        fields = {"managedFields": [*others, *([entry] if spec else [])]}
+        return self._store(kind, before, before | {"spec": before["spec"] | spec}, fields)
 
     def edit(self, kind: Kind, name: str, spec: Manifest) -> None:
         """Somebody replaces parts of the spec."""

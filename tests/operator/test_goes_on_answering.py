@@ -1,0 +1,377 @@
+"""A service that answers goes on answering, unless it is scaled to 0 or deleted.
+
+The operator's reconciles and its writes, over an API server in memory whose Deployments run pods:
+random edits, scalings, evictions, refusals, mode switches, restarts and lost status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import assume
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from sluice_contract import labels
+from sluice_contract.labels import Role
+from sluice_operator.apply.executor import executor
+from sluice_operator.informer.image_volumes import ImageVolumes
+from sluice_operator.informer.keys import Key
+from sluice_operator.informer.nodes import Nodes
+from sluice_operator.informer.optional_kinds import OptionalKinds
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    POD,
+    POOL_CHILDREN,
+    SERVICE_CHILDREN,
+    Kind,
+    Manifest,
+    controller_uid,
+)
+from sluice_operator.pool.observe import PoolObserver
+from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.process.metrics import OperatorMetrics
+from sluice_operator.scaled import ScaledService
+from sluice_operator.service.fingerprints import fingerprint_of_deployment
+from sluice_operator.service.observe import ServiceObserver
+from sluice_operator.service.reconcile import ServiceReconcile
+
+from tests.examples import examples
+from tests.operator.examples import IMAGES, service
+from tests.operator.harness.memory_api import MemoryApi
+from tests.operator.virtual_time import FakeClock
+
+KINDS = tuple(dict.fromkeys((INFERENCE_SERVICE, *SERVICE_CHILDREN, *POOL_CHILDREN, POD)))
+NAME = "chat"
+BAD = "engine:bad"
+"""An image of which no engine becomes ready."""
+MOST = 4
+GPUS = {"accelerator": {"count": 1}}
+
+
+class Scaler:
+    """What the autoscaler was told last."""
+
+    def __init__(self) -> None:
+        self.known: ScaledService | None = None
+
+    def service_seen(self, _: Key, scaled: ScaledService | None) -> None:
+        self.known = scaled
+
+    def pool_seen(self, *_: Any) -> None: ...
+
+    def forget(self, _: Key) -> None:
+        self.known = None
+
+    def told(self, _: Key) -> None:
+        return None
+
+
+class World(RuleBasedStateMachine):
+    """People, an autoscaler and a cluster do what they like."""
+
+    strategy = "Surge"
+    budget: int | None = None
+    least: int | None = None
+    """None: the numbers of engines are fixed."""
+
+    @initialize(start=st.integers(2, 3))
+    def a_service_answers(self, start: int) -> None:
+        self.api, self.clock, self.pods_made = MemoryApi(KINDS), FakeClock(), 0
+        self.spec = self._spec("Mixed", start)
+        self.api.apply(INFERENCE_SERVICE, service(self.spec) | {"status": {}})
+        self.restart()
+        self.until_quiet()
+        if self.least is not None:
+            for role in Role:
+                self.scale(role, start)
+        self.until_quiet()
+        assert self.answers()
+
+    # What people do.
+
+    @rule(image=st.sampled_from(["", "engine:2", "engine:3", BAD]))
+    def edit_image(self, image: str) -> None:
+        assume(not self._ends_the_only_engine())
+        self.edit(engine={"image": image} if image else {})
+
+    @rule(replicas=st.integers(1, MOST))
+    def scale_by_hand(self, replicas: int) -> None:
+        if self.least is None:
+            self.edit(pools=self._pools(self.spec["mode"], replicas))
+
+    @rule(mode=st.sampled_from(["Mixed", "Disaggregated"]), replicas=st.integers(1, MOST))
+    def switch(self, mode: str, replicas: int) -> None:
+        self.edit(mode=mode, pools=self._pools(mode, replicas))
+
+    @rule()
+    def refuse(self) -> None:
+        """A spec that contradicts itself, which only the operator sees."""
+        engine = self.spec["engine"] | {"mixedChunk": False}
+        self.edit(slo={"itlMilliseconds": 40}, engine=engine)
+
+    @rule()
+    def correct(self) -> None:
+        self.edit(slo=None, engine={k: v for k, v in self.spec["engine"].items() if k == "image"})
+
+    # What the cluster does.
+
+    @rule(number=st.integers(0, 7))
+    def evict(self, number: int) -> None:
+        """Pods go only while others answer, as a disruption budget has it."""
+        pods = [pod for pod in self.of(POD) if is_ready(pod)]
+        if len(pods) > number:
+            gone = pods[number]
+            others = [pod for pod in pods if pod is not gone]
+            if self.answers(others):
+                self.api.delete(POD, gone["metadata"]["name"])
+
+    @rule(count=st.integers(1, 4))
+    def engines_start(self, count: int) -> None:
+        waiting = [pod for pod in self.of(POD) if not is_ready(pod) and not is_bad(pod)]
+        for pod in waiting[:count]:
+            self.get_ready(pod)
+
+    @rule()
+    def a_deadline_passes(self) -> None:
+        for item in self.of(DEPLOYMENT):
+            if (item.get("status") or {}).get("readyReplicas", 0) < item["spec"]["replicas"]:
+                late = {"type": "Progressing", "status": "False"}
+                late["reason"] = "ProgressDeadlineExceeded"
+                self.told(item, conditions=[late])
+
+    @rule(lost=st.sampled_from(["router", "status", "pool"]))
+    def lose(self, lost: str) -> None:
+        if lost == "status":
+            self.api.objects[INFERENCE_SERVICE, NAME].pop("status", None)
+        elif lost == "router" and self.answers():
+            self.api.delete(DEPLOYMENT, f"{NAME}-router")
+
+    @rule()
+    def restart(self) -> None:
+        client = ApiClient(self.api, lambda verb, plural: None)
+        writes = executor(client, self.clock, "test", OperatorMetrics().statuses)
+        kinds, volumes = OptionalKinds(client, self.clock), ImageVolumes(client, self.clock, "x")
+        services = ServiceObserver(client, IMAGES, Nodes(client), kinds, volumes)
+        self.scaler = Scaler()
+        self.service = ServiceReconcile(services, writes, self.clock, self.scaler)
+        self.pool = PoolReconcile(PoolObserver(client), writes, self.clock, self.scaler)
+
+    # What the autoscaler does.
+
+    @precondition(lambda self: self.least is not None)
+    @rule(role=st.sampled_from(list(Role)), replicas=st.integers(0, MOST))
+    def scale(self, role: Role, replicas: int) -> None:
+        known = self.scaler.known
+        if known is None or role not in known.pools:
+            return
+        limits = known.settings.pools[role]
+        replicas = min(max(replicas, limits.minimum, 1), limits.maximum)
+        self.api.edit(ENGINE_POOL, known.pools[role].name, {"replicas": replicas})
+
+    # What the operator does.
+
+    @rule(steps=st.integers(1, 6))
+    def reconcile(self, steps: int) -> None:
+        for step in range(steps):
+            self.one_reconcile(step)
+
+    @rule()
+    def until_quiet(self) -> None:
+        for _ in range(30):
+            before = len(self.api.writes), self.pods_made
+            for step in range(4):
+                self.one_reconcile(step)
+            self.engines_start(99)
+            self.controllers()
+            if before == (len(self.api.writes), self.pods_made):
+                break
+        else:
+            raise AssertionError("it never comes to rest")
+
+    def one_reconcile(self, step: int) -> None:
+        answered = self.answers()
+        kind, reconcile, name = [
+            (INFERENCE_SERVICE, self.service, NAME),
+            *((ENGINE_POOL, self.pool, f"{NAME}-{role}") for role in Role),
+        ][step % 4]
+        asyncio.run(reconcile(Key(kind.kind, "default", name)))
+        self.controllers()
+        assert self.answers() or not answered, f"{kind.kind} {name} ended the service"
+
+    # The cluster.
+
+    def controllers(self) -> None:
+        """Garbage collection, and Deployments with their pods."""
+        while gone := [item for item in self.api.objects.values() if self._is_orphan(item)]:
+            for item in gone:
+                self.api.delete(self._kind(item), item["metadata"]["name"])
+        for item in self.of(DEPLOYMENT):
+            self._run(item)
+
+    def _run(self, deployment: Manifest) -> None:
+        name, asked = deployment["metadata"]["name"], deployment["spec"]["replicas"]
+        template = deployment["spec"]["template"]
+        mine = [p for p in self.of(POD) if controller_uid(p) == deployment["metadata"]["uid"]]
+        new = [pod for pod in mine if pod["spec"] == template["spec"]]
+        old = [pod for pod in mine if pod["spec"] != template["spec"]]
+        for _ in range(asked - len(new)):
+            self.pods_made += 1
+            new.append(self._pod(f"{name}-{self.pods_made}", deployment))
+        for pod in sorted(new, key=is_ready)[: max(0, len(new) - asked)]:
+            self.api.delete(POD, pod["metadata"]["name"])
+            new.remove(pod)
+        ready = sum(map(is_ready, new))
+        for pod in sorted(old, key=is_ready)[: len(old) - max(0, asked - ready)]:
+            self.api.delete(POD, pod["metadata"]["name"])
+            old.remove(pod)
+        counts = {"replicas": len(new) + len(old), "updatedReplicas": len(new)}
+        ready += sum(map(is_ready, old))
+        whole = ready == asked and not old
+        self.told(
+            deployment,
+            **counts,
+            readyReplicas=ready,
+            availableReplicas=ready,
+            observedGeneration=deployment["metadata"]["generation"],
+            **({"conditions": []} if whole else {}),
+        )
+
+    def _pod(self, name: str, deployment: Manifest) -> Manifest:
+        template, owner = deployment["spec"]["template"], deployment["metadata"]
+        reference = {"kind": "Deployment", "apiVersion": "apps/v1", "controller": True}
+        metadata = {
+            "name": name,
+            "namespace": "default",
+            "labels": template["metadata"]["labels"],
+            "ownerReferences": [reference | {"name": owner["name"], "uid": owner["uid"]}],
+        }
+        body = {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}}
+        pod = self.api.apply(POD, body)
+        if labels.ROUTER_ROLE in name:
+            self.get_ready(pod)
+        return pod
+
+    def get_ready(self, pod: Manifest) -> None:
+        conditions = [{"type": "Ready", "status": "True"}]
+        self.api.objects[POD, pod["metadata"]["name"]]["status"] = {
+            "phase": "Running",
+            "conditions": conditions,
+        }
+
+    def told(self, item: Manifest, **status: Any) -> None:
+        live = self.api.objects[DEPLOYMENT, item["metadata"]["name"]]
+        live["status"] = (live.get("status") or {}) | status
+
+    def of(self, kind: Kind) -> list[Manifest]:
+        return [item for (of, _), item in sorted(self.api.objects.items(), key=_key) if of == kind]
+
+    def _is_orphan(self, item: Manifest) -> bool:
+        there = {each["metadata"]["uid"] for each in self.api.objects.values()}
+        owner = controller_uid(item)
+        return owner is not None and owner not in there
+
+    def _kind(self, item: Manifest) -> Kind:
+        return next(kind for kind in KINDS if kind.kind == item["kind"])
+
+    # The promise.
+
+    def answers(self, pods: list[Manifest] | None = None) -> bool:
+        """Whether a router runs that finds engines which work together, one of each pool."""
+        found = [pod for pod in (self.of(POD) if pods is None else pods) if is_ready(pod)]
+        return any(self._finds_engines(pod, found) for pod in found if role_of(pod) == "router")
+
+    def _finds_engines(self, router: Manifest, pods: list[Manifest]) -> bool:
+        deployments = {item["metadata"]["uid"]: item for item in self.of(DEPLOYMENT)}
+        children = tuple(self.of(CONFIG_MAP))
+        prints: list[set[str]] = []
+        for role in self._followed(router):
+            engines = (pod for pod in pods if role_of(pod) == role)
+            owners = {controller_uid(pod) or "" for pod in engines} & deployments.keys()
+            prints.append({fingerprint_of_deployment(deployments[o], children) for o in owners})
+        return bool(prints) and bool(set.intersection(*prints))
+
+    def _followed(self, router: Manifest) -> Iterator[str]:
+        """The roles in the configuration that a router mounts."""
+        for volume in router["spec"]["volumes"]:
+            name = (volume.get("configMap") or {}).get("name")
+            if (file := self.api.objects.get((CONFIG_MAP, name))) and "router.json" in file["data"]:
+                yield from json.loads(file["data"]["router.json"])["discovery"]["roles"]
+
+    def _ends_the_only_engine(self) -> bool:
+        """Whether a change of the pods has to end the one engine of a pool for one that was not
+        tried, as there is no room for both."""
+        if self.strategy == "Surge" and self.budget is None:
+            return False
+        return any(pool["spec"]["replicas"] < 2 for pool in self.of(ENGINE_POOL))
+
+    # The spec.
+
+    def edit(self, **sections: Any) -> None:
+        found = self.spec | sections
+        self.spec = {name: value for name, value in found.items() if value is not None}
+        live = self.api.objects[INFERENCE_SERVICE, NAME]
+        base = service({})["spec"]
+        self.api._store(INFERENCE_SERVICE, live, live | {"spec": base | self.spec}, {})
+
+    def _spec(self, mode: str, replicas: int) -> Manifest:
+        found: Manifest = {
+            "mode": mode,
+            "pools": self._pools(mode, replicas),
+            "engine": {},
+            "rollout": {"strategy": self.strategy},
+        }
+        if self.budget is not None:
+            found["autoscaling"] = {"gpuBudget": self.budget}
+        return found
+
+    def _pools(self, mode: str, replicas: int) -> Manifest:
+        roles = ["mixed"] if mode == "Mixed" else ["prefill", "decode"]
+        pool: Manifest = {"replicas": replicas}
+        if self.least is not None:
+            pool = {"autoscaling": {"minReplicas": self.least, "maxReplicas": MOST}}
+        if self.budget is not None:
+            pool = pool | GPUS
+        return dict.fromkeys(roles, pool)
+
+
+def _key(each: tuple[tuple[Kind, str], Manifest]) -> tuple[str, str]:
+    (kind, name), _ = each
+    return kind.plural, name
+
+
+def is_ready(pod: Manifest) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
+
+
+def is_bad(pod: Manifest) -> bool:
+    return any(container["image"] == BAD for container in pod["spec"]["containers"])
+
+
+def role_of(pod: Manifest) -> str:
+    return str(pod["metadata"]["labels"][labels.ROLE])
+
+
+def made(strategy: str, budget: int | None, least: int | None) -> type:
+    """The test of one kind of service."""
+    values = {"strategy": strategy, "budget": budget, "least": least}
+    name = f"Test{strategy}, budget {budget}, at least {least}"
+    machine = type(name, (World,), values)
+    machine.TestCase.settings = examples(40, stateful_step_count=25)  # type: ignore[attr-defined]
+    return pytest.mark.process(machine.TestCase)  # type: ignore[attr-defined, no-any-return]
+
+
+TestSurge = made("Surge", None, None)
+TestSurgeScaled = made("Surge", None, 0)
+TestInPlace = made("InPlace", None, None)
+TestInPlaceScaled = made("InPlace", None, 1)
+TestBudget = made("Surge", 4, 1)
+TestWideBudget = made("Surge", 8, 0)
