@@ -66,7 +66,7 @@ class Plan:
     events: tuple[Event, ...] = ()
     """Recorded when this plan is carried out; empty at rest."""
     refusal: Refusal | None = None
-    """Set: nothing is written but status, what exists stays as it is."""
+    """Set: why the spec is not carried out. The plan is that of what is there all the same."""
     paused: bool = False
     """Set: nothing is written but status."""
 

@@ -1,4 +1,5 @@
-"""A spec that was carried out, as a ControllerRevision: what a roll-out can be undone to.
+"""Specs that were carried out. Those that were complete are ControllerRevisions: what a roll-out
+can be undone to. The last one, complete or not, is in a ConfigMap as it is.
 
 Two specs are the same revision where they ask for the same pods. The rest (how many there are,
 whether the service is paused, how a roll-out goes) is stored too, for parts that a later spec has
@@ -8,11 +9,12 @@ not, and is not compared.
 from __future__ import annotations
 
 import copy
+import json
 from typing import Final
 
 from sluice_operator.api.adapters import claim_of
 from sluice_operator.api.model_uri import HUB, scheme_of
-from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest, of_kind
+from sluice_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Manifest, of_kind
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.metadata import HISTORY, Owner, stamped
 
@@ -27,6 +29,31 @@ OF_HUBS: Final = ("refresh", "tokenSecretRef")
 """Of a model that is not downloaded: they are about its adapters alone."""
 MANNER: Final = ("strategy", "restartedAt")
 """Of `spec.rollout`, likewise."""
+APPLIED_FILE: Final = "spec.json"
+
+
+def applied_name(service: str) -> str:
+    """Name of the ConfigMap with the spec that was carried out last."""
+    return f"{service}-applied"
+
+
+def applied_record(owner: Owner, spec: Manifest) -> Manifest:
+    """That ConfigMap. A ControllerRevision would not do: its spec can never be changed."""
+    text = json.dumps({key: spec[key] for key in spec if key != "paused"}, sort_keys=True)
+    head = owner.child(CONFIG_MAP, applied_name(owner.service), HISTORY)
+    return head | {"data": {APPLIED_FILE: text}}
+
+
+def spec_in_record(service: str, children: tuple[Manifest, ...]) -> Manifest:
+    """The spec in it; empty where it is not there, or was edited."""
+    for item in of_kind(children, CONFIG_MAP):
+        if item["metadata"]["name"] == applied_name(service):
+            try:
+                found = json.loads((item.get("data") or {}).get(APPLIED_FILE, ""))
+            except ValueError:
+                return {}
+            return found if isinstance(found, dict) else {}
+    return {}
 
 
 def spec_revision(owner: Owner, spec: Manifest, number: int) -> Manifest:

@@ -78,12 +78,20 @@ def pinned(spec: InferenceServiceSpec, service: Manifest) -> InferenceServiceSpe
     pin = pin_of(service, model) if is_fetched(model) else None
     if pin is None and is_fetched(model):
         return spec
+    return pinned_at(spec, service, pin.commit if pin else None)
+
+
+def pinned_at(
+    spec: InferenceServiceSpec, service: Manifest, commit: str | None
+) -> InferenceServiceSpec:
+    """As `pinned`, whatever status says of the model."""
+    model = spec.model
     claim = claim_of(service["metadata"]["name"], model)
     known = fetched_adapters(service) if claim else {}
     update = {
-        "revision": pin.commit if pin else None,
+        "revision": commit,
         "refresh": None,
-        "token_secret_ref": model.token_secret_ref if pin else None,
+        "token_secret_ref": model.token_secret_ref if is_fetched(model) else None,
         "cache": CacheSpec(claim=claim) if claim else None,
         "adapters": [_pinned(each, known) for each in model.adapters]
         if model.adapters is not None

@@ -12,9 +12,14 @@ from typing import Final
 from sluice_operator.api.conditions import UPDATED
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
-from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest
+from sluice_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Manifest
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.manifests.spec_history import by_number, recorded_spec, spec_revision
+from sluice_operator.manifests.spec_history import (
+    applied_name,
+    by_number,
+    recorded_spec,
+    spec_revision,
+)
 from sluice_operator.model.pinned import spec_with_commit
 from sluice_operator.service.observe import ServiceObserved
 
@@ -27,19 +32,15 @@ class History:
 
     newest: tuple[Manifest, ...]
     """To be applied: the ControllerRevision of a spec that is complete."""
-    kept: frozenset[str]
-    """Names of ControllerRevisions."""
-
-    def has(self, item: Manifest) -> bool:
-        """Whether it stays."""
-        return item["kind"] == CONTROLLER_REVISION.kind and item["metadata"]["name"] in self.kept
+    kept: frozenset[tuple[str, str]]
+    """Kind and name of what stays."""
 
 
 def plan_history(observed: ServiceObserved, top: Owner) -> History:
     """The history of an InferenceService, as its status and the live objects have it."""
     there = {item["metadata"]["name"]: item for item in by_number(observed.children)}
     if not _is_complete(observed.service):
-        return History((), frozenset(list(there)[-MOST:]))
+        return History((), _kept(top, list(there)[-MOST:]))
     last = max((item["revision"] for item in there.values()), default=0)
     newest = spec_revision(top, spec_with_commit(observed.service), last + 1)
     name = newest["metadata"]["name"]
@@ -47,7 +48,12 @@ def plan_history(observed: ServiceObserved, top: Owner) -> History:
         # Its data can never be changed; the spec may have other numbers by now.
         number = last + (known["revision"] < last)
         newest = spec_revision(top, recorded_spec(known), number)
-    return History((newest,), frozenset([*list(there)[1 - MOST :], name]))
+    return History((newest,), _kept(top, [*list(there)[1 - MOST :], name]))
+
+
+def _kept(top: Owner, names: list[str]) -> frozenset[tuple[str, str]]:
+    record = (CONFIG_MAP.kind, applied_name(top.service))
+    return frozenset((record, *((CONTROLLER_REVISION.kind, name) for name in names)))
 
 
 def _is_complete(service: Manifest) -> bool:

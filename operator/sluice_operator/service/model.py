@@ -7,11 +7,20 @@ from dataclasses import replace
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.pool import ModelFetch, ModelImage
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.placement import placement_of
 from sluice_operator.model.adapters import AdapterDelivery, plan_adapters
-from sluice_operator.model.delivery import Delivery, Fetcher, Seen, plan_delivery, pod_fetch
+from sluice_operator.model.delivery import (
+    Delivery,
+    Fetcher,
+    Seen,
+    hub_access,
+    plan_delivery,
+    pod_fetch,
+)
 from sluice_operator.model.image import model_image, nodes_mount_images
+from sluice_operator.model.pinned import is_fetched
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import kept_certificates, kept_ports
 
@@ -30,6 +39,25 @@ def model_image_of(observed: ServiceObserved, model: ModelSpec) -> ModelImage | 
 def delivery_of(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) -> Delivery:
     """How far the model, as the spec has it, is on its way."""
     return plan_delivery(_seen(observed), top, spec.model, _fetcher_for(observed, spec))
+
+
+def kept_delivery(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, coming: Delivery
+) -> tuple[tuple[Manifest, ...], AdapterDelivery]:
+    """What is to be there to bring models while `spec`, whose model engines have, is kept beside
+    the one that is `coming`; and how far adapters of `spec` are. A claim that is there may have
+    grown since, and stays."""
+    fetcher, adapters = _fetcher_for(observed, spec), adapters_of(observed, top, spec)
+    access = hub_access(top, spec.model, fetcher) if is_fetched(spec.model) else ()
+    claims = {
+        item["metadata"]["name"] for item in of_kind(observed.children, PERSISTENT_VOLUME_CLAIM)
+    }
+    own = (
+        item
+        for item in (*access, *adapters.manifests)
+        if item["kind"] != PERSISTENT_VOLUME_CLAIM.kind or item["metadata"]["name"] not in claims
+    )
+    return (*coming.manifests, *own), adapters
 
 
 def adapters_of(

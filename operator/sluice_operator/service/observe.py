@@ -34,6 +34,7 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.manifests.hub import PUBLIC_HUB, HubAccess
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
+from sluice_operator.manifests.spec_history import spec_in_record
 from sluice_operator.service.names import (
     Name,
     child_names,
@@ -136,14 +137,17 @@ class ServiceObserver:
         selector = f"{labels.SERVICE}={key.name}"
         routers = f"{selector},{labels.ROLE}={labels.ROUTER_ROLE}"
         optional = await self.optional_kinds.served()
-        children, pods, engines, fetchers, nodes = await asyncio.gather(
+        children, pods, nodes = await asyncio.gather(
             self.reader.list_kinds((*SERVICE_CHILDREN, *optional), key.namespace, selector),
             self.reader.list_objects(POD, key.namespace, routers),
-            self._engines(service, selector),
-            self._fetchers(service, selector),
             self.nodes.list(),
         )
-        mounts = has_model_image(service) and await self.image_volumes.accepted()
+        applied = service | {"spec": spec_in_record(key.name, children)}
+        wants = (service, applied)
+        engines, fetchers = await asyncio.gather(
+            self._engines(wants, selector), self._fetchers(wants, selector)
+        )
+        mounts = any(map(has_model_image, wants)) and await self.image_volumes.accepted()
         progress = await self.progress.of(fetchers) if self.progress else None
         names = child_names(service, optional, with_ca=bool(self.installation.hub.certificates))
         children, conflicts = await self._unlabelled(service, children, names)
@@ -165,18 +169,18 @@ class ServiceObserver:
             accepts_image_volumes=mounts,
         )
 
-    async def _engines(self, service: Manifest, selector: str) -> tuple[Manifest, ...]:
-        if "gpuBudget" not in (service["spec"].get("autoscaling") or {}):
+    async def _engines(self, wants: tuple[Manifest, ...], selector: str) -> tuple[Manifest, ...]:
+        if not any("gpuBudget" in (each["spec"].get("autoscaling") or {}) for each in wants):
             return ()
-        namespace, roles = service["metadata"]["namespace"], set(labels.Role)
+        namespace, roles = wants[0]["metadata"]["namespace"], set(labels.Role)
         found = await self.reader.list_objects(POD, namespace, selector)
         return tuple(pod for pod in found if pod["metadata"]["labels"].get(labels.ROLE) in roles)
 
-    async def _fetchers(self, service: Manifest, selector: str) -> tuple[Manifest, ...]:
-        if not fetches(service):
+    async def _fetchers(self, wants: tuple[Manifest, ...], selector: str) -> tuple[Manifest, ...]:
+        if not any(map(fetches, wants)):
             return ()
         of_jobs = f"{selector},{labels.ROLE}={labels.FETCH_ROLE}"
-        namespace = service["metadata"]["namespace"]
+        namespace = wants[0]["metadata"]["namespace"]
         return await self.reader.list_objects(POD, namespace, of_jobs)
 
     async def _unlabelled(

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sluice_contract.labels import ROUTER_ROLE, Role
+from sluice_contract import labels
+from sluice_contract.labels import FETCH_ROLE, ROUTER_ROLE, Role
 
 from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.api.findings import InvalidSpecError, parse
@@ -49,13 +50,15 @@ from sluice_operator.manifests.network import (
 )
 from sluice_operator.manifests.route import http_route
 from sluice_operator.manifests.slo_rules import prometheus_rule
+from sluice_operator.manifests.spec_history import applied_record
 from sluice_operator.model.adapters import NO_ADAPTERS, AdapterDelivery
 from sluice_operator.model.delivery import NO_DELIVERY, Delivery
-from sluice_operator.model.pinned import pinned
+from sluice_operator.model.pinned import pinned, pinned_at, spec_with_commit
 from sluice_operator.service.budget import plan_within, pod_surges
 from sluice_operator.service.handover import key_secrets, policies
 from sluice_operator.service.held_gpus import budget_of
-from sluice_operator.service.history import History, plan_history
+from sluice_operator.service.history import plan_history
+from sluice_operator.service.last_applied import last_applied
 from sluice_operator.service.mode_switch import (
     NO_FORMER,
     Former,
@@ -64,7 +67,7 @@ from sluice_operator.service.mode_switch import (
     former_pools,
     plan_former,
 )
-from sluice_operator.service.model import adapters_of, delivery_of
+from sluice_operator.service.model import adapters_of, delivery_of, kept_delivery
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import (
@@ -111,9 +114,10 @@ class ServicePlan(Plan):
     """The plan of an InferenceService."""
 
     spec: InferenceServiceSpec | None = None
-    """None when the spec cannot be read."""
+    """What is planned: the spec that was carried out last while the present one is refused, or its
+    model awaited. None when nothing is."""
     delivery: Delivery = NO_DELIVERY
-    """How far the model is on its way; while it is awaited, nothing else is planned."""
+    """How far the model of the present spec is on its way."""
     adapters: AdapterDelivery = NO_ADAPTERS
     """How far adapters of a hub are; engines do not wait for them."""
     pools: tuple[PlannedPool, ...] = ()
@@ -138,22 +142,41 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     try:
         given = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
     except InvalidSpecError as error:
-        return ServicePlan(refusal=joined(invalid(error, check)))
+        return _kept(observed, joined(invalid(error, check)))
     spec = pinned(given, service)
     if found := validation_errors(spec, check):
-        return ServicePlan(refusal=joined(found), spec=spec)
+        return _kept(observed, joined(found))
     if observed.name_conflicts and not spec.paused:
-        return ServicePlan(refusal=_name_taken(observed.name_conflicts), spec=spec)
+        return _kept(observed, _name_taken(observed.name_conflicts))
     top = owner(INFERENCE_SERVICE, service, service["metadata"]["name"])
     delivery = delivery_of(observed, top, given)
-    if delivery.refusal is not None:
-        return ServicePlan(refusal=delivery.refusal, spec=spec, delivery=delivery)
-    if delivery.waiting:
-        plan = _awaiting(observed, spec, delivery)
-    else:
-        adapters = adapters_of(observed, top, given)
-        plan = _desired(observed, top, spec, delivery, adapters)
+    if delivery.refusal is not None or delivery.waiting is not None:
+        return _kept(observed, delivery.refusal, delivery)
+    adapters = adapters_of(observed, top, given)
+    brought = (*delivery.manifests, *adapters.manifests)
+    plan = _desired(observed, top, spec, brought, adapters)
+    record = (applied_record(top, spec_with_commit(service)),) if top.uid else ()
+    plan = replace(plan, apply=(*plan.apply, *record), delivery=delivery)
     return _paused(plan) if spec.paused else plan
+
+
+def _kept(
+    observed: ServiceObserved, refusal: Refusal | None, delivery: Delivery = NO_DELIVERY
+) -> ServicePlan:
+    """While the spec is refused, or its model awaited: what was carried out last, with the numbers
+    of the spec, and the way of the model beside it."""
+    service = observed.service
+    top = owner(INFERENCE_SERVICE, service, service["metadata"]["name"])
+    given = last_applied(observed)
+    spec = given and pinned_at(given, service, given.model.revision)
+    if given is None or spec is None or any(contradictions(observed, spec)):
+        plan = ServicePlan() if refusal else _awaiting(observed, delivery)
+    else:
+        brought, adapters = kept_delivery(observed, top, given, delivery)
+        plan = _desired(observed, top, spec, brought, adapters, _downloads(observed, delivery))
+        plan = replace(plan, events=(*plan.events, *delivery.events))
+    plan = replace(plan, refusal=refusal, delivery=delivery)
+    return _paused(plan) if (service.get("spec") or {}).get("paused") else plan
 
 
 def _paused(plan: ServicePlan) -> ServicePlan:
@@ -161,10 +184,18 @@ def _paused(plan: ServicePlan) -> ServicePlan:
     return replace(nothing, paused=True)
 
 
-def _awaiting(
-    observed: ServiceObserved, spec: InferenceServiceSpec, delivery: Delivery
-) -> ServicePlan:
-    """Brings the model. Whatever serves another one meanwhile stays as it is."""
+def _downloads(observed: ServiceObserved, delivery: Delivery) -> frozenset[tuple[str, str]]:
+    """What brings models and stays while the spec is not carried out: a typo ends no download."""
+    return frozenset(
+        identity(child)
+        for child in observed.children
+        if (child["metadata"].get("labels") or {}).get(labels.ROLE) == FETCH_ROLE
+        and not (delivery.manifests and child["kind"] == JOB.kind)
+    )
+
+
+def _awaiting(observed: ServiceObserved, delivery: Delivery) -> ServicePlan:
+    """Brings the first model."""
     wanted = {identity(manifest) for manifest in delivery.manifests}
     prune = tuple(
         reference_to(job, SERVICE_CHILDREN)
@@ -172,17 +203,18 @@ def _awaiting(
         if _is_pruned(observed, job) and identity(job) not in wanted
     )
     events = (*created(observed.children, delivery.manifests), *delivery.events)
-    apply = delivery.manifests
-    return ServicePlan(apply=apply, prune=prune, events=events, spec=spec, delivery=delivery)
+    return ServicePlan(apply=delivery.manifests, prune=prune, events=events)
 
 
 def _desired(
     observed: ServiceObserved,
     top: Owner,
     spec: InferenceServiceSpec,
-    delivery: Delivery,
+    brought: tuple[Manifest, ...],
     adapters: AdapterDelivery,
+    stays: frozenset[tuple[str, str]] = frozenset(),
 ) -> ServicePlan:
+    """The plan of `spec`, with what is `brought` for models; `stays`: what is not pruned."""
     resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
     states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
     strategy = plan_in_place if spec.replaces_in_place else plan_rollout
@@ -199,11 +231,10 @@ def _desired(
     waits = are_awaited(observed, spec, states, before)
     router = plan_router(observed, top, spec, waits=waits)
     former = plan_former(observed, states, before, router)
-    brought = (*delivery.manifests, *adapters.manifests)
     children = _children(observed, top, spec, router, pools)
-    apply = (*brought, *children, *former_manifests(former))
+    apply = _once(observed, (*brought, *children, *former_manifests(former)))
     history = plan_history(observed, top)
-    prune = _left_over(observed, apply, former, history)
+    prune = _left_over(observed, apply, former, stays | history.kept)
     wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}
     events = (
         *created(observed.children, apply),
@@ -227,7 +258,6 @@ def _desired(
         prune=prune,
         events=events,
         spec=spec,
-        delivery=delivery,
         adapters=adapters,
         pools=pools,
         router=router.deployment,
@@ -304,8 +334,20 @@ def _pool(top: Owner, resolved: ResolvedPool, shares: Shares, pod_surge: int | N
     )
 
 
+def _once(observed: ServiceObserved, manifests: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    """The first of each name, but none that is another's object."""
+    found: dict[tuple[str, str], Manifest] = {}
+    for manifest in manifests:
+        found.setdefault(identity(manifest), manifest)
+    taken = set(map(identity, observed.name_conflicts))
+    return tuple(manifest for name, manifest in found.items() if name not in taken)
+
+
 def _left_over(
-    observed: ServiceObserved, apply: Iterable[Manifest], former: Former, history: History
+    observed: ServiceObserved,
+    apply: Iterable[Manifest],
+    former: Former,
+    stays: frozenset[tuple[str, str]],
 ) -> tuple[Reference, ...]:
     """What this service controls and no longer wants, nor needs for now. A ConfigMap or a claim
     stays while anything that stays mounts it, and the way to a hub while engines download."""
@@ -316,20 +358,19 @@ def _left_over(
         for pool in of_kind(observed.children, ENGINE_POOL)
         if controller_uid(pool) == uid and not former.has(pool) and identity(pool) not in wanted
     }
-    stays = tuple(
+    remaining = tuple(
         child
         for child in observed.children
         if not going & {child["metadata"].get("uid"), controller_uid(child)}
     )
-    in_use = config_maps_in_use(stays) | downloads_in_use(stays)
+    in_use = config_maps_in_use(remaining) | downloads_in_use(remaining)
     mounted = {(kind.kind, name) for kind, name in in_use}
     return tuple(
         reference_to(child, (*SERVICE_CHILDREN, *OPTIONAL_CHILDREN))
         for child in observed.children
         if _is_pruned(observed, child)
-        and identity(child) not in wanted | mounted
+        and identity(child) not in wanted | mounted | stays
         and not former.has(child)
-        and not history.has(child)
     )
 
 

@@ -16,6 +16,7 @@ from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
 from sluice_operator.informer.download_progress import EVERY_SECONDS, is_running
 from sluice_operator.informer.keys import Key
+from sluice_operator.kube.errors import RequestError
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.plan import plan_service
@@ -56,10 +57,13 @@ class ServiceReconcile:
                 return None
             plan = plan_service(observed)
         live = observed.service
-        outcome = await self.executor.carry_out(live, plan, observed.children)
-        if plan.refusal is None and plan.delivery.waiting is None:
-            # Otherwise what was accepted before stays in use.
-            self.autoscaling.service_seen(key, scaled_service(observed, plan))
+        scaled = scaled_service(observed, plan)
+        try:
+            outcome = await self.executor.carry_out(live, plan, observed.children)
+        except RequestError:
+            self.autoscaling.service_seen(key, scaled)  # what serves is scaled all the same
+            raise
+        self.autoscaling.service_seen(key, scaled)
         told = self.autoscaling.told(key)
         status = service_status(observed, plan, self.clock.now(), outcome.refused, told)
         report = report_of(plan, outcome.refused, live.get("status"), status, NOTABLE)

@@ -34,10 +34,10 @@ NOT_DECIDED = Check("Unknown", "NotDecidedYet", "The operator has not looked at 
 
 
 def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledService | None:
-    """What the autoscaler has to know of a service whose plan was carried out; None: it is not to
-    scale anything. While pools of a former mode serve it is they that are scaled."""
+    """What the autoscaler has to know of a service; None: it is not to scale anything. While pools
+    of a former mode serve it is they that are scaled."""
     spec, former_gpus = plan.spec, plan.former_gpus
-    if spec is None or plan.paused or plan.refusal is not None:
+    if spec is None or plan.paused:
         return None
     settings = scaling_settings(spec)
     if plan.former.is_served:
@@ -101,8 +101,8 @@ def scaling_settings(spec: InferenceServiceSpec) -> Settings:
 
 
 def scaling_check(service: Manifest, plan: ServicePlan, told: Scaling | None) -> Check:
-    """The condition ScalingActive of a service whose spec was accepted. What an operator before
-    this has said of the same spec holds until this one has looked."""
+    """The condition ScalingActive. What an operator before this has said of the same spec holds
+    until this one has looked."""
     spec = plan.spec
     assert spec is not None
     owners = {role: replicas_owner(spec, role) for role in spec.roles}
@@ -121,7 +121,7 @@ def scaling_check(service: Manifest, plan: ServicePlan, told: Scaling | None) ->
 def scaling_status(before: Manifest, plan: ServicePlan, told: Scaling | None) -> Manifest:
     """The part `scaling` of a status: the last decision, also that of an operator before this."""
     spec = plan.spec
-    if plan.refusal is None and spec and not any(spec.pool(r).autoscaling for r in spec.roles):
+    if spec and not any(spec.pool(role).autoscaling for role in spec.roles):
         return {}
     if told is not None and told.status is not None:
         return {"scaling": told.status.to_json_dict()}

@@ -35,24 +35,25 @@ from sluice_operator.conditions.conditions import (
     reconciling,
 )
 from sluice_operator.kube.errors import ApiError
-from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, Kind, Manifest, of_kind
+from sluice_operator.kube.kinds import (
+    DEPLOYMENT,
+    ENGINE_POOL,
+    SERVICE,
+    Kind,
+    Manifest,
+    controller_uid,
+    of_kind,
+)
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.model.pinned import is_fetched
 from sluice_operator.scaled import Scaling
-from sluice_operator.service.in_place import (
-    facts_in_place,
-    front_in_place,
-    other_checks_in_place,
-    paired_in_place,
-    parts_in_place,
-    still_in_use,
-)
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pairs import paired
 from sluice_operator.service.parts import (
     APPLYING,
     Part,
     adapters_loaded,
+    engines_ready,
     is_reported,
     lifted,
     model_available,
@@ -65,6 +66,7 @@ from sluice_operator.service.parts import (
     up_to_date,
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
+from sluice_operator.service.plan_events import identity
 from sluice_operator.service.priorities import priorities_check
 from sluice_operator.service.rollout_in_place import HALTED, IN_PLACE
 from sluice_operator.service.routed import route_check
@@ -75,11 +77,6 @@ from sluice_operator.service.verified import (
     first_unverified,
     with_missing_node,
 )
-
-_JUDGED_BY_A_PLAN = (
-    ACCELERATOR_VERIFIED, SCALING_ACTIVE, UPGRADE_AVAILABLE, PRIORITIES_COUNT, ROUTE_ACCEPTED,
-    ADAPTERS_LOADED,
-)  # fmt: skip
 
 
 def service_status(
@@ -96,17 +93,22 @@ def service_status(
         return dict(before)
     generation = observed.service["metadata"].get("generation", 0)
     applied = before.get("appliedGeneration")
-    if plan.refusal is not None or plan.delivery.waiting is not None:
-        kept = facts_in_place(observed)
-        checks = _in_place(observed, plan, still_in_use(observed, applied), refused)
+    obstacle = _obstacle(observed, plan, refused)
+    if plan.spec is None:
+        assert obstacle is not None
+        serves = any(map(engines_ready, of_kind(observed.children, ENGINE_POOL)))
+        known = before if serves else {}
+        facts = {key: known[key] for key in ("mode", "url", "pools", "resolved") if key in known}
+        checks = _unplanned(plan, obstacle, known)
     else:
-        kept = _facts(observed, plan)
-        obstacle = apply_failed(refused, before, generation) if refused else None
-        checks = _checks(observed, plan, obstacle, told)
-        if refused is None and not plan.paused:
+        facts = _facts(observed, plan, plan.spec)
+        made = (SERVICE.kind, observed.service["metadata"]["name"]) in map(identity, plan.apply)
+        front = () if made and refused is None else (_front(observed),)
+        checks = _checks(observed, plan, obstacle, front, told)
+        if obstacle is None and not plan.paused:
             applied = generation
         elif applied is not None and "resolved" in before:
-            kept["resolved"] = before["resolved"]  # still in use
+            facts["resolved"] = before["resolved"]  # still in use
     completed = generation if checks[UPDATED].is_true else before.get("completedGeneration")
     checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
     status: Manifest = {"observedGeneration": generation}
@@ -117,7 +119,7 @@ def service_status(
     found = conditions(before.get("conditions") or (), checks, generation, now)
     scaling = scaling_status(before, plan, told)
     brought = _model(plan, before) | _fetched_adapters(plan, before)
-    parts = kept | brought | _rollout(plan, before) | scaling
+    parts = facts | brought | _rollout(plan, before) | scaling
     return status | parts | {"conditions": found}
 
 
@@ -125,7 +127,7 @@ def _model(plan: ServicePlan, before: Manifest) -> Manifest:
     """The model that was resolved last; forgotten with a spec whose model needs no resolving."""
     if plan.delivery.status is not None:
         return {"model": plan.delivery.status.to_json_dict()}
-    if plan.spec is not None and not is_fetched(plan.spec.model):
+    if _is_accepted(plan) and plan.spec is not None and not is_fetched(plan.spec.model):
         return {}
     return {"model": before["model"]} if "model" in before else {}
 
@@ -151,10 +153,8 @@ def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:
     return {"rollout": status.to_json_dict()}
 
 
-def _facts(observed: ServiceObserved, plan: ServicePlan) -> Manifest:
-    meta, spec = observed.service["metadata"], plan.spec
-    if spec is None:
-        return {}
+def _facts(observed: ServiceObserved, plan: ServicePlan, spec: InferenceServiceSpec) -> Manifest:
+    meta = observed.service["metadata"]
     return {
         "mode": _mode_served(plan, spec),
         "url": f"http://{meta['name']}.{meta.get('namespace', 'default')}.svc",
@@ -175,55 +175,64 @@ def _summary(observed: ServiceObserved, pool: PlannedPool) -> Manifest:
     return pool_summary(live, pool.replicas, pool.accelerator.text)
 
 
-def _in_place(
-    observed: ServiceObserved, plan: ServicePlan, in_use: str, refused: ApiError | None
-) -> dict[str, Check]:
-    """The checks where nothing is planned for what serves: the spec is refused, or its model is on
-    its way."""
-    why, model = _obstacle(observed, plan, refused)
-    why = replace(why, message=why.message.removesuffix(".") + in_use) if in_use else why
-    parts = parts_in_place(observed)
-    ready = {kind: part.ready for kind, part in parts.items()}
-    serving = serves((front_in_place(observed), *ready.values(), paired_in_place(observed)), why)
-    if plan.refusal is not None or why.reason in reasons.STALLING:
-        stalled, progressing = replace(why, status="True"), why
-    else:
-        stalled = not_stalled({UPDATED: why})
-        progressing = why if plan.paused else replace(why, status="True")
-    return {
-        READY: serving,
-        UPDATED: why,
-        PROGRESSING: progressing,
-        **ready,
-        **other_checks_in_place(observed, _JUDGED_BY_A_PLAN),
-        **({MODEL_AVAILABLE: model} if model else {}),
-        RECONCILING: progressing,
-        STALLED: stalled,
-    }
+def _is_accepted(plan: ServicePlan) -> bool:
+    """Whether the present spec is what is planned."""
+    return plan.refusal is None and plan.delivery.waiting is None
 
 
 def _obstacle(
     observed: ServiceObserved, plan: ServicePlan, refused: ApiError | None
-) -> tuple[Check, Check | None]:
-    """Why the spec is not carried out, and what that says of the model, if anything."""
+) -> Check | None:
+    """Why the spec is not carried out; None: it is, or waits for `spec.paused` alone."""
+    before = observed.service.get("status") or {}
+    generation = observed.service["metadata"].get("generation", 0)
     if plan.refusal is not None:
         why = Check("False", plan.refusal.reason, plan.refusal.message)
-        return why, why if plan.delivery.refusal else None
-    model = plan.delivery.waiting
-    assert model is not None
-    if refused is not None:
-        metadata, before = observed.service["metadata"], observed.service.get("status") or {}
-        return apply_failed(refused, before, metadata.get("generation", 0)), model
-    return (_waiting(plan) if plan.paused else model), model
+    elif refused is not None:
+        return apply_failed(refused, before, generation)
+    elif plan.delivery.waiting is not None:
+        why = _waiting(plan) if plan.paused else plan.delivery.waiting
+    else:
+        return None
+    applied = before.get("appliedGeneration")
+    if applied in (None, generation):
+        return why
+    pools = (pool.get("status") or {} for pool in of_kind(observed.children, ENGINE_POOL))
+    verb = "keep serving" if any(pool.get("ready") for pool in pools) else "stay in place"
+    text = f"{why.message.removesuffix('.')}; the settings of generation {applied} {verb}"
+    return replace(why, message=text)
+
+
+def _unplanned(plan: ServicePlan, why: Check, known: Manifest) -> dict[str, Check]:
+    """The checks where nothing is planned; `known`: the last status, if engines are ready."""
+    kept = {
+        each["type"]: Check(each["status"], each["reason"], each["message"])
+        for each in known.get("conditions") or ()
+    }
+    stalls = plan.refusal is not None or why.reason in reasons.STALLING
+    stalled = replace(why, status="True") if stalls else not_stalled({UPDATED: why})
+    progressing = _progressing(plan, why, stalled)
+    now = {UPDATED: why, PROGRESSING: progressing, RECONCILING: progressing, STALLED: stalled}
+    unscaled = {SCALING_ACTIVE: why} if SCALING_ACTIVE in kept else {}
+    return {READY: why} | kept | now | unscaled | _model_check(plan, why)
+
+
+def _model_check(plan: ServicePlan, why: Check) -> dict[str, Check]:
+    """What the delivery of the present spec's model says, unless it is there."""
+    if plan.delivery.refusal is not None:
+        return {MODEL_AVAILABLE: why}
+    return {MODEL_AVAILABLE: plan.delivery.waiting} if plan.delivery.waiting else {}
 
 
 def _checks(
-    observed: ServiceObserved, plan: ServicePlan, obstacle: Check | None, told: Scaling | None
+    observed: ServiceObserved,
+    plan: ServicePlan,
+    obstacle: Check | None,
+    front: tuple[Check, ...],
+    told: Scaling | None,
 ) -> dict[str, Check]:
     parts = _parts(observed, plan)
     ready = {kind: part.ready for kind, part in parts.items()}
-    writes = obstacle is None and not plan.paused
-    front = () if writes else (front_in_place(observed),)
     updated = obstacle or up_to_date(parts.values())
     former = {ready_of(pool["spec"]["role"]): _former(pool) for pool in plan.former.pools}
     serve = former | {ROUTER_READY: ready[ROUTER_READY]} if plan.former.is_served else ready
@@ -233,16 +242,18 @@ def _checks(
         {UPDATED: updated, READY: serving}
     )
     progressing, priorities = _progressing(plan, updated, stalled), priorities_check(plan)
-    halted = _halted(observed, plan, stalled)
+    halted = _halted(observed, plan, stalled) if _is_accepted(plan) else None
+    available = model_available(
+        {pool.role: _child(observed, ENGINE_POOL, pool.manifest) for pool in plan.pools}
+    )
     return {
         READY: serving,
         UPDATED: updated,
         PROGRESSING: halted or progressing,
         **former,
         **ready,
-        MODEL_AVAILABLE: model_available(
-            {pool.role: _child(observed, ENGINE_POOL, pool.manifest) for pool in plan.pools}
-        ),
+        MODEL_AVAILABLE: available,
+        **_model_check(plan, updated),
         **_adapters(observed, plan),
         ACCELERATOR_VERIFIED: first_unverified(
             accelerator_verified(pool, _child(observed, ENGINE_POOL, pool.manifest))
@@ -255,6 +266,15 @@ def _checks(
         RECONCILING: progressing,
         STALLED: stalled,
     }
+
+
+def _front(observed: ServiceObserved) -> Check:
+    """Whether there is the Service of our own at which the routers are found."""
+    name, uid = (observed.service["metadata"][key] for key in ("name", "uid"))
+    for item in of_kind(observed.children, SERVICE):
+        if item["metadata"]["name"] == name and controller_uid(item) == uid:
+            return Check("True", reasons.SERVING, f"There is the Service {name}.")
+    return Check("False", "Missing", f"Service {name}: not there, and not made as things are.")
 
 
 def _adapters(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Check]:
@@ -302,9 +322,13 @@ def _current(observed: ServiceObserved, pool: PlannedPool) -> Manifest | None:
 
 
 def _waiting(plan: ServicePlan) -> Check:
+    """Of what is not as planned."""
     if plan.paused:
         text = "the new spec waits, because spec.paused is true."
         return Check("False", reasons.PAUSED, text)
+    if not _is_accepted(plan):
+        text = "the spec that was carried out last is being applied."
+        return Check("False", reasons.APPLYING, text)
     return APPLYING
 
 
@@ -315,7 +339,7 @@ def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
         return Check("False", reasons.PAUSED, "spec.paused is true: nothing but status is written.")
     if updated.is_true:
         return Check("False", "Complete", "Everything is as the spec asks.")
-    if plan.rollout is not None and plan.rollout.reason == IN_PLACE:
+    if _is_accepted(plan) and plan.rollout is not None and plan.rollout.reason == IN_PLACE:
         return Check("True", IN_PLACE, plan.rollout.message)
     return Check("True", updated.reason, updated.message)
 
@@ -345,8 +369,10 @@ def _upgrade(plan: ServicePlan) -> Check:
 def _given_up(
     observed: ServiceObserved, plan: ServicePlan, router: Part, updated: Check
 ) -> Check | None:
-    if updated.reason in reasons.STALLING:
+    if plan.refusal is not None or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
+    if plan.delivery.waiting is not None:
+        return None
     for pool in plan.pools:
         live = _current(observed, pool)
         check = lifted(pool.role, live, STALLED) if is_reported(live) else None

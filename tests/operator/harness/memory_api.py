@@ -50,13 +50,16 @@ class MemoryApi:
             self.delete(kind, name)
             return Response(200, {"metadata": {}})
         manager = request.query.get("fieldManager", FIELD_MANAGER)
-        if manager != FIELD_MANAGER:
-            return Response(200, self._share(kind, request.body, manager))
-        return Response(200, self.apply(kind, request.body, subresource))
+        return Response(200, self.apply(kind, request.body, subresource, manager))
 
-    def apply(self, kind: Kind, body: Manifest, subresource: str = "") -> Manifest:
-        """What becomes of an object when all that the operator owns of it is `body`."""
+    def apply(
+        self, kind: Kind, body: Manifest, subresource: str = "", manager: str = FIELD_MANAGER
+    ) -> Manifest:
+        """What becomes of an object when all that `manager` owns of it is `body`. Of the operator
+        that is whole sections, but for the replicas that another manager has."""
         before = self.objects.get((kind, body["metadata"]["name"]), {"metadata": {}})
+        if manager != FIELD_MANAGER:
+            return self._apply_replicas(kind, before, body, manager)
         metadata = {k: v for k, v in body["metadata"].items() if k not in IDENTITY}
         sections = {k: v for k, v in body.items() if k not in ("apiVersion", "kind", "metadata")}
         owned = {f"f:{name}": _owned(value) for name, value in sections.items()}
@@ -67,25 +70,31 @@ class MemoryApi:
             "fieldsV1": owned | ({"f:metadata": _owned(metadata)} if metadata else {}),
         }
         others = before["metadata"].get("managedFields", ())
-        if kind == ENGINE_POOL and "spec" in sections:  # the number may be another's
-            number = {"replicas": before.get("spec", {}).get("replicas", 1)}
-            sections = sections | {"spec": number | sections["spec"]}
-        mine = (FIELD_MANAGER, subresource)
-        kept = [each for each in others if (each["manager"], each["subresource"]) != mine]
+        kept = [
+            each
+            for each in others
+            if (each["manager"], each["subresource"]) != (FIELD_MANAGER, subresource)
+        ]
         written = {**before, **sections, "apiVersion": kind.api_version, "kind": kind.kind}
+        if kind == ENGINE_POOL and "spec" in sections:
+            replicas = {"replicas": before.get("spec", {}).get("replicas", 1)}
+            written["spec"] = replicas | written["spec"]
         return self._store(
             kind, before, written, {**body["metadata"], "managedFields": [*kept, entry]}
         )
 
-    def _share(self, kind: Kind, body: Manifest, manager: str) -> Manifest:
-        """What becomes of an object of which `manager` owns what is in the spec of `body`."""
-        before = self.objects[kind, body["metadata"]["name"]]
-        others = [e for e in before["metadata"].get("managedFields", ()) if e["manager"] != manager]
-        spec = body.get("spec") or {}
-        entry = {"manager": manager, "operation": "Apply", "subresource": ""}
-        entry["fieldsV1"] = {"f:spec": _owned(spec)}
-        fields = {"managedFields": [*others, *([entry] if spec else [])]}
-        return self._store(kind, before, before | {"spec": before["spec"] | spec}, fields)
+    def _apply_replicas(
+        self, kind: Kind, before: Manifest, body: Manifest, manager: str
+    ) -> Manifest:
+        """Another manager owns the number of replicas, or nothing."""
+        others = before["metadata"]["managedFields"]
+        kept = [each for each in others if each["manager"] != manager]
+        if "spec" in body:
+            fields = {"f:spec": _owned(body["spec"])}
+            head = {"manager": manager, "operation": "Apply", "subresource": ""}
+            kept.append(head | {"fieldsV1": fields})
+        after = before | {"spec": before["spec"] | body.get("spec", {})}
+        return self._store(kind, before, after, {"managedFields": kept})
 
     def edit(self, kind: Kind, name: str, spec: Manifest) -> None:
         """Somebody replaces parts of the spec."""

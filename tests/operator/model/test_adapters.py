@@ -105,7 +105,7 @@ def test_beside_a_model_of_the_hub_they_are_on_its_claim() -> None:
     assert world.status["adapters"][0]["claimUid"]
     del world.children["PersistentVolumeClaim", "chat-model"]
     world.reconcile()
-    world.ends(0, said("ModelFetched", COMMIT))
+    ends(world, "hf://org/model", 0, said("ModelFetched", COMMIT))
     for _ in range(3):
         world.reconcile()
     assert list(jobs(world)) == ["hf://org/law"]

@@ -266,7 +266,8 @@ def test_a_refused_change_tells_which_generation_keeps_serving(spec: Manifest) -
         assert message.endswith("; the settings of generation 1 keep serving"), kind
     (event,) = status_events(observed.service["status"], status)
     assert event.message == message
-    assert (plan_service(observed).apply, plan_service(observed).prune) == ((), ())
+    plan, served = plan_service(observed), plan_service(_ready())
+    assert (plan.apply, plan.prune, plan.events) == (served.apply[:-1], (), ())
 
 
 def test_the_generation_that_keeps_serving_outlasts_several_refusals() -> None:
@@ -309,14 +310,10 @@ def test_a_refused_service_keeps_all_the_conditions_it_had() -> None:
     assert kinds[0] == kinds[1]
 
 
-def test_parts_that_are_gone_while_a_service_is_refused_are_missed() -> None:
+def test_where_all_is_gone_a_refused_service_is_not_ready() -> None:
     status = _status(_then(_refused(), service_observed()))
-    assert status["pools"]["mixed"]["summary"] == "0/1"
-    for kind in ("MixedReady", "RouterReady"):
-        assert (condition(status, kind)["status"], condition(status, kind)["reason"]) == (
-            "False",
-            "Missing",
-        )
+    assert "pools" not in status
+    assert condition(status, "Ready")["reason"] == "NotImplemented"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +321,7 @@ def test_parts_that_are_gone_while_a_service_is_refused_are_missed() -> None:
     [
         (_paused, None, "Missing"),
         (_ready, REFUSED, "ApplyFailed"),
-        (_refused, None, "NotImplemented"),
+        (_refused, REFUSED, "NotImplemented"),
     ],
 )
 def test_a_service_whose_kubernetes_service_is_gone_for_good_is_not_ready(

@@ -1,0 +1,103 @@
+"""The spec that was carried out last: what a service is planned by while a newer one is refused, or
+waits for its model.
+
+Pure. Of the newer one only numbers are taken (engines, their limits, the budget, routers), as far
+as they are valid without the rest of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from pydantic.alias_generators import to_camel
+from sluice_contract.labels import Role
+
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.scaling import AutoscalingSpec
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.spec_history import (
+    ACCELERATOR,
+    ADAPTERS,
+    MANNER,
+    NUMBERS,
+    by_number,
+    recorded_spec,
+    spec_hash,
+    spec_in_record,
+)
+from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.validation.scaling import scaling_contradictions
+
+
+class Part(NamedTuple):
+    """Some fields of one section of a spec, which have a meaning only together."""
+
+    section: tuple[str, ...]
+    fields: tuple[str, ...]
+    values: Manifest = {}  # noqa: RUF012 - never written
+    """Those that are given; the others are left out."""
+
+
+_SCALING: Final = tuple(map(to_camel, AutoscalingSpec.model_fields.keys() - {ACCELERATOR}))
+_NUMBERS: Final = (
+    *(Part(("pools", role.value), NUMBERS) for role in Role),
+    Part(("router",), ("replicas",)),
+    Part(("autoscaling",), _SCALING),
+)
+_NOT_IN_HISTORY: Final = (Part(("rollout",), MANNER), Part(("model",), (ADAPTERS,)))
+"""What a ControllerRevision has as it was when it was made."""
+
+
+def last_applied(observed: ServiceObserved) -> InferenceServiceSpec | None:
+    """The spec that was carried out last, with the commit of its model and the numbers of the
+    present one; None where none was, or nothing tells which."""
+    service = observed.service
+    spec, taken = spec_in_record(service["metadata"]["name"], observed.children), _NUMBERS
+    if not spec:
+        # Of an earlier release: what was complete last is as good as there is.
+        history = by_number(observed.children)
+        spec = recorded_spec(history[-1]) if history else {}
+        taken = (*_NUMBERS, *_NOT_IN_HISTORY)
+    if not spec:
+        return None
+    parts = tuple(_given(service.get("spec") or {}, taken))
+    if (found := _read(spec, parts)) is not None:
+        return found
+    valid: tuple[Part, ...] = ()
+    for part in parts:
+        if _read(spec, (*valid, part)) is not None:
+            valid = (*valid, part)
+    return _read(spec, valid)
+
+
+def _given(spec: Manifest, parts: Iterable[Part]) -> Iterator[Part]:
+    """Those of `parts` of which `spec` says anything."""
+    for part in parts:
+        section: Any = spec
+        for key in part.section:
+            section = section.get(key) if isinstance(section, dict) else None
+        values = {key: section[key] for key in part.fields if key in section} if section else {}
+        if values:
+            yield part._replace(values=values)
+
+
+def _read(spec: Manifest, parts: Iterable[Part]) -> InferenceServiceSpec | None:
+    """`spec` with other `parts`; None where that is not valid, or asks for other pods."""
+    found = copy.deepcopy(spec)
+    for part in parts:
+        section = found
+        for key in part.section:
+            section = section.setdefault(key, {})
+        for key in part.fields:
+            section.pop(key, None)
+        section.update(part.values)
+    if spec_hash(found) != spec_hash(spec):
+        return None
+    try:
+        parsed = parse(InferenceServiceSpec, found, "spec")
+    except InvalidSpecError:
+        return None
+    return None if any(scaling_contradictions(parsed)) else parsed

@@ -1,0 +1,458 @@
+"""What serves while a newer spec is refused, or its model is on its way: scaled, woken, repaired,
+with the numbers of the new spec and all else of the one that was carried out last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+from sluice_operator.api.conditions import Check
+from sluice_operator.apply.executor import executor
+from sluice_operator.apply.plan import REPLICAS_MANAGER
+from sluice_operator.informer.image_volumes import ImageVolumes
+from sluice_operator.informer.keys import Key
+from sluice_operator.informer.nodes import Nodes
+from sluice_operator.informer.optional_kinds import OptionalKinds
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.errors import UnavailableError
+from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    CONTROLLER_REVISION,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    JOB,
+    PERSISTENT_VOLUME_CLAIM,
+    POD,
+    SERVICE,
+    SERVICE_CHILDREN,
+    Kind,
+    Manifest,
+)
+from sluice_operator.pool.observe import PoolObserver
+from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.process.metrics import OperatorMetrics
+from sluice_operator.scaled import PoolPods, ScaledService, Scaling
+from sluice_operator.service.observe import ServiceObserver
+from sluice_operator.service.reconcile import ServiceReconcile
+
+from tests.operator.examples import IMAGES, service
+from tests.operator.harness.memory_api import MemoryApi
+from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
+from tests.operator.statuses import condition
+from tests.operator.virtual_time import FakeClock
+
+KEY: Final = Key(INFERENCE_SERVICE.kind, "default", "chat")
+TYPO: Final[Manifest] = {"engine": {"dtype": "int3"}}
+ON_A_HUB: Final[Manifest] = {"model": {"uri": "hf://org/name", "cache": {"size": "1Gi"}}}
+REFUSED_OR_AWAITED = pytest.mark.parametrize("change", [TYPO, ON_A_HUB])
+GPUS: Final[Manifest] = {"accelerator": {"count": 1}}
+ASLEEP: Final[Manifest] = {"minReplicas": 0, "maxReplicas": 4}
+
+
+class Autoscaler:
+    """What reconciles have told of services."""
+
+    def __init__(self) -> None:
+        self.scaled: ScaledService | None = None
+
+    def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
+        self.scaled = scaled
+
+    def pool_seen(self, key: Key, role: str, pods: PoolPods) -> None: ...
+
+    def forget(self, key: Key) -> None: ...
+
+    def told(self, key: Key) -> Scaling | None:
+        return Scaling(Check("True", "Enough", "no change")) if self.scaled else None
+
+
+class Cluster:
+    """A service in an API server in memory, and operators that are started one after the other."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.api = MemoryApi((INFERENCE_SERVICE, *SERVICE_CHILDREN, POD))
+        self.operator_starts()
+        self.api.apply(INFERENCE_SERVICE, service(spec) | {"status": {}})
+
+    def operator_starts(self) -> None:
+        client, clock = ApiClient(self.api, lambda verb, plural: None), FakeClock()
+        writes = executor(client, clock, "test", OperatorMetrics().statuses)
+        kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
+        observer = ServiceObserver(client, IMAGES, Nodes(client), kinds, volumes)
+        self.autoscaler = Autoscaler()
+        self.service = ServiceReconcile(observer, writes, clock, self.autoscaler)
+        self.pool = PoolReconcile(PoolObserver(client), writes, clock)
+
+    async def reconciled(self) -> None:
+        """Until nothing is written, while Deployments get the pods that they ask for."""
+        before = -1
+        while before != len(self.api.writes):
+            before = len(self.api.writes)
+            await self.service(KEY)
+            for pool in self.names(ENGINE_POOL):
+                await self.pool(Key(ENGINE_POOL.kind, "default", pool))
+            for name in self.names(DEPLOYMENT):
+                self.deployment_runs(name)
+
+    def deployment_runs(self, name: str) -> None:
+        found = self.api.objects[DEPLOYMENT, name]
+        counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
+        status = dict.fromkeys(counts, found["spec"]["replicas"])
+        status |= {"observedGeneration": found["metadata"]["generation"]}
+        template = found["spec"]["template"]
+        for number in range(found["spec"]["replicas"]):
+            self.api.apply(POD, {
+                "metadata": {
+                    "name": f"{name}-{number}", "labels": template["metadata"]["labels"],
+                },
+                "spec": template["spec"],
+                "status": {
+                    "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
+                },
+            })  # fmt: skip
+        self.api.apply(DEPLOYMENT, {"metadata": {"name": name}, "status": status}, "status")
+
+    async def edited(self, **spec: Any) -> None:
+        self.api.edit(INFERENCE_SERVICE, "chat", spec)
+        await self.reconciled()
+
+    def autoscaler_writes(self, replicas: int, pool: str = "chat-mixed") -> None:
+        body = {"metadata": {"name": pool}, "spec": {"replicas": replicas}}
+        self.api.apply(ENGINE_POOL, body, manager=REPLICAS_MANAGER)
+
+    async def job_ends(self, task: str, message: str, code: int = 0) -> None:
+        (name,) = self.names(JOB)
+        assert f"-{task}-" in name
+        pod = ended_pod(self.api.objects[JOB, name], code, message)
+        self.api.apply(POD, pod)
+        await self.reconciled()
+
+    def names(self, kind: Kind) -> list[str]:
+        return sorted(name for of, name in self.api.objects if of is kind)
+
+    def engines(self, pool: str = "chat-mixed") -> int:
+        return sum(
+            item["spec"]["replicas"]
+            for (kind, name), item in self.api.objects.items()
+            if kind is DEPLOYMENT and name.startswith(f"{pool}-")
+        )
+
+    @property
+    def templates(self) -> dict[str, Manifest]:
+        """What pods are made of."""
+        return {
+            name: self.api.objects[DEPLOYMENT, name]["spec"]["template"]
+            for name in self.names(DEPLOYMENT)
+        }
+
+    @property
+    def status(self) -> Manifest:
+        found: Manifest = self.api.objects[INFERENCE_SERVICE, "chat"]["status"]
+        return found
+
+
+async def running(**spec: Any) -> Cluster:
+    """A service that is complete."""
+    cluster = Cluster(**spec)
+    await cluster.reconciled()
+    assert condition(cluster.status, "Updated")["status"] == "True"
+    return cluster
+
+
+def mixed(**pool: Any) -> Manifest:
+    return {"mixed": pool}
+
+
+BUDGET: Final[Manifest] = {
+    "pools": mixed(**GPUS, autoscaling={"minReplicas": 2, "maxReplicas": 8}),
+    "autoscaling": {"gpuBudget": 8},
+}
+IN_PLACE: Final[Manifest] = {
+    "pools": mixed(autoscaling={"minReplicas": 2, "maxReplicas": 8}),
+    "rollout": {"strategy": "InPlace"},
+}
+SURGE: Final[Manifest] = {"pools": mixed(autoscaling={"minReplicas": 2, "maxReplicas": 8})}
+
+
+@REFUSED_OR_AWAITED
+@pytest.mark.parametrize("spec", [BUDGET, IN_PLACE, SURGE])
+async def test_what_the_autoscaler_writes_is_carried_out(spec: Manifest, change: Manifest) -> None:
+    cluster = await running(**spec)
+    await cluster.edited(**change)
+    cluster.autoscaler_writes(6)
+    await cluster.reconciled()
+    assert cluster.engines() == 6
+
+
+@REFUSED_OR_AWAITED
+@pytest.mark.parametrize("manner", [{}, {"rollout": {"strategy": "InPlace"}}])
+async def test_a_service_that_sleeps_wakes(manner: Manifest, change: Manifest) -> None:
+    cluster = await running(pools=mixed(autoscaling=ASLEEP), **manner)
+    await cluster.edited(**change)
+    assert cluster.engines() == 0
+    cluster.operator_starts()
+    await cluster.reconciled()
+    assert cluster.autoscaler.scaled is not None
+    cluster.autoscaler_writes(1)
+    await cluster.reconciled()
+    assert cluster.engines() == 1
+
+
+@REFUSED_OR_AWAITED
+@pytest.mark.parametrize("spec", [BUDGET, IN_PLACE, SURGE])
+async def test_an_operator_that_has_just_started_scales(spec: Manifest, change: Manifest) -> None:
+    cluster = await running(**spec)
+    await cluster.edited(**change)
+    cluster.operator_starts()
+    await cluster.reconciled()
+    assert cluster.autoscaler.scaled is not None
+    assert condition(cluster.status, "ScalingActive")["status"] == "True"
+    assert condition(cluster.status, "Updated")["status"] == "False"
+
+
+async def test_a_write_that_is_interrupted_does_not_keep_from_scaling() -> None:
+    cluster = await running(**SURGE)
+    cluster.operator_starts()
+    cluster.api.edit(INFERENCE_SERVICE, "chat", {"router": {"replicas": 4}})
+    cluster.api.fails_at = "deployments/chat-router"
+    with pytest.raises(UnavailableError):
+        await cluster.service(KEY)
+    assert cluster.autoscaler.scaled is not None
+
+
+@REFUSED_OR_AWAITED
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(DEPLOYMENT, "chat-router"), (SERVICE, "chat"), (ENGINE_POOL, "chat-mixed")],
+)
+async def test_what_is_deleted_is_made_again(kind: Kind, name: str, change: Manifest) -> None:
+    cluster = await running()
+    await cluster.edited(**change)
+    before = cluster.templates
+    cluster.api.delete(kind, name)
+    await cluster.reconciled()
+    assert name in cluster.names(kind)
+    assert cluster.templates == before
+    assert condition(cluster.status, "Ready")["status"] == "True"
+    assert condition(cluster.status, "Updated")["status"] == "False"
+
+
+@REFUSED_OR_AWAITED
+async def test_numbers_of_the_new_spec_are_carried_out(change: Manifest) -> None:
+    cluster = await running(pools=mixed(replicas=2))
+    before = cluster.templates
+    await cluster.edited(**change, pools=mixed(replicas=6), router={"replicas": 3})
+    assert cluster.engines() == 6
+    assert cluster.api.objects[DEPLOYMENT, "chat-router"]["spec"]["replicas"] == 3
+    assert cluster.templates == before
+    assert cluster.status["pools"]["mixed"]["desired"] == 6
+    assert (cluster.status["observedGeneration"], cluster.status["appliedGeneration"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("pool", "engines"),
+    [
+        ({"autoscaling": {"minReplicas": 5, "maxReplicas": 3}}, 2),
+        ({"replicas": -1}, 2),
+        ({"replicas": 4, "autoscaling": {"minReplicas": 5, "maxReplicas": 6}}, 2),
+        ({"resources": {"requests": {"cpu": 9}}}, 2),
+        ({"replicas": 4, "resources": {"requests": {"cpu": 9}}}, 4),
+    ],
+)
+async def test_only_numbers_that_are_valid_are_taken(pool: Manifest, engines: int) -> None:
+    cluster = await running(pools=mixed(replicas=2))
+    before = cluster.templates
+    change = {"pools": mixed(**pool), "router": {"replicas": 4}}
+    await cluster.edited(**TYPO, **change)
+    assert cluster.engines() == engines
+    assert cluster.api.objects[DEPLOYMENT, "chat-router"]["spec"]["replicas"] == 4
+    assert cluster.templates == before
+
+
+async def test_another_limit_of_the_autoscaler_is_taken() -> None:
+    cluster = await running(**BUDGET)
+    limits = {"minReplicas": 3, "maxReplicas": 5}
+    change = {"pools": mixed(**GPUS, autoscaling=limits), "autoscaling": {"gpuBudget": 6}}
+    await cluster.edited(**TYPO, **change)
+    assert cluster.autoscaler.scaled is not None
+    settings = cluster.autoscaler.scaled.settings
+    assert settings.gpu_budget == 6
+    assert [(each.minimum, each.maximum) for each in settings.pools.values()] == [(3, 5)]
+
+
+async def test_a_refused_budget_is_left_out_and_the_limits_are_taken() -> None:
+    cluster = await running(**BUDGET)
+    pools = mixed(**GPUS, autoscaling={"minReplicas": 3, "maxReplicas": 5})
+    await cluster.edited(pools=pools, autoscaling={"gpuBudget": 1})
+    assert cluster.autoscaler.scaled is not None
+    settings = cluster.autoscaler.scaled.settings
+    assert settings.gpu_budget == 8
+    assert [each.minimum for each in settings.pools.values()] == [3]
+
+
+async def test_another_mode_that_is_refused_changes_nothing() -> None:
+    cluster = await running(pools=mixed(replicas=2))
+    before = cluster.templates
+    pools = {"prefill": {"replicas": 4}, "decode": {"replicas": 4}}
+    await cluster.edited(**TYPO, mode="Disaggregated", pools=pools)
+    assert (cluster.engines(), cluster.templates) == (2, before)
+    assert cluster.status["mode"] == "Mixed"
+
+
+async def test_a_restart_that_was_carried_out_is_not_forgotten_nor_one_refused_made() -> None:
+    cluster = await running()
+    await cluster.edited(rollout={"restartedAt": "one"})
+    before = cluster.templates
+    assert any("one" in str(template) for template in before.values())
+    await cluster.edited(**TYPO, rollout={"restartedAt": "two"})
+    assert cluster.templates == before
+
+
+async def test_adapters_stay_as_they_were_carried_out_last() -> None:
+    def model(*names: str) -> Manifest:
+        adapters = [{"name": name, "uri": f"file:///loras/{name}"} for name in names]
+        return {"uri": "dummy://tiny", "adapters": adapters}
+
+    cluster = await running(model=model("sql"))
+    await cluster.edited(model=model("sql", "law"))
+    before = cluster.api.objects[CONFIG_MAP, "chat-adapters"]["data"]
+    await cluster.edited(**TYPO, model=model())
+    assert cluster.api.objects[CONFIG_MAP, "chat-adapters"]["data"] == before
+
+
+async def test_a_roll_out_goes_on_that_was_not_complete() -> None:
+    cluster = await running()
+    cluster.api.edit(INFERENCE_SERVICE, "chat", {"engine": {"chunkSize": 64}})
+    await cluster.service(KEY)
+    await cluster.pool(Key(ENGINE_POOL.kind, "default", "chat-mixed"))
+    names = set(cluster.templates)
+    await cluster.edited(engine={"chunkSize": 64, "dtype": "int3"})
+    assert len(names - set(cluster.templates)) == 1, "the former revision goes"
+    assert set(cluster.templates) < names, "and nothing is new"
+    assert cluster.status["appliedGeneration"] == 2
+
+
+async def test_a_service_that_was_never_accepted_has_nothing() -> None:
+    cluster = Cluster(**TYPO)
+    await cluster.reconciled()
+    assert {kind for kind, _ in cluster.api.objects} == {INFERENCE_SERVICE}
+    assert condition(cluster.status, "Ready")["reason"] == "InvalidSpec"
+    assert cluster.autoscaler.scaled is None
+
+
+@REFUSED_OR_AWAITED
+async def test_pause_stops_everything(change: Manifest) -> None:
+    cluster = await running(pools=mixed(replicas=2))
+    await cluster.edited(**change, paused=True, pools=mixed(replicas=6))
+    cluster.api.delete(DEPLOYMENT, "chat-router")
+    await cluster.reconciled()
+    assert cluster.engines() == 2
+    assert "chat-router" not in cluster.names(DEPLOYMENT)
+
+
+async def test_a_download_goes_on_beside_what_serves_and_after_a_typo() -> None:
+    cluster = await running(pools=mixed(replicas=1))
+    await cluster.edited(**ON_A_HUB)
+    await cluster.job_ends("resolve", resolved())
+    (job,) = cluster.names(JOB)
+    assert "-fetch-" in job
+    assert condition(cluster.status, "Updated")["reason"] == "FetchingModel"
+    assert condition(cluster.status, "ModelAvailable")["reason"] == "FetchingModel"
+    assert condition(cluster.status, "Ready")["status"] == "True"
+    await cluster.edited(**TYPO, pools=mixed(replicas=3))
+    assert cluster.engines() == 3
+    assert cluster.names(JOB) == [job]
+    assert cluster.names(PERSISTENT_VOLUME_CLAIM) == ["chat-model"]
+    await cluster.edited(engine={})
+    await cluster.job_ends("fetch", said("ModelFetched", COMMIT))
+    assert condition(cluster.status, "Updated")["status"] == "True"
+    assert cluster.engines() == 3
+    assert cluster.names(JOB) == []
+
+
+async def test_a_download_that_has_failed_is_told_and_not_tried_again() -> None:
+    cluster = await running(pools=mixed(replicas=1))
+    await cluster.edited(**ON_A_HUB)
+    await cluster.job_ends("resolve", said("AccessDenied", "gated"), 2)
+    assert condition(cluster.status, "Updated")["reason"] == "AccessDenied"
+    assert condition(cluster.status, "Stalled")["status"] == "True"
+    before = cluster.names(JOB)
+    await cluster.edited(pools=mixed(replicas=3))
+    assert cluster.engines() == 3
+    assert cluster.names(JOB) == before
+
+
+async def on_a_hub(**spec: Any) -> Cluster:
+    """A service that is complete with a model that was downloaded."""
+    cluster = Cluster(**ON_A_HUB, **spec)
+    await cluster.reconciled()
+    await cluster.job_ends("resolve", resolved())
+    await cluster.job_ends("fetch", said("ModelFetched", COMMIT))
+    assert condition(cluster.status, "Updated")["status"] == "True"
+    return cluster
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        TYPO,
+        {"model": {"uri": "hf://org/other", "cache": {"size": "2Gi"}}},
+        {"model": {"uri": "hf://org/name", "cache": {"size": "1Gi"}, "refresh": "again"}},
+    ],
+)
+async def test_a_model_of_a_hub_serves_on_beside_another(change: Manifest) -> None:
+    cluster = await on_a_hub()
+    before = cluster.templates
+    await cluster.edited(**change, pools=mixed(replicas=3))
+    cluster.api.delete(DEPLOYMENT, "chat-router")
+    await cluster.reconciled()
+    assert cluster.engines() == 3
+    assert cluster.templates == before
+    assert cluster.names(PERSISTENT_VOLUME_CLAIM) == ["chat-model"]
+
+
+def _without_a_record(cluster: Cluster) -> None:
+    """As an earlier release has left it."""
+    cluster.api.delete(CONFIG_MAP, "chat-applied")
+
+
+def _with_a_later_restart(cluster: Cluster) -> None:
+    cluster.api.edit(INFERENCE_SERVICE, "chat", {"rollout": {"restartedAt": "later"}})
+
+
+@pytest.mark.parametrize("first", [lambda cluster: None, _with_a_later_restart])
+async def test_what_was_complete_stands_for_what_an_earlier_release_has_applied(
+    first: Callable[[Cluster], None],
+) -> None:
+    cluster = await running(pools=mixed(replicas=2))
+    first(cluster)
+    await cluster.reconciled()
+    assert cluster.names(CONTROLLER_REVISION)
+    before = cluster.templates
+    _without_a_record(cluster)
+    await cluster.edited(**TYPO, pools=mixed(replicas=3))
+    assert (cluster.engines(), cluster.templates) == (3, before)
+
+
+async def test_without_any_record_all_stays_as_it_is() -> None:
+    cluster = await running(pools=mixed(replicas=2))
+    _without_a_record(cluster)
+    for name in cluster.names(CONTROLLER_REVISION):
+        cluster.api.delete(CONTROLLER_REVISION, name)
+    before = cluster.templates
+    await cluster.edited(**TYPO, pools=mixed(replicas=3))
+    assert (cluster.engines(), cluster.templates) == (2, before)
+    assert condition(cluster.status, "Ready")["status"] == "True"
+    assert condition(cluster.status, "Updated")["reason"] == "InvalidSpec"
+
+
+async def test_a_name_that_another_object_has_is_left_to_it() -> None:
+    cluster = await running(pools=mixed(replicas=2))
+    cluster.api.delete(SERVICE, "chat")
+    theirs = {"metadata": {"name": "chat"}, "spec": {"ports": []}}
+    cluster.api.apply(SERVICE, theirs)
+    await cluster.edited(pools=mixed(replicas=3))
+    assert cluster.api.objects[SERVICE, "chat"]["spec"] == theirs["spec"]
+    assert condition(cluster.status, "Ready")["reason"] == "NameTaken"
