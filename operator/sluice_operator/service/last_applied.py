@@ -41,7 +41,9 @@ class Part(NamedTuple):
     """Those that are given; the others are left out."""
 
 
-_SCALING: Final = tuple(map(to_camel, AutoscalingSpec.model_fields.keys() - {ACCELERATOR}))
+_SCALING: Final = tuple(
+    name for name in map(to_camel, AutoscalingSpec.model_fields) if name != ACCELERATOR
+)
 _NUMBERS: Final = (
     *(Part(("pools", role.value), NUMBERS) for role in Role),
     Part(("router",), ("replicas",)),
@@ -79,8 +81,8 @@ def _given(spec: Manifest, parts: Iterable[Part]) -> Iterator[Part]:
         section: Any = spec
         for key in part.section:
             section = section.get(key) if isinstance(section, dict) else None
-        values = {key: section[key] for key in part.fields if key in section} if section else {}
-        if values:
+        known = section if isinstance(section, dict) else {}
+        if values := {key: known[key] for key in part.fields if key in known}:
             yield part._replace(values=values)
 
 

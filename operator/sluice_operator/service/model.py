@@ -23,6 +23,7 @@ from sluice_operator.model.image import model_image, nodes_mount_images
 from sluice_operator.model.pinned import is_fetched
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import kept_certificates, kept_ports
+from sluice_operator.service.plan_events import identity
 
 
 def model_fetch_of(observed: ServiceObserved, model: ModelSpec) -> ModelFetch | None:
@@ -44,20 +45,14 @@ def delivery_of(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpe
 def kept_delivery(
     observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, coming: Delivery
 ) -> tuple[tuple[Manifest, ...], AdapterDelivery]:
-    """What is to be there to bring models while `spec`, whose model engines have, is kept beside
-    the one that is `coming`; and how far adapters of `spec` are. A claim that is there may have
-    grown since, and stays."""
-    fetcher, adapters = _fetcher_for(observed, spec), adapters_of(observed, top, spec)
-    access = hub_access(top, spec.model, fetcher) if is_fetched(spec.model) else ()
-    claims = {
-        item["metadata"]["name"] for item in of_kind(observed.children, PERSISTENT_VOLUME_CLAIM)
-    }
-    own = (
-        item
-        for item in (*access, *adapters.manifests)
-        if item["kind"] != PERSISTENT_VOLUME_CLAIM.kind or item["metadata"]["name"] not in claims
-    )
-    return (*coming.manifests, *own), adapters
+    """What brings models while `spec`, whose model engines have, is kept beside the one that is
+    `coming`; and how far its adapters are. A claim that is there may have grown, and stays."""
+    adapters = adapters_of(observed, top, spec)
+    own = (*hub_access(top, spec.model, _fetcher_for(observed, spec)), *adapters.manifests)
+    claims = set(map(identity, of_kind(observed.children, PERSISTENT_VOLUME_CLAIM)))
+    brought = own if is_fetched(spec.model) else adapters.manifests
+    kept = (each for each in brought if identity(each) not in claims)
+    return (*coming.manifests, *kept), adapters
 
 
 def adapters_of(
