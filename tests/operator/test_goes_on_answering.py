@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sluice_contract import labels
 from sluice_contract.labels import Role
 from sluice_operator.apply.executor import executor
+from sluice_operator.informer.dispatch import Reconcile
 from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
@@ -198,10 +199,9 @@ class World(RuleBasedStateMachine):
 
     def one_reconcile(self, step: int) -> None:
         answered = self.answers()
-        kind, reconcile, name = [
-            (INFERENCE_SERVICE, self.service, NAME),
-            *((ENGINE_POOL, self.pool, f"{NAME}-{role}") for role in Role),
-        ][step % 4]
+        names = [NAME, *(f"{NAME}-{role}" for role in Role)]
+        kind, name = (ENGINE_POOL if step % 4 else INFERENCE_SERVICE), names[step % 4]
+        reconcile: Reconcile = self.pool if step % 4 else self.service
         asyncio.run(reconcile(Key(kind.kind, "default", name)))
         self.controllers()
         assert self.answers() or not answered, f"{kind.kind} {name} ended the service"
@@ -301,7 +301,7 @@ class World(RuleBasedStateMachine):
     def _followed(self, router: Manifest) -> Iterator[str]:
         """The roles in the configuration that a router mounts."""
         for volume in router["spec"]["volumes"]:
-            name = (volume.get("configMap") or {}).get("name")
+            name = (volume.get("configMap") or {}).get("name", "")
             if (file := self.api.objects.get((CONFIG_MAP, name))) and "router.json" in file["data"]:
                 yield from json.loads(file["data"]["router.json"])["discovery"]["roles"]
 
