@@ -132,8 +132,13 @@ def service_observed(
 
 
 def service_plan(spec: Manifest | None = None) -> ServicePlan:
-    """The plan of a service that has nothing yet."""
-    return plan_service(service_observed(service(spec)))
+    """All that a service has: its plan once it was carried out."""
+    return plan_service(service_observed(applied_service(spec)))
+
+
+def applied_service(spec: Manifest | None = None) -> Manifest:
+    """An InferenceService whose status says that its spec was carried out."""
+    return service(spec) | {"status": {"appliedGeneration": 1}}
 
 
 def complete_service(spec: Manifest | None = None, generation: int = 1) -> Manifest:

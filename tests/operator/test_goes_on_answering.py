@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
@@ -202,7 +202,7 @@ class World(RuleBasedStateMachine):
         names = [NAME, *(f"{NAME}-{role}" for role in Role)]
         kind, name = (ENGINE_POOL if step % 4 else INFERENCE_SERVICE), names[step % 4]
         reconcile: Reconcile = self.pool if step % 4 else self.service
-        asyncio.run(reconcile(Key(kind.kind, "default", name)))
+        asyncio.run(_awaited(reconcile(Key(kind.kind, "default", name))))
         self.controllers()
         assert self.answers() or not answered, f"{kind.kind} {name} ended the service"
 
@@ -340,6 +340,10 @@ class World(RuleBasedStateMachine):
         if self.budget is not None:
             pool = pool | GPUS
         return dict.fromkeys(roles, pool)
+
+
+async def _awaited(reconciled: Awaitable[float | None]) -> None:
+    await reconciled
 
 
 def _key(each: tuple[tuple[Kind, str], Manifest]) -> tuple[str, str]:

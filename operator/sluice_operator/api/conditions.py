@@ -22,6 +22,9 @@ ACCELERATOR_VERIFIED: Final = "AcceleratorVerified"
 UPGRADE_AVAILABLE: Final = "UpgradeAvailable"
 PRIORITIES_COUNT: Final = "PrioritiesCount"
 """Only of a service whose tenants have priorities."""
+OPTIONAL_KINDS_APPLIED: Final = "OptionalKindsApplied"
+"""Only of a service with objects of kinds that a cluster may lack. What is refused of these is in
+no other condition: it serves without them."""
 ROUTE_ACCEPTED: Final = "RouteAccepted"
 """Only of a service with a route: its Gateways lead to it."""
 

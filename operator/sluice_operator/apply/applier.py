@@ -1,6 +1,7 @@
 """Carries a plan out: server-side apply of what differs, then deletion of what is left over.
 
-Says what it wrote. Knows no kind in particular, and decides nothing about what should be there.
+A write that is refused stops nothing behind it, but for what would do harm without it: see
+`_Run.holds_back`. Says what it wrote, and decides nothing about what should be there.
 """
 
 from __future__ import annotations
@@ -9,14 +10,22 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sluice_contract.labels import FIELD_MANAGER
 
 from sluice_operator.apply.key_secrets import KeySecrets, RandomBytes
-from sluice_operator.apply.plan import REPLICAS_MANAGER, Overwritten, Plan
+from sluice_operator.apply.plan import (
+    REPLICAS_MANAGER,
+    Identity,
+    Overwritten,
+    Plan,
+    identity,
+    is_less,
+)
 from sluice_operator.apply.ssa_diff import is_applied, owned_fields
 from sluice_operator.apply.ssa_list_conflicts import (
     REPAIR_MANAGER,
@@ -24,10 +33,23 @@ from sluice_operator.apply.ssa_list_conflicts import (
     ownership_removal,
 )
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.errors import ApiError, ConflictError, RequestError, UnavailableError
+from sluice_operator.kube.errors import (
+    ApiError,
+    ConflictError,
+    FailedApplyError,
+    RequestError,
+    UnavailableError,
+)
 from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENGINE_POOL,
     INFERENCE_SERVICE,
+    NETWORK_POLICY,
     OPTIONAL_CHILDREN,
+    PERSISTENT_VOLUME_CLAIM,
+    SECRET,
+    SERVICE_ACCOUNT,
     SERVICE_CHILDREN,
     Manifest,
 )
@@ -40,27 +62,95 @@ WRITTEN: Final = {
 """The kinds that are applied, by what a manifest says of itself."""
 
 
-@dataclass(frozen=True)
-class Address:
-    """Names one object within a namespace."""
+_MAKE_PODS: Final = frozenset({DEPLOYMENT.kind, ENGINE_POOL.kind})
+_PODS_NEED: Final = frozenset(
+    kind.kind
+    for kind in (CONFIG_MAP, SECRET, SERVICE_ACCOUNT, PERSISTENT_VOLUME_CLAIM, NETWORK_POLICY)
+)
+"""Pods do not start without these; without a policy they would be open to everybody."""
+_OPTIONAL: Final = frozenset(kind.kind for kind in OPTIONAL_CHILDREN)
 
-    api_version: str
-    kind: str
-    name: str
+
+class Refused(NamedTuple):
+    """One write of a plan that the API server refuses: somebody's quota, policy or edit is in the
+    way, and only a person can clear it. Also a failure over it that lasts."""
+
+    of: Identity
+    error: ApiError
+    passing: RequestError | None = None
+    """Set: how it was raised. It may pass by itself, so it is no refusal before it has lasted."""
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether routers and engines do without the object."""
+        return self.of.kind in _OPTIONAL
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of carrying a plan out."""
 
-    refused: ApiError | None = None
-    """The refusal that has stopped it: somebody's quota, policy or edit is in the way, and only a
-    person can clear it. Also a failure of the API server that lasts."""
+    refused: tuple[Refused, ...] = ()
+    """In the order of the plan."""
     overwritten: tuple[Overwritten, ...] = ()
     """The objects that were there and are different now."""
+    unwritten: frozenset[Identity] = frozenset()
+    """The objects that are not as planned: those that were refused, and what was held back."""
     interrupted: RequestError | None = None
-    """The trouble that has stopped it half-way, and that passes by itself: to be raised, once what
-    was overwritten before is told."""
+    """The API server does not answer: the rest was not tried. To be raised, once what was
+    overwritten before is told."""
+    again: RequestError | None = None
+    """Set: not all was carried out. To be raised once the status is written."""
+
+
+class _Run:
+    """What has come of a plan so far."""
+
+    def __init__(self, children: Iterable[Manifest]) -> None:
+        self.there = {identity(child): child for child in children}
+        self.refused: list[Refused] = []
+        self.overwritten: list[Overwritten] = []
+        self.unwritten: set[Identity] = set()
+
+    @contextmanager
+    def collecting(self, of: Identity) -> Iterator[None]:
+        """Notes what is refused in the block, which is about the object `of`."""
+        try:
+            yield
+        except FailedApplyError as error:
+            self._note(Refused(of, error.refusal, error))
+        except ConflictError as error:
+            self._note(Refused(of, error, error))
+        except ApiError as error:
+            self._note(Refused(of, error))
+
+    def _note(self, refused: Refused) -> None:
+        self.refused.append(refused)
+        self.unwritten.add(refused.of)
+
+    def holds_back(self, desired: Manifest) -> bool:
+        """Whether `desired` has to wait: the new owner of its replicas has not taken them over; its
+        pods lack what they need; or it would end pods that another object of its kind should
+        replace, which was refused."""
+        of = identity(desired)
+        live = self.there.get(of)
+        waits = (
+            of in self.unwritten
+            or (of.kind in _MAKE_PODS and self._lacks_what_pods_need())
+            or (live is not None and self.is_behind(of.kind) and is_less(desired, live))
+        )
+        if waits:
+            self.unwritten.add(of)
+        return waits
+
+    def _lacks_what_pods_need(self) -> bool:
+        return any(
+            each.of.kind in _PODS_NEED and each.of not in self.there for each in self.refused
+        )
+
+    def is_behind(self, kind: str) -> bool:
+        """Whether an object of this kind is not as planned."""
+        return any(of.kind == kind for of in self.unwritten)
 
 
 class Applier:
@@ -75,36 +165,45 @@ class Applier:
 
     async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> Outcome:
         """Makes the plan's objects what they should be; `children` are the live ones."""
-        overwritten: list[Overwritten] = []
+        run, interrupted = _Run(children), None
         try:
-            await self._write(plan, children, overwritten)
-        except (ConflictError, UnavailableError) as error:
-            return Outcome(None, tuple(overwritten), interrupted=error)
-        except ApiError as error:
-            return Outcome(error, tuple(overwritten))
-        return Outcome(None, tuple(overwritten))
+            await self._write(plan, run)
+        except UnavailableError as error:
+            interrupted = error
+        return Outcome(
+            tuple(run.refused), tuple(run.overwritten), frozenset(run.unwritten), interrupted
+        )
 
-    async def _write(
-        self, plan: Plan, children: Iterable[Manifest], overwritten: list[Overwritten]
-    ) -> None:
-        there = {address(child): child for child in children}
-        await self._key_secrets.create(plan.secrets)
-        await self._hand_over(plan.take_over)
+    async def _write(self, plan: Plan, run: _Run) -> None:
+        for secret in plan.secrets:
+            with run.collecting(identity(secret.manifest)):
+                await self._key_secrets.create(secret)
+        for manifest in plan.take_over:
+            with run.collecting(identity(manifest)):
+                await self._hand_over(manifest)
         for desired in plan.apply:
-            live = there.get(address(desired))
-            result = await self.apply(desired, live)
-            if live is not None and result is not None and _version(result) != _version(live):
-                overwritten.append(Overwritten(desired, live))
-        await self._hand_over(plan.let_go)
+            if run.holds_back(desired):
+                continue
+            live = run.there.get(identity(desired))
+            with run.collecting(identity(desired)):
+                result = await self.apply(desired, live)
+                if live is not None and result is not None and _version(result) != _version(live):
+                    run.overwritten.append(Overwritten(desired, live))
+        for manifest in plan.let_go:
+            if identity(manifest) not in run.unwritten:
+                with run.collecting(identity(manifest)):
+                    await self._hand_over(manifest)
         for reference in plan.prune:
-            await self._client.delete(reference)
+            # What is not as planned may be what replaces it.
+            if not run.is_behind(reference.kind.kind):
+                with run.collecting(Identity(reference.kind.kind, reference.name)):
+                    await self._client.delete(reference)
 
-    async def _hand_over(self, manifests: tuple[Manifest, ...]) -> None:
+    async def _hand_over(self, manifest: Manifest) -> None:
         """Not by force: a value that has changed since it was read is another's, and looked at
         again."""
-        for manifest in manifests:
-            kind = WRITTEN[manifest["apiVersion"], manifest["kind"]]
-            await self._client.apply(kind, manifest, manager=REPLICAS_MANAGER, force=False)
+        kind = WRITTEN[manifest["apiVersion"], manifest["kind"]]
+        await self._client.apply(kind, manifest, manager=REPLICAS_MANAGER, force=False)
 
     async def apply(
         self, desired: Manifest, live: Manifest | None, subresource: str = ""
@@ -148,11 +247,6 @@ class Applier:
             self._altered[key] = _fingerprint(desired, result, subresource)
             if len(self._altered) > REMEMBERED_OBJECTS:
                 self._altered.popitem(last=False)
-
-
-def address(manifest: Manifest) -> Address:
-    """The address of an object."""
-    return Address(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"])
 
 
 def _version(item: Manifest) -> str | None:

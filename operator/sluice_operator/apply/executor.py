@@ -5,20 +5,26 @@ Knows no kind: what the status says is made elsewhere, once it is known what cam
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from sluice_operator.apply.applier import Applier, Outcome
+from sluice_operator.apply.applier import Applier, Outcome, Refused
 from sluice_operator.apply.drift_events import repair_events
 from sluice_operator.apply.events import EventRecorder
-from sluice_operator.apply.lasting_failures import LastingFailures
-from sluice_operator.apply.plan import Event, Plan
+from sluice_operator.apply.plan import Event, Identity, Plan
 from sluice_operator.apply.status import Reporter, StatusGauges
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.errors import FailedApplyError
 from sluice_operator.kube.kinds import Manifest
+
+LASTING_SECONDS: Final = 30.0
+LASTING_TRIES: Final = 3
+"""A 5xx or a conflict may pass by itself, as when etcd elects a leader. For longer it is a refusal:
+a webhook is away, or server-side apply itself fails over the object."""
+REMEMBERED_OBJECTS: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,39 @@ class Report:
 
 
 @dataclass(frozen=True)
+class _Refusal:
+    """The refusals of one write in a row."""
+
+    told: Refused
+    """The first for this generation: some webhooks number their answers. Each other text would be
+    another event, and another status, which is a cause to try again at once."""
+    generation: int
+    since: float
+    """On the monotonic clock."""
+    tries: int
+
+    def then(self, refused: Refused, generation: int) -> _Refusal:
+        """After one more."""
+        same = refused.error.summary == self.told.error.summary and generation == self.generation
+        told = refused._replace(error=self.told.error) if same else refused
+        return _Refusal(told, generation, self.since, self.tries + 1)
+
+    def has_lasted(self, now: float) -> bool:
+        """Whether a person should know."""
+        lasts = self.tries >= LASTING_TRIES and now - self.since >= LASTING_SECONDS
+        return self.told.passing is None or lasts
+
+
+@dataclass(frozen=True)
 class Executor:
-    """Writes the children, then the status and the events of the object they belong to."""
+    """Writes the children, then the status and the events of the object they belong to. Knows
+    since when a write is refused; after a restart it lasts anew."""
 
     applier: Applier
     reporter: Reporter
-    failures: LastingFailures
+    clock: Clock
+    _refusals: OrderedDict[str, dict[Identity, _Refusal]] = field(default_factory=OrderedDict)
+    """By the uid of the object that the refused ones belong to."""
 
     async def carry_out(self, live: Manifest, plan: Plan, children: Iterable[Manifest]) -> Outcome:
         """Makes `children` what the plan of `live` wants.
@@ -53,30 +86,49 @@ class Executor:
         return outcome
 
     def _judged(self, live: Manifest, outcome: Outcome) -> Outcome:
-        """The outcome, in which failures of the API server that last are a refusal."""
-        uid, error = live["metadata"]["uid"], outcome.interrupted
-        if error is None:
-            self.failures.forget(uid)
-        if not isinstance(error, FailedApplyError):
-            return outcome
-        self.failures.note(uid)
-        if not self.failures.have_lasted(uid):
-            return outcome
-        return replace(outcome, refused=error.refusal, interrupted=None)
+        """The outcome, of whose refusals those that may still pass are only tried again. While
+        nothing but such is in the way of what is needed, there is nothing to report yet."""
+        now = self.clock.monotonic()
+        found = self._noted(live, outcome, now)
+        lasting = tuple(each.told for each in found if each.has_lasted(now))
+        passing = [each.told for each in found if not each.has_lasted(now)]
+        again = next((each.passing for each in passing), None)
+        needed = next((each.passing for each in passing if not each.is_optional), None)
+        interrupted = outcome.interrupted
+        if interrupted is None and all(each.is_optional for each in lasting):
+            interrupted = needed
+        if again is None and lasting:
+            again = lasting[0].error
+        return replace(outcome, refused=lasting, interrupted=interrupted, again=again)
+
+    def _noted(self, live: Manifest, outcome: Outcome, now: float) -> list[_Refusal]:
+        uid, generation = live["metadata"]["uid"], live["metadata"].get("generation", 0)
+        before = self._refusals.pop(uid, {})
+        found = {
+            each.of: before.get(each.of, _Refusal(each, generation, now, 0)).then(each, generation)
+            for each in outcome.refused
+        }
+        # What was not tried is as it was.
+        kept = before | found if outcome.interrupted else found
+        if kept:
+            self._refusals[uid] = kept
+            if len(self._refusals) > REMEMBERED_OBJECTS:
+                self._refusals.popitem(last=False)
+        return list(found.values())
 
     async def report(self, live: Manifest, outcome: Outcome, report: Report) -> None:
         """Writes the status of `live` and its events.
 
         Raises:
-            ApiError: a child was refused; the status says so. To be tried again with a growing
+            RequestError: a child was refused; the status says so. To be tried again with a growing
                 delay.
         """
         repairs = repair_events(outcome.overwritten)
         await self.reporter.report(
             live, report.status, (*repairs, *report.events), report.status_events
         )
-        if outcome.refused is not None:
-            raise outcome.refused
+        if outcome.again is not None:
+            raise outcome.again
 
     def forget(self, key: Key) -> None:
         """Removes the metrics of an object that is gone."""
@@ -87,4 +139,4 @@ def executor(client: ApiClient, clock: Clock, instance: str, gauges: StatusGauge
     """An executor that writes through `client`; events name `instance` as their source."""
     applier = Applier(client)
     reporter = Reporter(applier, EventRecorder(client, clock, instance), gauges)
-    return Executor(applier, reporter, LastingFailures(clock))
+    return Executor(applier, reporter, clock)

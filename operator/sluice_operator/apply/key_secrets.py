@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from sluice_operator.apply.plan import KeySecret
@@ -40,24 +40,23 @@ class KeySecrets:
         self._random_bytes = random_bytes
         self._tried: OrderedDict[tuple[str, str], str] = OrderedDict()
 
-    async def create(self, wanted: Iterable[KeySecret]) -> None:
-        """Creates each that is not there.
+    async def create(self, secret: KeySecret) -> None:
+        """Creates it, if it is not there.
 
         Raises:
-            RequestError: one could not be created, for another reason.
+            RequestError: it could not be created, for another reason.
         """
-        for secret in wanted:
-            metadata = secret.manifest["metadata"]
-            key = (metadata["namespace"], metadata["name"])
-            if self._tried.get(key, "") == secret.waiting:
-                continue
-            self._tried.pop(key, None)
-            if not secret.waiting:
-                continue
-            await self._create(secret)
-            self._tried[key] = secret.waiting
-            if len(self._tried) > REMEMBERED:
-                self._tried.popitem(last=False)
+        metadata = secret.manifest["metadata"]
+        key = (metadata["namespace"], metadata["name"])
+        if self._tried.get(key, "") == secret.waiting:
+            return
+        self._tried.pop(key, None)
+        if not secret.waiting:
+            return
+        await self._create(secret)
+        self._tried[key] = secret.waiting
+        if len(self._tried) > REMEMBERED:
+            self._tried.popitem(last=False)
 
     async def _create(self, secret: KeySecret) -> None:
         drawn = base64.b64encode(self._random_bytes(KEY_BYTES)).decode()

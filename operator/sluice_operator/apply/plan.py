@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from sluice_contract.labels import FIELD_MANAGER
 
@@ -16,6 +16,18 @@ from sluice_operator.validation.refusal import Refusal
 
 REPLICAS_MANAGER: Final = f"{FIELD_MANAGER}-replicas"
 """The field manager that holds the replicas of pools that their InferenceService does not set."""
+
+
+class Identity(NamedTuple):
+    """What tells the objects of one namespace apart."""
+
+    kind: str
+    name: str
+
+
+def identity(manifest: Manifest) -> Identity:
+    """The identity of an object."""
+    return Identity(manifest["kind"], manifest["metadata"]["name"])
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,8 @@ class Event:
     message: str
     about: Manifest | None = None
     """The object it is recorded on; None: the reconciled one."""
+    written: tuple[Identity, ...] = ()
+    """What it says was written: not recorded when one of these was not."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +90,21 @@ def takes_away(plan: Plan, children: Iterable[Manifest]) -> bool:
     to another owner: what another apply would not undo."""
     if plan.prune or plan.take_over or plan.let_go:
         return True
-    before = {(child["kind"], child["metadata"]["name"]): _counts(child) for child in children}
+    before = {identity(child): child for child in children}
     return any(
-        _is_less(_counts(desired), before.get((desired["kind"], desired["metadata"]["name"]), {}))
+        is_less(desired, live)
         for desired in plan.apply
+        if (live := before.get(identity(desired))) is not None
     )
 
 
-def _is_less(after: Mapping[str, int], before: Mapping[str, int]) -> bool:
-    """Of pods; who does not say how many there are in all leaves that to others."""
+def is_less(desired: Manifest, live: Manifest) -> bool:
+    """Whether `desired` asks for fewer pods than `live`, in all or of a revision. Who does not say
+    how many there are in all leaves that to others."""
+    after = _counts(desired)
     return any(
         after.get(revision, 0 if after and revision else count) < count
-        for revision, count in before.items()
+        for revision, count in _counts(live).items()
     )
 
 

@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from sluice_operator.api.conditions import UPDATED, Check
+from sluice_operator.apply.applier import Outcome, Refused
 from sluice_operator.apply.executor import Report
 from sluice_operator.apply.plan import Event, Plan
 from sluice_operator.conditions import reasons
-from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import Manifest
 
 
@@ -81,38 +81,31 @@ def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
     return next((dict(c) for c in found if c["type"] == kind), None)
 
 
-def apply_failed(error: ApiError, before: Manifest | None, generation: int) -> Check:
-    """The check of Updated and Stalled when the API server refuses a child; its message is the
-    event's, too.
-
-    The words of the status `before` stay while the same request is refused for the same spec: some
-    webhooks number theirs. Each change of status is a cause to try again at once, and each text
-    another event."""
-    told = find(before, UPDATED) or {}
-    same = (told.get("reason"), told.get("observedGeneration")) == (
-        reasons.APPLY_FAILED,
-        generation,
-    )
-    if same and told["message"].startswith(error.summary):
-        return Check("False", reasons.APPLY_FAILED, told["message"])
-    return Check("False", reasons.APPLY_FAILED, str(error))
+def apply_failed(refused: Iterable[Refused]) -> Check | None:
+    """The check of Updated and Stalled when the API server refuses children; None where it refuses
+    none of the needed kinds. It names the first in the order of the plan, which others need."""
+    errors = [each.error for each in refused if not each.is_optional]
+    if not errors:
+        return None
+    more = f"; {len(errors) - 1} more refused: see the events" if errors[1:] else ""
+    return Check("False", reasons.APPLY_FAILED, f"{errors[0]}{more}")
 
 
 def report_of(
     plan: Plan,
-    refused: ApiError | None,
+    outcome: Outcome,
     before: Manifest | None,
     status: Manifest,
     notable: frozenset[str] = frozenset(),
 ) -> Report:
-    """The report once `plan` was carried out, or `refused`; `before`: the last status,
-    `notable`: ordinary reasons of Updated that are worth an event all the same."""
-    generation = status.get("observedGeneration", 0)
-    events = plan.events
-    if refused is not None:
-        message = apply_failed(refused, before, generation).message
-        events = (Event("Warning", reasons.APPLY_FAILED, message),)
-    return Report(status, events, status_events(before, status, notable))
+    """The report once `plan` was carried out; `before`: the last status, `notable`: ordinary
+    reasons of Updated that are worth an event all the same."""
+    written = [each for each in plan.events if outcome.unwritten.isdisjoint(each.written)]
+    refusals = [Event("Warning", reasons.APPLY_FAILED, str(each.error)) for each in outcome.refused]
+    changes = status_events(before, status, notable)
+    if outcome.refused:  # each has an event of its own
+        changes = tuple(each for each in changes if each.reason != reasons.APPLY_FAILED)
+    return Report(status, (*written, *refusals), changes)
 
 
 def status_events(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.apply.field_ownership import applied_manifest, applied_spec, edits
-from sluice_operator.apply.plan import Event, Plan
+from sluice_operator.apply.plan import Event, Identity, Plan, identity
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.deployments import Progress, progress
 from sluice_operator.kube.kinds import (
@@ -176,17 +176,23 @@ def _started(
         others = any(True for _ in of_kind(observed.children, DEPLOYMENT))
         text = f"Deployment {name}, replicas: {spec.replicas}"
         text += "; the former revision stays until it is ready." if others else "."
-        return (Event("Normal", reasons.ROLLING_OUT if others else "Created", text),)
+        reason = reasons.ROLLING_OUT if others else "Created"
+        return (Event("Normal", reason, text, written=(identity(desired),)),)
     before = live["spec"].get("replicas")
     if before == spec.replicas or is_current(desired, live):
         return ()
     text = f"Replicas from {before} to {spec.replicas} ({place})."
-    return (Event("Normal", "Scaled", text),)
+    return (Event("Normal", "Scaled", text, written=(identity(desired),)),)
 
 
 def _removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
     return tuple(
-        Event("Normal", "Draining", f"Removed {ref.kind.kind} {ref.name}; its engines drain.")
+        Event(
+            "Normal",
+            "Draining",
+            f"Removed {ref.kind.kind} {ref.name}; its engines drain.",
+            written=(Identity(ref.kind.kind, ref.name),),
+        )
         for ref in prune
         if ref.kind == DEPLOYMENT
     )

@@ -46,7 +46,7 @@ class PoolReconcile:
         live = observed.pool
         outcome = await self.executor.carry_out(live, plan, observed.children)
         status = pool_status(observed, plan, self.clock.now(), outcome.refused)
-        report = report_of(plan, outcome.refused, live.get("status"), status)
+        report = report_of(plan, outcome, live.get("status"), status)
         await self.executor.report(live, outcome, report)
         return observed.ask_again_seconds
 

@@ -22,6 +22,7 @@ from sluice_operator.api.conditions import (
 )
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.status import EnginePoolStatus, ReportedAccelerator, RevisionStatus
+from sluice_operator.apply.applier import Refused
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import (
     answering,
@@ -41,7 +42,6 @@ from sluice_operator.conditions.pods import (
     is_loading,
     is_ready,
 )
-from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import selector_labels
@@ -51,10 +51,10 @@ from sluice_operator.pool.plan import PoolPlan, is_leaving
 
 
 def pool_status(
-    observed: PoolObserved, plan: PoolPlan, now: datetime, refused: ApiError | None = None
+    observed: PoolObserved, plan: PoolPlan, now: datetime, refused: tuple[Refused, ...] = ()
 ) -> Manifest:
     """The whole status of an EnginePool; that of one that is leaving stays as it is. `refused`:
-    what has kept the plan from being carried out."""
+    what of the plan could not be carried out."""
     if is_leaving(observed):
         return dict(observed.pool.get("status") or {})
     pods = [pod for pod in observed.pods if not is_finished(pod)]
@@ -62,8 +62,9 @@ def pool_status(
     ready = sum(map(is_ready, current))
     meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
     generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
-    obstacle = apply_failed(refused, before, generation) if refused else None
-    updated = obstacle or _updated(plan, current, pods)
+    updated = _updated(plan, current, pods)
+    if updated.is_true or any(each.of.kind == DEPLOYMENT.kind for each in refused):
+        updated = apply_failed(refused) or updated  # a budget alone keeps no engine from starting
     completed = generation if updated.is_true else before.get("completedGeneration")
     serving = answering(sum(map(is_ready, pods)), _asked(observed, plan), "engines", updated)
     checks = _checks(plan, current, pods, serving, updated)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.pool import ModelFetch, ModelImage
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.apply.plan import identity
 from sluice_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.placement import placement_of
@@ -23,7 +24,6 @@ from sluice_operator.model.image import model_image, nodes_mount_images
 from sluice_operator.model.pinned import is_fetched
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import kept_certificates, kept_ports
-from sluice_operator.service.plan_events import identity
 
 
 def model_fetch_of(observed: ServiceObserved, model: ModelSpec) -> ModelFetch | None:

@@ -17,7 +17,7 @@ from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import RevisionShare
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.apply.plan import Plan
+from sluice_operator.apply.plan import Plan, identity
 from sluice_operator.conditions import reasons
 from sluice_operator.kube.kinds import (
     ENGINE_POOL,
@@ -72,7 +72,6 @@ from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import (
     created,
-    identity,
     leaves_restricted,
     removed,
     rolling_out,
@@ -155,9 +154,15 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     adapters = adapters_of(observed, top, given)
     brought = (*delivery.manifests, *adapters.manifests)
     plan = _desired(observed, top, spec, brought, adapters)
-    record = (applied_record(top, spec_with_commit(service)),) if top.uid else ()
-    plan = replace(plan, apply=(*plan.apply, *record), delivery=delivery)
+    plan = replace(plan, apply=(*plan.apply, *_record(service, top)), delivery=delivery)
     return _paused(plan) if spec.paused else plan
+
+
+def _record(service: Manifest, top: Owner) -> Iterable[Manifest]:
+    """Of the spec, once the status says that it was carried out."""
+    applied = (service.get("status") or {}).get("appliedGeneration")
+    if applied is not None and applied == service["metadata"].get("generation"):
+        yield applied_record(top, spec_with_commit(service))
 
 
 def _kept(
@@ -232,12 +237,15 @@ def _desired(
     router = plan_router(observed, top, spec, waits=waits)
     former = plan_former(observed, states, before, router)
     children = _children(observed, top, spec, router, pools)
-    apply = _once(observed, (*brought, *children, *former_manifests(former)))
+    needed = _once(observed, (*brought, *children, *former_manifests(former)))
+    optional = _once(observed, (*_monitoring(observed, top, spec), *_route(observed, top, spec)))
+    apply = (*needed, *optional)
     history = plan_history(observed, top)
     prune = _left_over(observed, apply, former, stays | history.kept)
     wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}
     events = (
-        *created(observed.children, apply),
+        *created(observed.children, needed),
+        *created(observed.children, optional),
         *scaled(observed.children, wanted),
         *rolling_out(observed.children, wanted),
         *leaves_restricted(observed.children, wanted),
@@ -246,7 +254,7 @@ def _desired(
     )
     return ServicePlan(
         secrets=key_secrets(observed, top, router.deployment, (each.spec for each in resolved)),
-        apply=(*apply, *history.newest),
+        apply=(*needed, *history.newest, *optional),
         take_over=tuple(
             pool_replicas(top, each.spec.role, each.replicas.count)
             for each in resolved
@@ -279,7 +287,7 @@ def _children(
     router: PlannedRouter,
     pools: tuple[PlannedPool, ...],
 ) -> tuple[Manifest, ...]:
-    """All that is applied, in order."""
+    """What it needs to serve, in order: what pods need, then the pods, then what protects them."""
     return (
         *accounts(top),
         router_role(top),
@@ -298,10 +306,8 @@ def _children(
         engine_policy(top, observed.installation.operator_namespace, collector_port(spec)),
         *policies(observed, top, spec),
         router.deployment,
-        disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),
-        *_monitoring(observed, top, spec),
-        *_route(observed, top, spec),
         *(pool.manifest for pool in pools),
+        disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),
     )
 
 

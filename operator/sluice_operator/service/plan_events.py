@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sluice_operator.apply.plan import Event
+from sluice_operator.apply.plan import Event, Identity, identity
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
@@ -32,16 +32,11 @@ NUMBERS: Final = frozenset({"replicas", "revisions", "inputs"})
 Children = tuple[Manifest, ...]
 
 
-def identity(manifest: Manifest) -> tuple[str, str]:
-    """Kind and name: what tells the objects of one namespace apart."""
-    return manifest["kind"], manifest["metadata"]["name"]
-
-
 def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:
     """What is wanted and not there yet."""
     there = {identity(child) for child in children}
-    new = [f"{kind} {name}" for kind, name in map(identity, apply) if (kind, name) not in there]
-    return (Event("Normal", "Created", f"Created {_listed(new)}."),) if new else ()
+    new = tuple(each for each in map(identity, apply) if each not in there)
+    return (Event("Normal", "Created", f"Created {_listed(new)}.", written=new),) if new else ()
 
 
 def scaled(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, ...]:
@@ -49,7 +44,7 @@ def scaled(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, .
     made from the same plan was edited by somebody: that is told when it is taken back. One whose
     number is not set here is told by its own plan."""
     return tuple(
-        Event("Normal", "Scaled", _scaling(pool, _replicas(desired)))
+        Event("Normal", "Scaled", _scaling(pool, _replicas(desired)), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
         if (desired := wanted.get(pool["metadata"]["name"])) is not None
         and "replicas" in desired["spec"]
@@ -62,7 +57,7 @@ def rolling_out(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Eve
     """Pools that are to have another revision, with what makes it another; `wanted` by name. One
     that was asked for it before, and has not told yet, is told of once."""
     return tuple(
-        Event("Normal", ROLLING_OUT, _rollout(pool, desired, old))
+        Event("Normal", ROLLING_OUT, _rollout(pool, desired, old), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
         if (desired := wanted.get(pool["metadata"]["name"])) is not None
         and not is_current(desired, pool)
@@ -91,8 +86,8 @@ def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
     """What is no longer wanted. Configurations and the history of specs come and go with every
     edit: not worth a word."""
     quiet = (CONFIG_MAP, CONTROLLER_REVISION)
-    names = [f"{ref.kind.kind} {ref.name}" for ref in prune if ref.kind not in quiet]
-    return (Event("Normal", "Removed", f"Removed {_listed(names)}."),) if names else ()
+    gone = tuple(Identity(ref.kind.kind, ref.name) for ref in prune if ref.kind not in quiet)
+    return (Event("Normal", "Removed", f"Removed {_listed(gone)}.", written=gone),) if gone else ()
 
 
 def _scaling(pool: Manifest, wanted: int) -> str:
@@ -124,6 +119,6 @@ def _replicas(pool: Manifest) -> int:
     return int(pool["spec"].get("replicas", 1))
 
 
-def _listed(names: list[str]) -> str:
-    more = len(names) - NAMES_IN_EVENT
+def _listed(objects: tuple[Identity, ...]) -> str:
+    names, more = list(map(" ".join, objects)), len(objects) - NAMES_IN_EVENT
     return ", ".join(names[:NAMES_IN_EVENT]) + (f" and {more} more" if more > 0 else "")

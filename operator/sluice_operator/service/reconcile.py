@@ -66,7 +66,7 @@ class ServiceReconcile:
         self.autoscaling.service_seen(key, scaled)
         told = self.autoscaling.told(key)
         status = service_status(observed, plan, self.clock.now(), outcome.refused, told)
-        report = report_of(plan, outcome.refused, live.get("status"), status, NOTABLE)
+        report = report_of(plan, outcome, live.get("status"), status, NOTABLE)
         await self.executor.report(live, outcome, report)
         taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN
         if taken:

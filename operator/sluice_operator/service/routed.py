@@ -1,20 +1,58 @@
-"""Whether the Gateways that a service names lead to it. Pure; they say so in the HTTPRoute."""
+"""What becomes of objects of kinds that a cluster may lack: whether they are applied, and whether
+the Gateways that a service names lead to it. Pure; Gateways say so in the HTTPRoute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from sluice_operator.api.conditions import Check
+from sluice_operator.api.conditions import OPTIONAL_KINDS_APPLIED, ROUTE_ACCEPTED, Check
 from sluice_operator.api.route import RouteSpec
-from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest, of_kind
+from sluice_operator.apply.applier import Refused
+from sluice_operator.apply.plan import identity
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.kinds import HTTP_ROUTE, OPTIONAL_CHILDREN, Manifest, of_kind
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import ServicePlan
 
 _DECISIVE: Final = ("Accepted", "ResolvedRefs")
 
 
-def route_check(observed: ServiceObserved, plan: ServicePlan) -> Check | None:
+def optional_checks(
+    observed: ServiceObserved, plan: ServicePlan, refused: tuple[Refused, ...]
+) -> dict[str, Check]:
+    """The conditions OptionalKindsApplied and RouteAccepted, each where there is a reason for it.
+    `refused`: what of the plan could not be carried out."""
+    failed = [each for each in refused if each.is_optional]
+    applied, routed = _applied_check(observed, plan, failed), _route_check(observed, plan)
+    if routed and any(each.of.kind == HTTP_ROUTE.kind for each in failed):
+        text = f"There is no such {HTTP_ROUTE.kind}, or an older one: see {OPTIONAL_KINDS_APPLIED}."
+        routed = Check("False", reasons.APPLY_FAILED, text)
+    checks = {OPTIONAL_KINDS_APPLIED: applied, ROUTE_ACCEPTED: routed}
+    return {kind: check for kind, check in checks.items() if check is not None}
+
+
+def _applied_check(
+    observed: ServiceObserved, plan: ServicePlan, failed: list[Refused]
+) -> Check | None:
+    if plan.paused:
+        before = find(observed.service.get("status"), OPTIONAL_KINDS_APPLIED)
+        return Check(before["status"], before["reason"], before["message"]) if before else None
+    if failed:
+        text = f"{'; '.join(str(each.error) for each in failed)}. The service does without."
+        return Check("False", reasons.APPLY_FAILED, text)
+    kinds = {kind.kind for kind in OPTIONAL_CHILDREN}
+    planned = [each for each in map(identity, plan.apply) if each.kind in kinds]
+    if not planned:
+        return None
+    names = ", ".join(map(" ".join, planned))
+    if not set(map(identity, observed.children)).issuperset(planned):
+        return Check("Unknown", reasons.APPLYING, f"To be applied: {names}.")
+    return Check("True", "Applied", f"As the spec asks: {names}.")
+
+
+def _route_check(observed: ServiceObserved, plan: ServicePlan) -> Check | None:
     """The condition RouteAccepted; None where no route is asked for."""
     route = plan.spec.router.route if plan.spec and plan.spec.router else None
     if route is None:

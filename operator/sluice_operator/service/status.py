@@ -17,7 +17,6 @@ from sluice_operator.api.conditions import (
     PROGRESSING,
     READY,
     RECONCILING,
-    ROUTE_ACCEPTED,
     ROUTER_READY,
     SCALING_ACTIVE,
     STALLED,
@@ -27,6 +26,8 @@ from sluice_operator.api.conditions import (
 )
 from sluice_operator.api.service import MODES, InferenceServiceSpec
 from sluice_operator.api.status import RevisionNames, RolloutStatus
+from sluice_operator.apply.applier import Refused
+from sluice_operator.apply.plan import Identity, identity
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import (
     apply_failed,
@@ -34,7 +35,6 @@ from sluice_operator.conditions.conditions import (
     not_stalled,
     reconciling,
 )
-from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -66,10 +66,9 @@ from sluice_operator.service.parts import (
     up_to_date,
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
-from sluice_operator.service.plan_events import identity
 from sluice_operator.service.priorities import priorities_check
 from sluice_operator.service.rollout_in_place import HALTED, IN_PLACE
-from sluice_operator.service.routed import route_check
+from sluice_operator.service.routed import optional_checks
 from sluice_operator.service.scaling import scaling_check, scaling_status
 from sluice_operator.service.settings import settings_status
 from sluice_operator.service.verified import (
@@ -83,17 +82,18 @@ def service_status(
     observed: ServiceObserved,
     plan: ServicePlan,
     now: datetime,
-    refused: ApiError | None = None,
+    refused: tuple[Refused, ...] = (),
     told: Scaling | None = None,
 ) -> Manifest:
     """The whole status of an InferenceService; that of one being deleted stays as it is. `refused`:
-    what has kept the plan from being carried out; `told`: what the autoscaler has decided last."""
+    what of the plan could not be carried out; `told`: what the autoscaler has decided last."""
     before = observed.service.get("status") or {}
     if observed.service["metadata"].get("deletionTimestamp"):
         return dict(before)
     generation = observed.service["metadata"].get("generation", 0)
     applied = before.get("appliedGeneration")
-    obstacle = _obstacle(observed, plan, refused)
+    failed = apply_failed(refused)
+    obstacle = _obstacle(observed, plan, failed)
     if plan.spec is None:
         assert obstacle is not None
         serves = any(map(engines_ready, of_kind(observed.children, ENGINE_POOL)))
@@ -102,9 +102,11 @@ def service_status(
         checks = _unplanned(plan, obstacle, known)
     else:
         facts = _facts(observed, plan, plan.spec)
-        made = (SERVICE.kind, observed.service["metadata"]["name"]) in map(identity, plan.apply)
-        front = () if made and refused is None else (_front(observed),)
-        checks = _checks(observed, plan, obstacle, front, told)
+        front = Identity(SERVICE.kind, observed.service["metadata"]["name"])
+        is_made = failed is None and front in map(identity, plan.apply)
+        fronts = () if is_made else (_front(observed),)
+        checks = _checks(observed, plan, obstacle, fronts, told)
+        checks |= optional_checks(observed, plan, refused)
         if obstacle is None and not plan.paused:
             applied = generation
         elif applied is not None and "resolved" in before:
@@ -180,16 +182,14 @@ def _is_accepted(plan: ServicePlan) -> bool:
     return plan.refusal is None and plan.delivery.waiting is None
 
 
-def _obstacle(
-    observed: ServiceObserved, plan: ServicePlan, refused: ApiError | None
-) -> Check | None:
+def _obstacle(observed: ServiceObserved, plan: ServicePlan, failed: Check | None) -> Check | None:
     """Why the spec is not carried out; None: it is, or waits for `spec.paused` alone."""
     before = observed.service.get("status") or {}
     generation = observed.service["metadata"].get("generation", 0)
     if plan.refusal is not None:
         why = Check("False", plan.refusal.reason, plan.refusal.message)
-    elif refused is not None:
-        return apply_failed(refused, before, generation)
+    elif failed is not None:
+        return failed
     elif plan.delivery.waiting is not None:
         why = _waiting(plan) if plan.paused else plan.delivery.waiting
     else:
@@ -262,7 +262,6 @@ def _checks(
         SCALING_ACTIVE: scaling_check(observed.service, plan, told),
         UPGRADE_AVAILABLE: _upgrade(plan),
         **({PRIORITIES_COUNT: priorities} if priorities else {}),
-        **({ROUTE_ACCEPTED: routed} if (routed := route_check(observed, plan)) else {}),
         RECONCILING: progressing,
         STALLED: stalled,
     }

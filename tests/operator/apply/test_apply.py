@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from sluice_operator.apply.applier import Applier
-from sluice_operator.apply.plan import Plan
+from sluice_operator.apply.plan import Plan, identity
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import ApiError
-from sluice_operator.kube.kinds import CONFIG_MAP, Reference
+from sluice_operator.kube.kinds import CONFIG_MAP, SERVICE, Reference
 from sluice_operator.kube.transport import Request, Response
 
 OBJECTS = json.loads((Path(__file__).parent / "live_objects.json").read_text())
@@ -177,13 +177,37 @@ async def test_an_apply_that_is_refused_for_itself_is_an_error(
     assert len(server.requests) == 1
 
 
-async def test_a_refusal_stops_the_plan_and_is_handed_back(
+async def test_what_is_not_as_planned_may_be_what_replaces_what_goes(
     server: Server, applier: Applier
 ) -> None:
-    leftover = Reference(CONFIG_MAP, "default", "old", uid="u1")
-    plan = Plan(apply=(pair("Service")[0], pair("ConfigMap")[0]), prune=(leftover,))
-    server.refusals = 1
+    leftovers = (Reference(CONFIG_MAP, "default", "old"), Reference(SERVICE, "default", "old"))
+    plan = Plan(apply=(pair("Service")[0], pair("ConfigMap")[0]), prune=leftovers)
+    server.refusals, server.answer = 1, OBJECTS["ConfigMap"]["live"]
+    (refused,) = (await applier.carry_out(plan, [])).refused
+    assert (refused.of, refused.error.status) == (identity(plan.apply[0]), 422)
+    assert [request.method for request in server.requests] == ["PATCH", "PATCH", "DELETE"]
+    assert "/configmaps/" in server.requests[-1].path, "the other Service stays"
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+async def test_replicas_of_a_pool_always_have_an_owner(
+    server: Server, applier: Applier, refusals: int
+) -> None:
+    """Without one they fall back to 1: who takes them over goes first, who lets go waits."""
+    pool, number = copy.deepcopy(pair("Service")[0]), {"kind": "EnginePool"}
+    pool |= {"apiVersion": "serving.sluice.dev/v1alpha1", **number}
+    plan = Plan(apply=(pool,), take_over=(pool,) if refusals == 1 else (), let_go=(pool,))
+    server.refusals = refusals
     outcome = await applier.carry_out(plan, [])
-    assert outcome.refused is not None
-    assert outcome.refused.status == 422
-    assert len(server.requests) == 1, "what comes later may need what came before"
+    assert outcome.unwritten == {identity(pool)}
+    assert len(server.requests) == 1
+
+
+async def test_fewer_pods_wait_for_what_replaces_them(server: Server, applier: Applier) -> None:
+    wanted, (former, live) = copy.deepcopy(pair("Deployment")[0]), pair("Deployment")
+    wanted["metadata"]["name"] = "wanted"
+    former["spec"]["replicas"] = live["spec"]["replicas"] - 1
+    server.refusals = 1
+    outcome = await applier.carry_out(Plan(apply=(wanted, former)), [live])
+    assert outcome.unwritten == {identity(wanted), identity(former)}
+    assert len(server.requests) == 1

@@ -6,10 +6,9 @@ import base64
 from typing import Any
 
 import pytest
-from sluice_operator.apply.applier import Applier
+from sluice_operator.apply.applier import Applier, Outcome
 from sluice_operator.apply.plan import KeySecret, Plan
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.transport import Request, Response
 
 MANIFEST: dict[str, Any] = {
@@ -57,7 +56,7 @@ def plan(waiting: str = "a") -> Plan:
 
 async def test_the_key_is_32_random_bytes_as_text(applier: Applier, server: Secrets) -> None:
     outcome = await applier.carry_out(plan(), ())
-    assert outcome.refused is None
+    assert outcome.refused == ()
     made = server.stored["chat-handover"]
     assert base64.b64decode(made["stringData"]["key"]) == DRAWN
     assert made["immutable"] is True
@@ -75,7 +74,7 @@ async def test_each_secret_has_a_key_of_its_own(server: Secrets) -> None:
 async def test_one_that_is_there_stays_as_it_is(applier: Applier, server: Secrets) -> None:
     server.stored["chat-handover"] = {}
     outcome = await applier.carry_out(plan(), ())
-    assert (outcome.refused, outcome.interrupted) == (None, None)
+    assert outcome == Outcome()
     assert server.stored["chat-handover"] == {}
     assert [request.method for request in server.requests] == ["POST"]
 
@@ -91,20 +90,15 @@ async def test_it_is_tried_once_for_each_state(applier: Applier, server: Secrets
     assert "chat-handover" in server.stored
 
 
-async def test_without_the_right_to_it_nothing_else_is_written(
-    applier: Applier, server: Secrets
+@pytest.mark.parametrize("answer", [(403, "Forbidden"), (409, "Conflict")])
+async def test_one_that_cannot_be_made_is_tried_again(
+    applier: Applier, server: Secrets, answer: tuple[int, str]
 ) -> None:
-    server.refuses = (403, "Forbidden")
+    server.refuses = answer
     for _ in range(2):
-        outcome = await applier.carry_out(plan(), ())
-        assert isinstance(outcome.refused, ApiError)
-        assert outcome.refused.reason == "Forbidden"
-    assert len(server.requests) == 2, "it is tried again"
-
-
-async def test_another_conflict_is_tried_again(applier: Applier, server: Secrets) -> None:
-    server.refuses = (409, "Conflict")
-    assert (await applier.carry_out(plan(), ())).interrupted is not None
+        (refused,) = (await applier.carry_out(plan(), ())).refused
+        assert refused.error.reason == answer[1]
+    assert len(server.requests) == 2
     server.refuses = None
-    assert (await applier.carry_out(plan(), ())).interrupted is None
+    assert (await applier.carry_out(plan(), ())).refused == ()
     assert "chat-handover" in server.stored

@@ -1,75 +1,75 @@
-"""Writes that the API server keeps refusing: what conditions and events say of them."""
+"""Writes that the API server keeps refusing: what conditions and events say of them, and that the
+rest is carried out."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import pytest
-from sluice_operator.apply.executor import executor
 from sluice_operator.conditions.conditions import find
 from sluice_operator.informer.dispatch import Reconcile
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
-from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
     ENGINE_POOL,
+    HTTP_ROUTE,
     INFERENCE_SERVICE,
+    NETWORK_POLICY,
+    OPTIONAL_CHILDREN,
     POD,
+    POD_DISRUPTION_BUDGET,
+    POD_MONITOR,
+    ROLE,
+    SECRET,
+    SERVICE,
+    SERVICE_ACCOUNT,
     SERVICE_CHILDREN,
     Kind,
     Manifest,
 )
 from sluice_operator.kube.transport import Request, Response
-from sluice_operator.pool.observe import PoolObserver
-from sluice_operator.pool.reconcile import PoolReconcile
-from sluice_operator.process.metrics import OperatorMetrics
-from sluice_operator.service.observe import ServiceObserver
-from sluice_operator.service.reconcile import ServiceReconcile
 
-from tests.operator.examples import IMAGES, service
-from tests.operator.harness.memory_api import MemoryApi
+from tests.operator.examples import service
+from tests.operator.harness.memory_api import MemoryApi, reconciles_over
 from tests.operator.virtual_time import FakeClock
 
-KINDS = (INFERENCE_SERVICE, *SERVICE_CHILDREN, POD)
-CHILDREN = {
-    INFERENCE_SERVICE: ("chat", "/deployments/chat-router"),
-    ENGINE_POOL: ("chat-mixed", "/deployments/chat-mixed-"),
-}
+KINDS = (INFERENCE_SERVICE, *SERVICE_CHILDREN, *OPTIONAL_CHILDREN, POD)
+KIND = attrgetter("kind")
+ROUTER, ENGINES = "/deployments/chat-router", "/deployments/chat-mixed-"
+CHILDREN = {INFERENCE_SERVICE: ("chat", ROUTER), ENGINE_POOL: ("chat-mixed", ENGINES)}
 """An object of each kind, and the path of a child."""
+ROUTE: Manifest = {"route": {"parentRefs": [{"name": "public"}], "hostnames": ["m.example.com"]}}
+"""With a promise beside it, a service has an object of each optional kind."""
+SPEC: Manifest = {"router": ROUTE, "slo": {"itlMilliseconds": 50}}
 
 
 class Cluster(MemoryApi):
-    """A service, of which writes below `refused_path` are answered with `refusal`."""
+    """A service, of which writes to paths that contain one of `refused` are answered so; None: they
+    are carried out."""
 
-    def __init__(self) -> None:
-        super().__init__(KINDS)
-        self.refused_path: str | None = None
-        self.refusal: Callable[[], Response] = lambda: Response(503, {})
+    def __init__(self, kinds: tuple[Kind, ...] = KINDS) -> None:
+        super().__init__(kinds)
+        self.refused: dict[str, Callable[[], Response] | None] = {}
         self.events: list[Manifest] = []
         self.clock = FakeClock()
-        client = ApiClient(self, lambda verb, plural: None)
-        writes = executor(client, self.clock, "test", OperatorMetrics().statuses)
-        volumes = ImageVolumes(client, self.clock, "default")
-        kinds = OptionalKinds(client, self.clock)
-        services = ServiceObserver(client, IMAGES, Nodes(client), kinds, volumes)
-        self.reconciles: dict[Kind, Reconcile] = {
-            INFERENCE_SERVICE: ServiceReconcile(services, writes, self.clock),
-            ENGINE_POOL: PoolReconcile(PoolObserver(client), writes, self.clock),
-        }
-        self.apply(INFERENCE_SERVICE, service() | {"status": {}})
+        services, pools = reconciles_over(ApiClient(self, lambda verb, plural: None), self.clock)
+        self.reconciles: dict[Kind, Reconcile] = {INFERENCE_SERVICE: services, ENGINE_POOL: pools}
+        self.apply(INFERENCE_SERVICE, service(SPEC) | {"status": {}})
 
     async def send(self, request: Request) -> Response:
         if request.path.endswith("/events"):
             self.events.append(request.body)
             return Response(201, request.body)
-        refused = self.refused_path is not None and self.refused_path in request.path
-        if refused and request.method != "GET":
-            return self.refusal()
+        answer = next((found for path, found in self.refused.items() if path in request.path), None)
+        if answer is not None and request.method != "GET":
+            return answer()
         return await super().send(request)
 
     async def reconcile(self, kind: Kind, seconds: float = 0.0) -> None:
@@ -88,53 +88,58 @@ class Cluster(MemoryApi):
     def warnings(self) -> list[str]:
         return [event["note"] for event in self.events if event["reason"] == "ApplyFailed"]
 
+    def told(self, reason: str) -> str:
+        """The texts of events with this reason."""
+        return " ".join(event["note"] for event in self.events if event["reason"] == reason)
+
+    def engines(self) -> int:
+        """That are asked for, of all revisions."""
+        found = (
+            item
+            for (of, name), item in self.objects.items()
+            if f"/{of.plural}/{name}".startswith(ENGINES)
+        )
+        return sum(item["spec"]["replicas"] for item in found)
+
+    def has(self, kind: Kind, prefix: str = "chat") -> bool:
+        return any(of == kind and name.startswith(prefix) for of, name in self.objects)
+
+
+def numbered(code: int, message: str) -> Callable[[], Response]:
+    """A refusal with another text each time."""
+    numbers = itertools.count()
+    return lambda: status_body(code, f"{message}, request {next(numbers)}")
+
 
 def status_body(code: int, message: str) -> Response:
-    body: dict[str, Any] = {"kind": "Status", "reason": "InternalError", "message": message}
+    body: dict[str, Any] = {"kind": "Status", "reason": "No", "message": message}
     return Response(code, body)
 
 
-@pytest.fixture(params=CHILDREN, ids=lambda kind: kind.kind)
-async def refusing(request: pytest.FixtureRequest) -> tuple[Cluster, Kind]:
-    cluster, kind = Cluster(), request.param
+@pytest.mark.parametrize("kind", CHILDREN, ids=KIND)
+@pytest.mark.parametrize(("code", "quiet_seconds"), [(403, 0), (500, 20), (409, 20)])
+async def test_a_refusal_is_told_once_and_tried_on(
+    kind: Kind, code: int, quiet_seconds: int
+) -> None:
+    """Other than a refusal, a failure and a conflict may pass by themselves."""
+    cluster, tries = Cluster(), itertools.count()
     if kind is ENGINE_POOL:
         await cluster.reconcile(INFERENCE_SERVICE)
-    cluster.refused_path = CHILDREN[kind][1]
-    return cluster, kind
-
-
-async def test_a_webhook_whose_text_changes_makes_one_event(
-    refusing: tuple[Cluster, Kind],
-) -> None:
-    cluster, kind = refusing
-    texts = iter(range(1000))
-    cluster.refusal = lambda: status_body(403, f"refused, request {next(texts)}")
-    await cluster.reconcile(kind, seconds=40)
-    assert next(texts) > 19, "it is tried again and again"
-    assert cluster.condition(kind, "Updated")[1] == "ApplyFailed"
-    (warning,) = cluster.warnings()
-    assert warning == cluster.condition(kind, "Updated")[2]
-
-
-async def test_an_apply_that_is_answered_500_for_long_is_told_once_and_tried_on(
-    refusing: tuple[Cluster, Kind],
-) -> None:
-    cluster, kind = refusing
-    tries = iter(range(1000))
-    cluster.refusal = lambda: status_body(500, f"duplicate entries, try {next(tries)}")
-    await cluster.reconcile(kind, seconds=20)
-    assert cluster.condition(kind, "Updated")[1] != "ApplyFailed", "it may pass by itself"
-    assert cluster.warnings() == []
+    cluster.refused[CHILDREN[kind][1]] = lambda: status_body(code, f"no, request {next(tries)}")
+    if quiet_seconds:
+        await cluster.reconcile(kind, quiet_seconds)
+        assert cluster.condition(kind, "Updated")[1] != "ApplyFailed"
+        assert cluster.warnings() == []
 
     await cluster.reconcile(kind, seconds=60)
     status, reason, message = cluster.condition(kind, "Updated")
     assert (status, reason) == ("False", "ApplyFailed")
-    assert "500 InternalError: duplicate entries" in message
+    assert f"{code} No: no, request 0" in message, "in the words in which it was told first"
     assert cluster.condition(kind, "Stalled")[:2] == ("True", "ApplyFailed")
     assert cluster.warnings() == [message]
-    assert next(tries) > 35
+    assert next(tries) > 30
 
-    cluster.refused_path = None
+    cluster.refused.clear()
     await cluster.reconcile(kind, seconds=2)
     assert cluster.condition(kind, "Updated")[1] != "ApplyFailed"
     assert cluster.condition(kind, "Stalled")[0] == "False"
@@ -143,15 +148,15 @@ async def test_an_apply_that_is_answered_500_for_long_is_told_once_and_tried_on(
 @pytest.mark.parametrize(
     ("path", "answer"),
     [
-        ("/deployments/chat-router", Response(502, "<html>")),
-        ("/deployments/chat-router", status_body(429, "slow down")),
+        (ROUTER, Response(502, "<html>")),
+        (ROUTER, status_body(429, "slow down")),
         ("/inferenceservices/chat/status", status_body(500, "no")),
     ],
     ids=["no answer of the API server's", "too many requests", "the status itself"],
 )
 async def test_what_says_nothing_of_a_child_is_no_refusal(path: str, answer: Response) -> None:
     cluster = Cluster()
-    cluster.refused_path, cluster.refusal = path, lambda: answer
+    cluster.refused[path] = lambda: answer
     await cluster.reconcile(INFERENCE_SERVICE, seconds=120)
     assert cluster.condition(INFERENCE_SERVICE, "Updated")[1] != "ApplyFailed"
     assert cluster.warnings() == []
@@ -159,11 +164,148 @@ async def test_what_says_nothing_of_a_child_is_no_refusal(path: str, answer: Res
 
 async def test_failures_with_a_success_between_them_do_not_add_up() -> None:
     cluster, kind = Cluster(), INFERENCE_SERVICE
-    cluster.refusal = lambda: status_body(500, "leader changed")
     for replicas in range(1, 7):
         cluster.edit(kind, "chat", {"router": {"replicas": replicas}})
-        cluster.refused_path = CHILDREN[kind][1]
+        cluster.refused[ROUTER] = lambda: status_body(500, "leader changed")
         await cluster.reconcile(kind, seconds=10)
-        cluster.refused_path = None
+        cluster.refused.clear()
         await cluster.reconcile(kind)
     assert cluster.warnings() == []
+
+
+@pytest.mark.parametrize("code", [403, 500])
+@pytest.mark.parametrize("kind", OPTIONAL_CHILDREN, ids=KIND)
+async def test_a_refused_optional_kind_is_told_apart_and_stops_nothing(
+    kind: Kind, code: int
+) -> None:
+    """An HTTPRoute with `timeouts` is 500 for ever where the Gateway API is an older one."""
+    cluster, path = Cluster(), f"/{kind.plural}/"
+    cluster.refused[path] = numbered(code, "no such field")
+    await cluster.reconcile(INFERENCE_SERVICE)
+    assert cluster.has(DEPLOYMENT, "chat-router")
+    assert cluster.has(ENGINE_POOL)
+    assert cluster.condition(INFERENCE_SERVICE, "Updated")[1] == "Applying"
+    assert cluster.condition(INFERENCE_SERVICE, "OptionalKindsApplied")[0] != "True"
+
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=60)
+    status, reason, message = cluster.condition(INFERENCE_SERVICE, "OptionalKindsApplied")
+    assert (status, reason) == ("False", "ApplyFailed")
+    assert f"{path}chat" in message
+    assert f"{code} No: no such field, request 0" in message
+    for condition in ("Ready", "Updated", "Stalled"):
+        assert cluster.condition(INFERENCE_SERVICE, condition)[1] != "ApplyFailed"
+    assert cluster.objects[INFERENCE_SERVICE, "chat"]["status"]["appliedGeneration"] == 1
+    objects = 2 if kind == POD_MONITOR else 1
+    assert len(cluster.warnings()) == objects, "one for each object, not for each try"
+    assert "ServiceAccount chat-engine" in cluster.told("Created")
+    assert kind.kind not in cluster.told("Created"), "it was not"
+    route = cluster.condition(INFERENCE_SERVICE, "RouteAccepted")[1]
+    assert (route == "ApplyFailed") is (kind == HTTP_ROUTE)
+
+    cluster.refused.clear()
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=2)
+    assert cluster.condition(INFERENCE_SERVICE, "OptionalKindsApplied")[:2] == ("True", "Applied")
+
+
+async def test_of_a_service_without_objects_of_optional_kinds_nothing_is_said_of_them() -> None:
+    cluster = Cluster(kinds=(INFERENCE_SERVICE, *SERVICE_CHILDREN, POD))
+    await cluster.reconcile(INFERENCE_SERVICE)
+    assert cluster.condition(INFERENCE_SERVICE, "OptionalKindsApplied")[0] == ""
+
+
+async def a_running_service() -> Cluster:
+    cluster = Cluster()
+    for kind in CHILDREN:
+        await cluster.reconcile(kind)
+    return cluster
+
+
+def scale(cluster: Cluster) -> None:
+    """To six engines and three routers."""
+    pools = {"mixed": {"replicas": 6}}
+    cluster.edit(INFERENCE_SERVICE, "chat", {"pools": pools, "router": ROUTE | {"replicas": 3}})
+
+
+@pytest.mark.parametrize(
+    "kind", [POD_DISRUPTION_BUDGET, ROLE, SERVICE, NETWORK_POLICY, DEPLOYMENT], ids=KIND
+)
+async def test_engines_are_scaled_whatever_is_refused_beside_them(kind: Kind) -> None:
+    cluster = await a_running_service()
+    for child in (POD_DISRUPTION_BUDGET, ROLE, SERVICE):  # they are there no longer
+        for name in [name for of, name in cluster.objects if of == child == kind]:
+            cluster.delete(child, name)
+    if kind is NETWORK_POLICY:  # it is there, and somebody has edited it
+        cluster.edit(kind, "chat-engine", {"ingress": [{}]})
+    path = f"/{kind.plural}/chat-router" if kind is DEPLOYMENT else f"/{kind.plural}/"
+    cluster.refused[path] = numbered(403, "a policy forbids it")
+    scale(cluster)
+    for each in (*CHILDREN, *CHILDREN):
+        await cluster.reconcile(each)
+    assert cluster.engines() == 6
+    assert cluster.condition(INFERENCE_SERVICE, "Updated")[1] == "ApplyFailed"
+    assert "replicas from 1 to 6 (spec.pools.mixed.replicas)" in cluster.told("Scaled")
+
+
+@pytest.mark.parametrize("kind", [NETWORK_POLICY, CONFIG_MAP, SERVICE_ACCOUNT, SECRET], ids=KIND)
+async def test_pods_wait_for_what_they_need(kind: Kind) -> None:
+    """Engines without their file would take the place of those that serve, and without a policy
+    everybody could reach them."""
+    cluster = Cluster()
+    cluster.refused[f"/{kind.plural}"] = numbered(403, "a policy forbids it")
+    await cluster.reconcile(INFERENCE_SERVICE)
+    assert not cluster.has(ENGINE_POOL)
+    assert not cluster.has(DEPLOYMENT)
+    assert cluster.has(POD_DISRUPTION_BUDGET), "it goes on"
+    cluster.refused.clear()
+    await cluster.reconcile(INFERENCE_SERVICE)
+    assert cluster.has(ENGINE_POOL)
+    assert cluster.has(DEPLOYMENT)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_no_engine_that_serves_ends_for_one_that_is_refused(replicas: int) -> None:
+    cluster, pools = Cluster(), {"pools": {"mixed": {"replicas": replicas}}}
+    cluster.edit(INFERENCE_SERVICE, "chat", pools)
+    for each in CHILDREN:
+        await cluster.reconcile(each)
+    (before,) = (name for of, name in cluster.objects if of == DEPLOYMENT and "mixed" in name)
+    counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
+    status = {"observedGeneration": 1} | dict.fromkeys(counts, replicas)
+    cluster.apply(DEPLOYMENT, {"metadata": {"name": before}, "status": status}, "status")
+    await cluster.reconcile(INFERENCE_SERVICE)
+    engine, rollout = {"chunkSize": 64}, {"strategy": "InPlace"}
+    cluster.edit(INFERENCE_SERVICE, "chat", {"engine": engine, "rollout": rollout})
+    cluster.refused = {f"/{before}": None, ENGINES: numbered(403, "exceeded quota")}
+    for each in (*CHILDREN, *CHILDREN):
+        await cluster.reconcile(each)
+    assert cluster.objects[DEPLOYMENT, before]["spec"]["replicas"] == replicas
+
+
+async def test_of_several_refusals_the_first_is_named_and_each_has_an_event() -> None:
+    cluster = Cluster()
+    for path in ("/poddisruptionbudgets/", "/services/chat-mixed", ROUTER):
+        cluster.refused[path] = numbered(403, "a policy forbids it")
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=40)
+    status, reason, message = cluster.condition(INFERENCE_SERVICE, "Updated")
+    assert (status, reason) == ("False", "ApplyFailed")
+    assert "/services/chat-mixed: " in message, "in the order of the plan"
+    assert message.endswith("; 2 more refused: see the events")
+    assert len(cluster.warnings()) == 3
+
+
+async def test_another_spec_is_told_anew() -> None:
+    cluster = Cluster()
+    cluster.refused[ROUTER] = numbered(403, "a policy forbids it")
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=10)
+    scale(cluster)
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=10)
+    assert [text.rpartition(" ")[2] for text in cluster.warnings()] == ["0", "6"]
+
+
+async def test_an_api_server_that_is_away_ends_the_reconcile() -> None:
+    cluster = Cluster()
+    tries = itertools.count()
+    cluster.refused["/serviceaccounts/"] = lambda: Response(503, f"{next(tries)}")
+    await cluster.reconcile(INFERENCE_SERVICE)
+    assert next(tries) == 1
+    assert not cluster.has(DEPLOYMENT)

@@ -11,9 +11,21 @@ from collections import defaultdict
 from typing import Any
 
 from sluice_contract.labels import FIELD_MANAGER
-from sluice_operator.kube.client import path
-from sluice_operator.kube.kinds import ENGINE_POOL, Kind, Manifest
+from sluice_operator.apply.executor import executor
+from sluice_operator.clock import Clock
+from sluice_operator.informer.image_volumes import ImageVolumes
+from sluice_operator.informer.nodes import Nodes
+from sluice_operator.informer.optional_kinds import OptionalKinds
+from sluice_operator.kube.client import ApiClient, path
+from sluice_operator.kube.kinds import ENGINE_POOL, OPTIONAL_CHILDREN, Kind, Manifest
 from sluice_operator.kube.transport import Request, Response
+from sluice_operator.pool.observe import PoolObserver
+from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.process.metrics import OperatorMetrics
+from sluice_operator.service.observe import ServiceObserver
+from sluice_operator.service.reconcile import ServiceReconcile
+
+from tests.operator.examples import IMAGES
 
 LIST_KEYS = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "revisions": "name"}
 IDENTITY = ("name", "namespace", "uid")
@@ -33,14 +45,14 @@ class MemoryApi:
 
     async def send(self, request: Request) -> Response:
         """Answers as an API server does."""
-        if request.path == "/apis":
-            return Response(200, {"groups": []})
+        if (found := self._discovered(request.path)) is not None:
+            return found
         if request.path.endswith("/nodes"):
             return self._listing([])
-        found = self._addressed(request.path)
-        if found is None:
+        addressed = self._addressed(request.path)
+        if addressed is None:
             return Response(201, request.body)
-        kind, name, subresource = found
+        kind, name, subresource = addressed
         if request.method == "GET":
             return self._read(kind, name, request)
         if self.fails_at is not None and self.fails_at in request.path:
@@ -139,6 +151,18 @@ class MemoryApi:
     def _listing(self, items: list[Manifest]) -> Response:
         return Response(200, {"metadata": {"resourceVersion": str(self._version)}, "items": items})
 
+    def _discovered(self, target: str) -> Response | None:
+        """What is asked of optional kinds alone: whether they are served, and may be listed."""
+        kinds = [kind for kind in OPTIONAL_CHILDREN if kind in self._kinds]
+        if any(target == path(kind, None) for kind in kinds):
+            return self._listing([])
+        if target == "/apis":
+            groups = {kind.api_version.partition("/")[0] for kind in kinds}
+            return Response(200, {"groups": [{"name": name} for name in groups]})
+        served = [kind.plural for kind in kinds if target == f"/apis/{kind.api_version}"]
+        resources = [{"name": plural} for plural in served]
+        return Response(200, {"resources": resources}) if served else None
+
     def _addressed(self, target: str) -> tuple[Kind, str, str] | None:
         for kind in self._kinds:
             collection = path(kind, "default")
@@ -146,6 +170,15 @@ class MemoryApi:
                 name, _, subresource = target[len(collection) + 1 :].partition("/")
                 return kind, name, subresource
         return None
+
+
+def reconciles_over(client: ApiClient, clock: Clock) -> tuple[ServiceReconcile, PoolReconcile]:
+    """Both reconciles, which read and write through one client."""
+    writes = executor(client, clock, "test", OperatorMetrics().statuses)
+    kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
+    services = ServiceObserver(client, IMAGES, Nodes(client), kinds, volumes)
+    pools = PoolReconcile(PoolObserver(client), writes, clock)
+    return ServiceReconcile(services, writes, clock), pools
 
 
 def sorted_items(objects: dict[tuple[Kind, str], Manifest]) -> list[Any]:

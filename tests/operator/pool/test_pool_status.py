@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sluice_operator.apply.applier import Refused
+from sluice_operator.apply.plan import Identity
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import Manifest
@@ -269,16 +271,30 @@ def test_that_nothing_needs_a_person_is_said_only_where_all_is_well(name: str) -
     assert_a_person_is_called(_status(SITUATIONS[name][0]()))
 
 
+ERROR = ApiError("PATCH /apis/x", 403, "Forbidden", "exceeded quota: small")
+
+
 def test_a_child_that_is_refused_is_told_and_stalls() -> None:
     observed = _ready()
-    error = ApiError("PATCH /apis/x", 403, "Forbidden", "exceeded quota: small")
-    status = pool_status(observed, plan_pool(observed), NOW, error)
+    refused = (Refused(Identity("PodDisruptionBudget", "chat-mixed"), ERROR),)
+    status = pool_status(observed, plan_pool(observed), NOW, refused)
     found = {each["type"]: each for each in status["conditions"]}
     assert (found["Updated"]["status"], found["Updated"]["reason"]) == ("False", "ApplyFailed")
     assert "exceeded quota: small" in found["Updated"]["message"]
     assert (found["Stalled"]["status"], found["Reconciling"]["status"]) == ("True", "False")
     for kind in ("Ready", "ModelAvailable"):
         assert found[kind]["status"] == "True", "what serves still serves"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("Deployment", "ApplyFailed"), ("PodDisruptionBudget", "Unschedulable")]
+)
+def test_a_refused_budget_keeps_no_engine_from_starting(kind: str, reason: str) -> None:
+    """What keeps them decides whether a roll-out goes on."""
+    observed = _unschedulable()
+    refused = (Refused(Identity(kind, "chat-mixed"), ERROR),)
+    status = pool_status(observed, plan_pool(observed), NOW, refused)
+    assert find(status, "Updated")["reason"] == reason  # type: ignore[index]
 
 
 def test_the_failing_pod_is_named() -> None:

@@ -4,15 +4,12 @@ made anew."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from sluice_contract.adapters import adapters_digest
-from sluice_operator.apply.executor import executor
 from sluice_operator.clock import Clock
 from sluice_operator.informer.adapter_reports import FAILED_SECONDS, AdapterReports
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
-from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
@@ -24,13 +21,9 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 from sluice_operator.pool.observe import PoolObserver
-from sluice_operator.pool.reconcile import PoolReconcile
-from sluice_operator.process.metrics import OperatorMetrics
-from sluice_operator.service.observe import ServiceObserver
-from sluice_operator.service.reconcile import ServiceReconcile
 
-from tests.operator.examples import IMAGES, service
-from tests.operator.harness.memory_api import MemoryApi
+from tests.operator.examples import service
+from tests.operator.harness.memory_api import MemoryApi, reconciles_over
 from tests.operator.informer.test_accelerator_reports import LOAD
 from tests.operator.statuses import condition
 from tests.operator.virtual_time import FakeClock
@@ -45,11 +38,8 @@ class Installed:
     def __init__(self) -> None:
         self.api, self.clock = MemoryApi((INFERENCE_SERVICE, *SERVICE_CHILDREN, POD)), FakeClock()
         client, clock = ApiClient(self.api, lambda verb, plural: None), self.clock
-        writes = executor(client, clock, "test", OperatorMetrics().statuses)
-        kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
-        services = ServiceObserver(client, IMAGES, Nodes(client), kinds, volumes)
-        self.service = ServiceReconcile(services, writes, clock)
-        self.pool = PoolReconcile(self._pools(client, clock), writes, clock)
+        self.service, pool = reconciles_over(client, clock)
+        self.pool = replace(pool, observer=self._pools(client, clock))
         self.followed: Manifest = {}
 
     def _pools(self, client: ApiClient, clock: Clock) -> PoolObserver:

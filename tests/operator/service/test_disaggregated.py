@@ -28,6 +28,7 @@ from sluice_operator.service.status import service_status
 
 from tests.operator.examples import (
     NOW,
+    applied_service,
     complete,
     live,
     of,
@@ -179,7 +180,7 @@ def test_no_key_for_a_service_that_is_paused_or_refused(spec: Manifest) -> None:
 
 def test_at_rest_nothing_is_pruned_and_nothing_said() -> None:
     plan = service_plan(SPEC)
-    once = plan_service(service_observed(service(SPEC), _there(plan)))
+    once = plan_service(service_observed(applied_service(SPEC), _there(plan)))
     assert (once.apply, once.prune, once.events) == (plan.apply, (), ())
 
 

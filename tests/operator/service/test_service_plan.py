@@ -20,6 +20,8 @@ from tests.operator.examples import (
     FULL_SPEC,
     FULL_TEMPLATE,
     SERVICE_UID,
+    applied_service,
+    complete_service,
     live,
     of,
     pool_plan,
@@ -81,13 +83,15 @@ def test_every_child_is_owned() -> None:
         assert reference["controller"] is True
 
 
-def test_pools_come_last_and_accounts_first() -> None:
-    *manifests, record = service_plan().apply
-    assert record["metadata"]["name"] == "chat-applied", "once all the rest is there"
-    kinds = [manifest["kind"] for manifest in manifests]
-    assert kinds[0] == "ServiceAccount"
-    assert kinds[-1] == "EnginePool"
-    assert kinds.index("ConfigMap") < kinds.index("Deployment")
+def test_what_pods_need_comes_first_and_optional_kinds_last() -> None:
+    route = {"route": {"parentRefs": [{"name": "public"}], "hostnames": ["m.example.com"]}}
+    item = complete_service({"slo": {"itlMilliseconds": 50}, "router": route})
+    plan = plan_service(service_observed(item, optional_kinds=OPTIONAL_CHILDREN))
+    assert list(dict.fromkeys(manifest["kind"] for manifest in plan.apply)) == [
+        "ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Service", "NetworkPolicy",
+        "Deployment", "EnginePool", "PodDisruptionBudget", "ControllerRevision",
+        "PodMonitor", "PrometheusRule", "HTTPRoute",
+    ]  # fmt: skip
 
 
 def test_the_engine_reads_what_the_operator_writes() -> None:
@@ -145,7 +149,7 @@ def test_a_name_that_is_taken_refuses_everything() -> None:
 def test_every_name_is_known_before_the_plan_is_made(
     optional: tuple[Kind, ...], spec: Manifest
 ) -> None:
-    observed = service_observed(service(spec), optional_kinds=optional)
+    observed = service_observed(applied_service(spec), optional_kinds=optional)
     planned = {
         (manifest["kind"], manifest["metadata"]["name"])
         for manifest in plan_service(observed).apply
@@ -219,7 +223,7 @@ def test_a_pool_that_somebody_scaled_was_not_scaled_by_the_plan() -> None:
     children = [live(m) for m in plan.apply]
     pool = of(children, "EnginePool")
     children[children.index(pool)] = pool | {"spec": pool["spec"] | {"replicas": 7}}
-    again = plan_service(service_observed(children=children))
+    again = plan_service(service_observed(applied_service(), children))
     assert (again.apply, again.events) == (plan.apply, ())
 
 

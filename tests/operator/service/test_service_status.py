@@ -12,6 +12,8 @@ import pytest
 from sluice_contract.sizing import GENERAL, Resolved, Source, resolve_settings
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.crd import DEFAULT_STATUS
+from sluice_operator.apply.applier import Refused
+from sluice_operator.apply.plan import Identity
 from sluice_operator.conditions.conditions import conditions, find, status_events
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import Manifest
@@ -214,7 +216,8 @@ def test_a_refusal_is_a_warning_that_names_the_field() -> None:
     assert "spec.slo" in event.message
 
 
-REFUSED = ApiError("PATCH /apis/x", 403, "Forbidden", "exceeded quota: small")
+ERROR = ApiError("PATCH /apis/x", 403, "Forbidden", "exceeded quota: small")
+REFUSED = (Refused(Identity("Deployment", "chat-router"), ERROR),)
 
 
 def test_a_child_that_is_refused_is_told_and_stalls() -> None:
@@ -236,21 +239,6 @@ def test_a_refusal_is_told_of_an_object_that_has_just_been_made() -> None:
         assert condition(status, kind)["reason"] == "ApplyFailed"
 
 
-@pytest.mark.parametrize(
-    ("generation", "request_", "kept"),
-    [(1, "PATCH /apis/x", True), (2, "PATCH /apis/x", False), (1, "PATCH /apis/y", False)],
-)
-def test_a_refusal_that_is_numbered_does_not_change_the_status(
-    generation: int, request_: str, kept: bool
-) -> None:
-    observed = _ready()
-    first = service_status(observed, plan_service(observed), NOW, REFUSED)
-    item = service(generation=generation) | {"status": first}
-    later, error = replace(observed, service=item), ApiError(request_, 403, "Forbidden", "no. 2")
-    status = service_status(later, plan_service(later), NOW, error)
-    assert (status == first) is kept
-
-
 def test_a_refusal_keeps_the_url_that_still_answers() -> None:
     assert _status(_refused())["url"] == "http://chat.default.svc"
 
@@ -267,7 +255,7 @@ def test_a_refused_change_tells_which_generation_keeps_serving(spec: Manifest) -
     (event,) = status_events(observed.service["status"], status)
     assert event.message == message
     plan, served = plan_service(observed), plan_service(_ready())
-    assert (plan.apply, plan.prune, plan.events) == (served.apply[:-1], (), ())
+    assert (plan.apply, plan.prune, plan.events) == (served.apply, (), ())
 
 
 def test_the_generation_that_keeps_serving_outlasts_several_refusals() -> None:
@@ -317,22 +305,22 @@ def test_where_all_is_gone_a_refused_service_is_not_ready() -> None:
 
 
 @pytest.mark.parametrize(
-    ("observe", "error", "reason"),
+    ("observe", "refused", "reason"),
     [
-        (_paused, None, "Missing"),
+        (_paused, (), "Missing"),
         (_ready, REFUSED, "ApplyFailed"),
         (_refused, REFUSED, "NotImplemented"),
     ],
 )
 def test_a_service_whose_kubernetes_service_is_gone_for_good_is_not_ready(
-    observe: Callable[[], ServiceObserved], error: ApiError | None, reason: str
+    observe: Callable[[], ServiceObserved], refused: tuple[Refused, ...], reason: str
 ) -> None:
     """Engines and routers serve, but clients find nobody, and nothing is made again."""
     there = observe()
     gone = [child for child in there.children if child["kind"] != "Service"]
     for children, told in ((there.children, ("True", "Serving")), (gone, ("False", reason))):
         seen = replace(there, children=tuple(children))
-        ready = condition(service_status(seen, plan_service(seen), NOW, error), "Ready")
+        ready = condition(service_status(seen, plan_service(seen), NOW, refused), "Ready")
         assert (ready["status"], ready["reason"]) == told
 
 
@@ -366,8 +354,8 @@ def test_a_name_that_is_taken_for_a_while_changes_no_size() -> None:
 def test_settings_that_were_not_carried_out_are_not_those_in_use(kept_from: str) -> None:
     paused = kept_from == "paused"
     changed = _changed(_ready(), {"engine": {"chunkSize": 64}, "paused": paused})
-    error = None if paused else REFUSED
-    status = service_status(changed, plan_service(changed), NOW, error)
+    refused = () if paused else REFUSED
+    status = service_status(changed, plan_service(changed), NOW, refused)
     assert status["resolved"] == _status(_ready())["resolved"]
 
 
