@@ -90,7 +90,9 @@ DnsName = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253),
 ]
-LABEL_KEY: Final = "^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$"
+LABEL_KEY: Final = (
+    "^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?$"
+)
 LabelKey = Annotated[str, StringConstraints(pattern=LABEL_KEY, min_length=1, max_length=317)]
 LabelValue = Annotated[
     str, StringConstraints(pattern=r"^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$", max_length=63)

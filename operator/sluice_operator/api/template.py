@@ -110,14 +110,16 @@ class Sidecar(ApiModel):
 
 
 def _with_label_keys(name: str, field: str) -> Rule:
-    def holds(template: Any) -> bool:
-        return all(re.fullmatch(LABEL_KEY, key) for key in getattr(template, name) or ())
+    def wrong(template: Any) -> list[str]:
+        keys = getattr(template, name) or ()
+        return [key for key in keys if not re.fullmatch(LABEL_KEY, key)]
 
     return Rule(
         f"!has(self.{field}) || self.{field}.all(k, k.matches('{LABEL_KEY}'))",
-        holds,
+        lambda template: not wrong(template),
         "keys like example.com/name or name",
         field,
+        lambda template: f"names of at most 63 characters, unlike {', '.join(wrong(template))}",
     )
 
 

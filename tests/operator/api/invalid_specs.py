@@ -251,6 +251,24 @@ INVALID: dict[str, Invalid] = {
         "spec.pools.mixed.template.nodeSelector",
         "example.com/name",
     ),
+    "selector with a long key": Invalid(
+        _template(nodeSelector={f"example.com/{'n' * 64}": "c"}),
+        "spec.pools.mixed.template.nodeSelector",
+        "names of at most 63 characters, unlike ",
+    ),
+    "label with a long key": Invalid(
+        _template(labels={"n" * 64: "c"}),
+        "spec.pools.mixed.template.labels",
+        "names of at most 63 characters, unlike ",
+    ),
+    "topology with a long key": Invalid(
+        _template(
+            topologySpreadConstraints=[
+                {"maxSkew": 1, "topologyKey": "n" * 64, "whenUnsatisfiable": "ScheduleAnyway"}
+            ]
+        ),
+        "spec.pools.mixed.template.topologySpreadConstraints[0].topologyKey",
+    ),
     "annotation with a bad key": Invalid(
         _template(annotations={"/a": "c"}),
         "spec.pools.mixed.template.annotations",
