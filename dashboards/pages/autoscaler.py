@@ -12,7 +12,7 @@ from dashboards.promql import OF_NAME, OF_SERVICE, ROLE, largest, quantile, rate
 UID: Final = "sluice-autoscaler"
 POOL: Final = "{{" + ROLE + "}}"
 CONDITION: Final = "sluice_operator_condition"
-UNSCHEDULABLE: Final = 'reason="Unschedulable"'
+UNSCHEDULABLE: Final = 'reason=~"Unschedulable|SchedulingGated"'
 
 DECISIONS: Final = Row(
     "Decisions",
@@ -78,7 +78,7 @@ DECISIONS: Final = Row(
                     "{{role}}",
                 ),
             ),
-            "Engines for which no node has room, and how many conditions say Unschedulable.",
+            "Engines for which no node has room, and how many conditions say so.",
             limit=1,
         ),
         Panel(

@@ -68,6 +68,7 @@ class PoolPods:
     starting: int = 0
     """Pods that have a place and are not ready yet."""
     unschedulable: int = 0
+    """Pods without a place, also those that a scheduling gate holds back."""
     live: int = 0
     """Pods that are not being deleted."""
     draining: int = 0
@@ -77,7 +78,7 @@ class PoolPods:
     them while pods are replaced."""
 
     names: frozenset[str] = frozenset()
-    """Of pods that are not being deleted."""
+    """Of pods that are not being deleted, nor without a place: these go first anyway."""
     victims: frozenset[str] = frozenset()
     """Those of them that are marked to go first, by whichever operator."""
 

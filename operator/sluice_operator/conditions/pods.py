@@ -28,6 +28,8 @@ DIED_REASONS: Final = frozenset({"EngineDied", "ApiProcessDied"})
 """A process was ended from outside, as far as the other one knows; kubelet may know more."""
 MODEL_REASONS: Final = frozenset({"ModelLoadFailed", "NotAModel"})
 UNSCHEDULABLE: Final = "Unschedulable"
+SCHEDULING_GATED: Final = "SchedulingGated"
+"""The scheduler does not look at the pod before somebody, such as Kueue, lets it."""
 ACCELERATOR_MISSING: Final = "AcceleratorMissing"
 """An engine found no GPU that it can use."""
 NO_PREEMPTION: Final = re.compile(r"(?<=\.) not found$")
@@ -82,7 +84,7 @@ def is_draining(pod: Manifest) -> bool:
 
 
 def is_unschedulable(pod: Manifest) -> bool:
-    """Whether the scheduler has found no place for the pod."""
+    """Whether the scheduler has found no place for the pod, or may not look for one."""
     return _unschedulable(pod) is not None
 
 
@@ -123,7 +125,12 @@ def failure_of(pod: Manifest) -> PodFailure | None:
 
 def _unschedulable(pod: Manifest) -> PodFailure | None:
     scheduled = _condition(pod, "PodScheduled")
-    if scheduled.get("status") == "False" and scheduled.get("reason") == UNSCHEDULABLE:
+    if scheduled.get("status") != "False":
+        return None
+    if scheduled.get("reason") == SCHEDULING_GATED:
+        gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates") or ())
+        return PodFailure(_name(pod), SCHEDULING_GATED, f"waits for its scheduling gates: {gates}")
+    if scheduled.get("reason") == UNSCHEDULABLE:
         text = NO_PREEMPTION.sub("", _line(scheduled.get("message")))
         return PodFailure(_name(pod), UNSCHEDULABLE, text)
     return None

@@ -26,7 +26,7 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
         draining=len(pods) - len(live),
         planned=sum(share["replicas"] for share in spec.get("revisions") or ())
         + spec.get("podSurge", 0),
-        names=frozenset(pod["metadata"]["name"] for pod in live),
+        names=frozenset(pod["metadata"]["name"] for pod in live if not is_unschedulable(pod)),
         victims=frozenset(
             pod["metadata"]["name"] for pod in live if note_of(pod, DELETION_COST) == VICTIM
         ),

@@ -13,7 +13,8 @@ from sluice_operator.manifests.fetching import token_volumes
 
 
 def _pod(name: str = "chat-0", **status: Any) -> Manifest:
-    return {"metadata": {"name": name}, "status": status}
+    gates = [{"name": "kueue.x-k8s.io/admission"}]
+    return {"metadata": {"name": name}, "spec": {"schedulingGates": gates}, "status": status}
 
 
 def _container(**state: Any) -> dict[str, Any]:
@@ -51,6 +52,18 @@ FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
         },
         "Unschedulable",
         "3 Insufficient nvidia.com/gpu",
+    ),
+    "scheduling gate": (
+        {
+            "conditions": [
+                {
+                    "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+                    "message": "Scheduling is blocked due to non-empty scheduling gates",
+                }
+            ]
+        },
+        "SchedulingGated",
+        "waits for its scheduling gates: kueue.x-k8s.io/admission",
     ),
     "image": (
         _container(state={"waiting": {"reason": "ErrImagePull", "message": "no such\nimage"}}),

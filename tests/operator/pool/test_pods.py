@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.pool.pods import pool_pods
 from sluice_operator.scaled import DELETION_COST
 
 from tests.operator.examples import pods, pool, pool_observed, pool_plan
+
+
+@pytest.mark.parametrize("reason", ["Unschedulable", "SchedulingGated"])
+def test_pods_without_a_place_are_told_and_named_as_nobody_to_end(reason: str) -> None:
+    """The scheduler may not look at a pod that Kueue holds back with a gate."""
+    deployment = pool_plan().deployment
+    assert deployment is not None
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": reason}
+    found = pods(deployment, 2, phase="Pending", conditions=[scheduled])
+    told = pool_pods(pool_observed(pool(), (deployment,), found))
+    assert (told.live, told.unschedulable, told.starting, told.names) == (2, 2, 0, frozenset())
 
 
 def test_only_live_pods_are_named_and_only_the_lowest_cost_is_a_mark() -> None:
