@@ -27,10 +27,14 @@ class Progress:
 
 
 def shortfall(
-    reached: Progress, pods: Iterable[Manifest], count: str, reason: str = reasons.STARTING
+    reached: Progress,
+    pods: Iterable[Manifest],
+    count: str,
+    reason: str = reasons.STARTING,
+    rest: str = "the others are starting",
 ) -> Check:
     """Why a Deployment that was applied is not complete: its pods' failures, its controller's
-    message, or that the rest are starting (`reason`). `count` says how many there are."""
+    message, or what the `rest` does (`reason`). `count` says how many there are."""
     found = tuple(pods)
     if failure := first_failure(found):
         return Check("False", failure.reason, f"{count}; {failure}")
@@ -39,7 +43,7 @@ def shortfall(
     if _is_late(reached, found):
         text = f"{count}; no progress within the deadline."
         return Check("False", reasons.PROGRESS_DEADLINE_EXCEEDED, text)
-    return Check("False", reason, f"{count}; the others are starting.")
+    return Check("False", reason, f"{count}; {rest}.")
 
 
 def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:

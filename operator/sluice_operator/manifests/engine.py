@@ -52,6 +52,8 @@ from sluice_operator.manifests.pods import (
 BOOTSTRAP: Final = "bootstrap"
 """Name of the port at which prefill engines are asked for the KV cache."""
 STARTUP_PERIOD_SECONDS: Final = 2
+MIN_READY_SECONDS: Final = 10
+"""How long an engine has to be ready before a roll-out counts on it."""
 PROGRESS_SLACK_SECONDS: Final = 120
 """For scheduling and pulling the image, beyond the time the engine may take to start."""
 FETCH_SECONDS: Final = 6 * 3600
@@ -105,6 +107,7 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
         pod_metadata["annotations"] = annotations
     deployment = {
         "revisionHistoryLimit": 2,
+        "minReadySeconds": MIN_READY_SECONDS,
         "progressDeadlineSeconds": _progress_deadline_seconds(spec),
         "strategy": {
             "type": "RollingUpdate",

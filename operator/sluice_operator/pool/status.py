@@ -43,7 +43,7 @@ from sluice_operator.conditions.pods import (
     is_ready,
 )
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
-from sluice_operator.manifests.engine import revision_of
+from sluice_operator.manifests.engine import MIN_READY_SECONDS, revision_of
 from sluice_operator.manifests.metadata import selector_labels
 from sluice_operator.pool.adapters import adapter_statuses, adapters_loaded
 from sluice_operator.pool.observe import PoolObserved
@@ -135,7 +135,10 @@ def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> C
     if reached.complete and ready >= desired:
         return _complete(plan, plan.spec, count)
     reason = reasons.ROLLING_OUT if others_ready else reasons.STARTING
-    return shortfall(reached, current, count, reason)
+    if ready < desired:
+        return shortfall(reached, current, count, reason)
+    rest = f"not all of them for {MIN_READY_SECONDS} seconds yet"
+    return shortfall(reached, current, count, reason, rest)
 
 
 def _complete(plan: PoolPlan, spec: EnginePoolSpec, count: str) -> Check:

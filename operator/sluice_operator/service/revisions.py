@@ -52,7 +52,7 @@ def pool_state(observed: ServiceObserved, spec: EnginePoolSpec, config_map: Mani
             is_leaving=bool(planned) and each.name not in planned,
         )
     wanted = found.pop(name, Revision(name, is_tried=False))
-    wanted = replace(wanted, fingerprint=fingerprint_of(config_map))
+    wanted = replace(wanted, ready=wanted.available, fingerprint=fingerprint_of(config_map))
     return PoolState(spec.role, spec.replicas, wanted, tuple(found.values()))
 
 
@@ -113,6 +113,7 @@ def _revision(deployment: Manifest, fingerprint: str, *, loads: bool) -> Revisio
         name=revision_of(deployment),
         replicas=replicas,
         ready=status.get("readyReplicas", 0),
+        available=status.get("availableReplicas", 0),
         settled=seen and all(count == replicas for count in counts),
         fingerprint=fingerprint,
         stopped=has_stopped(deployment, loads=loads),

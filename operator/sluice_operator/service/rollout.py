@@ -38,9 +38,13 @@ class Revision:
     replicas: int = 0
     """Engines that its Deployment is asked for."""
     ready: int = 0
+    """Engines that serve. Of the wanted revision those that are `available`: one that is ready for
+    an instant replaces nobody."""
+    available: int = 0
+    """Engines that have been ready for some seconds."""
     settled: bool = False
     """All that was asked of the Deployment is done: every engine is of its newest template, and
-    ready."""
+    available."""
     fingerprint: str = ""
     """Engines of two pools work together only if theirs are equal."""
     planned: int | None = None

@@ -297,6 +297,16 @@ def test_a_refused_budget_keeps_no_engine_from_starting(kind: str, reason: str) 
     assert find(status, "Updated")["reason"] == reason  # type: ignore[index]
 
 
+def test_engines_that_have_just_become_ready_serve_and_are_not_all_of_the_spec_yet() -> None:
+    deployment = _deployment()
+    current = live(deployment, observedGeneration=1, replicas=3, availableReplicas=2)
+    status = _status(pool_observed(pool(THREE), [current], pods(deployment)))
+    ready, updated = (find(status, kind) or {} for kind in ("Ready", "Updated"))
+    assert ready["status"] == "True", "at once"
+    assert (updated["status"], updated["reason"]) == ("False", "Starting")
+    assert updated["message"] == "3 of 3 engines ready; not all of them for 10 seconds yet."
+
+
 def test_the_failing_pod_is_named() -> None:
     message = find(_status(_unschedulable()), "Updated")["message"]  # type: ignore[index]
     pod = pods(_deployment())[2]["metadata"]["name"]

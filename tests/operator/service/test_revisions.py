@@ -56,6 +56,19 @@ def _says(reason: str, status: str = "False") -> Manifest:
     return pool(NEW) | {"status": {"revisions": revisions, "conditions": [found]}}
 
 
+def test_an_engine_that_is_ready_for_an_instant_replaces_nobody() -> None:
+    counts = {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
+    wanted = _deployment(NEW, observedGeneration=1, **counts)
+    former = _deployment(OLD, observedGeneration=1, **counts)
+    state = _state(pool(NEW), wanted, former)
+    assert (state.wanted.ready, state.is_complete) == (0, False)
+    assert [revision.ready for revision in state.others] == [1], "it serves at once"
+    later = _deployment(NEW, observedGeneration=1, availableReplicas=1, **counts)
+    state = _state(pool(NEW), later, former)
+    assert (state.wanted.ready, state.is_complete) == (1, True)
+    assert wanted["spec"]["minReadySeconds"] > 0
+
+
 def test_a_revision_without_a_deployment_is_not_there() -> None:
     assert not _state(pool(NEW)).wanted.is_tried
     assert _state(pool(NEW), _deployment(NEW)).wanted.is_tried
