@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
+from sluice_contract.http_errors import shown_json
 from sluice_contract.labels import GROUP
 
 from sluice_operator.api.base import (
@@ -112,7 +113,7 @@ class Sidecar(ApiModel):
 def _with_label_keys(name: str, field: str) -> Rule:
     def wrong(template: Any) -> list[str]:
         keys = getattr(template, name) or ()
-        return [key for key in keys if not re.fullmatch(LABEL_KEY, key)]
+        return [shown_json(key) for key in keys if not re.fullmatch(LABEL_KEY, key)]
 
     return Rule(
         f"!has(self.{field}) || self.{field}.all(k, k.matches('{LABEL_KEY}'))",

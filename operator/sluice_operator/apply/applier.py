@@ -48,6 +48,8 @@ from sluice_operator.kube.kinds import (
     NETWORK_POLICY,
     OPTIONAL_CHILDREN,
     PERSISTENT_VOLUME_CLAIM,
+    ROLE,
+    ROLE_BINDING,
     SECRET,
     SERVICE_ACCOUNT,
     SERVICE_CHILDREN,
@@ -130,13 +132,14 @@ class _Run:
 
     def holds_back(self, desired: Manifest) -> bool:
         """Whether `desired` has to wait: the new owner of its replicas has not taken them over; its
-        pods lack what they need; or it would end pods that another object of its kind should
-        replace, which was refused."""
+        pods lack what they need; it binds a role that was refused; or it would end pods that
+        another object of its kind should replace, which was refused."""
         of = identity(desired)
         live = self.there.get(of)
         waits = (
             of in self.unwritten
             or (of.kind in _MAKE_PODS and self._lacks_what_pods_need())
+            or (of.kind == ROLE_BINDING.kind and self.is_behind(ROLE.kind))
             or (live is not None and self.is_behind(of.kind) and is_less(desired, live))
         )
         if waits:

@@ -254,12 +254,12 @@ INVALID: dict[str, Invalid] = {
     "selector with a long key": Invalid(
         _template(nodeSelector={f"example.com/{'n' * 64}": "c"}),
         "spec.pools.mixed.template.nodeSelector",
-        "names of at most 63 characters, unlike ",
+        "example.com/name",
     ),
     "label with a long key": Invalid(
         _template(labels={"n" * 64: "c"}),
         "spec.pools.mixed.template.labels",
-        "names of at most 63 characters, unlike ",
+        "example.com/name",
     ),
     "topology with a long key": Invalid(
         _template(

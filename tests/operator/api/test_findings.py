@@ -91,6 +91,9 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     (_template(nodeSelector={"a": "b c"}),
      f'spec.pools.mixed.template.nodeSelector.a: "b c" is not allowed; '
      f"allowed: text that matches {LABEL}"),
+    (_template(labels={64 * "n": "c"}),
+     f'spec.pools.mixed.template.labels: {{"{58 * "n"}… is not allowed; allowed: keys like '
+     f'example.com/name or name (names of at most 63 characters, unlike "{59 * "n"}…)'),
     (_template(sidecars=5 * [{"name": "a", "image": "b"}]),
      'spec.pools.mixed.template.sidecars: [{"name":"a","image":"b"},{"name":"a","image":"b"},'
      '{"name":"… is not allowed; allowed: a list of at most 4 items'),

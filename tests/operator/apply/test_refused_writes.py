@@ -27,6 +27,7 @@ from sluice_operator.kube.kinds import (
     POD_DISRUPTION_BUDGET,
     POD_MONITOR,
     ROLE,
+    ROLE_BINDING,
     SECRET,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -260,6 +261,16 @@ async def test_pods_wait_for_what_they_need(kind: Kind) -> None:
     await cluster.reconcile(INFERENCE_SERVICE)
     assert cluster.has(ENGINE_POOL)
     assert cluster.has(DEPLOYMENT)
+
+
+async def test_a_binding_waits_for_its_role() -> None:
+    """It would be refused, too, and that is no news."""
+    cluster = Cluster()
+    cluster.refused["/roles/"] = lambda: status_body(403, "a policy forbids it")
+    await cluster.reconcile(INFERENCE_SERVICE)
+    assert not cluster.has(ROLE_BINDING)
+    assert cluster.has(ENGINE_POOL)
+    assert len(cluster.warnings()) == 1
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
