@@ -13,8 +13,58 @@ IN_PLACE: Final = ("test_rollout_in_place",)
 MODE_SWITCH: Final = ("test_mode_switch",)
 BUDGET: Final = ("test_budget",)
 STATUS: Final = ("test_service_status",)
+APPLY: Final = "operator/apply"
+REFUSED: Final = ("test_refused_writes",)
 
 OPERATOR_MUTATIONS: Final = (
+    Mutation(
+        "apply: pods do not wait for what they need",
+        "applier",
+        "or (of.kind in _MAKE_PODS and self._lacks_what_pods_need())",
+        "or False",
+        REFUSED,
+        package=APPLY,
+    ),
+    Mutation(
+        "apply: pods end although what replaces them is refused",
+        "applier",
+        "or (live is not None and self.is_behind(of.kind) and is_less(desired, live))",
+        "or False",
+        REFUSED,
+        package=APPLY,
+    ),
+    Mutation(
+        "apply: what is deleted may have no replacement",
+        "applier",
+        "if not run.is_behind(reference.kind.kind):",
+        "if True:",
+        REFUSED,
+        package=APPLY,
+    ),
+    Mutation(
+        "apply: a failure is a refusal at once",
+        "executor",
+        "return self.told.passing is None or lasts",
+        "return True",
+        REFUSED,
+        package=APPLY,
+    ),
+    Mutation(
+        "apply: a webhook that numbers its answers is told of with each",
+        "executor",
+        "told = refused._replace(error=self.told.error) if same else refused",
+        "told = refused",
+        REFUSED,
+        package=APPLY,
+    ),
+    Mutation(
+        "roll-out: an engine that is ready for an instant counts",
+        "revisions",
+        "replace(wanted, ready=wanted.available, fingerprint",
+        "replace(wanted, fingerprint",
+        ("test_revisions",),
+        package=SERVICE,
+    ),
     Mutation(
         "roll-out: it is complete with fewer engines than are asked for",
         "rollout",
