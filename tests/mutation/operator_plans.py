@@ -164,7 +164,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "mode switch: former engines end while the new ones are not ready",
         "mode_switch",
-        "return NO_FORMER if has_moved and serves else Former(former)",
+        "return NO_FORMER if has_moved and is_left else Former(former)",
         "return NO_FORMER if has_moved else Former(former)",
         MODE_SWITCH,
         package=SERVICE,
